@@ -2,42 +2,61 @@
 
 Keys are Megatron-LM's flag names in snake_case, and so are the defaults, so that a published script moves over as it
 stands. This module and everything it imports stays free of torch: llmctl checks a job with it before the queue.
-The three kinds of check live in three places: a value's own range on its field, relations between keys in
-:meth:`TrainConfig._check_relations`, and relations to the size of the job in :meth:`TrainConfig.check_world_size`.
+A value's own range stands on its field; relations between keys and to the size of the job in trainer.config_checks.
 """
 
-from __future__ import annotations
-
+# Annotations are evaluated here on purpose: turned into strings, pydantic would compile each of them again at start-up.
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from pydantic import ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import Self
 
-from trainer.planning.layouts import nearest_layouts
+from trainer.config_checks import check_relations, check_world_size
+from trainer.config_error import ConfigError
 
-
-class ConfigError(ValueError):
-    """A value of the training config that cannot be used.
-
-    Attributes:
-        key: dotted key of the culprit, as in ``parallel.tensor_model_parallel_size``; empty if none can be named.
-        problem: one sentence: what is wrong, what is valid, what to do. Names no file: the caller knows it.
-    """
-
-    def __init__(self, key: str, problem: str) -> None:
-        super().__init__(f"{key}: {problem}" if key else problem)
-        self.key = key
-        self.problem = problem
+__all__ = [
+    "ConfigError",
+    "TrainConfig",
+    "build_config",
+    "known_keys",
+    "load_config",
+    "read_yaml",
+    "unknown_key_problem",
+]
 
 
 class Section(BaseModel):
     """Base of all sections: frozen, unknown keys refused, NaN and infinity refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_plain_value(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, str) and annotation == list[str]:
+            return [value]
+        # YAML's true is Python's 1: a switch where a number belongs is a slip of the pen, not a one.
+        if isinstance(value, bool) and annotation is not bool and not isinstance(annotation, type(Section)):
+            raise ValueError("a number or a name belongs here, not a switch")
+        return value
 
 
 class JobConfig(Section):
@@ -255,12 +274,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
-        _check_attention(self.model)
-        _check_tensor_parallel(self)
-        _check_pipeline(self)
-        _check_training(self)
-        _check_optimizer(self)
-        _check_data(self.data)
+        check_relations(self)
         return self
 
     def check_world_size(self, world_size: int) -> None:
@@ -269,147 +283,7 @@ class TrainConfig(Section):
         Raises:
             ConfigError: names the numbers and the nearest that fit.
         """
-        tp, pp = self.parallel.tensor_model_parallel_size, self.parallel.pipeline_model_parallel_size
-        if world_size % (tp * pp):
-            fitting = nearest_layouts(world_size, tp, pp, _tp_divisors(self.model), self.model.num_layers)
-            raise ConfigError(
-                "parallel.tensor_model_parallel_size",
-                f"TP {tp} x PP {pp} = {tp * pp} does not divide the world size {world_size}; nearest layouts that fit: "
-                + "; ".join(f"TP {t} x PP {p} x DP {world_size // (t * p)}" for t, p in fitting),
-            )
-        dp = self.data_parallel_size(world_size)
-        global_batch_size, step = self.global_batch_size(dp), self.training.micro_batch_size * dp
-        if global_batch_size % step:
-            below, above = global_batch_size // step * step, -(-global_batch_size // step) * step
-            raise ConfigError(
-                "training.global_batch_size",
-                f"{global_batch_size} is not divisible by micro_batch_size {self.training.micro_batch_size} x DP {dp} "
-                f"= {step}; use {f'{below} or {above}' if below else above}",
-            )
-
-
-def _divisors(number: int) -> str:
-    found = [d for d in range(1, number + 1) if number % d == 0]
-    return ", ".join(map(str, found if len(found) <= 12 else [*found[:11], "...", number]))
-
-
-def _tp_divisors(model: ModelConfig) -> tuple[int, ...]:
-    return (model.num_attention_heads, model.query_groups, model.ffn_size)
-
-
-def _check_attention(model: ModelConfig) -> None:
-    heads = model.num_attention_heads
-    if model.kv_channels is None and model.hidden_size % heads:
-        raise ConfigError(
-            "model.num_attention_heads",
-            f"{heads} heads do not divide hidden_size {model.hidden_size}; use one of {_divisors(model.hidden_size)}, "
-            "or set model.kv_channels",
-        )
-    if heads % model.query_groups:
-        raise ConfigError(
-            "model.num_query_groups",
-            f"{model.query_groups} query groups do not divide {heads} attention heads; use one of {_divisors(heads)}",
-        )
-    if model.group_query_attention and model.num_query_groups is None:
-        raise ConfigError(
-            "model.num_query_groups", "is needed with group_query_attention; use one of " + _divisors(heads)
-        )
-    if model.position_embedding_type == "rope" and int(model.head_dim * model.rotary_percent) % 2:
-        raise ConfigError(
-            "model.rotary_percent",
-            f"rotates {int(model.head_dim * model.rotary_percent)} of {model.head_dim} channels per head, which is odd; "
-            "choose head width and share so that it is even",
-        )
-
-
-def _check_tensor_parallel(config: TrainConfig) -> None:
-    tp, model = config.parallel.tensor_model_parallel_size, config.model
-    key = "parallel.tensor_model_parallel_size"
-    for size, name in (
-        (model.num_attention_heads, "num_attention_heads"),
-        (model.query_groups, "num_query_groups"),
-        (model.ffn_size, "ffn_hidden_size"),
-    ):
-        if size % tp:
-            raise ConfigError(key, f"{tp} does not divide model.{name} {size}; use one of {_divisors(size)}")
-    if config.parallel.sequence_parallel and config.training.seq_length % tp:
-        raise ConfigError(
-            "training.seq_length",
-            f"{config.training.seq_length} is not divisible by tensor_model_parallel_size {tp}, which sequence_parallel "
-            f"needs; use {config.training.seq_length // tp * tp or tp} or switch parallel.sequence_parallel off",
-        )
-
-
-def _check_pipeline(config: TrainConfig) -> None:
-    layers, pp = config.model.num_layers, config.parallel.pipeline_model_parallel_size
-    if layers % pp:
-        below, above = layers // pp * pp, -(-layers // pp) * pp
-        raise ConfigError(
-            "parallel.pipeline_model_parallel_size",
-            f"{pp} does not divide model.num_layers {layers}; use one of {_divisors(layers)}, "
-            f"or {f'{below} or {above}' if below else above} layers",
-        )
-
-
-def _check_training(config: TrainConfig) -> None:
-    training, model = config.training, config.model
-    if training.bf16 and training.fp16:
-        raise ConfigError("training.fp16", "bf16 and fp16 exclude each other; switch one off")
-    if model.position_embedding_type == "learned_absolute" and config.max_position_embeddings < training.seq_length:
-        raise ConfigError(
-            "model.max_position_embeddings",
-            f"{config.max_position_embeddings} is below training.seq_length {training.seq_length}; raise it to that",
-        )
-    if training.min_loss_scale > training.initial_loss_scale:
-        raise ConfigError(
-            "training.min_loss_scale", f"must not exceed initial_loss_scale {training.initial_loss_scale:g}"
-        )
-
-
-def _check_optimizer(config: TrainConfig) -> None:
-    optimizer = config.optimizer
-    decay_iters = optimizer.lr_decay_iters or config.training.train_iters
-    if optimizer.min_lr > optimizer.lr:
-        raise ConfigError("optimizer.min_lr", f"{optimizer.min_lr:g} is above lr {optimizer.lr:g}; lower it")
-    if optimizer.lr_warmup_fraction is not None and optimizer.lr_warmup_iters:
-        raise ConfigError("optimizer.lr_warmup_fraction", "excludes lr_warmup_iters; set only one of the two")
-    if optimizer.lr_decay_style != "constant" and 0 < decay_iters < optimizer.lr_warmup_iters:
-        raise ConfigError(
-            "optimizer.lr_warmup_iters",
-            f"{optimizer.lr_warmup_iters} is beyond the {decay_iters} iterations that the learning rate decays over; "
-            "lower it or raise optimizer.lr_decay_iters",
-        )
-
-
-def _check_data(data: DataConfig) -> None:
-    sources = [name for name in ("data_path", "train_data_path", "mock_data") if getattr(data, name)]
-    if len(sources) > 1:
-        raise ConfigError(f"data.{sources[1]}", f"excludes data.{sources[0]}; set only one of the two")
-    for name in ("data_path", "train_data_path", "valid_data_path"):
-        if len(getattr(data, name)) > 1:
-            raise ConfigError(f"data.{name}", "takes one prefix; merge the others into it")
-    if data.valid_data_path and not data.train_data_path:
-        raise ConfigError("data.valid_data_path", "goes with data.train_data_path, which is unset")
-    parse_split(data.split)
-
-
-def parse_split(split: str) -> tuple[float, float, float]:
-    """Shares of the train, valid and test split, summing to 1, from Megatron's ``949,50,1``.
-
-    Raises:
-        ConfigError: anything but one to three non-negative numbers, separated by commas, with a sum above zero.
-    """
-    try:
-        weights = [float(part) for part in split.split(",")]
-    except ValueError:
-        weights = []
-    weights += [0.0] * (3 - len(weights)) if weights else []
-    if len(weights) != 3 or not all(0 <= weight < float("inf") for weight in weights) or not sum(weights):
-        raise ConfigError(
-            "data.split", f"{split!r} is not one to three non-negative numbers separated by commas, as in 969,30,1"
-        )
-    total = sum(weights)
-    return weights[0] / total, weights[1] / total, weights[2] / total
+        check_world_size(self, world_size)
 
 
 def build_config(values: Mapping[str, Any]) -> TrainConfig:
@@ -436,7 +310,8 @@ def _config_error(error: ValidationError) -> ConfigError:
         return ConfigError(key, unknown_key_problem(key))
     if first["type"] == "missing":
         return ConfigError(key, "is missing and has no default; set it")
-    return ConfigError(key, f"{first['input']!r} is not valid: {first['msg'][:1].lower()}{first['msg'][1:]}")
+    message = str(cause) if cause else first["msg"][:1].lower() + first["msg"][1:]
+    return ConfigError(key, f"{first['input']!r} is not valid: {message}")
 
 
 def known_keys() -> tuple[str, ...]:
@@ -451,16 +326,20 @@ def known_keys() -> tuple[str, ...]:
 
 def unknown_key_problem(key: str) -> str:
     """One sentence for a dotted key that does not exist, naming the nearest that does."""
-    keys = known_keys()
     section, _, name = key.rpartition(".")
-    same_name = [known for known in keys if known.endswith(f".{name}")]
-    near = same_name or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
-    if not near and section not in TrainConfig.model_fields:
-        return f"unknown key; the sections are {', '.join(TrainConfig.model_fields)}"
+    sections = tuple(TrainConfig.model_fields)
+    if not section:
+        near = difflib.get_close_matches(name, sections, n=1, cutoff=0.6)
+        near = near or [known for known in known_keys() if known.endswith(f".{name}")]
+    else:
+        near = [known for known in known_keys() if known.endswith(f".{name}")]
+        near = near or difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
     if near:
         return f"unknown key; did you mean {near[0]}?"
+    if section not in sections:
+        return f"unknown key; the sections are {', '.join(sections)}"
     return (
-        f"unknown key; {section} has {', '.join(k.removeprefix(section + '.') for k in keys if k.startswith(section))}"
+        f"unknown key; {section} has {', '.join(k.rpartition('.')[2] for k in known_keys() if k.startswith(section))}"
     )
 
 
@@ -470,14 +349,33 @@ def load_config(path: Path) -> TrainConfig:
     Raises:
         ConfigError: the file cannot be read, is not a YAML mapping, or holds a value that cannot be used.
     """
+    return build_config(read_yaml(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping of sections that a YAML file holds, unchecked.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, names a key twice, or is not a mapping.
+    """
     import yaml
 
+    class UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        """Refuses a key that is given twice, of which PyYAML would silently keep the last."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise yaml.MarkedYAMLError(problem=f"key {twice!r} is given twice", problem_mark=node.start_mark)
+            return dict(super().construct_mapping(node, deep))
+
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("", f"cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError("", f"is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError("", f"is not a mapping of the sections {', '.join(TrainConfig.model_fields)}")
-    return build_config(values)
+    return values

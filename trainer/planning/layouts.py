@@ -18,9 +18,9 @@ def fitting_layouts(world_size: int, tp_divides: Sequence[int], pp_divides: int)
 
 
 def nearest_layouts(
-    world_size: int, tp: int, pp: int, tp_divides: Sequence[int], pp_divides: int, count: int = 3
+    world_size: int, tp: int, pp: int, tp_divides: Sequence[int], pp_divides: int
 ) -> list[tuple[int, int]]:
-    """The ``count`` fitting layouts nearest to the one asked for, nearest first.
+    """All fitting layouts, the nearest to the one asked for first.
 
     Distance is the sum of the ratios' logarithms, because halving and doubling are equally far; ties go to the smaller
     product. (1, 1) always fits, so the list is never empty.
@@ -29,4 +29,4 @@ def nearest_layouts(
     def distance(layout: tuple[int, int]) -> tuple[float, int]:
         return abs(math.log(layout[0] / tp)) + abs(math.log(layout[1] / pp)), layout[0] * layout[1]
 
-    return sorted(fitting_layouts(world_size, tp_divides, pp_divides), key=distance)[:count]
+    return sorted(fitting_layouts(world_size, tp_divides, pp_divides), key=distance)

@@ -1,0 +1,189 @@
+"""Relations that must hold between the keys of a training config, and between it and the size of a job. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.config_error import ConfigError
+from trainer.planning.layouts import nearest_layouts
+
+if TYPE_CHECKING:
+    from trainer.config import DataConfig, ModelConfig, TrainConfig
+
+
+def check_relations(config: TrainConfig) -> None:
+    """Refuse keys that contradict each other, whatever the size of the job.
+
+    Raises:
+        ConfigError: names the key, the numbers and the nearest that are valid.
+    """
+    _check_attention(config.model)
+    _check_tensor_parallel(config)
+    _check_pipeline(config)
+    _check_training(config)
+    _check_optimizer(config)
+    _check_data(config.data)
+
+
+def check_world_size(config: TrainConfig, world_size: int) -> None:
+    """Refuse a layout or batch size that does not fit ``world_size`` ranks.
+
+    Raises:
+        ConfigError: names the numbers and the nearest that fit.
+    """
+    tp, pp = config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size
+    if world_size % (tp * pp):
+        raise ConfigError(
+            "parallel.tensor_model_parallel_size",
+            f"TP {tp} x PP {pp} = {tp * pp} does not divide the world size {world_size}; nearest layouts that fit: "
+            + "; ".join(
+                f"TP {t} x PP {p} x DP {world_size // (t * p)}" for t, p in _nearest_layouts(config, world_size)
+            ),
+        )
+    dp = config.data_parallel_size(world_size)
+    global_batch_size, step = config.global_batch_size(dp), config.training.micro_batch_size * dp
+    if global_batch_size % step:
+        raise ConfigError(
+            "training.global_batch_size",
+            f"{global_batch_size} is not divisible by micro_batch_size {config.training.micro_batch_size} x DP {dp} "
+            f"= {step}; use {_multiples_around(global_batch_size, step)}",
+        )
+
+
+def _nearest_layouts(config: TrainConfig, world_size: int) -> list[tuple[int, int]]:
+    tp, pp = config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size
+    tp_divides = [config.model.num_attention_heads, config.model.query_groups, config.model.ffn_size]
+    if config.parallel.sequence_parallel:
+        tp_divides.append(config.training.seq_length)
+    near = nearest_layouts(world_size, tp, pp, tp_divides, config.model.num_layers)
+    batch_size, micro_batch_size = config.training.global_batch_size, config.training.micro_batch_size
+    if batch_size is None:
+        return near[:3]
+    # A layout whose batch does not divide would only be refused next; say one that is not, where there is any.
+    batched = [(t, p) for t, p in near if batch_size % (micro_batch_size * (world_size // (t * p))) == 0]
+    return (batched or near)[:3]
+
+
+def _multiples_around(number: int, step: int) -> str:
+    below, above = number // step * step, -(-number // step) * step
+    return f"{below} or {above}" if below else str(above)
+
+
+def _divisors(number: int) -> str:
+    found = [d for d in range(1, number + 1) if number % d == 0]
+    return ", ".join(map(str, found if len(found) <= 12 else [*found[:11], "...", number]))
+
+
+def _check_attention(model: ModelConfig) -> None:
+    heads = model.num_attention_heads
+    if model.kv_channels is None and model.hidden_size % heads:
+        raise ConfigError(
+            "model.num_attention_heads",
+            f"{heads} heads do not divide hidden_size {model.hidden_size}; use one of {_divisors(model.hidden_size)}, "
+            "or set model.kv_channels",
+        )
+    if heads % model.query_groups:
+        raise ConfigError(
+            "model.num_query_groups",
+            f"{model.query_groups} query groups do not divide {heads} attention heads; use one of {_divisors(heads)}",
+        )
+    if model.group_query_attention and model.num_query_groups is None:
+        raise ConfigError(
+            "model.num_query_groups", "is needed with group_query_attention; use one of " + _divisors(heads)
+        )
+    rotated = int(model.head_dim * model.rotary_percent)
+    if model.position_embedding_type == "rope" and (rotated % 2 or not rotated):
+        raise ConfigError(
+            "model.rotary_percent",
+            f"rotates {rotated} of {model.head_dim} channels per head; choose width and share so that it is an even "
+            "number above zero",
+        )
+
+
+def _check_tensor_parallel(config: TrainConfig) -> None:
+    tp, model = config.parallel.tensor_model_parallel_size, config.model
+    key = "parallel.tensor_model_parallel_size"
+    for size, name in (
+        (model.num_attention_heads, "num_attention_heads"),
+        (model.query_groups, "num_query_groups"),
+        (model.ffn_size, "ffn_hidden_size"),
+    ):
+        if size % tp:
+            raise ConfigError(key, f"{tp} does not divide model.{name} {size}; use one of {_divisors(size)}")
+    if config.parallel.sequence_parallel and config.training.seq_length % tp:
+        raise ConfigError(
+            "training.seq_length",
+            f"{config.training.seq_length} is not divisible by tensor_model_parallel_size {tp}, as sequence_parallel "
+            f"needs; use {_multiples_around(config.training.seq_length, tp)} or switch parallel.sequence_parallel off",
+        )
+
+
+def _check_pipeline(config: TrainConfig) -> None:
+    layers, pp = config.model.num_layers, config.parallel.pipeline_model_parallel_size
+    if layers % pp:
+        raise ConfigError(
+            "parallel.pipeline_model_parallel_size",
+            f"{pp} does not divide model.num_layers {layers}; use one of {_divisors(layers)}, "
+            f"or {_multiples_around(layers, pp)} layers",
+        )
+
+
+def _check_training(config: TrainConfig) -> None:
+    training, model = config.training, config.model
+    if training.bf16 and training.fp16:
+        raise ConfigError("training.fp16", "bf16 and fp16 exclude each other; switch one off")
+    if model.position_embedding_type == "learned_absolute" and config.max_position_embeddings < training.seq_length:
+        raise ConfigError(
+            "model.max_position_embeddings",
+            f"{config.max_position_embeddings} is below training.seq_length {training.seq_length}; raise it to that",
+        )
+    if training.min_loss_scale > training.initial_loss_scale:
+        raise ConfigError(
+            "training.min_loss_scale", f"must not exceed initial_loss_scale {training.initial_loss_scale:g}"
+        )
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    optimizer = config.optimizer
+    decay_iters = optimizer.lr_decay_iters or config.training.train_iters
+    if optimizer.min_lr > optimizer.lr:
+        raise ConfigError("optimizer.min_lr", f"{optimizer.min_lr:g} is above lr {optimizer.lr:g}; lower it")
+    if optimizer.lr_warmup_fraction is not None and optimizer.lr_warmup_iters:
+        raise ConfigError("optimizer.lr_warmup_fraction", "excludes lr_warmup_iters; set only one of the two")
+    if optimizer.lr_decay_style != "constant" and 0 < decay_iters < optimizer.lr_warmup_iters:
+        raise ConfigError(
+            "optimizer.lr_warmup_iters",
+            f"{optimizer.lr_warmup_iters} is beyond the {decay_iters} iterations that the learning rate decays over; "
+            "lower it or raise optimizer.lr_decay_iters",
+        )
+
+
+def _check_data(data: DataConfig) -> None:
+    sources = [name for name in ("data_path", "train_data_path", "mock_data") if getattr(data, name)]
+    if len(sources) > 1:
+        raise ConfigError(f"data.{sources[1]}", f"excludes data.{sources[0]}; set only one of the two")
+    for name in ("data_path", "train_data_path", "valid_data_path"):
+        if len(getattr(data, name)) > 1:
+            raise ConfigError(f"data.{name}", "takes one prefix; merge the others into it")
+    if data.valid_data_path and not data.train_data_path:
+        raise ConfigError("data.valid_data_path", "goes with data.train_data_path, which is unset")
+    parse_split(data.split)
+
+
+def parse_split(split: str) -> tuple[float, float, float]:
+    """Shares of the train, valid and test split, summing to 1, from Megatron's ``949,50,1``.
+
+    Raises:
+        ConfigError: anything but one to three non-negative numbers, separated by commas, with a sum above zero.
+    """
+    try:
+        weights = [float(part) for part in split.split(",")]
+    except ValueError:
+        weights = []
+    weights += [0.0] * (3 - len(weights)) if weights else []
+    if len(weights) != 3 or not all(0 <= weight < float("inf") for weight in weights) or not sum(weights):
+        raise ConfigError(
+            "data.split", f"{split!r} is not one to three non-negative numbers separated by commas, as in 969,30,1"
+        )
+    total = sum(weights)
+    return weights[0] / total, weights[1] / total, weights[2] / total
