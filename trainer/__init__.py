@@ -1,0 +1,1 @@
+"""The parallel trainer, ``python -m trainer``. Never imports llmctl."""

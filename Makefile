@@ -1,0 +1,43 @@
+# make demo     train a small language model on this machine, through the whole tool
+# make test     check, and every test
+# make check    formatting, lint, types, import walls
+# make parity   every layout of up to 8 ranks against the serial run
+# make torture  exact resume after kill -9 at 20 random instants
+# make clean    remove what the other targets made
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help set-up demo check test parity torture clean
+
+PYTHON_OF_VENV := .venv/bin/python
+STEP := scripts/step.sh
+# One thread per process: the tests start several processes per core.
+export OMP_NUM_THREADS ?= 1
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+set-up:
+	@scripts/set_up.sh
+
+demo: set-up
+	@.venv/bin/python -m examples.demo
+
+check: set-up
+	@$(STEP) "ruff format" .venv/bin/ruff format --check .
+	@$(STEP) "ruff check" .venv/bin/ruff check .
+	@$(STEP) "mypy --strict" .venv/bin/mypy
+	@$(STEP) "import walls" $(PYTHON_OF_VENV) -m pytest tests/test_architecture.py
+
+test: check
+	@$(PYTHON_OF_VENV) -m pytest </dev/null
+
+parity: set-up
+	@$(PYTHON_OF_VENV) -m tests.parity </dev/null
+
+torture: set-up
+	@$(PYTHON_OF_VENV) -m tests.torture </dev/null
+
+clean:
+	rm -rf .venv .make .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

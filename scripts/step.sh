@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# step.sh NAME COMMAND...: runs a command and says in one line what it was and how long it took; its output only when it fails.
+set -u
+name=$1
+shift
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+begin=$(date +%s.%N)
+status=0
+"$@" >"$output" 2>&1 </dev/null || status=$?
+took=$(awk -v a="$begin" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
+if [ $status = 0 ]; then
+  echo "$name: ok, $took s"
+else
+  cat "$output"
+  echo "$name: FAILED with exit status $status, $took s"
+fi
+exit $status
