@@ -1,0 +1,1 @@
+"""Pipeline parallelism: the schedule as a table, the split into stages, and what runs the table."""
