@@ -1,0 +1,76 @@
+"""What every test stands on: a home of its own, no process left behind, and GPU tests that are skipped out loud."""
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SESSION_MARK = "LLMCTL_PYTEST_SESSION"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Point HOME and the XDG folders at an empty place, and drop the LLMCTL_* settings of whoever runs the tests.
+
+    Package caches stay where they are, so that the test of the wheel need not download everything again.
+    """
+    before = dict(os.environ)
+    home = tmp_path_factory.mktemp("home")
+    cache = Path(before.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for name in before:
+        if name.startswith(("LLMCTL_", "XDG_", "SLURM_", "OMPI_", "PMI_")):
+            del os.environ[name]
+    os.environ.setdefault("PIP_CACHE_DIR", str(cache / "pip"))
+    os.environ.update({"HOME": str(home), SESSION_MARK: uuid.uuid4().hex})
+    yield
+    left = _processes_of(os.environ[SESSION_MARK])
+    os.environ.clear()
+    os.environ.update(before)
+    assert not left, "processes left behind by the tests:\n" + "\n".join(left)
+
+
+def _processes_of(mark: str, patience_s: float = 10.0) -> list[str]:
+    """Processes started by this session that outlive it, one line each; those about to end are waited for."""
+    wanted = f"{SESSION_MARK}={mark}".encode()
+    end = time.monotonic() + patience_s
+    while True:
+        left = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                carries_mark = wanted in (folder / "environ").read_bytes().split(b"\0")
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            except OSError:
+                continue
+            # multiprocessing keeps one helper per session, which ends together with pytest itself.
+            if carries_mark and int(folder.name) != os.getpid() and "resource_tracker" not in command and command:
+                left.append(f"{folder.name}: {command}")
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked ``gpu`` where there is no CUDA device; torch is imported only when there are any."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests were skipped, and why: a skip that nobody sees is a test that nobody runs."""
+    reasons: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason] = reasons.get(reason, 0) + 1
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(
+            f"not run: {count} test{'s' if count > 1 else ''} ({reason.removeprefix('Skipped: ')})"
+        )

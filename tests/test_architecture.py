@@ -1,0 +1,178 @@
+"""The walls of the house, held over the real import graph: who may import whom, and what a file may look like."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("llmctl", "trainer")
+# All that the command line may take from the trainer: what checks a job before the queue.
+OPEN_TO_LLMCTL = ("trainer.config", "trainer.planning", "trainer.pipeline.schedule")
+ENTRY_POINTS = ("llmctl/cli/main.py", "trainer/__main__.py")
+REFUSED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, as a dotted name, and where."""
+
+    source: str
+    target: str
+    line: int
+    at_load: bool
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line} imports {self.target}"
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in python_files(*PACKAGES)}
+
+
+def imports_of(module: str) -> Iterator[Import]:
+    """Every import statement of a module, also those inside functions; those of type checkers alone are left out."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    pending: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), True)]
+    while pending:
+        node, at_load = pending.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            pending += [(child, at_load) for child in node.orelse]
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(module, alias.name, node.lineno, at_load)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield Import(module, inner if inner in MODULES else base, node.lineno, at_load)
+        inside = at_load and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        pending += [(child, inside) for child in ast.iter_child_nodes(node)]
+
+
+ALL_IMPORTS = [found for module in MODULES for found in imports_of(module)]
+
+
+def is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def test_llmctl_never_imports_torch() -> None:
+    assert [str(i) for i in ALL_IMPORTS if is_within(i.source, "llmctl") and is_within(i.target, "torch")] == []
+
+
+def test_llmctl_takes_only_the_torch_free_rooms_of_the_trainer() -> None:
+    wrong = [
+        str(i)
+        for i in ALL_IMPORTS
+        if is_within(i.source, "llmctl")
+        and is_within(i.target, "trainer")
+        and not any(is_within(i.target, room) for room in OPEN_TO_LLMCTL)
+    ]
+    assert wrong == []
+
+
+def test_trainer_never_imports_llmctl() -> None:
+    assert [str(i) for i in ALL_IMPORTS if is_within(i.source, "trainer") and is_within(i.target, "llmctl")] == []
+
+
+def loaded_by(modules: list[str]) -> set[str]:
+    """The modules that a fresh Python has loaded after importing the given ones."""
+    program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *modules], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("rooms", [("llmctl",), OPEN_TO_LLMCTL], ids=["llmctl", "torch-free rooms of the trainer"])
+def test_importing_leaves_torch_out(rooms: tuple[str, ...]) -> None:
+    modules = [m for m in MODULES if any(is_within(m, room) for room in rooms) and not m.endswith("__main__")]
+    assert set(rooms) <= set(modules)
+    loaded = loaded_by(modules)
+    assert [m for m in loaded if is_within(m, "torch") or is_within(m, "numpy")] == []
+
+
+def loaded_with(found: Import) -> set[str]:
+    """Our modules that an import statement loads: the target and its parent packages, but not the importer's own."""
+    parts = found.target.split(".")
+    names = {".".join(parts[: n + 1]) for n in range(len(parts))}
+    return {name for name in names if name in MODULES and not is_within(found.source, name)}
+
+
+def test_no_import_cycles() -> None:
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for found in ALL_IMPORTS:
+        if found.at_load:
+            graph[found.source] |= loaded_with(found)
+    # Take away what imports nothing that is left, until nothing can be taken: what remains holds the cycles.
+    while free := [module for module, targets in graph.items() if not targets & graph.keys()]:
+        for module in free:
+            del graph[module]
+    assert {module: sorted(targets & graph.keys()) for module, targets in graph.items()} == {}
+
+
+def test_the_environment_is_read_in_the_entry_points_only() -> None:
+    wrong = []
+    for path in MODULES.values():
+        place = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = node.attr if isinstance(node, ast.Attribute) else ""
+            if name in {"environ", "environb", "getenv", "putenv"} and place not in ENTRY_POINTS:
+                wrong.append(f"{place}:{node.lineno} {ast.unparse(node)}")
+    assert wrong == []
+
+
+def test_names_say_what_is_inside() -> None:
+    paths = [*MODULES.values(), *python_files("tests", "benchmarks")]
+    assert [str(p) for p in paths if REFUSED_NAMES & set(p.relative_to(ROOT).with_suffix("").parts)] == []
+
+
+@pytest.mark.parametrize("path", python_files(*PACKAGES, "tests", "benchmarks", "examples"), ids=module_name)
+def test_files_and_functions_fit_a_reader(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    lines = len(text.splitlines())
+    reason_given = "lines because" in " ".join((ast.get_docstring(tree) or "").split())
+    assert lines <= MAX_FILE_LINES or reason_given, (
+        f"{lines} lines; divide it, or say in its first docstring that it is over {MAX_FILE_LINES} lines because ..."
+    )
+    if module_name(path) in MODULES:
+        functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno}
+        assert {name: n for name, n in long.items() if n > MAX_FUNCTION_LINES} == {}
+
+
+def test_nothing_is_left_for_later() -> None:
+    # Written in two halves, so that this file does not find itself.
+    pattern = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X{3})\b")
+    folders = (*PACKAGES, "tests", "benchmarks", "templates", "clusters", "examples", "csrc", "scripts")
+    files = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="ignore").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert wrong == []

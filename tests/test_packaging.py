@@ -1,0 +1,91 @@
+"""The wheel: pure Python, with everything bundled, and a base install that is the command line alone."""
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUNDLED = ("templates", "clusters", "examples", "csrc")
+MAX_PACKAGES = 25
+MAX_SITE_PACKAGES_MB = 90
+
+
+def run(*argv: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A bounded run outside the checkout, which must not find the checkout by accident."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | environment
+    return subprocess.run(
+        argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("wheel")
+    done = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT, cwd=target)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = target.glob("*.whl")
+    return built
+
+
+def test_wheel_is_pure_python_and_whole(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tracked = subprocess.run(
+        ["git", "ls-files", "--", "llmctl", "trainer", *BUNDLED], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    expected = {
+        path if path.startswith(("llmctl/", "trainer/")) else f"llmctl/_bundled/{path}"
+        for path in tracked
+        if (ROOT / path).is_file()
+    }
+    assert expected - names == set()
+    assert {name.split("/")[0] for name in names} <= {"llmctl", "trainer"} | {
+        f"{wheel.name.split('-py3')[0]}.dist-info"
+    }
+    assert [name for name in names if name.endswith((".so", ".pyc", ".bin", ".idx"))] == []
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh virtual environment that holds the wheel's base install and nothing else."""
+    place = tmp_path_factory.mktemp("installed")
+    venv.create(place, with_pip=True)
+    pip = [place / "bin/python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q"]
+    done = run(*pip, "--constraint", ROOT / "constraints.txt", wheel, cwd=place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def test_base_install_is_small(installed: Path) -> None:
+    (site,) = installed.glob("lib/python*/site-packages")
+    brought_by_venv = {"pip", "setuptools"}
+    packages = {path.name.split("-")[0].lower() for path in site.glob("*.dist-info")} - brought_by_venv
+    size_mb = sum(path.lstat().st_size for path in site.rglob("*") if path.is_file()) / 1e6
+    assert "torch" not in packages and "numpy" not in packages
+    assert len(packages) <= MAX_PACKAGES, sorted(packages)
+    assert size_mb <= MAX_SITE_PACKAGES_MB
+
+
+def test_installed_commands_work_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    llmctl = installed / "bin/llmctl"
+    where = run(installed / "bin/python", "-c", "import llmctl, trainer; print(trainer.__file__)", cwd=tmp_path)
+    assert where.stdout.startswith(str(installed)), where.stdout + where.stderr
+    shown = run(llmctl, "--help", cwd=tmp_path)
+    assert shown.returncode == 0 and "submit" in shown.stdout, shown.stdout + shown.stderr
+    listed = run(llmctl, "clusters", "list", cwd=tmp_path)
+    assert listed.returncode == 0 and "local" in listed.stdout, listed.stdout + listed.stderr
+
+
+def test_installed_submit_renders_without_torch(installed: Path, tmp_path: Path) -> None:
+    """A dry run needs templates, profile and example from the wheel, checks the config, and needs no torch."""
+    argv = (installed / "bin/llmctl", "submit", "--dry-run", "--cluster", "local", "--run-id", "wheel-test")
+    done = run(*argv, cwd=tmp_path, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "#!/" in done.stdout and "trainer" in done.stdout
+    assert list(tmp_path.iterdir()) == []
