@@ -1,0 +1,216 @@
+"""What is true about a run, decided from observed facts alone. Pure.
+
+The order of trust: exit.json, which job.sh's trap writes once everything of the attempt has ended; then what is known
+of the job itself (a scheduler's word, or the process on this machine); then the age of the heartbeats. Doubt gives
+``unknown`` with the reason for the doubt, never an ending.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmctl.durations import spoken
+from llmctl.job_state import JobState
+from llmctl.run_facts import AttemptFacts, Ending, Heartbeat, first_error
+
+FRESH_S = 60.0
+"""A heartbeat is written about once per second; one younger than this is a sign of life even over a slow NFS."""
+SUBMITTING_S = 60.0
+"""A submission without a job id may still be under way for this long."""
+STALLED_S = 30.0
+"""A rank this much behind the others, and by three iterations' time, is called out; a save or evaluation is shorter."""
+
+
+@dataclass(frozen=True)
+class JobAnswer:
+    """What is known of the submission's job: its state, and the words for it.
+
+    Attributes:
+        state: running or pending; a finished state if the job has certainly ended; unknown if it cannot be told.
+        raw: the scheduler's word or, for a process, what was found.
+        survivors: processes of the run that still live although its job.sh does not.
+    """
+
+    state: JobState
+    raw: str
+    survivors: int = 0
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """All that a run's state is decided from. Times in seconds since 1970.
+
+    Attributes:
+        run_id: as the remedies name it.
+        job: the last submission's job; None if none was recorded.
+        submitted: time of the last submission, or of the record if there is none.
+        cancel_requested: time of ``llmctl cancel``, if it was asked for this submission.
+        attempt: the last attempt of the last submission; None if it has none yet.
+        now: the time of observation.
+    """
+
+    run_id: str
+    job: JobAnswer | None
+    submitted: float
+    cancel_requested: float | None
+    attempt: AttemptFacts | None
+    now: float
+    iteration_time_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The state, a sentence on why, job.sh's exit code where known, and when the attempt ended."""
+
+    state: JobState
+    detail: str
+    exit_code: int | None = None
+    ended: float | None = None
+
+
+def decide(facts: RunFacts) -> Verdict:
+    """The state of a run."""
+    if facts.attempt is not None and facts.attempt.ending is not None:
+        return _by_exit_file(facts, facts.attempt, facts.attempt.ending)
+    if facts.job is None:
+        return _without_job(facts)
+    if facts.job.state in (JobState.RUNNING, JobState.PENDING):
+        return _living(facts, facts.job)
+    if facts.job.state is JobState.UNKNOWN:
+        return _doubtful(facts, facts.job)
+    return _ended_without_exit_file(facts, facts.job)
+
+
+def failure_cause(attempt: AttemptFacts) -> str:
+    """The first failing rank with host and cause, or what else is known of a failure."""
+    error = first_error(attempt.errors)
+    if error is not None:
+        return error.summary() + _silent_ranks(attempt)
+    ending = attempt.ending
+    code = ending.code if ending is not None else None
+    if code is not None and 128 < code < 160:
+        return f"ended by signal {code - 128} (exit code {code}); no rank left an error"
+    return f"ended with exit code {code}; no rank left an error" if code is not None else "no rank left an error"
+
+
+def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s: float | None) -> str:
+    """One sentence on the ranks that hang, or an empty string if none does.
+
+    A heartbeat's time is the moment of the rank's last progress. A rank that hangs makes the others wait for it in
+    their next collective, so that all grow old: then those are named that are at the earliest point of the run.
+    """
+    if not heartbeats:
+        return ""
+    patience = max(STALLED_S, 3 * (iteration_time_s or 0.0))
+    newest = max(heartbeats, key=lambda heartbeat: heartbeat.time)
+    behind = [heartbeat for heartbeat in heartbeats if newest.time - heartbeat.time > patience]
+    if behind:
+        return f"{_name_ranks(behind)}, silent for {spoken(now - min(beat.time for beat in behind))}; the others go on"
+    if now - newest.time <= patience:
+        return ""
+    first = min(heartbeats, key=lambda heartbeat: (heartbeat.iteration, heartbeat.time))
+    slow = [beat for beat in heartbeats if (beat.iteration, beat.phase) == (first.iteration, first.phase)]
+    silent = spoken(now - newest.time)
+    if len(slow) == len(heartbeats):
+        return f"no heartbeat for {silent}: all ranks in phase {newest.phase} of iteration {newest.iteration}"
+    return f"no heartbeat for {silent}; the others wait for {_name_ranks(slow)}"
+
+
+def _name_ranks(heartbeats: Sequence[Heartbeat], limit: int = 4) -> str:
+    named = sorted(heartbeats, key=lambda heartbeat: (heartbeat.time, heartbeat.rank))[:limit]
+    words = [f"rank {beat.rank} on {beat.host} (phase {beat.phase}, iteration {beat.iteration})" for beat in named]
+    more = len(heartbeats) - len(named)
+    return ", ".join(words) + (f" and {more} more" if more else "")
+
+
+def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Verdict:
+    iteration = attempt.outcome.iteration if attempt.outcome is not None else None
+    at = f" at iteration {iteration}" if iteration is not None else ""
+    if ending.reason == "completed":
+        return Verdict(JobState.COMPLETED, f"completed{at}", ending.code, ending.time)
+    if ending.reason == "stopped":
+        detail = f"stopped{at}, saved; llmctl resume {facts.run_id} goes on"
+        return Verdict(JobState.CANCELLED, detail, ending.code, ending.time)
+    if ending.reason == "cancelled":
+        return Verdict(JobState.CANCELLED, _cancelled_detail(attempt), ending.code, ending.time)
+    if ending.reason == "failed":
+        return Verdict(JobState.FAILED, failure_cause(attempt), ending.code, ending.time)
+    return Verdict(JobState.UNKNOWN, f"exit.json says {ending.reason!r}", ending.code, ending.time)
+
+
+def _cancelled_detail(attempt: AttemptFacts) -> str:
+    outcome = attempt.outcome
+    if outcome is not None and outcome.reason == "stopped":
+        return f"cancelled; saved at iteration {outcome.iteration}"
+    if outcome is not None:
+        return f"cancelled after it had {outcome.reason} at iteration {outcome.iteration}"
+    return "cancelled"
+
+
+def _without_job(facts: RunFacts) -> Verdict:
+    if facts.now - facts.submitted < SUBMITTING_S:
+        return Verdict(JobState.PENDING, "being submitted")
+    return Verdict(JobState.UNKNOWN, "no job id was recorded: submit was interrupted")
+
+
+def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
+    if facts.cancel_requested is not None:
+        return Verdict(job.state, f"cancel was asked for {spoken(facts.now - facts.cancel_requested)} ago")
+    if job.state is JobState.PENDING:
+        return Verdict(job.state, job.raw)
+    if facts.attempt is None:
+        return Verdict(job.state, "starting")
+    error = first_error(facts.attempt.errors)
+    if error is not None:
+        return Verdict(job.state, f"ending: {error.summary()}")
+    return Verdict(job.state, lagging_ranks(facts.attempt.heartbeats, facts.now, facts.iteration_time_s))
+
+
+def _doubtful(facts: RunFacts, job: JobAnswer) -> Verdict:
+    newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
+    if newest is None:
+        return Verdict(JobState.UNKNOWN, job.raw)
+    age = facts.now - newest.time
+    if age <= FRESH_S:
+        return Verdict(JobState.RUNNING, f"by its heartbeat {spoken(age)} ago; {job.raw}")
+    return Verdict(JobState.UNKNOWN, f"{job.raw}; last heartbeat {spoken(age)} ago")
+
+
+def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
+    attempt = facts.attempt
+    if job.survivors:
+        detail = f"{job.raw}, but {job.survivors} of its processes still run; llmctl cancel {facts.run_id} ends them"
+        return Verdict(JobState.RUNNING, detail)
+    if attempt is not None and attempt.outcome is not None:
+        return _by_outcome(facts, attempt, job)
+    newest = attempt.newest_heartbeat if attempt is not None else None
+    ended = newest.time if newest is not None else None
+    if attempt is None:
+        return Verdict(job.state, f"{job.raw} before it made an attempt; see llmctl logs {facts.run_id} --job")
+    if facts.cancel_requested is not None or attempt.cancel_marked:
+        return Verdict(JobState.CANCELLED, f"cancelled; {job.raw} before it could write exit.json", ended=ended)
+    heard = f"; last heartbeat {spoken(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
+    error = first_error(attempt.errors)
+    cause = f"; {error.summary()}" if error is not None else ""
+    return Verdict(job.state, f"{job.raw} before it could write exit.json{heard}{cause}", ended=ended)
+
+
+def _by_outcome(facts: RunFacts, attempt: AttemptFacts, job: JobAnswer) -> Verdict:
+    outcome = attempt.outcome
+    assert outcome is not None
+    where = (
+        f"{outcome.reason} at iteration {outcome.iteration} by the trainer's word; {job.raw} before it wrote exit.json"
+    )
+    if outcome.reason == "completed":
+        return Verdict(JobState.COMPLETED, where, ended=outcome.time)
+    return Verdict(JobState.CANCELLED, f"{where}; llmctl resume {facts.run_id} goes on", ended=outcome.time)
+
+
+def _silent_ranks(attempt: AttemptFacts) -> str:
+    """Who may be the true cause when every error is only about a peer that had gone: ranks that left no word."""
+    if not all(error.is_about_a_peer for error in attempt.errors):
+        return ""
+    spoke = {error.rank for error in attempt.errors}
+    silent = [heartbeat for heartbeat in attempt.heartbeats if heartbeat.rank not in spoke]
+    if not silent:
+        return ""
+    return f"; {_name_ranks(silent, limit=2)} ended without a word (killed, or out of memory?)"
