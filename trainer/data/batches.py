@@ -1,0 +1,128 @@
+"""Micro-batches: which samples of the global batch this replica trains on, as tensors.
+
+Legend: B micro-batch, S sequence.
+
+Everything is a function of ``consumed_samples``, the number of samples that all replicas together have trained on, so
+that a run resumes at its place on any layout. Sample i of a global batch belongs to the global micro-batch
+``k = i // micro_batch_size``; replica ``k % dp`` runs it as its micro-batch ``k // dp``. Micro-batch k is therefore the
+same samples for every dp, and its number serves to draw its dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainer.data.errors import DataError
+
+Split = Literal["train", "valid", "test"]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one pass through the model takes. Every pipeline stage and tensor-parallel rank gets the same."""
+
+    tokens: torch.Tensor
+    """int64 [B, S]."""
+    labels: torch.Tensor
+    """int64 [B, S]: the token that follows each of ``tokens``."""
+    loss_mask: torch.Tensor | None = None
+    """float32 [B, S], 1 where the label counts; None: all count."""
+    index: int = 0
+    """Number of this micro-batch within the global batch, the same for every layout."""
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on ``device``."""
+        mask = None if self.loss_mask is None else self.loss_mask.to(device)
+        return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device), loss_mask=mask)
+
+
+class Samples(Protocol):
+    """An endless sequence of samples."""
+
+    def sample(self, number: int) -> npt.NDArray[np.int64]:
+        """The ``seq_length + 1`` tokens of sample ``number``."""
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How samples become the micro-batches of one replica."""
+
+    micro_batch_size: int
+    global_batch_size: int
+    """A multiple of micro_batch_size x dp."""
+    seq_length: int
+    dp: int
+    dp_rank: int
+
+
+class TrainData:
+    """The samples of a run, by split. Made by trainer.data.build.build_data."""
+
+    def __init__(
+        self,
+        samples: Mapping[Split, Samples],
+        vocab_size: int,
+        shape: BatchShape,
+        masked_token: int | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """Wrap ``samples``.
+
+        Args:
+            samples: the splits that there are.
+            vocab_size: number of token ids, not padded.
+            shape: batch sizes and this replica's place.
+            masked_token: positions whose input is this token do not count in the loss (eod_mask_loss).
+            notes: one line each for what a reader of the log should know; rank 0 prints them.
+        """
+        self.vocab_size = vocab_size
+        self.notes = notes
+        self._samples = dict(samples)
+        self._shape = shape
+        self._masked_token = masked_token
+
+    def has(self, split: Split) -> bool:
+        """Whether there is anything to read in ``split``."""
+        return split in self._samples
+
+    def micro_batches(self, split: Split, consumed_samples: int) -> list[MicroBatch]:
+        """This replica's micro-batches of the global batch that starts at ``consumed_samples``.
+
+        Raises:
+            DataError: the data holds a token outside the vocabulary.
+        """
+        shape = self._shape
+        count = shape.global_batch_size // shape.micro_batch_size
+        return [
+            self._micro_batch(split, consumed_samples + index * shape.micro_batch_size, index)
+            for index in range(shape.dp_rank, count, shape.dp)
+        ]
+
+    def valid_tokens(self, split: Split, consumed_samples: int) -> int:
+        """Labels that count in that global batch, over all replicas. Needs no communication: each rank counts."""
+        shape = self._shape
+        tokens = shape.global_batch_size * shape.seq_length
+        if self._masked_token is None:
+            return tokens
+        numbers = range(consumed_samples, consumed_samples + shape.global_batch_size)
+        masked = (self._samples[split].sample(number)[:-1] == self._masked_token for number in numbers)
+        return tokens - sum(int(np.count_nonzero(found)) for found in masked)
+
+    def _micro_batch(self, split: Split, first: int, index: int) -> MicroBatch:
+        samples = self._samples[split]
+        windows = np.stack([samples.sample(first + row) for row in range(self._shape.micro_batch_size)])  # [B, S + 1]
+        if windows.max() >= self.vocab_size or windows.min() < 0:
+            wrong = windows[(windows >= self.vocab_size) | (windows < 0)][0]
+            raise DataError(
+                f"data.data_path: sample {first} and on hold token {wrong}, but model.vocab_size is {self.vocab_size}; "
+                "set it to the vocabulary that the data was tokenized with"
+            )
+        tokens, labels = (torch.from_numpy(np.ascontiguousarray(part)) for part in (windows[:, :-1], windows[:, 1:]))
+        mask = None if self._masked_token is None else (tokens != self._masked_token).float()
+        return MicroBatch(tokens, labels, mask, index)
