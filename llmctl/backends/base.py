@@ -1,0 +1,131 @@
+"""What every scheduler is asked. Answers are pure: argv to run, text to parse. No I/O; transport.py has the hands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmctl.job_state import JobState
+
+
+@dataclass(frozen=True)
+class HostCommand:
+    """One command and the host that it is run on.
+
+    Attributes:
+        host: where; ``localhost`` is this machine.
+        argv: what.
+    """
+
+    host: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """What a submission left behind on one host.
+
+    Attributes:
+        host: the host whose scheduler (or process table) knows the job.
+        job_id: the scheduler's id, or the process id where there is no scheduler.
+        pid: process id of job.sh where there is no scheduler, else None.
+        pid_start_time: clock ticks from the host's start to the process's; names it together with ``boot_id``.
+        boot_id: the host's start that ``pid`` belongs to.
+    """
+
+    host: str
+    job_id: str
+    pid: int | None = None
+    pid_start_time: int | None = None
+    boot_id: str | None = None
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """One job as its scheduler sees it.
+
+    Attributes:
+        state: the neutral word.
+        raw: the scheduler's own word.
+        reason: why it waits or ended, in the scheduler's words; empty if it says nothing.
+        nodes: names of the nodes it runs on, as far as they are known.
+        exit_code: exit status of the job once it has ended and the scheduler tells.
+    """
+
+    state: JobState
+    raw: str
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node as its scheduler sees it: name, neutral state, the scheduler's word, why it is down, and its GPUs."""
+
+    name: str
+    state: str
+    raw: str
+    reason: str = ""
+    gpus: int | None = None
+    memory_gib: float | None = None
+
+
+class Backend(Protocol):
+    """What every backend answers, with or without a queue.
+
+    Attributes:
+        name: the scheduler, as profiles name it.
+        template: file name of the job script's template.
+        job_keys: keys of the config's ``job`` section that mean something here; others are refused, not ignored.
+    """
+
+    name: str
+    template: str
+    job_keys: frozenset[str]
+
+    def submit_commands(self, script: str) -> list[HostCommand]:
+        """One command for a batch scheduler, one per host where jobs are started directly.
+
+        Args:
+            script: absolute path of job.sh.
+        """
+
+    def parse_job_id(self, output: str) -> str:
+        """The job id that a submit command printed.
+
+        Raises:
+            SchedulerError: there is none in ``output``; quotes it.
+        """
+
+    def interactive_argv(self, script: str, command: Sequence[str]) -> list[str]:
+        """Runs the text of an interactive script (see render.interactive_script) on a node.
+
+        Args:
+            script: the text. Runs ``command``, or a shell if that is empty.
+            command: argv of what to run in the job's environment.
+        """
+
+    def cancel_commands(self, jobs: Sequence[SubmittedJob]) -> list[HostCommand]:
+        """Commands that ask the jobs to end. A process is only ever signalled once it is known to be the same one."""
+
+
+class QueueBackend(Backend, Protocol):
+    """What a backend answers on top where a scheduler keeps a queue, accounting and a list of nodes."""
+
+    def status_argv(self, job_ids: Sequence[str]) -> list[str]:
+        """One query for all the jobs."""
+
+    def parse_status(self, output: str) -> dict[str, JobStatus]:
+        """Job id -> status. A job that is not there is not concluded to be gone."""
+
+    def accounting_argv(self, job_ids: Sequence[str]) -> list[str]:
+        """One query for the jobs that the queue has forgotten."""
+
+    def parse_accounting(self, output: str) -> dict[str, JobStatus]:
+        """Job id -> final status."""
+
+    def nodes_argv(self) -> list[str]:
+        """One query for all nodes."""
+
+    def parse_nodes(self, output: str) -> list[NodeStatus]:
+        """State of every node."""

@@ -1,0 +1,272 @@
+"""RunRecord: what happened to one run (``run.json``); RunIndex: where the runs of this user are.
+
+The truth is the run directory. The index only says where to look and what was seen last; it can be rebuilt by listing
+runs_root. Both are written to a temporary file and renamed, mode 0600, so that readers never see half a file.
+"""
+
+import json
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llmctl.backends.base import SubmittedJob
+from llmctl.errors import RecordError
+
+SCHEMA = 1
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What a run id and a run's name may look like: it becomes a folder's and a scheduler's job name."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One time that the run was handed to its cluster.
+
+    Attributes:
+        number: 1 for the first, counting on with every resume.
+        time: seconds since 1970.
+        jobs: what it left behind; empty between the moment it is recorded and the moment it is accepted.
+        cancel_requested: when ``llmctl cancel`` was first asked to end it; None if never.
+    """
+
+    number: int
+    time: float
+    jobs: tuple[SubmittedJob, ...] = ()
+    cancel_requested: float | None = None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """All of run.json. A value: changes make a new record, ``save`` writes it.
+
+    Attributes:
+        run_id: name of the run directory, never reused.
+        name: what the user called it.
+        created: seconds since 1970.
+        llmctl_version: of the llmctl that first submitted it.
+        cluster: name of the profile.
+        run_dir: absolute path, on the file system that the nodes share.
+        command: argv of llmctl as typed; values of --env are kept, values of secrets never stand there.
+        job: the JobSpec as plain values, secrets by name.
+        config: the resolved TrainConfig as plain values; None for a COMMAND.
+        origins: dotted key -> where its value came from: a flag, a file, ``profile``.
+        code: ``trainer`` sha256 of the snapshot (None: installed), ``commit`` and ``diff`` of the user's project.
+        submissions: oldest first.
+    """
+
+    run_id: str
+    name: str
+    created: float
+    llmctl_version: str
+    cluster: str
+    run_dir: Path
+    command: tuple[str, ...]
+    job: Mapping[str, Any]
+    config: Mapping[str, Any] | None
+    origins: Mapping[str, str]
+    code: Mapping[str, str | None]
+    submissions: tuple[Submission, ...] = ()
+
+    @classmethod
+    def load(cls, run_dir: Path) -> "RunRecord":
+        """The record of a run directory.
+
+        Raises:
+            RecordError: there is none, or it cannot be read.
+        """
+        path = run_dir / "run.json"
+        values = _read_json(path)
+        try:
+            if values["schema"] != SCHEMA:
+                raise RecordError(f"{path}: schema {values['schema']} is not known to this llmctl; use a newer one")
+            submissions = tuple(
+                Submission(**{**entry, "jobs": tuple(SubmittedJob(**job) for job in entry["jobs"])})
+                for entry in values["submissions"]
+            )
+            fields = {name: values[name] for name in cls.__dataclass_fields__}
+        except (KeyError, TypeError) as error:
+            raise RecordError(f"{path}: is not a run record: {error!r}") from None
+        # The directory may have been moved: where it was found is where it is.
+        return cls(**{**fields, "run_dir": run_dir, "command": tuple(values["command"]), "submissions": submissions})
+
+    def save(self) -> None:
+        """Write run.json, all or nothing.
+
+        Raises:
+            RecordError: it cannot be written.
+        """
+        values = {"schema": SCHEMA, **asdict(self), "run_dir": str(self.run_dir)}
+        _write_json(self.run_dir / "run.json", values)
+
+    def with_submission(self, submission: Submission) -> "RunRecord":
+        """The record with ``submission`` added, or put in the place of the one with the same number."""
+        kept = tuple(entry for entry in self.submissions if entry.number != submission.number)
+        return replace(self, submissions=(*kept, submission))
+
+    def with_cancel_requested(self, time: float) -> "RunRecord":
+        """The record with the newest submission marked as asked to end; the first time asked stays."""
+        if not self.submissions or self.submissions[-1].cancel_requested is not None:
+            return self
+        return self.with_submission(replace(self.submissions[-1], cancel_requested=time))
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """Where one run is, and what was seen of it last."""
+
+    run_id: str
+    name: str
+    cluster: str
+    run_dir: Path
+    created: float
+    job_ids: tuple[str, ...] = ()
+    last_state: str | None = None
+    last_seen: float | None = None
+
+
+@dataclass(frozen=True)
+class RunIndex:
+    """One small JSON file per run under ``state_dir``/runs, so that concurrent submits never write the same file."""
+
+    state_dir: Path
+    folder: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", self.state_dir / "runs")
+
+    def add(self, record: RunRecord) -> None:
+        """Enter a run, or bring its job ids up to date; the state last seen is kept."""
+        known = self._entry(self._path(record.run_id))
+        entry = _entry_of(record)
+        self._write(
+            replace(entry, last_state=known.last_state, last_seen=known.last_seen)
+            if known is not None and known.job_ids == entry.job_ids
+            else entry
+        )
+
+    def entries(self) -> list[IndexEntry]:
+        """All runs, oldest first. A file that cannot be read is passed over: ``rebuild`` restores it."""
+        found = (self._entry(path) for path in self.folder.glob("*.json"))
+        return sorted((entry for entry in found if entry is not None), key=lambda entry: (entry.created, entry.run_id))
+
+    def find(self, reference: str) -> IndexEntry:
+        """The run meant by a run id, a unique prefix of one, a run's name (the newest of it), or a job id.
+
+        Raises:
+            RecordError: none, or more than one; lists the candidates.
+        """
+        entries = self.entries()
+        rules: tuple[Callable[[IndexEntry], bool], ...] = (
+            lambda entry: entry.run_id == reference,
+            lambda entry: entry.name == reference,
+            lambda entry: reference in entry.job_ids,
+            lambda entry: bool(reference) and entry.run_id.startswith(reference),
+        )
+        for number, rule in enumerate(rules):
+            found = [entry for entry in entries if rule(entry)]
+            if len(found) == 1 or (found and number in (1, 2)):
+                return found[-1]  # the newest of a name; the newest of a job id, which schedulers use again
+            if found:
+                raise RecordError(f"{reference!r} is the beginning of several runs: {_names(found)}; give more of it")
+        known = f"; the newest are {_names(entries)}" if entries else "; there is no run yet: llmctl submit starts one"
+        raise RecordError(f"no run is called {reference!r}{known}")
+
+    def update_state(self, run_id: str, state: str, seen: float) -> None:
+        """Remember the state that a run was last seen in.
+
+        Args:
+            run_id: a run that the index holds; others are passed over.
+            state: the neutral word.
+            seen: seconds since 1970.
+        """
+        entry = self._entry(self._path(run_id))
+        if entry is not None:
+            self._write(replace(entry, last_state=str(state), last_seen=seen))
+
+    def rebuild(self, runs_root: Path) -> list[IndexEntry]:
+        """Enter every run found in ``runs_root``; returns the entries of these, oldest first.
+
+        Entries of runs elsewhere are kept. A directory without a readable record is passed over.
+        """
+        found = set()
+        for path in sorted(runs_root.glob("*/run.json")):
+            with suppress(RecordError):
+                record = RunRecord.load(path.parent)
+                self.add(record)
+                found.add(record.run_id)
+        return [entry for entry in self.entries() if entry.run_id in found]
+
+    def _path(self, run_id: str) -> Path:
+        return self.folder / f"{run_id}.json"
+
+    def _entry(self, path: Path) -> IndexEntry | None:
+        try:
+            values = _read_json(path)
+            return IndexEntry(**{**values, "run_dir": Path(values["run_dir"]), "job_ids": tuple(values["job_ids"])})
+        except (RecordError, KeyError, TypeError):
+            return None
+
+    def _write(self, entry: IndexEntry) -> None:
+        _write_json(self._path(entry.run_id), {**asdict(entry), "run_dir": str(entry.run_dir)})
+
+
+def new_run_id(name: str, local_time: str) -> str:
+    """``<name>-<yymmdd>-<hhmmss>-<4 hex>``. Uniqueness is settled by making the run directory, not by luck.
+
+    Args:
+        name: the run's name.
+        local_time: ``yymmdd-hhmmss``.
+    """
+    return f"{name}-{local_time}-{secrets.token_hex(2)}"
+
+
+def write_file(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file all or nothing, readable by its owner from the first byte on.
+
+    Raises:
+        OSError: it cannot be written; nothing is left behind.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, mode)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _entry_of(record: RunRecord) -> IndexEntry:
+    ids = tuple(job.job_id for submission in record.submissions for job in submission.jobs)
+    return IndexEntry(record.run_id, record.name, record.cluster, record.run_dir, record.created, ids)
+
+
+def _names(entries: Iterable[IndexEntry]) -> str:
+    names = [entry.run_id for entry in entries][::-1]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise RecordError(f"{path}: is not a JSON object")
+    return values
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_file(path, json.dumps(values, indent=1) + "\n")
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written: {error}") from None
