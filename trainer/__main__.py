@@ -1,0 +1,69 @@
+"""``python -m trainer COMMAND``: the one place of the trainer that reads the environment.
+
+The order matters: who we are, then where our output goes, and only then the command's module and with it torch, so
+that whatever a rank prints, warnings of imports included, is in that rank's own file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from trainer.launch_environment import LaunchEnvironment, LaunchError, resolve_launch_environment
+from trainer.rank_log import redirect_output
+from trainer.run_directory import RunDirectory
+
+# command -> (module, what it does). The module has main(arguments); of the parallel ones, main(arguments, launch, run).
+COMMANDS = {
+    "pretrain": ("trainer.command_line", "train a model: --config FILE and Megatron-LM's flags"),
+    "preprocess": ("trainer.data.preprocess", "turn text into Megatron's .bin/.idx"),
+    "train-tokenizer": ("trainer.data.train_tokenizer", "learn a byte-level BPE vocabulary"),
+    "generate": ("trainer.generate", "continue a prompt with a checkpoint"),
+    "evaluate": ("trainer.evaluate", "loss and perplexity of a checkpoint on held-out text"),
+    "rendezvous": ("trainer.rendezvous", "print a free port for the ranks of a job to meet at"),
+}
+_PARALLEL = ("pretrain",)
+
+_USAGE = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command and return the exit code of the process."""
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print("usage: python -m trainer COMMAND ...\n")
+        for command, (_, what) in COMMANDS.items():
+            print(f"  {command:16} {what}")
+        return 0
+    if name not in COMMANDS:
+        print(f"trainer: unknown command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return _USAGE
+    if name in _PARALLEL:
+        return _run_parallel(COMMANDS[name][0], arguments[1:])
+    return int(importlib.import_module(COMMANDS[name][0]).main(arguments[1:]))
+
+
+def _run_parallel(module: str, arguments: Sequence[str]) -> int:
+    try:
+        launch = resolve_launch_environment(os.environ)
+        run = RunDirectory.from_variables(os.environ)
+    except (LaunchError, ValueError) as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        return _USAGE
+    if run is not None:
+        redirect_output(run.rank_log(launch.rank), also_console=launch.rank == 0)
+    _complete_environment(launch)
+    return int(importlib.import_module(module).main(arguments, launch, run))
+
+
+def _complete_environment(launch: LaunchEnvironment) -> None:
+    os.environ.update(launch.as_variables())
+    # cuBLAS reads this once, when CUDA starts; without it training.deterministic_mode cannot be honoured
+    # (https://docs.nvidia.com/cuda/cublas/#results-reproducibility).
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+"""Parameters of a model and floating-point operations per token. Torch-free.
+
+The convention, which tflops_per_device and mfu in metrics.jsonl use: one token of training costs
+
+    6 N + 12 l h s      floating-point operations, with
+
+- N: all parameters without the input embedding (word and position tables), which is a look-up and no product. The
+  output layer is a product, so its table counts once, also where it is tied to the input embedding. 2 operations per
+  parameter in forward and 4 in backward (Kaplan et al. 2020, section 2.1).
+- 12 l h s: scores and weighted values of attention over l layers, width h = heads x head width and s tokens, without
+  the discount for the causal mask (Chowdhery et al. 2022, PaLM, appendix B).
+
+Recomputed activations do not count: this is model FLOPs, not hardware FLOPs. The vocabulary counts without padding,
+so that the figure is the same for every layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.config import ModelConfig, TrainConfig
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Numbers of parameters of the whole model, without vocabulary padding.
+
+    Attributes:
+        input_embedding: word table and learned position table.
+        layers: all transformer layers.
+        final_norm: the norm before the output layer.
+        output_layer: rows of the output table; 0 where it is tied to the input embedding.
+    """
+
+    input_embedding: int
+    layers: int
+    final_norm: int
+    output_layer: int
+
+    @property
+    def total(self) -> int:
+        """Every parameter once."""
+        return self.input_embedding + self.layers + self.final_norm + self.output_layer
+
+
+def count_parameters(config: TrainConfig, vocab_size: int) -> ParameterCounts:
+    """Parameters of the model that ``config`` describes, with a vocabulary of ``vocab_size`` tokens."""
+    model = config.model
+    word_table = vocab_size * model.hidden_size
+    positions = config.max_position_embeddings if model.position_embedding_type == "learned_absolute" else 0
+    return ParameterCounts(
+        input_embedding=word_table + positions * model.hidden_size,
+        layers=model.num_layers * _layer_parameters(model),
+        final_norm=_norm_parameters(model),
+        output_layer=word_table if model.untie_embeddings_and_output_weights else 0,
+    )
+
+
+def _norm_parameters(model: ModelConfig) -> int:
+    return model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
+
+
+def _layer_parameters(model: ModelConfig) -> int:
+    hidden, ffn = model.hidden_size, model.ffn_size
+    attention_width = model.num_attention_heads * model.head_dim
+    qkv_width = attention_width + 2 * model.query_groups * model.head_dim
+    fc1_width = 2 * ffn if model.swiglu else ffn
+    weights = hidden * qkv_width + attention_width * hidden + hidden * fc1_width + ffn * hidden
+    biases = 0 if model.disable_bias_linear else qkv_width + hidden + fc1_width + hidden
+    if model.disable_bias_linear and model.add_qkv_bias:
+        biases = qkv_width
+    return weights + biases + 2 * _norm_parameters(model)
+
+
+def flops_per_token(config: TrainConfig, vocab_size: int) -> int:
+    """Floating-point operations of forward and backward for one token: 6 N + 12 l h s, see the module's docstring."""
+    model = config.model
+    counts = count_parameters(config, vocab_size)
+    counted = counts.layers + counts.final_norm + vocab_size * model.hidden_size
+    attention_width = model.num_attention_heads * model.head_dim
+    return 6 * counted + 12 * model.num_layers * attention_width * config.training.seq_length
