@@ -12,7 +12,7 @@ from trainer.pipeline.schedule import (
     ScheduleError,
     check,
     exchanges,
-    forward_only,
+    all_forward,
     live_activations,
     one_f_one_b,
     timeline,
@@ -55,10 +55,10 @@ def test_bubble_is_that_of_the_paper(pp, num_micro_batches):
     assert max(row[-1][1] for row in times) == (pp - 1 + num_micro_batches) * 3.0
 
 
-def test_forward_only_streams():
-    times = timeline(forward_only(3, 5), {F: 1.0})
+def test_forward_only_table_streams():
+    times = timeline(all_forward(3, 5), {F: 1.0})
     assert times[2][-1][1] == 7.0
-    assert [exchange.receive for exchange in exchanges(forward_only(3, 5), 0)] == [None] * 5
+    assert [exchange.receive for exchange in exchanges(all_forward(3, 5), 0)] == [None] * 5
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ sum is already the gradient.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,10 @@ class GradientSink(Protocol):
 
     def add_outer(self, grad_output: Tensor, inputs: Tensor) -> None:
         """Add ``grad_output^T @ inputs`` to the main gradient: [N, out] and [N, in] give [out, in]."""
+
+
+class _Fused(Protocol):
+    gradient_sink: GradientSink | None
 
 
 class GradientBuckets:
@@ -104,13 +108,14 @@ class GradientBuckets:
             for attribute, parameter in module.named_parameters(recurse=False):
                 gradient = self._gradients[names[id(parameter)]]
                 if attribute == "weight" and hasattr(module, "gradient_sink"):
-                    module.gradient_sink = gradient
+                    cast(_Fused, module).gradient_sink = gradient
                     gradient.sources += 1
                 else:
                     by_autograd.add(names[id(parameter)])
         for name in by_autograd:
             self._gradients[name].sources += 1
-            self._parameters[name].register_post_accumulate_grad_hook(self._gradients[name].take_autograd)
+            take = self._gradients[name].take_autograd
+            self._parameters[name].register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def main_grad(self, name: str) -> Tensor:
         """The float32 gradient of a parameter, shaped like this rank's part of it; final after ``finish``."""

@@ -19,14 +19,15 @@ def sum_over_tensor_parallel(
     """Sum the gradients of replicated parameters that each tp rank applied to its own share of the sequence.
 
     One message for all of them, because norms and biases are small and many. In place; collective: all tp ranks.
-    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2.
+    Needed by sequence parallelism: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+    Models", section 4.2.2.
     """
     parts = [gradient for name, gradient in gradients.items() if layouts[name].sum_gradient_over_tp]
     if group is None or not parts:
         return
     packed = torch.cat([part.reshape(-1) for part in parts])
     dist.all_reduce(packed, group=group)
-    for part, total in zip(parts, packed.split([part.numel() for part in parts]), strict=True):
+    for part, total in zip(parts, torch.split(packed, [part.numel() for part in parts]), strict=True):
         part.copy_(total.view_as(part))
 
 
@@ -36,7 +37,6 @@ def sum_tied_over_stages(
     """Sum the gradients of the table that embeds on the first stage and makes logits on the last.
 
     In place; collective: the first and last stage, where ``group`` is not None; the stages between hold no such table.
-    Source: Narayanan et al. 2021, section 3.2 of the Megatron-LM paper named in trainer.pipeline.schedule.
     """
     if group is None:
         return

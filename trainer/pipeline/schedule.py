@@ -88,7 +88,7 @@ def one_f_one_b(pp: int, num_micro_batches: int) -> PipelineSchedule:
     return PipelineSchedule(num_micro_batches, tuple(actions(stage) for stage in range(pp)))
 
 
-def forward_only(pp: int, num_micro_batches: int) -> PipelineSchedule:
+def all_forward(pp: int, num_micro_batches: int) -> PipelineSchedule:
     """Every stage forwards the micro-batches in order: evaluation and generation."""
     row = tuple(Action(ActionKind.FORWARD, i) for i in range(num_micro_batches))
     return PipelineSchedule(num_micro_batches, (row,) * pp)
