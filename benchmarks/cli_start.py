@@ -1,0 +1,100 @@
+"""What starting the command line costs: CPU time (user + system) of ``llmctl`` beside a bare typer program.
+
+    python -m benchmarks.cli_start --write
+
+CPU time, because it bears other work on the machine; every command runs in turn, so that all meet the same minute.
+"""
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HELLO = """
+import typer
+app = typer.Typer()
+@app.command()
+def hello(name: str = "world") -> None:
+    print(f"hello {name}")
+app()
+"""
+LIMIT_S = 60
+
+
+def cpu_ms(argv: list[str], folder: str) -> float:
+    """CPU time of one run in milliseconds.
+
+    Raises:
+        RuntimeError: the command failed.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LLMCTL_", "XDG_"))}
+    process = subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=environment | {"HOME": folder},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr
+    errors = process.stderr.read()
+    # wait4 and not RUSAGE_CHILDREN: the latter adds up all children, and rounds the difference.
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stderr.close()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(argv)} left with {process.returncode}: {errors.decode()[-500:]}")
+    return (usage.ru_utime + usage.ru_stime) * 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=21)
+    parser.add_argument("--write", action="store_true", help="also write the table to benchmarks/results")
+    flags = parser.parse_args()
+    llmctl = str(Path(sys.executable).with_name("llmctl"))
+    submit = [llmctl, "submit", "--dry-run", "--cluster", "local", "--run-id", "start"]
+    with tempfile.TemporaryDirectory() as folder:
+        hello = Path(folder, "hello.py")
+        hello.write_text(HELLO)
+        commands: dict[str, tuple[list[str], int | None]] = {
+            "python -c pass": ([sys.executable, "-c", "pass"], None),
+            "bare typer, hello world": ([sys.executable, str(hello)], None),
+            "bare typer, --help": ([sys.executable, str(hello), "--help"], None),
+            "llmctl --help": ([llmctl, "--help"], 120),
+            "llmctl submit --dry-run": (submit, 200),
+            "llmctl submit --dry-run, 512 nodes": ([*submit, "--nodes", "512"], 200),
+        }
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for number in range(flags.runs + 1):
+            for name, (argv, _) in commands.items():
+                took = cpu_ms(argv, folder)
+                if number:  # The first round fills the bytecode caches.
+                    times[name].append(took)
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    lines = [
+        f"# Start of the command line, {today}",
+        "",
+        f"CPU time (user + system) in ms, median of {flags.runs} runs in turn; Python {platform.python_version()}, "
+        f"{platform.platform()}, load average {os.getloadavg()[0]:.1f}.",
+        "",
+        "| command | median | least | limit |",
+        "|---|---|---|---|",
+    ]
+    for name, (_, limit) in commands.items():
+        lines.append(f"| {name} | {statistics.median(times[name]):.0f} | {min(times[name]):.0f} | {limit or ''} |")
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if flags.write:
+        Path(__file__).with_name("results").joinpath(f"cli_start-{today}.md").write_text(text)
+    slow = [name for name, (_, limit) in commands.items() if limit and statistics.median(times[name]) > limit]
+    sys.exit(f"over the limit: {', '.join(slow)}" if slow else 0)
+
+
+if __name__ == "__main__":
+    main()
