@@ -105,12 +105,12 @@ class Backend(Protocol):
             command: argv of what to run in the job's environment.
         """
 
-    def cancel_commands(self, jobs: Sequence[SubmittedJob]) -> list[HostCommand]:
-        """Commands that ask the jobs to end. A process is only ever signalled once it is known to be the same one."""
-
 
 class QueueBackend(Backend, Protocol):
-    """What a backend answers on top where a scheduler keeps a queue, accounting and a list of nodes."""
+    """What a backend answers on top where a scheduler keeps a queue, accounting and a list of nodes.
+
+    Elsewhere a job is a process: llmctl.processes tells whether it lives, and ends it.
+    """
 
     def status_argv(self, job_ids: Sequence[str]) -> list[str]:
         """One query for all the jobs."""
@@ -123,6 +123,9 @@ class QueueBackend(Backend, Protocol):
 
     def parse_accounting(self, output: str) -> dict[str, JobStatus]:
         """Job id -> final status."""
+
+    def cancel_commands(self, jobs: Sequence[SubmittedJob]) -> list[HostCommand]:
+        """Commands that ask the scheduler to end the jobs."""
 
     def nodes_argv(self) -> list[str]:
         """One query for all nodes."""

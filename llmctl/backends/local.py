@@ -1,0 +1,41 @@
+"""The ``local`` cluster: this machine. No queue and no accounting; job.sh itself starts one agent per node.
+
+A job's id is the process id of its job.sh. Since process ids are used again, nothing is signalled by id alone: what a
+run consists of, and ending it, is answered by llmctl.processes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmctl.backends.base import HostCommand
+from llmctl.errors import SchedulerError
+
+HOST = "localhost"
+
+
+@dataclass(frozen=True)
+class LocalBackend:
+    """Answers for jobs that are processes of this machine."""
+
+    name: str = "local"
+    template: str = "local.sh.j2"
+    job_keys: frozenset[str] = frozenset(
+        {"name", "nodes", "gpus_per_node", "time", "group", "launcher", "env", "secrets", "code"}
+    )
+
+    def submit_commands(self, script: str) -> list[HostCommand]:
+        """job.sh, to be started detached from the terminal."""
+        return [HostCommand(HOST, ("bash", script))]
+
+    def parse_job_id(self, output: str) -> str:
+        """The process id that starting job.sh gave."""
+        if not output.strip().isdigit():
+            raise SchedulerError(f"starting the job gave no process id but {output!r}", transient=False)
+        return output.strip()
+
+    def interactive_argv(self, script: str, command: Sequence[str]) -> list[str]:
+        """A bash that reads the script from its command line, so that the terminal stays free for the command."""
+        return ["bash", "-c", script, "bash", *command]
+
+
+BACKEND = LocalBackend()

@@ -1,0 +1,135 @@
+"""The entry point ``llmctl``. It alone reads argv, environment and working directory, and turns errors to exit codes.
+
+Commands are a table of names: --help prints it, and a command imports its own module and nothing of the others.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+import typer.core
+import typer.main
+
+from llmctl import __version__
+from llmctl.cli.console import Invocation
+from llmctl.errors import BUG, INTERRUPTED, LlmctlError
+
+# command -> (module, what it does). The module has ``app``, a Typer with one command, or with several and a callback.
+COMMANDS = {
+    "submit": ("llmctl.cli.submit", "Start a training run, or any command, on a cluster."),
+    "interactive": ("llmctl.cli.interactive", "Open a shell in a job's environment, or run one command in it."),
+    "status": ("llmctl.cli.status", "Show runs: state, iteration, loss, tokens/s."),
+    "logs": ("llmctl.cli.logs", "Show or follow what a run prints, rank by rank."),
+    "cancel": ("llmctl.cli.cancel", "End runs, and every process that they started."),
+    "resume": ("llmctl.cli.resume", "Go on with a run from its latest checkpoint."),
+    "clusters": ("llmctl.cli.clusters", "List, show, check and write cluster profiles."),
+}
+
+_CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException, which typer carries but does not name
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """A group that knows its commands by name and one line each, and imports the one that is run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the table."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The entry to list: name and one line. What is run comes from ``resolve_command``."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        return typer.core.TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command itself, from its own module."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load_command(str(name)), rest
+
+
+def load_command(name: str) -> Any:
+    """Import a command's module and build its parser."""
+    module, help_line = COMMANDS[name]
+    command = typer.main.get_command(importlib.import_module(module).app)
+    command.name = name
+    command.short_help = help_line
+    return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"llmctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _llmctl(
+    debug: bool = typer.Option(False, "--debug", help="Show a traceback with an error."),
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Show the version and leave."
+    ),
+) -> None:
+    """Submit, launch and follow parallel pretraining of language models on any cluster."""
+
+
+def run() -> None:
+    """Console script ``llmctl``."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code (see llmctl.errors); errors are one block on standard error."""
+    invocation = Invocation.of(("llmctl", *arguments), os.environ, Path.cwd())
+    debug = "--debug" in list(arguments)[: list(arguments).index("--")] if "--" in arguments else "--debug" in arguments
+    try:
+        result = typer.main.get_command(app).main(
+            list(arguments), prog_name="llmctl", standalone_mode=False, obj=invocation
+        )
+    except LlmctlError as error:
+        return _report(error.message, error.exit_code, debug)
+    except _CLICK_ERROR as error:
+        return _report(_usage_message(error), error.exit_code, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BUG
+    except Exception as error:
+        return _report(f"internal error: {type(error).__name__}: {error}; --debug shows where", BUG, debug)
+    return result if isinstance(result, int) else 0
+
+
+def _usage_message(error: Any) -> str:
+    message = " ".join(error.format_message().split())
+    path = error.ctx.command_path if getattr(error, "ctx", None) else "llmctl"
+    return f"{message}\nsee {path} --help" if message else ""
+
+
+def _report(message: str, exit_code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    if message:
+        print(f"llmctl: {message}", file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    run()

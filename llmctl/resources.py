@@ -1,0 +1,73 @@
+"""Where files are found: the user's folders (XDG base directories), and templates, clusters, examples and csrc.
+
+The user's own files come first, then the copies bundled in the wheel, then those of a checkout.
+Source: XDG Base Directory Specification 0.8, https://specifications.freedesktop.org/basedir-spec/latest/
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class UserFolders:
+    """The user's own folders. None needs to exist.
+
+    Attributes:
+        home: the home directory.
+        config: clusters/NAME.yaml (overlays and own profiles), templates/, config.yaml.
+        state: the index of runs and the secrets of runs that have not read them yet.
+    """
+
+    home: Path
+    config: Path
+    state: Path
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "UserFolders":
+        """The folders that XDG_CONFIG_HOME and XDG_STATE_HOME name, or their defaults below the home directory."""
+        home = Path(environ.get("HOME") or Path.home())
+        return cls(
+            home,
+            config=_base(environ, "XDG_CONFIG_HOME", home / ".config") / "llmctl",
+            state=_base(environ, "XDG_STATE_HOME", home / ".local/state") / "llmctl",
+        )
+
+    @property
+    def config_file(self) -> Path:
+        """The user's config file: the default cluster."""
+        return self.config / "config.yaml"
+
+    @property
+    def clusters(self) -> Path:
+        """The user's overlays and own profiles."""
+        return self.config / "clusters"
+
+    @property
+    def secrets(self) -> Path:
+        """Values of secrets on their way to a job on this machine."""
+        return self.state / "secrets"
+
+
+def bundled(kind: str) -> Path:
+    """The folder of ``templates``, ``clusters``, ``examples`` or ``csrc`` that came with this llmctl."""
+    in_wheel = PACKAGE / "_bundled" / kind
+    return in_wheel if in_wheel.is_dir() else PACKAGE.parent / kind
+
+
+def search_path(folders: UserFolders, kind: str) -> tuple[Path, ...]:
+    """Where files of a kind are looked for, first to last."""
+    return (folders.config / kind, bundled(kind))
+
+
+def trainer_package() -> Path:
+    """The folder of the trainer package that this llmctl came with."""
+    return PACKAGE.parent / "trainer"
+
+
+def _base(environ: Mapping[str, str], variable: str, default: Path) -> Path:
+    # "All paths set in these environment variables must be absolute. If [...] relative, ignore it."
+    value = Path(environ.get(variable, ""))
+    return value if value.is_absolute() else default

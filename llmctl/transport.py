@@ -1,0 +1,129 @@
+"""The only place that starts processes. Pure parts decide what is run; this runs it and says what came of it."""
+
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmctl import file_reads
+from llmctl.errors import SchedulerError
+from llmctl.processes import ProcessIdentity, boot_id, identify
+
+_STDERR_TAIL = 2000
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a finished command left: its exit status and what it printed."""
+
+    exit_status: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class LocalTransport:
+    """Hands on this machine.
+
+    Attributes:
+        environ: environment of the processes it starts.
+    """
+
+    environ: Mapping[str, str]
+
+    read_parts = staticmethod(file_reads.read_parts)
+    list_names = staticmethod(file_reads.list_names)
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> CommandResult:
+        """Run a command to its end, without input; any exit status is an answer.
+
+        Raises:
+            SchedulerError: it cannot be started, or is not done after ``timeout_s`` seconds and was ended.
+        """
+        try:
+            done = subprocess.run(
+                argv,
+                env=dict(self.environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SchedulerError(
+                f"{argv[0]}: no answer within {timeout_s:g} s", transient=True, argv=argv, stderr_tail=""
+            ) from None
+        except OSError as error:
+            raise SchedulerError(
+                f"{argv[0]}: cannot be started: {error.strerror}", transient=False, argv=argv
+            ) from None
+        return CommandResult(done.returncode, done.stdout, done.stderr[-_STDERR_TAIL:])
+
+    def run_interactive(self, argv: Sequence[str], *, cwd: Path) -> int:
+        """Run a command on our own terminal and return its exit status, 128 + N when signal N ended it.
+
+        Raises:
+            SchedulerError: it cannot be started.
+        """
+        try:
+            status = subprocess.run(argv, env=dict(self.environ), cwd=cwd, check=False).returncode
+        except OSError as error:
+            raise SchedulerError(
+                f"{argv[0]}: cannot be started: {error.strerror}", transient=False, argv=argv
+            ) from None
+        return status if status >= 0 else 128 - status
+
+    def start_detached(self, argv: Sequence[str], *, cwd: Path, log: Path) -> ProcessIdentity:
+        """Start a command that outlives us and the terminal: own session, no input, output appended to ``log``.
+
+        Raises:
+            SchedulerError: it cannot be started.
+        """
+        try:
+            with log.open("ab") as output:
+                process = subprocess.Popen(
+                    argv,
+                    env=dict(self.environ),
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise SchedulerError(
+                f"{argv[0]}: cannot be started: {error.strerror}", transient=False, argv=argv
+            ) from None
+        identity = identify(process.pid) or ProcessIdentity(process.pid, None, boot_id())
+        # While we live we are its parent: without this it would stay a zombie, and its pid taken, until we leave.
+        threading.Thread(target=process.wait, daemon=True).start()
+        return identity
+
+    def gpu_ids(self) -> tuple[str, ...]:
+        """Ids of the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them. Asks no torch."""
+        visible = self.environ.get("CUDA_VISIBLE_DEVICES")
+        found = self._installed_gpus()
+        if visible is None:
+            return found
+        # CUDA stops at the first entry that names no device, which is how -1 and NoDevFiles hide all of them:
+        # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+        listed = []
+        for entry in (part.strip() for part in visible.split(",")):
+            if not found or not (entry in found or entry.startswith(("GPU-", "MIG-"))):
+                break
+            listed.append(entry)
+        return tuple(listed)
+
+    def _installed_gpus(self) -> tuple[str, ...]:
+        count = len(self.list_names(["/proc/driver/nvidia/gpus"])[0])
+        if not count:
+            try:
+                answer = self.run(["nvidia-smi", "-L"], timeout_s=20)
+            except SchedulerError:
+                return ()
+            lines = answer.stdout.splitlines() if answer.exit_status == 0 else []
+            count = sum(line.startswith("GPU ") for line in lines)
+        return tuple(str(number) for number in range(count))
