@@ -1,0 +1,207 @@
+"""Main gradients: what backward leaves is what autograd would, and each is reduced exactly once."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.trainer.spawn import Ranks
+from trainer.config import ParallelConfig
+from trainer.data_parallel.gradient_buckets import GradientBuckets
+from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
+from trainer.parameters import ParameterLayout
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+class FusedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inputs, weight, sink):
+        ctx.save_for_backward(inputs, weight)
+        ctx.sink = sink
+        return inputs @ weight.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        inputs, weight = ctx.saved_tensors
+        ctx.sink.add_outer(grad.contiguous(), inputs)
+        return grad @ weight, None, None
+
+
+class Linear(nn.Module):
+    """A linear layer that hands its weight's gradient to a sink, where it has one."""
+
+    def __init__(self, weight, bias=None):
+        super().__init__()
+        self.weight, self.bias, self.gradient_sink = weight, bias, None
+
+    def forward(self, inputs):
+        if self.gradient_sink is None:
+            product = inputs @ self.weight.t()
+        else:
+            product = FusedProduct.apply(inputs, self.weight, self.gradient_sink)
+        return product if self.bias is None else product + self.bias
+
+
+class Toy(nn.Module):
+    """Embedding, norm weight, linear with bias, and a head tied to the embedding; one parameter is never used."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+
+        def parameter(*shape):
+            return nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
+
+        self.embedding = nn.Embedding(11, 6, _weight=parameter(11, 6))
+        self.embedding.weight = nn.Parameter(self.embedding.weight.detach())
+        self.scale = parameter(6)
+        self.linear = Linear(parameter(6, 6), parameter(6))
+        self.unused = parameter(3)
+        self.head = Linear(self.embedding.weight)
+
+    def forward(self, tokens):
+        logits = self.head(self.linear(self.embedding(tokens) * self.scale))
+        return nn.functional.cross_entropy(logits.float(), tokens.roll(1), reduction="sum")
+
+
+def micro_batches(count, rank=0):
+    return torch.randint(0, 11, (count, 9), generator=torch.Generator().manual_seed(17 + rank))
+
+
+def build(model, groups=None, dp=1, **parallel):
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = {names[id(parameter)]: parameter for parameter in model.parameters()}
+    layouts = {
+        name: ParameterLayout(
+            name=name,
+            global_shape=tuple(parameter.shape),
+            tp_dim=None,
+            sum_gradient_over_tp=name in ("scale", "linear.bias"),
+            tied_over_stages=name == "embedding.weight",
+            decay=True,
+        )
+        for name, parameter in parameters.items()
+    }
+    buckets = GradientBuckets(parameters, layouts, groups or ProcessGroups(), ParallelConfig(**parallel), dp)
+    buckets.connect(model)
+    return buckets
+
+
+def run_iteration(model, buckets, batches):
+    buckets.zero()
+    for number, tokens in enumerate(batches):
+        if number == len(batches) - 1:
+            buckets.expect_last_backward()
+        model(tokens).backward()
+    buckets.finish()
+    return {name: buckets.main_grad(name).clone() for name, _ in model.named_parameters()}
+
+
+def plain_gradients(batches, dtype=torch.float32):
+    model = Toy(dtype)
+    for tokens in batches:
+        model(tokens).backward()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+
+
+def test_sums_over_micro_batches_as_autograd_does_and_starts_anew_each_iteration():
+    model = Toy()
+    buckets = build(model)
+    run_iteration(model, buckets, micro_batches(2, rank=9) * 0)
+    found = run_iteration(model, buckets, micro_batches(3))
+    for name, expected in plain_gradients(micro_batches(3)).items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not found["unused"].any()
+
+
+def test_main_gradients_of_16_bit_parameters_are_32_bit():
+    model = Toy(torch.bfloat16)
+    found = run_iteration(model, build(model), micro_batches(3))
+    for name, expected in plain_gradients(micro_batches(3)).items():
+        assert found[name].dtype == torch.float32
+        assert (found[name] - expected).abs().max() <= 0.05 * expected.abs().max()
+
+
+def test_buffer_is_contiguous_aligned_and_in_reverse_order_of_use():
+    model = Toy()
+    buckets = build(model)
+    offsets = {name: buckets.main_grad(name).storage_offset() for name, _ in model.named_parameters()}
+    assert all(offset % 16 == 0 for offset in offsets.values())
+    assert offsets["linear.weight"] < offsets["embedding.weight"]
+    assert buckets.buffer.numel() < sum(p.numel() + 16 for p in model.parameters())
+
+
+def reduce_over_replicas(rank, world_size, overlap, bucket_size):
+    mesh = ParallelMesh(tp=1, pp=1, dp=world_size, rank=rank)
+    groups = build_process_groups(mesh, timedelta(seconds=60))
+    model = Toy()
+    buckets = build(model, groups, world_size, overlap_grad_reduce=overlap, ddp_bucket_size=bucket_size)
+    log = []
+    all_reduce = dist.all_reduce
+    dist.all_reduce = lambda tensor, **options: log.append(tensor.numel()) or all_reduce(tensor, **options)
+    model.embedding.weight.register_hook(lambda _: log.append("embedding"))
+    try:
+        found = [run_iteration(model, buckets, micro_batches(3, rank)) for _ in range(2)]
+    finally:
+        dist.all_reduce = all_reduce
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    return {name: gradient.numpy() for name, gradient in found[0].items()}, log, buckets.buffer.numel()
+
+
+@pytest.mark.parametrize(("overlap", "bucket_size"), [(True, 1), (True, 40), (True, None), (False, 1)])
+@pytest.mark.parametrize("dp", [2, 4])
+def test_every_gradient_is_reduced_once_and_overlapped_with_backward(ranks, dp, overlap, bucket_size):
+    results = ranks.run(reduce_over_replicas, overlap, bucket_size, world_size=dp)
+    expected = plain_gradients(torch.cat([micro_batches(3, rank) for rank in range(dp)]))
+    for found, log, total in results:
+        for name, gradient in expected.items():
+            torch.testing.assert_close(torch.from_numpy(found[name]), gradient, rtol=1e-5, atol=1e-5)
+            assert (found[name] == results[0][0][name]).all()
+        sizes = [entry for entry in log if entry != "embedding"]
+        assert sum(sizes) == 2 * total
+        assert len(sizes) == (2 * 5 if overlap and bucket_size == 1 else len(sizes))
+        if overlap and bucket_size:
+            # Buckets left before backward came to the embedding, in the last micro-batch and not before.
+            assert log[:3] == ["embedding", "embedding", sizes[0]]
+            assert log.index("embedding", 2) > 2
+        else:
+            assert log[:4] == ["embedding"] * 3 + [total]
+
+
+def sum_shared(rank, _world_size, tp, pp):
+    mesh = ParallelMesh(tp=tp, pp=pp, dp=1, rank=rank)
+    model = Toy()
+    buckets = build(model, build_process_groups(mesh, timedelta(seconds=60)))
+    found = run_iteration(model, buckets, micro_batches(1, rank))
+    return {name: gradient.numpy() for name, gradient in found.items()}
+
+
+@pytest.mark.parametrize(("tp", "pp", "summed"), [(2, 1, ("scale", "linear.bias")), (1, 2, ("embedding.weight",))])
+def test_shared_parameters_are_summed_and_no_others(ranks, tp, pp, summed):
+    alone = [plain_gradients(micro_batches(1, rank)) for rank in range(2)]
+    for rank, found in enumerate(ranks.run(sum_shared, tp, pp, world_size=2)):
+        for name, gradient in found.items():
+            expected = alone[0][name] + alone[1][name] if name in summed else alone[rank][name]
+            torch.testing.assert_close(torch.from_numpy(gradient), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_fused_16_bit_accumulation_on_a_gpu():
+    weight = nn.Parameter(torch.zeros(16, 32, dtype=torch.bfloat16, device="cuda"))
+    model = Linear(weight)
+    buckets = build(model)
+    buckets.zero()
+    grad = torch.randn(64, 16, device="cuda").bfloat16()
+    inputs = torch.randn(64, 32, device="cuda").bfloat16()
+    for _ in range(2):
+        model.gradient_sink.add_outer(grad, inputs)
+    buckets.finish()
+    torch.testing.assert_close(buckets.main_grad("weight"), 2 * grad.float().t() @ inputs.float(), rtol=1e-4, atol=1e-3)
