@@ -3,9 +3,10 @@
     python -m benchmarks.train_speed --model small --rounds 3 --write
 
 Each round runs every trainer once in every layout, so that a slow minute of the machine meets all of them. The table
-gives medians over the timed steps of all rounds, and ratios to the reference of the layout (plain on one process,
+gives medians over the timed steps of all rounds, and ratios to the layout's first trainer (plain on one process,
 megatron-core on several). CPU seconds are those of all ranks together; they bear other work on the machine, wall time
-does not. Losses and gradient norms are compared with the first run's (plain on one process): a fast trainer that computes something else is not faster.
+does not. Losses and gradient norms are compared with the very first run's, plain on one process: a fast trainer that
+computes something else is not faster.
 """
 
 import argparse
