@@ -101,7 +101,7 @@ class EpochIndexCache:
 
 def _key(lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epoch: int) -> str:
     digest = hashlib.blake2b(f"{CACHE_FORMAT} {seq_length} {seed} {epoch} {len(lengths)}\n".encode(), digest_size=16)
-    digest.update(memoryview(np.ascontiguousarray(lengths, "<i4")))
+    digest.update(np.ascontiguousarray(lengths, "<i4").data)
     return digest.hexdigest()
 
 

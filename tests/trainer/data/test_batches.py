@@ -1,0 +1,186 @@
+"""What a replica trains on: the same global batch for every layout, at any place; refusals before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.data.test_indexed_dataset import write
+from trainer.config import TrainConfig, build_config
+from trainer.data.batches import MicroBatch, TrainData
+from trainer.data.build import build_data
+from trainer.data.errors import DataError
+from trainer.data.manifest import Manifest
+from trainer.data.mock import MockDataset
+from trainer.data.preprocess import tokenize_documents
+from trainer.data.tokenizer import HuggingFaceTokenizer
+
+
+def config(data: dict[str, Any], *, model: dict[str, Any] | None = None, **training: Any) -> TrainConfig:
+    return build_config(
+        {
+            "model": {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1, **(model or {})},
+            "training": {"train_iters": 10, "seq_length": 8, "micro_batch_size": 2, "global_batch_size": 8, **training},
+            "optimizer": {"lr": 1e-3},
+            "data": data,
+        }
+    )
+
+
+def prepared(folder: Path, tokenizer: HuggingFaceTokenizer) -> str:
+    texts = [f"return {number} * self.value\n" * (1 + number % 5) for number in range(60)]
+    tokenize_documents(texts, tokenizer, folder / "d")
+    return str(folder / "d")
+
+
+def by_number(data: list[TrainData], consumed: int = 0) -> dict[int, MicroBatch]:
+    return {batch.index: batch for part in data for batch in part.micro_batches("train", consumed)}
+
+
+def same(one: MicroBatch, other: MicroBatch) -> bool:
+    masks = (
+        one.loss_mask is other.loss_mask
+        if one.loss_mask is None or other.loss_mask is None
+        else torch.equal(one.loss_mask, other.loss_mask)
+    )
+    return torch.equal(one.tokens, other.tokens) and torch.equal(one.labels, other.labels) and masks
+
+
+@pytest.mark.parametrize("mock", [True, False])
+def test_the_global_batch_is_the_same_for_every_dp(tmp_path: Path, tokenizer: HuggingFaceTokenizer, mock: bool) -> None:
+    source: dict[str, Any] = (
+        {"mock_data": True} if mock else {"data_path": prepared(tmp_path, tokenizer), "eod_mask_loss": True}
+    )
+    serial = by_number([build_data(config(source), 0, 1)], consumed=72)
+    assert sorted(serial) == [0, 1, 2, 3]
+    for dp in (2, 4):
+        replicas = [build_data(config(source), rank, dp) for rank in range(dp)]
+        assert [batch.index for batch in replicas[1].micro_batches("train", 72)] == list(range(1, 4, dp))
+        split = by_number(replicas, consumed=72)
+        assert all(same(split[index], serial[index]) for index in serial)
+
+
+def test_shapes_labels_and_place(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+    data = build_data(config({"data_path": prepared(tmp_path, tokenizer)}), 0, 1)
+    batch, *_ = data.micro_batches("train", 0)
+    assert batch.tokens.shape == batch.labels.shape == (2, 8)
+    assert batch.tokens.dtype == batch.labels.dtype == torch.int64
+    assert torch.equal(batch.tokens[:, 1:], batch.labels[:, :-1])
+    assert batch.loss_mask is None
+    assert data.valid_tokens("train", 0) == 64
+    later = data.micro_batches("train", 6)[0]
+    assert torch.equal(data.micro_batches("train", 0)[3].tokens, later.tokens)
+    assert data.vocab_size == 300
+
+
+def test_masked_tokens_are_counted_over_the_whole_batch(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+    source = {"data_path": prepared(tmp_path, tokenizer), "eod_mask_loss": True}
+    replicas = [build_data(config(source), rank, 2) for rank in range(2)]
+    counted = 0.0
+    for data in replicas:
+        for batch in data.micro_batches("train", 8):
+            assert batch.loss_mask is not None
+            assert torch.equal(batch.loss_mask == 0, batch.tokens == tokenizer.eod)
+            counted += batch.loss_mask.sum().item()
+    assert replicas[0].valid_tokens("train", 8) == replicas[1].valid_tokens("train", 8) == counted < 64
+
+
+def test_order_does_not_depend_on_the_length_of_the_run(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+    path = prepared(tmp_path, tokenizer)
+    short, long = (build_data(config({"data_path": path}, train_iters=n), 0, 1) for n in (10, 100_000))
+    for consumed in (0, 80, 8_000):
+        assert same(short.micro_batches("train", consumed)[0], long.micro_batches("train", consumed)[0])
+
+
+def test_splits_and_separate_files(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+    path = prepared(tmp_path, tokenizer)
+    data = build_data(config({"data_path": path, "split": "80,20,0"}), 0, 1)
+    assert (data.has("train"), data.has("valid"), data.has("test")) == (True, True, False)
+    two = build_data(config({"train_data_path": path, "valid_data_path": path}), 0, 1)
+    assert two.has("valid")
+    one = build_data(config({"train_data_path": path}), 0, 1)
+    assert one.notes == ("no evaluation while training: there is no valid split",)
+
+
+def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "d", [list(range(50))] * 20 + [[1]], 300)
+    model = {"vocab_size": 300}
+    data = build_data(config({"data_path": str(tmp_path / "d")}, model=model), 0, 1)
+    assert not data.has("valid")
+    assert "the valid split" in data.notes[0]
+    assert "1 tokens in 1 documents, but one sample needs 9" in data.notes[0]
+    asked = {"data_path": str(tmp_path / "d"), "split": "95,5,0"}
+    with pytest.raises(DataError, match="the valid split .* needs 9; give it more of data.split"):
+        build_data(config(asked, model=model), 0, 1)
+    assert not build_data(config(asked, model=model, eval_iters=0), 0, 1).notes
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "says"),
+    [
+        ({}, {}, "data.data_path: is unset; name the prefix"),
+        ({"data_path": "{folder}/none"}, {}, r"data.data_path: .*none\.bin and .*none\.idx: no such file"),
+        ({"data_path": "{folder}/plain"}, {}, "model.vocab_size: is unset, and the data has no manifest"),
+        ({"data_path": "{folder}/short"}, {"vocab_size": 300}, "holds 5 tokens in 1 documents, but one sample needs 9"),
+        ({"data_path": "{folder}/d"}, {"vocab_size": 200}, "model.vocab_size: 200 is too small for .*set it to 300"),
+        ({"data_path": "{folder}/d", "tokenizer_model": "{folder}/other.json"}, {}, "another tokenizer"),
+        ({"data_path": "{folder}/plain", "eod_mask_loss": True}, {"vocab_size": 300}, "data.eod_mask_loss: nothing"),
+    ],
+)
+def test_data_that_cannot_be_trained_on(
+    tmp_path: Path, tokenizer_file: Path, tokenizer: HuggingFaceTokenizer, data: dict[str, Any], model: Any, says: str
+) -> None:
+    prepared(tmp_path, tokenizer)
+    write(tmp_path / "plain", [list(range(250))] * 4, 300)
+    write(tmp_path / "short", [[1, 2, 3, 4, 5]], 300)
+    (tmp_path / "other.json").write_bytes(tokenizer_file.read_bytes() + b"\n")
+    filled = {key: value.format(folder=tmp_path) if isinstance(value, str) else value for key, value in data.items()}
+    with pytest.raises(DataError, match=says) as caught:
+        build_data(config(filled, model=model), 0, 1)
+    assert "\n" not in str(caught.value)
+
+
+def test_tokens_outside_the_vocabulary_are_found_without_a_manifest(tmp_path: Path) -> None:
+    write(tmp_path / "d", [list(range(250))] * 4, 300)
+    data = build_data(config({"data_path": str(tmp_path / "d"), "split": "1"}, model={"vocab_size": 8}), 0, 1)
+    with pytest.raises(DataError, match="hold token .*, but model.vocab_size is 8"):
+        data.micro_batches("train", 0)
+
+
+def test_manifest_of_another_schema_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "d", [list(range(250))] * 4, 300)
+    Manifest("0" * 64, 300, 0, 4, 4, 1000, 249, 1000, schema=2).write(tmp_path / "d")
+    with pytest.raises(DataError, match=r"d\.json: is not a manifest of schema 1"):
+        build_data(config({"data_path": str(tmp_path / "d")}), 0, 1)
+
+
+def test_caches_go_where_they_are_told(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+    path = prepared(tmp_path, tokenizer)
+    build_data(config({"data_path": path, "data_cache_path": str(tmp_path / "x")}), 0, 1).micro_batches("train", 0)
+    assert len(list((tmp_path / "x").iterdir())) == 1
+    build_data(config({"data_path": path}), 0, 1).micro_batches("train", 0)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_mock_data_is_a_walk_that_can_be_learnt() -> None:
+    data = MockDataset(50_000, 4096, seed=1, split=0)
+    sample = data.sample(10**9)
+    assert len(sample) == 4097
+    assert sample.dtype == np.int64
+    steps = np.diff(sample) % 1024
+    found, counts = np.unique(steps, return_counts=True)
+    shares = counts / counts.sum()
+    assert set(found) == {1, 2, 3, 5, 8, 13}
+    assert abs(-(shares * np.log(shares)).sum() - data.entropy) < 0.05
+    others = (
+        MockDataset(50_000, 4096, 2, 0).sample(10**9),
+        MockDataset(50_000, 4096, 1, 1).sample(10**9),
+        data.sample(0),
+    )
+    assert not any(np.array_equal(sample, other) for other in others)
+    assert np.array_equal(sample, MockDataset(50_000, 4096, 1, 0).sample(10**9))
+    assert MockDataset(3, 16, 1, 0).sample(0).max() < 3
