@@ -61,7 +61,7 @@ echo unfinished >$mark
 echo "set-up: installing packages into .venv with Python $version (the first time takes a minute or two)"
 pip() {
   .venv/bin/python -m pip --disable-pip-version-check --no-input "$@" >>"$log" 2>&1 9>&- </dev/null || {
-    tail -5 "$log" >&2
+    { grep -i '^ *error' "$log" || tail -3 "$log"; } >&2
     fail "pip failed; the whole output is in $log"
   }
 }
