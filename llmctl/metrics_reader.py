@@ -83,11 +83,9 @@ class MetricsReader:
         self._partial = b""
 
     def skip_to_tail(self) -> None:
-        """Begin at the last rows instead of the first: for ``status``, which wants only the newest."""
-        (part,) = self._read([FileRead(self._path, -TAIL_BYTES, TAIL_BYTES)])
-        if part is not None and part.offset > 0:
-            # The first line of a tail is cut somewhere; what is left of it is dropped.
-            self._offset = part.offset + max(part.data.find(b"\n") + 1, 0)
+        """Begin at the last rows instead of the first, for those who want only the newest."""
+        (part,) = self._read([tail_of(self._path)])
+        self._offset = _first_whole_line(part) if part is not None else 0
 
     def poll(self) -> list[Row]:
         """The rows that are whole now and were not at the last poll, in the order of writing."""
@@ -110,6 +108,27 @@ class MetricsReader:
         for row in rows:
             self.table.add(row)
         return rows
+
+
+def tail_of(path: str) -> FileRead:
+    """The read that ``table_of_tail`` wants: one per run, so that many runs are asked in one round trip."""
+    return FileRead(path, -TAIL_BYTES, TAIL_BYTES)
+
+
+def table_of_tail(part: FilePart | None) -> MetricsTable:
+    """The rows that are whole within the end of a metrics file; none for a file that is absent."""
+    table = MetricsTable()
+    if part is not None:
+        whole = part.data[_first_whole_line(part) - part.offset : part.data.rfind(b"\n") + 1]
+        for row in map(parse_row, whole.splitlines()):
+            if row is not None:
+                table.add(row)
+    return table
+
+
+def _first_whole_line(part: FilePart) -> int:
+    # The first line of a tail is cut somewhere; what is left of it is dropped.
+    return part.offset + part.data.find(b"\n") + 1 if part.offset > 0 else 0
 
 
 def number(row: Row, key: str) -> float | None:

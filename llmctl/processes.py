@@ -7,8 +7,9 @@ Fields of /proc/PID/stat: proc(5).
 
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +92,20 @@ def is_alive(identity: ProcessIdentity) -> bool | None:
     return stat.start_time == identity.start_time
 
 
+@dataclass(frozen=True)
+class ProcessReport:
+    """What one machine says about processes: its name and start, and for each identity asked for ``is_alive``."""
+
+    host: str
+    boot_id: str | None
+    alive: tuple[bool | None, ...]
+
+
+def inspect(identities: Sequence[ProcessIdentity]) -> ProcessReport:
+    """Which of these processes live on this machine."""
+    return ProcessReport(socket.gethostname(), boot_id(), tuple(map(is_alive, identities)))
+
+
 def send_signal(identity: ProcessIdentity, number: int) -> bool:
     """Signal exactly this process; False if it has ended or its pid now belongs to another.
 
@@ -139,6 +154,23 @@ def processes_of_run(run_dir: str, leaders: Iterable[ProcessIdentity] = ()) -> l
         grown = bool(children)
     found.discard(os.getpid())
     return [ProcessIdentity(pid, stats[pid].start_time, here) for pid in sorted(found)]
+
+
+def end_run(
+    run_dir: str, leaders: Sequence[ProcessIdentity], *, grace_s: float, kill_wait_s: float = 10.0
+) -> list[ProcessIdentity]:
+    """End every process of a run on this machine, and no other; returns what could not be ended.
+
+    job.sh is asked first, and it lets the trainer save; where it has gone already, what remains of the run is asked.
+
+    Args:
+        run_dir: as for ``processes_of_run``.
+        leaders: as for ``processes_of_run``.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        kill_wait_s: seconds to wait for the killed ones to disappear.
+    """
+    first = [leader for leader in leaders if is_alive(leader)] or processes_of_run(run_dir, leaders)
+    return end_processes(first, lambda: processes_of_run(run_dir, leaders), grace_s=grace_s, kill_wait_s=kill_wait_s)
 
 
 def end_processes(

@@ -46,6 +46,7 @@ class RunFacts:
         cancel_requested: time of ``llmctl cancel``, if it was asked for this submission.
         attempt: the last attempt of the last submission; None if it has none yet.
         now: the time of observation.
+        iteration_time_s: the run's present pace; None if it is not known.
     """
 
     run_id: str
@@ -187,19 +188,18 @@ def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
     if attempt is None:
         return Verdict(job.state, f"{job.raw} before it made an attempt; see llmctl logs {facts.run_id} --job")
     if facts.cancel_requested is not None or attempt.cancel_marked:
-        return Verdict(JobState.CANCELLED, f"cancelled; {job.raw} before it could write exit.json", ended=ended)
+        return Verdict(JobState.CANCELLED, f"cancelled; {job.raw} before exit.json could be written", ended=ended)
     heard = f"; last heartbeat {spoken(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
     error = first_error(attempt.errors)
     cause = f"; {error.summary()}" if error is not None else ""
-    return Verdict(job.state, f"{job.raw} before it could write exit.json{heard}{cause}", ended=ended)
+    return Verdict(job.state, f"{job.raw} before exit.json could be written{heard}{cause}", ended=ended)
 
 
 def _by_outcome(facts: RunFacts, attempt: AttemptFacts, job: JobAnswer) -> Verdict:
     outcome = attempt.outcome
     assert outcome is not None
-    where = (
-        f"{outcome.reason} at iteration {outcome.iteration} by the trainer's word; {job.raw} before it wrote exit.json"
-    )
+    said = f"{outcome.reason} at iteration {outcome.iteration} by the trainer's word"
+    where = f"{said}; {job.raw} before exit.json could be written"
     if outcome.reason == "completed":
         return Verdict(JobState.COMPLETED, where, ended=outcome.time)
     return Verdict(JobState.CANCELLED, f"{where}; llmctl resume {facts.run_id} goes on", ended=outcome.time)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmctl import file_reads
+from llmctl import file_reads, processes
 from llmctl.errors import SchedulerError
 from llmctl.processes import ProcessIdentity, boot_id, identify
 
@@ -34,6 +34,9 @@ class LocalTransport:
 
     read_parts = staticmethod(file_reads.read_parts)
     list_names = staticmethod(file_reads.list_names)
+    inspect_processes = staticmethod(processes.inspect)
+    processes_of_run = staticmethod(processes.processes_of_run)
+    end_run = staticmethod(processes.end_run)
 
     def run(self, argv: Sequence[str], *, timeout_s: float) -> CommandResult:
         """Run a command to its end, without input; any exit status is an answer.
