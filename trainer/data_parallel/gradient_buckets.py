@@ -35,8 +35,19 @@ class GradientSink(Protocol):
         """Add ``grad_output^T @ inputs`` to the main gradient: [N, out] and [N, in] give [out, in]."""
 
 
-class _Fused(Protocol):
+class RowSink(Protocol):
+    """Where an embedding leaves the gradient of its table, so that the rows of other tokens are not touched."""
+
+    def add_rows(self, rows: Tensor, grad_rows: Tensor) -> None:
+        """Add ``grad_rows`` [N, H] to the rows ``rows`` [N] of the main gradient; a row may occur more than once."""
+
+
+class _TakesGradientSink(Protocol):
     gradient_sink: GradientSink | None
+
+
+class _TakesRowSink(Protocol):
+    row_sink: RowSink | None
 
 
 class GradientBuckets:
@@ -99,19 +110,18 @@ class GradientBuckets:
     def connect(self, stage: nn.Module) -> None:
         """Make the parameters of ``stage`` leave their gradients here; to be called once, before any backward.
 
-        Modules with a ``gradient_sink`` add the gradient of their ``weight`` themselves; everything else is fetched
-        from ``.grad``, which is dropped.
+        Modules with a ``gradient_sink`` or ``row_sink`` add the gradient of their ``weight`` themselves; everything
+        else is fetched from ``.grad``, which is dropped.
         """
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         by_autograd: set[str] = set()
         for module in stage.modules():
             for attribute, parameter in module.named_parameters(recurse=False):
-                gradient = self._gradients[names[id(parameter)]]
-                if attribute == "weight" and hasattr(module, "gradient_sink"):
-                    cast(_Fused, module).gradient_sink = gradient
-                    gradient.sources += 1
+                name = names[id(parameter)]
+                if attribute == "weight" and _take_sink(module, self._gradients[name]):
+                    self._gradients[name].sources += 1
                 else:
-                    by_autograd.add(names[id(parameter)])
+                    by_autograd.add(name)
         for name in by_autograd:
             self._gradients[name].sources += 1
             take = self._gradients[name].take_autograd
@@ -177,6 +187,17 @@ class GradientBuckets:
             self._reduce_filled()
 
 
+def _take_sink(module: nn.Module, gradient: _ParameterGradient) -> bool:
+    """Give ``module`` its sink; whether it takes one."""
+    if hasattr(module, "gradient_sink"):
+        cast(_TakesGradientSink, module).gradient_sink = gradient
+        return True
+    if hasattr(module, "row_sink"):
+        cast(_TakesRowSink, module).row_sink = gradient
+        return True
+    return False
+
+
 class _Bucket:
     """A stretch of the buffer that is reduced by one message."""
 
@@ -190,7 +211,7 @@ class _Bucket:
 
 
 class _ParameterGradient:
-    """Main gradient of one parameter. Is the GradientSink of the linear layers that use it as their weight."""
+    """Main gradient of one parameter. Is the GradientSink or RowSink of the modules that use it as their weight."""
 
     def __init__(self, main: Tensor, bucket: _Bucket) -> None:
         self.main = main
@@ -211,6 +232,17 @@ class _ParameterGradient:
             torch.addmm(main, transposed, inputs, out_dtype=main.dtype, beta=beta, out=main)
         else:  # no GEMM of 16-bit matrices into a 32-bit one on CPU
             self._add(transposed @ inputs)
+        self._count()
+
+    def add_rows(self, rows: Tensor, grad_rows: Tensor) -> None:
+        """See RowSink."""
+        if self.is_empty:
+            self.main.zero_()
+        grad_rows = grad_rows.to(self.main.dtype)
+        if self.main.is_cuda:  # where index_add_ adds in any order, and this sorts
+            self.main.index_put_((rows,), grad_rows, accumulate=True)
+        else:
+            self.main.index_add_(0, rows, grad_rows)
         self._count()
 
     def take_autograd(self, parameter: Tensor) -> None:
