@@ -1,0 +1,71 @@
+"""The feed-forward part of a block, its inner width divided over tp.
+
+Legend: S sequence, B micro-batch, H hidden, F feed-forward width; ``/t`` = divided over tp.
+GeLU is the exact one, x * Phi(x) (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2), as in Megatron-LM without
+its fused bias-gelu, which takes the tanh approximation. SwiGLU: Shazeer 2020 (arXiv:2002.05202), equation 6.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from trainer.config import ModelConfig
+from trainer.parameters import ParameterBuilder
+from trainer.tensor_parallel.collectives import TensorParallel
+from trainer.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+
+
+class _SwiGLU(torch.autograd.Function):
+    """silu(gate) * up, keeping only its input for backward and writing the two gradients into one buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> torch.Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad.chunk(2, dim=-1)
+        torch.mul(grad_output, F.silu(gate), out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grad_output * up, gate, grad_input=grad_gate)
+        return grad
+
+
+class MLP(nn.Module):
+    """[S(/t), B, H] -> [S(/t), B, H] through F/t inner channels per tp rank."""
+
+    def __init__(self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel):
+        super().__init__()
+        self._swiglu = model.swiglu
+        hidden, ffn = model.hidden_size, model.ffn_size
+        inner = (2, ffn) if model.swiglu else (ffn,)  # gate, then up
+        fc1, fc2 = builder.under("fc1"), builder.under("fc2")
+        has_bias = not model.disable_bias_linear
+        inner_dim = len(inner) - 1
+        self.fc1 = ColumnParallelLinear(
+            fc1.weight("weight", (*inner, hidden), std=model.init_method_std, tp_dim=inner_dim),
+            fc1.vector("bias", inner, value=0.0, tp_dim=inner_dim, on_sequence_shard=False) if has_bias else None,
+            tp,
+        )
+        self.fc2 = RowParallelLinear(
+            fc2.weight("weight", (hidden, ffn), std=model.init_method_std / math.sqrt(2 * model.num_layers), tp_dim=1),
+            fc2.vector("bias", (hidden,), value=0.0, on_sequence_shard=True) if has_bias else None,
+            tp,
+        )
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Collective: all tp ranks."""
+        inner = self.fc1(hidden)  # [S, B, F/t], twice that with SwiGLU
+        inner = _SwiGLU.apply(inner) if self._swiglu else F.gelu(inner)  # type: ignore[no-untyped-call]
+        return self.fc2(inner)  # type: ignore[no-any-return]

@@ -1,0 +1,171 @@
+"""GPTStage: the part of a decoder-only transformer that one pipeline stage holds, divided over tp.
+
+Legend: S sequence, B micro-batch, H hidden, V padded vocabulary; ``/t`` = divided over tp. Activations are [S, B, H],
+or [S/t, B, H] under sequence parallelism.
+With learned positions, LayerNorm and GeLU it is GPT-2's architecture (with the exact GeLU, "gelu" and not "gelu_new" in
+Hugging Face's words); with rotary positions, RMSNorm, SwiGLU and no biases it is Llama's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trainer.config import ModelConfig, TrainConfig
+from trainer.layers.block import Block
+from trainer.layers.dropout import hidden_dropout
+from trainer.layers.norm import Norm
+from trainer.layers.rotary import RotaryTable
+from trainer.parameters import ParameterBuilder
+from trainer.random_streams import MicroBatchRandomness
+from trainer.tensor_parallel.collectives import TensorParallel
+from trainer.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from trainer.tensor_parallel.embedding import VocabParallelEmbedding
+from trainer.tensor_parallel.linear import ColumnParallelLinear
+
+if TYPE_CHECKING:
+    from trainer.data.batches import MicroBatch
+
+
+class GPTEmbedding(nn.Module):
+    """Tokens [S, B] -> [S(/t), B, H]: the word's row, with learned positions the position's too, then dropout."""
+
+    def __init__(self, config: TrainConfig, word_table: nn.Parameter, builder: ParameterBuilder, tp: TensorParallel):
+        super().__init__()
+        model = config.model
+        self._tp = tp
+        self._dropout = model.hidden_dropout
+        self.word = VocabParallelEmbedding(word_table, tp)
+        self.position: nn.Parameter | None = None
+        if model.position_embedding_type == "learned_absolute":
+            self.position = builder.under("position").weight(
+                "weight",
+                (config.max_position_embeddings, model.hidden_size),
+                std=model.init_method_std,
+                on_sequence_shard=True,
+            )
+
+    def forward(self, tokens: torch.Tensor, randomness: MicroBatchRandomness | None) -> torch.Tensor:
+        """Collective: all tp ranks."""
+        hidden: torch.Tensor = self.word(tokens)
+        if self.position is not None:
+            if len(tokens) > len(self.position):
+                raise ValueError(f"a sequence of {len(tokens)} exceeds the {len(self.position)} learned positions")
+            hidden = hidden + self._tp.sequence_shard(self.position[: len(tokens)]).unsqueeze(1)
+        return hidden_dropout(hidden, self._dropout, randomness, "embedding", self._tp)
+
+
+class GPTStage(nn.Module):
+    """Contiguous layers, with the embedding on the first stage, final norm, LM head and loss on the last."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        vocab_size: int,
+        layers: range,
+        builder: ParameterBuilder,
+        tp: TensorParallel,
+    ):
+        """Build the stage that holds ``layers`` (numbers in the whole model).
+
+        Args:
+            config: the whole training config.
+            vocab_size: rows of the vocabulary without padding.
+            layers: the first stage's begin with 0, the last stage's end with num_layers.
+            builder: makes the parameters; afterwards it knows all of this stage.
+            tp: the tensor-parallel axis.
+        """
+        super().__init__()
+        model = config.model
+        self.dtype = builder.dtype
+        self.vocab_size = vocab_size
+        self._tp = tp
+        self._seq_length, self._hidden_size = config.training.seq_length, model.hidden_size
+        rows_per_rank = model.padded_vocab_size(vocab_size, tp.size) // tp.size
+        self._num_valid = min(max(vocab_size - tp.rank * rows_per_rank, 0), rows_per_rank)
+        is_first, is_last = layers.start == 0, layers.stop == model.num_layers
+        is_tied = not model.untie_embeddings_and_output_weights
+        self.embedding: GPTEmbedding | None = None
+        if is_first:
+            table = _vocab_table(model, "embedding.word", vocab_size, builder, tp, tied=is_tied and not is_last)
+            self.embedding = GPTEmbedding(config, table, builder.under("embedding"), tp)
+        self.layers = nn.ModuleList(Block(model, layer, builder.under(f"layers.{layer}"), tp) for layer in layers)
+        self.final_norm: Norm | None = None
+        self.head: ColumnParallelLinear | None = None
+        if is_last:
+            self.final_norm = Norm(
+                model.normalization, model.hidden_size, model.norm_epsilon, builder.under("final_norm")
+            )
+            if is_tied and self.embedding is not None:
+                table = self.embedding.word.weight
+            else:
+                name = "embedding.word" if is_tied else "head"
+                table = _vocab_table(model, name, vocab_size, builder, tp, tied=is_tied)
+            self.head = ColumnParallelLinear(table, None, tp)
+        self._rotary = _rotary_table(config, builder)
+
+    def hidden_shape(self, micro_batch_size: int, seq_length: int | None = None) -> tuple[int, int, int]:
+        """Shape of the activations that travel between stages: [S(/t), B, H]; S is training.seq_length if unset."""
+        length = seq_length or self._seq_length
+        return (length // self._tp.size if self._tp.sequence_parallel else length, micro_batch_size, self._hidden_size)
+
+    def forward(
+        self,
+        hidden: torch.Tensor | None,
+        micro_batch: MicroBatch,
+        randomness: MicroBatchRandomness | None,
+        compute_loss: bool = True,
+    ) -> torch.Tensor:
+        """Run the stage on one micro-batch. Collective: all tp ranks.
+
+        Args:
+            hidden: the previous stage's result; None on the first stage.
+            micro_batch: tokens, labels and loss mask, on this stage's device.
+            randomness: the streams of dropout; None drops nothing.
+            compute_loss: False to get logits on the last stage.
+
+        Returns:
+            [S(/t), B, H], or on the last stage the float32 sum of the losses of the valid tokens, the same on all tp
+            ranks; without ``compute_loss`` this rank's logits [S, B, V/t], of which the columns of the whole vocabulary
+            from vocab_size on are padding.
+        """
+        tokens = micro_batch.tokens.t()  # [S, B]
+        if self.embedding is not None:
+            hidden = self.embedding(tokens, randomness)
+        assert hidden is not None, "only the first stage makes its own input"
+        rotary = self._rotary.first(len(tokens)) if self._rotary is not None else None
+        for block in self.layers:
+            hidden = block(hidden, rotary, randomness)
+        assert hidden is not None
+        if self.final_norm is None or self.head is None:
+            return hidden
+        logits: torch.Tensor = self.head(self.final_norm(hidden))  # [S, B, V/t]
+        if not compute_loss:
+            return logits
+        losses = vocab_parallel_cross_entropy(logits, micro_batch.labels.t(), self._num_valid, self._tp)
+        if micro_batch.loss_mask is not None:
+            losses = losses * micro_batch.loss_mask.t()
+        return losses.sum()
+
+
+def _vocab_table(
+    model: ModelConfig, name: str, vocab_size: int, builder: ParameterBuilder, tp: TensorParallel, *, tied: bool
+) -> nn.Parameter:
+    return builder.under(name).weight(
+        "weight",
+        (model.padded_vocab_size(vocab_size, tp.size), model.hidden_size),
+        std=model.init_method_std,
+        tp_dim=0,
+        tied_over_stages=tied,
+        valid_rows=vocab_size,
+    )
+
+
+def _rotary_table(config: TrainConfig, builder: ParameterBuilder) -> RotaryTable | None:
+    model = config.model
+    if model.position_embedding_type != "rope":
+        return None
+    rotated = int(model.head_dim * model.rotary_percent)
+    return RotaryTable.build(config.max_position_embeddings, rotated, model.rotary_base, builder.dtype, builder.device)

@@ -1,0 +1,114 @@
+"""The collectives between tensor-parallel parts of a layer.
+
+Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp. Activations are [S, B, H].
+
+Megatron-LM's conjugate pair (Shoeybi et al. 2019, arXiv:1909.08053, section 3, figure 3): *f* copies forward and
+all-reduces backward, *g* all-reduces forward and copies backward. With sequence parallelism (Korthikanti et al. 2022,
+arXiv:2205.05198, section 4.2.2, figure 5) f becomes gather / reduce-scatter along S and g reduce-scatter / gather. g is
+``reduce_partial_sums`` here; f stands in ColumnParallelLinear, whose backward hides it behind a matrix product.
+Collective: all ranks of the tp group must call each of these, in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from trainer.mesh import ParallelMesh, ProcessGroups
+
+# torch 2.13 renamed both and warns on every use of the old names; older releases have only those.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """The tp axis as layers see it."""
+
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    """None when size is 1."""
+    sequence_parallel: bool = False
+    """Activations between tensor-parallel regions are divided along the sequence; never set when size is 1."""
+
+    @classmethod
+    def build(cls, mesh: ParallelMesh, groups: ProcessGroups, sequence_parallel: bool) -> TensorParallel:
+        """The tp axis of ``mesh``."""
+        return cls(mesh.tp, mesh.tp_rank, groups.tp, sequence_parallel and mesh.tp > 1)
+
+    def sequence_shard(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part (a view) of a tensor [S, ...] under sequence parallelism; else all of it."""
+        if not self.sequence_parallel:
+            return whole
+        length = whole.shape[0] // self.size
+        return whole.narrow(0, self.rank * length, length)
+
+
+def gather_sequence(shard: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
+    """[S, ...] from every rank's [S/t, ...], outside autograd."""
+    whole = shard.new_empty((shard.shape[0] * tp.size, *shard.shape[1:]))
+    _all_gather(whole, shard.contiguous(), group=tp.group)
+    return whole
+
+
+@dataclass(frozen=True)
+class PendingSum:
+    """A sum over tp that is under way. ``result`` waits for it."""
+
+    _output: torch.Tensor
+    _input: torch.Tensor
+    """Kept alive until the collective has read it."""
+    _work: dist.Work | None
+
+    def result(self) -> torch.Tensor:
+        """The sum, once it is there."""
+        if self._work is not None:
+            self._work.wait()
+        return self._output
+
+
+def start_sum(partial: torch.Tensor, tp: TensorParallel) -> PendingSum:
+    """Start to sum [S, ...] over tp, outside autograd; under sequence parallelism the result is this rank's [S/t, ...].
+
+    ``partial`` belongs to the collective from here on: without sequence parallelism it is overwritten by the sum.
+    """
+    if tp.size == 1:
+        return PendingSum(partial, partial, None)
+    partial = partial.contiguous()
+    if tp.sequence_parallel:
+        if partial.shape[0] % tp.size:
+            raise ValueError(f"a sequence of {partial.shape[0]} cannot be divided over {tp.size} tensor-parallel ranks")
+        output = partial.new_empty((partial.shape[0] // tp.size, *partial.shape[1:]))
+        return PendingSum(output, partial, _reduce_scatter(output, partial, group=tp.group, async_op=True))
+    return PendingSum(partial, partial, dist.all_reduce(partial, group=tp.group, async_op=True))
+
+
+class _ReducePartialSums(torch.autograd.Function):
+    """*g*: sum over tp forward; the gradient of every summand is the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
+        ctx.tp = tp
+        if not tp.sequence_parallel:
+            ctx.mark_dirty(partial)
+        return start_sum(partial, tp).result()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        tp: TensorParallel = ctx.tp
+        return (gather_sequence(grad_output, tp) if tp.sequence_parallel else grad_output), None
+
+
+def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
+    """*g*: the sum over tp of contiguous [S, B, H], in place; with sequence parallelism this rank's [S/t, B, H]."""
+    if tp.size == 1:
+        return partial
+    summed: torch.Tensor = _ReducePartialSums.apply(partial, tp)  # type: ignore[no-untyped-call]
+    return summed

@@ -1,0 +1,71 @@
+"""The vocabulary table divided over tp by rows.
+
+Legend: S sequence, B micro-batch, H hidden, V padded vocabulary; ``/t`` = divided over tp.
+Shoeybi et al. 2019 (arXiv:1909.08053), section 3: each rank looks up the tokens it holds, zeros for the others, and
+the sum over tp completes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from trainer.tensor_parallel.collectives import TensorParallel, reduce_partial_sums
+
+
+class RowSink(Protocol):
+    """Takes the gradient of a table as the rows that were looked up, so that the rest of the table is not touched."""
+
+    def add_rows(self, rows: torch.Tensor, grad_rows: torch.Tensor) -> None:
+        """Add ``grad_rows`` [N, H] to the rows [N] of the table's gradient; a row may occur more than once."""
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of the local part of a table; zeros where ``is_elsewhere``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, table: torch.Tensor, rows: torch.Tensor, is_elsewhere: torch.Tensor | None, sink: RowSink | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(rows, is_elsewhere)
+        ctx.sink, ctx.shape = sink, table.shape
+        found = F.embedding(rows, table)
+        return found if is_elsewhere is None else found.masked_fill_(is_elsewhere.unsqueeze(-1), 0.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
+        rows, is_elsewhere = ctx.saved_tensors
+        if is_elsewhere is not None:
+            grad_output = grad_output.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
+        grad_rows = grad_output.reshape(-1, grad_output.shape[-1])
+        if ctx.sink is not None:
+            ctx.sink.add_rows(rows.flatten(), grad_rows)
+            return None, None, None, None
+        return grad_rows.new_zeros(ctx.shape).index_add_(0, rows.flatten(), grad_rows), None, None, None
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Tokens [S, B] -> [S(/t), B, H]. Each tp rank holds V/t rows of the table."""
+
+    def __init__(self, weight: nn.Parameter, tp: TensorParallel):
+        super().__init__()
+        self.weight = weight
+        self.row_sink: RowSink | None = None
+        """Where the table's gradient goes instead of ``weight.grad``."""
+        self._tp = tp
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Collective: all tp ranks."""
+        is_elsewhere = None
+        if self._tp.size > 1:
+            num_rows = self.weight.shape[0]
+            tokens = tokens - self._tp.rank * num_rows
+            is_elsewhere = (tokens < 0) | (tokens >= num_rows)
+            tokens = tokens.masked_fill(is_elsewhere, 0)
+        found: torch.Tensor = _Lookup.apply(self.weight, tokens, is_elsewhere, self.row_sink)  # type: ignore[no-untyped-call]
+        return reduce_partial_sums(found, self._tp)

@@ -1,0 +1,115 @@
+"""Linear layers whose weight is divided over tp: by output (column) or by input (row).
+
+Legend: S sequence, B micro-batch, N = S*B; ``/t`` = divided over tp. A weight is [out, in], or [2, out, in] for a
+packed pair (gate and up of SwiGLU), which acts as [2*out, in].
+Shoeybi et al. 2019 (arXiv:1909.08053), section 3: column then row needs one all-reduce per pair and direction.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from trainer.tensor_parallel.collectives import TensorParallel, gather_sequence, reduce_partial_sums, start_sum
+
+_ALONE = TensorParallel()
+
+
+class OuterProductSink(Protocol):
+    """Takes a weight gradient as the factors of its matrix product, so that the product itself can accumulate it."""
+
+    def add_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add ``grad_output^T @ inputs`` ([N, out], [N, in]) to the gradient of a weight of out*in elements."""
+
+
+class _Linear(torch.autograd.Function):
+    """``inputs @ weight^T + bias``; with ``tp`` of size > 1 the input side is *f*."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        sink: OuterProductSink | None,
+        tp: TensorParallel,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.sink, ctx.tp, ctx.has_bias = sink, tp, bias is not None
+        whole = gather_sequence(inputs, tp) if tp.sequence_parallel else inputs
+        return F.linear(whole, weight.flatten(0, -2), None if bias is None else bias.flatten())
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None]:
+        inputs, weight = ctx.saved_tensors
+        tp: TensorParallel = ctx.tp
+        # Gathered anew: only the shard was kept from forward (Korthikanti et al. 2022, section 4.2.2).
+        whole = gather_sequence(inputs, tp) if tp.sequence_parallel else inputs
+        # The sum over tp travels while the weight gradient is computed.
+        pending = start_sum(grad_output.matmul(weight.flatten(0, -2)), tp) if ctx.needs_input_grad[0] else None
+        grad_rows = grad_output.reshape(-1, grad_output.shape[-1])
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = _weight_gradient(grad_rows, whole.reshape(-1, whole.shape[-1]), weight, ctx.sink)
+        grad_bias = grad_rows.sum(0).view(weight.shape[:-1]) if ctx.has_bias else None
+        return (pending.result() if pending is not None else None), grad_weight, grad_bias, None, None
+
+
+def _weight_gradient(
+    grad_rows: torch.Tensor, input_rows: torch.Tensor, weight: torch.Tensor, sink: OuterProductSink | None
+) -> torch.Tensor | None:
+    if sink is not None:
+        sink.add_outer(grad_rows, input_rows)
+        return None
+    return grad_rows.t().matmul(input_rows).view(weight.shape)
+
+
+class ColumnParallelLinear(nn.Module):
+    """[S(/t), B, in] -> [S, B, out/t]: each tp rank computes its share of the outputs from the whole input.
+
+    Under sequence parallelism the input comes divided along the sequence and is gathered.
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, tp: TensorParallel):
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.gradient_sink: OuterProductSink | None = None
+        """Where the weight gradient goes instead of ``weight.grad``."""
+        self._tp = tp
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Collective: all tp ranks (with sequence parallelism; its backward always)."""
+        outputs: torch.Tensor = _Linear.apply(inputs, self.weight, self.bias, self.gradient_sink, self._tp)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class RowParallelLinear(nn.Module):
+    """[S, B, in/t] -> [S(/t), B, out]: each tp rank has a share of the inputs; the partial outputs are summed.
+
+    Under sequence parallelism each rank gets its part of the sequence of the sum. The bias is added once, after it.
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, tp: TensorParallel):
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.gradient_sink: OuterProductSink | None = None
+        """Where the weight gradient goes instead of ``weight.grad``."""
+        self._tp = tp
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Collective: all tp ranks."""
+        if self._tp.size == 1:
+            whole: torch.Tensor = _Linear.apply(inputs, self.weight, self.bias, self.gradient_sink, _ALONE)  # type: ignore[no-untyped-call]
+            return whole
+        partial: torch.Tensor = _Linear.apply(inputs, self.weight, None, self.gradient_sink, _ALONE)  # type: ignore[no-untyped-call]
+        summed = reduce_partial_sums(partial, self._tp)
+        return summed if self.bias is None else summed.add_(self.bias)
