@@ -141,13 +141,15 @@ def forward_logits(model: ParallelModel, tokens: Tensor) -> Tensor | None:
 
 
 def _gather_vocabulary(model: ParallelModel, local: Tensor) -> Tensor:
+    """[S, B, V] from every tp rank's columns, of which those with vocabulary padding hold fewer, or none."""
     if model.groups.tp is None:
-        whole = local
-    else:
-        parts = [torch.empty_like(local) for _ in range(model.mesh.tp)]
-        dist.all_gather(parts, local.contiguous(), group=model.groups.tp)
-        whole = torch.cat(parts, dim=-1)
-    return whole[..., : model.stage.vocab_size]
+        return local
+    table = next(layout for layout in model.layouts.values() if layout.valid_rows is not None)
+    width = table.global_shape[0] // model.mesh.tp
+    local = nn.functional.pad(local, (0, width - local.shape[-1]))
+    parts = [torch.empty_like(local) for _ in range(model.mesh.tp)]
+    dist.all_gather(parts, local, group=model.groups.tp)
+    return torch.cat(parts, dim=-1)[..., : table.valid_rows]
 
 
 def _forward_stages(model: ParallelModel, micro_batches: Sequence[MicroBatch], *, compute_loss: bool) -> list[Tensor]:
