@@ -11,10 +11,10 @@ from typing_extensions import Self
 
 from llmctl.backends import MODULES
 from llmctl.errors import ProfileError, UsageError
+from llmctl.job import VARIABLE
 from llmctl.resources import UserFolders, search_path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class _Part(BaseModel):
@@ -119,7 +119,7 @@ def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> 
     values: dict[str, Any] = {}
     owner: dict[str, Path] = {}
     for path in files:
-        layer = _read(path)
+        layer = read_layer(path)
         owner.update(dict.fromkeys(_dotted(layer), path))
         values = overlay(values, layer)
     try:
@@ -142,7 +142,12 @@ def expand_home(path: str, folders: UserFolders) -> Path:
     return folders.home / path[2:] if path.startswith("~/") else folders.home if path == "~" else Path(path)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_layer(path: Path) -> dict[str, Any]:
+    """The mapping in a profile's, overlay's or user's config file, unchecked.
+
+    Raises:
+        ProfileError: it cannot be read or is no mapping; names the file.
+    """
     from trainer.config import read_yaml
     from trainer.config_error import ConfigError
 

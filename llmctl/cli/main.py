@@ -3,6 +3,7 @@
 Commands are a table of names: --help prints it, and a command imports its own module and nothing of the others.
 """
 
+import difflib
 import importlib
 import os
 import sys
@@ -15,19 +16,21 @@ import typer.core
 import typer.main
 
 from llmctl import __version__
-from llmctl.cli.console import Invocation
-from llmctl.errors import BUG, INTERRUPTED, LlmctlError
+from llmctl.errors import BUG, INTERRUPTED, LlmctlError, UsageError
+from llmctl.invocation import Invocation
 
 # command -> (module, what it does). The module has ``app``, a Typer with one command, or with several and a callback.
 COMMANDS = {
     "submit": ("llmctl.cli.submit", "Start a training run, or any command, on a cluster."),
-    "interactive": ("llmctl.cli.interactive", "Open a shell in a job's environment, or run one command in it."),
+    "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),
     "status": ("llmctl.cli.status", "Show runs: state, iteration, loss, tokens/s."),
     "logs": ("llmctl.cli.logs", "Show or follow what a run prints, rank by rank."),
     "cancel": ("llmctl.cli.cancel", "End runs, and every process that they started."),
     "resume": ("llmctl.cli.resume", "Go on with a run from its latest checkpoint."),
     "clusters": ("llmctl.cli.clusters", "List, show, check and write cluster profiles."),
 }
+
+TAKES_COMMAND = frozenset({"submit", "interactive"})
 
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException, which typer carries but does not name
 
@@ -49,6 +52,10 @@ class LazyGroup(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command itself, from its own module."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+            raise UsageError(f"there is no command {args[0]!r}; {hint}")
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(str(name)), rest
 
@@ -64,7 +71,6 @@ def load_command(name: str) -> Any:
 
 app = typer.Typer(
     cls=LazyGroup,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -94,11 +100,14 @@ def run() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code (see llmctl.errors); errors are one block on standard error."""
-    invocation = Invocation.of(("llmctl", *arguments), os.environ, Path.cwd())
-    debug = "--debug" in list(arguments)[: list(arguments).index("--")] if "--" in arguments else "--debug" in arguments
+    words, command = split_command(arguments)
+    invocation = Invocation.of(("llmctl", *arguments), command, os.environ, Path.cwd())
+    debug = "--debug" in words
     try:
+        if "--" in arguments and not set(words) & TAKES_COMMAND:
+            raise UsageError(f"-- COMMAND goes with {' and '.join(sorted(TAKES_COMMAND))} only")
         result = typer.main.get_command(app).main(
-            list(arguments), prog_name="llmctl", standalone_mode=False, obj=invocation
+            words or ["--help"], prog_name="llmctl", standalone_mode=False, obj=invocation
         )
     except LlmctlError as error:
         return _report(error.message, error.exit_code, debug)
@@ -113,6 +122,15 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:
         return _report(f"internal error: {type(error).__name__}: {error}; --debug shows where", BUG, debug)
     return result if isinstance(result, int) else 0
+
+
+def split_command(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """What llmctl itself reads, and the COMMAND after the first ``--``, which it leaves alone."""
+    words = list(arguments)
+    if "--" not in words:
+        return words, ()
+    cut = words.index("--")
+    return words[:cut], tuple(words[cut + 1 :])
 
 
 def _usage_message(error: Any) -> str:
