@@ -1,0 +1,200 @@
+"""``llmctl status``: what is true about runs, for people, pipes and programs."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmctl.cli.console import is_for_people, print_json, rich_console, say
+from llmctl.durations import clock, spoken
+from llmctl.errors import RecordError, UsageError
+from llmctl.invocation import Invocation
+from llmctl.job_state import JobState
+from llmctl.run_observer import observe_runs
+from llmctl.run_record import IndexEntry, RunRecord
+from llmctl.run_view import RunView
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+RECENT = 10
+"""Finished runs that are shown without --all."""
+WATCH_INTERVAL_S = 2.0
+COLUMNS = ("RUN", "CLUSTER", "STATE", "TRY", "ITERATION", "LOSS", "TOKENS/S", "MFU", "ETA", "AGE")
+COLOURS = {
+    JobState.PENDING: "yellow",
+    JobState.RUNNING: "cyan",
+    JobState.COMPLETED: "green",
+    JobState.CANCELLED: "magenta",
+    JobState.UNKNOWN: "yellow",
+}
+
+app = typer.Typer()
+
+
+@app.command()
+def status(
+    context: typer.Context,
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run id, its beginning, run name or job id.")
+    ] = None,
+    cluster: str = typer.Option(
+        "", "--cluster", metavar="NAME", help="Only this cluster; looks through its runs_root."
+    ),
+    every: bool = typer.Option(False, "--all", help="Also runs that ended long ago."),
+    watch: bool = typer.Option(False, "--watch", help="Show again every two seconds until all have ended."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON document."),
+) -> None:
+    """Show runs: state, iteration, loss, tokens/s, MFU, time left, age of the metrics, and why.
+
+    Without RUN: all that have not ended, and the latest that have.
+    """
+    if watch and as_json:
+        raise UsageError("--watch: --json writes one document; leave one of the two out")
+    invocation: Invocation = context.obj
+    entries, more = _select(invocation, runs or [], cluster, every)
+    if as_json:
+        views = _observe(invocation, entries)
+        print_json({"runs": [_document(*pair) for pair in zip(views, entries, strict=True)], "more": more})
+    elif watch:
+        _watch(invocation, entries)
+    else:
+        _show(_observe(invocation, entries))
+        if not entries:
+            say("there is no run yet: llmctl submit starts one; llmctl status --cluster NAME looks for older ones")
+    if more and not as_json:
+        say(f"{more} more that ended earlier: llmctl status --all")
+
+
+def _select(
+    invocation: Invocation, references: Sequence[str], cluster: str, every: bool
+) -> tuple[list[IndexEntry], int]:
+    """The runs to show, newest first, and how many were left away."""
+    if cluster:
+        profile = invocation.profile(cluster)
+        invocation.index.rebuild(Path(profile.runs_root))
+    if references:
+        found = [invocation.index.find(reference) for reference in references]
+        return list(dict.fromkeys(entry for entry in found if cluster in ("", entry.cluster))), 0
+    entries = [entry for entry in invocation.index.entries() if cluster in ("", entry.cluster)][::-1]
+    if every:
+        return entries, 0
+    finished = [entry for entry in entries if _has_finished(entry)]
+    hidden = set(finished[RECENT:])
+    return [entry for entry in entries if entry not in hidden], len(hidden)
+
+
+def _has_finished(entry: IndexEntry) -> bool:
+    return entry.last_state in {state.value for state in JobState if state.is_finished}
+
+
+def _observe(invocation: Invocation, entries: Sequence[IndexEntry]) -> list[RunView]:
+    """The views of runs, in order; remembers the states seen."""
+    loaded = [_load(entry) for entry in entries]
+    records = [record for record in loaded if isinstance(record, RunRecord)]
+    seen: Iterator[RunView] = iter(observe_runs(records, invocation.transport))
+    views = []
+    for entry, record in zip(entries, loaded, strict=True):
+        view = next(seen) if isinstance(record, RunRecord) else _view_without_record(entry, record)
+        if isinstance(record, RunRecord) and entry.last_state != view.state.value:
+            invocation.index.update_state(entry.run_id, view.state.value, time.time())
+        views.append(view)
+    return views
+
+
+def _load(entry: IndexEntry) -> "RunRecord | RecordError":
+    try:
+        return RunRecord.load(entry.run_dir)
+    except RecordError as error:
+        return error
+
+
+def _view_without_record(entry: IndexEntry, error: RecordError) -> RunView:
+    seen = f"; last seen {entry.last_state}" if entry.last_state else ""
+    empty: dict[str, Any] = dict.fromkeys(RunView.__dataclass_fields__)
+    return RunView(
+        **{
+            **empty,
+            "run_id": entry.run_id,
+            "name": entry.name,
+            "cluster": entry.cluster,
+            "state": JobState.UNKNOWN,
+            "detail": f"{error.message}{seen}",
+        }
+    )
+
+
+def _document(view: RunView, entry: IndexEntry) -> dict[str, Any]:
+    return {**view.as_json(), "run_dir": str(entry.run_dir), "job_ids": list(entry.job_ids)}
+
+
+def _cells(view: RunView) -> list[str]:
+    total = f"/{view.train_iters}" if view.train_iters is not None else ""
+    return [
+        view.run_id,
+        view.cluster,
+        view.state.value,
+        str(view.attempt) if view.attempt is not None else "-",
+        f"{view.iteration}{total}" if view.iteration is not None else f"-{total}",
+        f"{view.loss:.4f}" if view.loss is not None else "-",
+        f"{view.tokens_per_s:,.0f}" if view.tokens_per_s is not None else "-",
+        f"{100 * view.mfu:.1f}%" if view.mfu is not None else "-",
+        clock(view.eta_s) if view.eta_s is not None else "-",
+        spoken(view.metrics_age_s) if view.metrics_age_s is not None else "-",
+    ]
+
+
+def _show(views: Sequence[RunView]) -> None:
+    if not views:
+        return
+    if is_for_people():
+        rich_console().print(_table(views))
+        return
+    rows = [[*COLUMNS, "DETAIL"], *([*_cells(view), view.detail or "-"] for view in views)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
+
+
+def _table(views: Sequence[RunView]) -> "Group":
+    """For a terminal: a table of what has a width, and beneath it a line per run that has something to say."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    shown = [number for number, name in enumerate(COLUMNS) if name != "CLUSTER" or len({v.cluster for v in views}) > 1]
+    for number in shown:
+        right = number >= COLUMNS.index("ITERATION")
+        table.add_column(COLUMNS[number], justify="right" if right else "left", no_wrap=True)
+    for view in views:
+        cells = [Text(cell) for cell in _cells(view)]
+        cells[COLUMNS.index("STATE")].stylize(COLOURS.get(view.state, "red"))
+        table.add_row(*(cells[number] for number in shown))
+    details = []
+    for view in views:
+        if view.detail:
+            state = (view.state.value, COLOURS.get(view.state, "red"))
+            details.append(Text.assemble((view.run_id, "bold"), " ", state, f": {view.detail}"))
+    return Group(table, *details)
+
+
+def _watch(invocation: Invocation, entries: Sequence[IndexEntry]) -> None:
+    if not is_for_people():
+        while True:
+            views = _observe(invocation, entries)
+            _show(views)
+            if all(view.state.is_finished for view in views):
+                return
+            print(flush=True)
+            time.sleep(WATCH_INTERVAL_S)
+    from rich.live import Live
+
+    views = _observe(invocation, entries)
+    with Live(_table(views), console=rich_console(), auto_refresh=False) as live:
+        while not all(view.state.is_finished for view in views):
+            time.sleep(WATCH_INTERVAL_S)
+            views = _observe(invocation, entries)
+            live.update(_table(views), refresh=True)
