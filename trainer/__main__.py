@@ -10,9 +10,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from trainer.launch_environment import LaunchEnvironment, LaunchError, resolve_launch_environment
-from trainer.rank_log import redirect_output
+from trainer.rank_log import ConsoleCopy, redirect_output
 from trainer.run_directory import RunDirectory
 
 # command -> (module, what it does). The module has main(arguments); of the parallel ones, main(arguments, launch, run).
@@ -52,10 +53,24 @@ def _run_parallel(module: str, arguments: Sequence[str]) -> int:
     except (LaunchError, ValueError) as error:
         print(f"trainer: {error}", file=sys.stderr)
         return _USAGE
+    console = None
     if run is not None:
-        redirect_output(run.rank_log(launch.rank), also_console=launch.rank == 0)
+        console = redirect_output(run.rank_log(launch.rank), also_console=launch.rank == 0)
     _complete_environment(launch)
-    return int(importlib.import_module(module).main(arguments, launch, run))
+    code = int(importlib.import_module(module).main(arguments, launch, run))
+    if code:
+        _leave_at_once(code, console)
+    return code
+
+
+def _leave_at_once(code: int, console: ConsoleCopy | None) -> NoReturn:
+    # After a failure a collective may be pending whose other side is dead; the interpreter's own end would wait for
+    # it until the timeout, and the launcher with it.
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if console is not None:
+        console.finish()
+    os._exit(code)
 
 
 def _complete_environment(launch: LaunchEnvironment) -> None:

@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.1
 _BLOCK = 1 << 16
 
 
-def redirect_output(log: Path, *, also_console: bool) -> None:
+def redirect_output(log: Path, *, also_console: bool) -> ConsoleCopy | None:
     """Point file descriptors 1 and 2 at ``log``, so that output of C libraries and of the dying interpreter is kept.
 
     With ``also_console`` a thread copies what arrives in the file to where stdout went before. The file is the truth:
@@ -39,9 +39,11 @@ def redirect_output(log: Path, *, also_console: bool) -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=True)
     faulthandler.enable(file=2)
     if also_console:
-        ConsoleCopy(log, start, console).start()
-    else:
-        os.close(console)
+        copy = ConsoleCopy(log, start, console)
+        copy.start()
+        return copy
+    os.close(console)
+    return None
 
 
 class ConsoleCopy:
@@ -58,9 +60,10 @@ class ConsoleCopy:
     def start(self) -> None:
         """Begin, and make sure that the rest is copied when the interpreter ends."""
         self._thread.start()
-        atexit.register(self._finish)
+        atexit.register(self.finish)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Copy what is left and stop."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self._end.set()

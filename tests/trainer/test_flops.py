@@ -1,0 +1,78 @@
+"""Parameter counts and the convention for FLOPs, against published models."""
+
+import pytest
+
+from trainer.config import build_config
+from trainer.planning.device_peaks import known_peak_tflops
+from trainer.planning.flops import count_parameters, flops_per_token
+
+
+def config(model, seq_length=2048):
+    return build_config(
+        {"model": model, "training": {"train_iters": 1, "seq_length": seq_length}, "optimizer": {"lr": 1e-4}}
+    )
+
+
+GPT2 = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "max_position_embeddings": 1024}
+LLAMA_2_7B = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "ffn_hidden_size": 11008,
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "untie_embeddings_and_output_weights": True,
+}
+LLAMA_3_8B = {**LLAMA_2_7B, "ffn_hidden_size": 14336, "num_query_groups": 8}
+QWEN_2_5_05B = {
+    **LLAMA_2_7B,
+    "num_layers": 24,
+    "hidden_size": 896,
+    "num_attention_heads": 14,
+    "num_query_groups": 2,
+    "ffn_hidden_size": 4864,
+    "add_qkv_bias": True,
+    "untie_embeddings_and_output_weights": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "seq_length", "vocab_size", "parameters"),
+    [
+        (GPT2, 1024, 50257, 124_439_808),
+        (LLAMA_2_7B, 2048, 32000, 6_738_415_616),
+        (LLAMA_3_8B, 2048, 128256, 8_030_261_248),
+        (QWEN_2_5_05B, 2048, 151936, 494_032_768),
+    ],
+)
+def test_counts_of_published_models(model, seq_length, vocab_size, parameters):
+    assert count_parameters(config(model, seq_length), vocab_size).total == parameters
+
+
+def test_flops_by_hand():
+    # GPT-2: all parameters, less both input tables, plus the tied output table.
+    counted = 124_439_808 - 1024 * 768
+    expected = 6 * counted + 12 * 12 * 768 * 1024
+    assert flops_per_token(config(GPT2, 1024), 50257) == expected
+    untied = 6_738_415_616 - 32000 * 4096
+    assert flops_per_token(config(LLAMA_2_7B), 32000) == 6 * untied + 12 * 32 * 4096 * 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312.0),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA H200", 989.4),
+        ("Tesla V100-SXM2-16GB", 125.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40S", 362.05),
+        ("NVIDIA RTX A4000", None),
+        ("CPU", None),
+    ],
+)
+def test_known_peaks(name, peak):
+    assert known_peak_tflops(name) == peak

@@ -1,0 +1,142 @@
+"""Names in a checkpoint folder, and the order of steps that makes a kill at any instant harmless. Torch-free.
+
+A checkpoint is complete when its folder has its final name: the files in it are on the disk before the rename, and the
+rename is on the disk before ``latest_checkpointed_iteration.txt`` names it (POSIX rename(2) replaces at one instant).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+from trainer.run_directory import sync_directory
+
+LATEST = "latest_checkpointed_iteration.txt"
+METADATA = "metadata.json"
+
+_COMPLETE = re.compile(r"iter_(\d{7,})")
+_LEFTOVER = re.compile(r"\.iter_\d{7,}\.(tmp|old)-\d+|\.latest-\d+")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or read. The message is one sentence that names the folder."""
+
+
+def checkpoint_path(root: Path, iteration: int) -> Path:
+    """Folder of the complete checkpoint of an iteration."""
+    return root / f"iter_{iteration:07d}"
+
+
+def temporary_path(root: Path, iteration: int, attempt: int) -> Path:
+    """Folder in which an attempt writes it."""
+    return root / f".iter_{iteration:07d}.tmp-{attempt}"
+
+
+def complete_iterations(root: Path) -> list[int]:
+    """Iterations of which a complete checkpoint exists, ascending. One that was damaged afterwards counts too."""
+    if not root.is_dir():
+        return []
+    matches = ((entry, _COMPLETE.fullmatch(entry.name)) for entry in root.iterdir())
+    return sorted(int(match[1]) for entry, match in matches if match and entry.is_dir())
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, by its metadata and the sizes of its files; None if nothing is."""
+    if not checkpoint.is_dir():
+        return "is missing"
+    try:
+        files = json.loads((checkpoint / METADATA).read_text(encoding="utf-8"))["files"]
+        wrong = next((name for name, size in files.items() if (checkpoint / name).stat().st_size != size), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"is damaged ({type(error).__name__}: {error})"
+    return None if wrong is None else f"is damaged ({wrong} has a wrong size)"
+
+
+def find_latest(root: Path) -> tuple[Path | None, str | None]:
+    """The checkpoint to go on from, and a sentence if it is not the one that should be there.
+
+    It is the one that latest_checkpointed_iteration.txt names; where that is missing or damaged, the newest sound one.
+    """
+    complete = complete_iterations(root)
+    named = _named_iteration(root)
+    if named is not None:
+        problem = damage(checkpoint_path(root, named))
+        if problem is None:
+            return checkpoint_path(root, named), None
+        what = f"checkpoint {checkpoint_path(root, named)}, which {LATEST} names, {problem}"
+    elif complete:
+        what = f"{root / LATEST} names no iteration"
+    else:
+        return None, None
+    for iteration in reversed(complete):
+        path = checkpoint_path(root, iteration)
+        if damage(path) is None:
+            return path, f"{what}; going on from {path.name}, the newest sound one"
+    raise CheckpointError(
+        f"{what}, and {root} holds no sound checkpoint; restore one, or remove the folder to start anew"
+    )
+
+
+def _named_iteration(root: Path) -> int | None:
+    try:
+        text = (root / LATEST).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def publish(temporary: Path, root: Path, iteration: int, attempt: int) -> None:
+    """Give a written and synced folder its final name, and then move the pointer to it.
+
+    A checkpoint of the same iteration, from a run that went on from an older one, is moved aside first.
+
+    Raises:
+        OSError: the file system refuses; older checkpoints are untouched.
+    """
+    final = checkpoint_path(root, iteration)
+    aside = root / f".{final.name}.old-{attempt}"
+    if final.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
+    temporary.rename(final)
+    sync_directory(root)
+    _write_pointer(root, iteration, attempt)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_pointer(root: Path, iteration: int, attempt: int) -> None:
+    temporary = root / f".latest-{attempt}"
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(f"{iteration}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(root / LATEST)
+    sync_directory(root)
+
+
+def prune(root: Path, keep_last: int, iteration: int, attempt: int) -> None:
+    """Delete all but the newest ``keep_last`` checkpoints up to ``iteration``.
+
+    Later ones belong to a course that was left by setting the pointer back; they are the user's. Each is renamed
+    before its files go, so that no half-deleted folder carries a complete one's name.
+    """
+    for old in [number for number in complete_iterations(root) if number <= iteration][:-keep_last]:
+        aside = root / f".{checkpoint_path(root, old).name}.old-{attempt}"
+        checkpoint_path(root, old).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_leftovers(root: Path) -> list[str]:
+    """Remove what dead attempts left half-written or half-deleted; returns the names. No other attempt may be alive."""
+    if not root.is_dir():
+        return []
+    names = sorted(entry.name for entry in root.iterdir() if _LEFTOVER.fullmatch(entry.name))
+    for name in names:
+        if (root / name).is_dir():
+            shutil.rmtree(root / name, ignore_errors=True)
+        else:
+            (root / name).unlink(missing_ok=True)
+    return names

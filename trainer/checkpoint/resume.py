@@ -1,0 +1,109 @@
+"""Where a run goes on from: its own latest checkpoint, a start point, or nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.agreement import from_first_rank
+from trainer.checkpoint.directory import CheckpointError, checkpoint_path, find_latest
+from trainer.checkpoint.load import load_training_state, load_weights
+from trainer.config_error import ConfigError
+from trainer.failure import PeerFailedError
+
+if TYPE_CHECKING:
+    from trainer.config import CheckpointConfig
+    from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+    from trainer.progress import TrainingProgress
+    from trainer.train_state import ParallelModel
+
+_NOTHING, _OWN, _START_POINT, _FAILED = range(4)
+
+
+def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
+    """Refuse a start point that is not there, or that a resume could not tell from the run's own checkpoints.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if config.load is None:
+        return
+    load = Path(config.load).expanduser()
+    is_same = save is not None and load.resolve() == save.resolve()
+    takes_less = config.finetune or config.no_load_optim or config.no_load_rng
+    if is_same and takes_less:
+        raise ConfigError(
+            "checkpoint.save",
+            f"{save} is checkpoint.load too; with finetune or no_load_* the next attempt could not tell the start "
+            "point from its own checkpoints; choose another folder to save in",
+        )
+    # Megatron's scripts give one folder for both from the first start on, when it is still empty.
+    if not is_same and find_latest(load)[0] is None:
+        raise ConfigError("checkpoint.load", f"{load} holds no checkpoint; correct the path, or unset it to start anew")
+
+
+def restore(
+    config: CheckpointConfig,
+    save: Path | None,
+    model: ParallelModel,
+    optimizer: MixedPrecisionOptimizer,
+    progress: TrainingProgress,
+    device: torch.device,
+) -> Path | None:
+    """Bring model, optimizer and progress to where the run goes on; returns the checkpoint if there is one.
+
+    The run's own checkpoints under ``save`` always come first and whole; finetune and no_load_* are about the start
+    point only. Collective: all ranks; rank 0 chooses, so that a file system that shows ranks different things cannot
+    divide them.
+
+    Raises:
+        CheckpointError: the chosen checkpoint cannot be read or is of another model.
+    """
+    roots = {_OWN: save, _START_POINT: Path(config.load).expanduser() if config.load else None}
+    source, path = _agree_on_checkpoint(roots, model.mesh.rank, device)
+    if path is None:
+        return None
+    seed = progress.seed
+    weights_only = config.no_save_optim if source == _OWN else config.finetune or config.no_load_optim
+    if weights_only:
+        metadata = load_weights(path, model)
+        optimizer.adopt_weights()
+    else:
+        metadata = load_training_state(path, model, optimizer)
+    if source == _START_POINT and config.finetune:
+        return path
+    try:
+        progress.load(metadata.progress)
+    except KeyError as error:
+        raise CheckpointError(f"{path} does not say its {error}") from None
+    if source == _START_POINT and config.no_load_rng:
+        progress.seed = seed
+    return path
+
+
+def _agree_on_checkpoint(roots: dict[int, Path | None], rank: int, device: torch.device) -> tuple[int, Path | None]:
+    choice, problem = [_NOTHING, 0], None
+    if rank == 0:
+        try:
+            choice = _choose(roots)
+        except (CheckpointError, OSError) as error:
+            choice, problem = [_FAILED, 0], error
+    source, iteration = from_first_rank(choice, device)
+    if problem is not None:
+        raise CheckpointError(str(problem)) from problem
+    if source == _FAILED:
+        raise PeerFailedError("rank 0 found no checkpoint that can be read, and says why")
+    root = roots.get(source)
+    return source, None if root is None else checkpoint_path(root, iteration)
+
+
+def _choose(roots: dict[int, Path | None]) -> list[int]:
+    for source, root in roots.items():
+        path, note = find_latest(root) if root is not None else (None, None)
+        if note:
+            print(note, flush=True)
+        if path is not None:
+            return [source, int(path.name.removeprefix("iter_"))]
+    return [_NOTHING, 0]

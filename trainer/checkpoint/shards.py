@@ -1,0 +1,52 @@
+"""One rank's tensors in one safetensors file (https://huggingface.co/docs/safetensors#format), streamed and synced."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+# The format wants the header padded to 8 bytes, so that every tensor can be mapped in place.
+_HEADER_ALIGNMENT = 8
+
+
+def write_shard_file(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    """Write ``tensors`` and bring them to the disk; returns the size of the file in bytes.
+
+    Tensors go out one after another straight from their memory, so that a save needs no second copy of the state (one
+    tensor's on a GPU), and slices of a shared buffer are stored as what they are.
+
+    Raises:
+        OSError: the disk is full or refuses.
+    """
+    header: dict[str, object] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for tensor in tensors.values():
+            _write_tensor(file, tensor)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
+    if tensor.numel():
+        file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,189 @@
+"""``python -m trainer pretrain``: a config file, Megatron-LM's flags over it, and the run. Torch-free until it runs.
+
+Exit codes: 0 done, 1 the run failed, 2 bad flags, 3 bad config, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import TrainConfig, build_config, known_keys, read_yaml
+from trainer.config_error import ConfigError
+from trainer.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
+
+if TYPE_CHECKING:
+    from trainer.launch_environment import LaunchEnvironment
+    from trainer.run_directory import RunDirectory
+
+_TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
+
+
+class UsageError(ValueError):
+    """A flag that cannot be used. The message names it and says what to do."""
+
+
+@dataclass
+class CommandLine:
+    """What the flags say.
+
+    Attributes:
+        config_file: the YAML file, if any was given.
+        values: dotted key -> value.
+        notes: one sentence per flag that is accepted and without effect.
+    """
+
+    config_file: Path | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def flag_keys() -> dict[str, str]:
+    """Flag (without dashes in front) -> dotted key, for every key of the config that the trainer reads."""
+    return {key.rpartition(".")[2].replace("_", "-"): key for key in known_keys() if not key.startswith("job.")}
+
+
+def parse_command_line(arguments: Sequence[str]) -> CommandLine:
+    """Sort the flags into config values and notes.
+
+    Raises:
+        UsageError: unknown (with the nearest that exists), refused, or a wrong number of values.
+    """
+    result = CommandLine()
+    keys = flag_keys()
+    yielding: dict[str, Any] = {}
+    for flag, values in _flags(arguments):
+        if flag == "config":
+            result.config_file = Path(_one(flag, values))
+        elif flag in keys:
+            result.values[keys[flag]] = _key_value(flag, keys[flag], values)
+        elif flag in ALIASES:
+            alias = ALIASES[flag]
+            target = yielding if alias.yields else result.values
+            target[alias.key] = _one(flag, values) if alias.value is None else _none(flag, values, alias.value)
+        elif flag in WITHOUT_EFFECT:
+            result.notes.append(_without_effect(flag, values))
+        elif flag in REFUSED:
+            raise UsageError(f"--{flag}: {REFUSED[flag]}")
+        else:
+            raise UsageError(_unknown(flag, keys))
+    result.values = {**yielding, **result.values}
+    return result
+
+
+def _flags(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    flags: list[tuple[str, list[str]]] = []
+    for argument in arguments:
+        if argument.startswith("--") and len(argument) > 2:
+            name, equals, value = argument[2:].partition("=")
+            flags.append((name, [value] if equals else []))
+        elif flags:
+            flags[-1][1].append(argument)
+        else:
+            raise UsageError(f"{argument!r}: only flags are taken, such as --config FILE or --train-iters 100")
+    return flags
+
+
+def _one(flag: str, values: Sequence[str]) -> str:
+    if len(values) != 1:
+        raise UsageError(f"--{flag}: takes one value, not {len(values)}")
+    return values[0]
+
+
+def _none(flag: str, values: Sequence[str], meaning: Any) -> Any:
+    if values:
+        raise UsageError(f"--{flag}: takes no value; remove {' '.join(values)!r}")
+    return meaning
+
+
+def _key_value(flag: str, key: str, values: Sequence[str]) -> Any:
+    section, _, name = key.partition(".")
+    section_type = TrainConfig.model_fields[section].annotation
+    assert section_type is not None
+    annotation = section_type.model_fields[name].annotation
+    if annotation is bool:
+        if not values or values[0] in _TRUE:
+            return _none(flag, values[1:], True)
+        if values[0] in _FALSE:
+            return _none(flag, values[1:], False)
+        raise UsageError(f"--{flag}: is a switch; give it alone, or with true or false")
+    if typing.get_origin(annotation) is list:
+        if not values:
+            raise UsageError(f"--{flag}: takes one or more values")
+        return list(values)
+    return _one(flag, values)
+
+
+def _without_effect(flag: str, values: Sequence[str]) -> str:
+    accepted = WITHOUT_EFFECT[flag]
+    if len(values) != accepted.values:
+        raise UsageError(f"--{flag}: takes {accepted.values or 'no'} value{'s' * (accepted.values != 1)}")
+    if accepted.only and values[0] not in accepted.only:
+        raise UsageError(f"--{flag}: {values[0]!r} is not available here; use {' or '.join(accepted.only)}")
+    return f"--{' '.join([flag, *values])} is without effect here: {accepted.reason}"
+
+
+def _unknown(flag: str, keys: Mapping[str, str]) -> str:
+    known = [*keys, *ALIASES, *WITHOUT_EFFECT, "config"]
+    spelled = flag.replace("_", "-")
+    if spelled in known:
+        return f"--{flag}: flags are written with dashes: --{spelled}"
+    near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.5)
+    return f"--{flag}: unknown flag" + (f"; did you mean --{near[0]}?" if near else "; keys of the config are flags")
+
+
+def build_train_config(command_line: CommandLine) -> TrainConfig:
+    """The config file, if any, with the flags laid over it.
+
+    Raises:
+        ConfigError: as trainer.config.build_config; the message names the file where the file is at fault.
+    """
+    values: dict[str, Any] = {}
+    if command_line.config_file is not None:
+        values = read_yaml(command_line.config_file)
+    for key, value in command_line.values.items():
+        section, _, name = key.partition(".")
+        if not isinstance(values.get(section, {}), dict):
+            raise ConfigError(section, "is a section and holds keys, not a value")
+        values[section] = {**values.get(section, {}), name: value}
+    return build_config(values)
+
+
+def main(arguments: Sequence[str], launch: LaunchEnvironment, run: RunDirectory | None) -> int:
+    """Train. Each rank calls it with the same arguments; only rank 0 speaks about them."""
+    speaks = launch.rank == 0
+    if not arguments or arguments[0] in ("-h", "--help"):
+        if speaks:
+            print("usage: python -m trainer pretrain --config FILE [--flag value ...]\n\nFlags, each a config key:")
+            print("\n".join(f"  --{flag:40} {key}" for flag, key in flag_keys().items()))
+        return 0
+    try:
+        command_line = parse_command_line(arguments)
+        config = build_train_config(command_line)
+        config.check_world_size(launch.world_size)
+    except UsageError as error:
+        return _refuse(f"trainer pretrain: {error}", 2, speaks)
+    except ConfigError as error:
+        return _refuse(_blame(command_line, error), 3, speaks)
+    for note in command_line.notes if speaks else ():
+        print(note)
+    from trainer.pretraining import run_pretraining
+
+    return run_pretraining(config, launch, run)
+
+
+def _refuse(message: str, code: int, speaks: bool) -> int:
+    if speaks:
+        print(message, file=sys.stderr)
+    return code
+
+
+def _blame(command_line: CommandLine, error: ConfigError) -> str:
+    if error.key in command_line.values:
+        return f"--{error.key.rpartition('.')[2].replace('_', '-')} ({error.key}): {error.problem}"
+    return f"{command_line.config_file or 'flags'}: {error}"

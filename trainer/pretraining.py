@@ -1,0 +1,208 @@
+"""One pretraining run on one rank, from the checks before it starts to its orderly or disorderly end."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint.directory import CheckpointError
+from trainer.checkpoint.resume import check_start_point, restore
+from trainer.checkpoint.save import CheckpointWriter
+from trainer.config_error import ConfigError
+from trainer.data.build import build_data
+from trainer.data.errors import DataError
+from trainer.device import choose_device, device_name
+from trainer.failure import PeerFailedError, record_failure
+from trainer.heartbeat import Heartbeat
+from trainer.loop import Ending, TrainingLoop
+from trainer.mesh import ParallelMesh, build_process_groups
+from trainer.metrics import MetricsFile, SpeedScale
+from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+from trainer.planning.device_peaks import known_peak_tflops
+from trainer.planning.flops import count_parameters, flops_per_token
+from trainer.progress import TrainingProgress
+from trainer.run_directory import write_json
+from trainer.stop import StopRequest
+from trainer.train_state import build_model
+
+if TYPE_CHECKING:
+    from trainer.config import TrainConfig
+    from trainer.data.batches import TrainData
+    from trainer.launch_environment import LaunchEnvironment
+    from trainer.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What one rank knows before it meets the others."""
+
+    config: TrainConfig
+    launch: LaunchEnvironment
+    run: RunDirectory | None
+    mesh: ParallelMesh
+    progress: TrainingProgress
+    heartbeat: Heartbeat
+    stop: StopRequest
+
+
+COMPLETED, FAILED, BAD_CONFIG, INTERRUPTED = 0, 1, 3, 130
+
+
+def run_pretraining(config: TrainConfig, launch: LaunchEnvironment, run: RunDirectory | None) -> int:
+    """Train, and say on stderr and in the run directory what became of it. Collective: every rank of the job.
+
+    Returns:
+        Exit code of the process: 0 completed or stopped as asked, 1 failed, 3 bad config, 130 interrupted. After
+        anything but 0 the process should leave at once: other ranks may be dead, and collectives be pending.
+    """
+    mesh = ParallelMesh.build(config, launch.rank, launch.world_size)
+    progress = TrainingProgress(seed=config.training.seed)
+    who = mesh.describe(launch.rank)
+    stop_file = run.stop_request if run is not None and launch.rank == 0 else None
+    with (
+        Heartbeat(run.heartbeat(launch.rank) if run is not None else None, launch.rank) as heartbeat,
+        StopRequest(stop_file) as stop,
+    ):
+        try:
+            _train(_Attempt(config, launch, run, mesh, progress, heartbeat, stop))
+        except (ConfigError, DataError, CheckpointError) as error:
+            record_failure(run, launch.rank, who, progress.iteration, error)
+            heartbeat.beat(progress.iteration, "failed")
+            print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
+            return FAILED if isinstance(error, CheckpointError) else BAD_CONFIG
+        except PeerFailedError as error:
+            print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
+            return FAILED
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except Exception as error:
+            record_failure(run, launch.rank, who, progress.iteration, error)
+            heartbeat.beat(progress.iteration, "failed")
+            print(f"trainer: {who} failed at iteration {progress.iteration}:", file=sys.stderr)
+            traceback.print_exc()
+            return FAILED
+    return COMPLETED
+
+
+def _train(attempt: _Attempt) -> None:
+    # Everything that one rank can find wrong by itself comes before the ranks wait for each other.
+    config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
+    device = choose_device(config.training, attempt.launch)
+    check_start_point(config.checkpoint, _save_root(config, run))
+    data = build_data(config, mesh.dp_rank, mesh.dp, run.path if run is not None else None)
+    torch.use_deterministic_algorithms(config.training.deterministic_mode)
+    attempt.heartbeat.beat(0, "rendezvous")
+    _init_process_group(config, attempt.launch, device)
+    with ExitStack() as resources:
+        ending = _run(_build_loop(attempt, device, data, resources), mesh.rank)
+        attempt.heartbeat.beat(progress.iteration, ending)
+        if run is not None and mesh.rank == 0:
+            write_json(
+                run.outcome, {"reason": ending, "iteration": progress.iteration, "time": time.time()}, durable=True
+            )
+    # Rank 0 may hold the store that the others still talk to.
+    if attempt.launch.world_size > 1:
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def _save_root(config: TrainConfig, run: RunDirectory | None) -> Path | None:
+    if config.checkpoint.save is not None:
+        return Path(config.checkpoint.save).expanduser()
+    return run.checkpoints if run is not None else None
+
+
+def _init_process_group(config: TrainConfig, launch: LaunchEnvironment, device: torch.device) -> None:
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+    device_id = device if device.type == "cuda" else None
+    if launch.world_size == 1:
+        # No port to find or to fight over.
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=device_id)
+    else:
+        dist.init_process_group(backend, init_method="env://", timeout=timeout, device_id=device_id)
+
+
+def _build_loop(attempt: _Attempt, device: torch.device, data: TrainData, resources: ExitStack) -> TrainingLoop:
+    config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
+    attempt.heartbeat.beat(0, "building the model")
+    groups = build_process_groups(mesh, timedelta(minutes=config.parallel.distributed_timeout_minutes))
+    model = build_model(config, data.vocab_size, mesh, groups, device)
+    optimizer = MixedPrecisionOptimizer(config, model)
+    save = _save_root(config, run)
+    number = run.attempt if run is not None else 1
+    writer = CheckpointWriter(save, config, data.vocab_size, number, device) if save is not None else None
+    if writer is not None:
+        writer.prepare(mesh.rank)
+    attempt.heartbeat.beat(0, "loading")
+    restored = restore(config.checkpoint, save, model, optimizer, progress, device)
+    metrics = None
+    if run is not None and mesh.rank == 0:
+        metrics = MetricsFile(run.metrics)
+        resources.callback(metrics.close)
+    speed = SpeedScale(
+        tokens_per_iteration=config.global_batch_size(mesh.dp) * config.training.seq_length,
+        flops_per_token=flops_per_token(config, data.vocab_size),
+        devices=mesh.world_size,
+        peak_tflops=config.logging.peak_tflops or known_peak_tflops(device_name(device)),
+    )
+    if mesh.rank == 0:
+        _introduce(config, mesh, device, data, restored, progress)
+    return TrainingLoop(
+        config=config,
+        model=model,
+        optimizer=optimizer,
+        data=data,
+        progress=progress,
+        speed=speed,
+        stop=attempt.stop,
+        heartbeat=attempt.heartbeat,
+        device=device,
+        writer=writer,
+        metrics=metrics,
+        attempt=number,
+        saved_iteration=progress.iteration if restored is not None and restored.parent == save else None,
+    )
+
+
+def _introduce(
+    config: TrainConfig,
+    mesh: ParallelMesh,
+    device: torch.device,
+    data: TrainData,
+    restored: Path | None,
+    progress: TrainingProgress,
+) -> None:
+    parameters = count_parameters(config, data.vocab_size)
+    precision = "bf16" if config.training.bf16 else "fp16" if config.training.fp16 else "fp32"
+    lines = [
+        f"{parameters.total:,} parameters, {precision}, TP {mesh.tp} x PP {mesh.pp} x DP {mesh.dp} on "
+        f"{mesh.world_size} x {device_name(device)}, {config.global_batch_size(mesh.dp)} sequences of "
+        f"{config.training.seq_length} tokens per iteration",
+        *data.notes,
+    ]
+    if restored is not None:
+        lines.append(f"going on from {restored} at iteration {progress.iteration}")
+    print("\n".join(lines), flush=True)
+
+
+def _run(loop: TrainingLoop, rank: int) -> Ending:
+    train_iters = loop.config.training.train_iters
+    if loop.progress.iteration >= train_iters:
+        if rank == 0:
+            print(f"nothing left to do: iteration {loop.progress.iteration} has reached train_iters {train_iters}")
+        return "completed"
+    ending = loop.run()
+    if rank == 0:
+        print(f"{ending} at iteration {loop.progress.iteration}", flush=True)
+    return ending
