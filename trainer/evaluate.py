@@ -1,0 +1,158 @@
+"""``python -m trainer evaluate``: loss and perplexity of a checkpoint on a whole split, each token once.
+
+Legend: B windows, S sequence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.checkpoint.directory import CheckpointError
+from trainer.config import DataConfig, TrainConfig
+from trainer.config_error import ConfigError
+from trainer.data.batches import MicroBatch
+from trainer.data.build import Source, open_sources
+from trainer.data.errors import DataError
+from trainer.data.indexed_dataset import IndexedDataset
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
+from trainer.pipeline.executor import forward_only
+from trainer.serial_model import SerialModel, load_serial_model
+
+MOST_TOKENS_AT_ONCE = 8192
+"""Bounds the logits in memory: 8192 tokens of a vocabulary of 50,000 are 1.6 GB in float32."""
+DECODE_TOKENS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model makes of a text."""
+
+    tokens: int
+    """Predicted tokens: all but the first of the split."""
+    loss: float
+    """Mean loss in nats per token."""
+    perplexity: float
+    bits_per_byte: float | None
+    """Loss per UTF-8 byte of the text, which compares across tokenizers; None if no tokenizer tells the bytes."""
+
+
+def evaluate(serial: SerialModel, source: Source, tokenizer: Tokenizer | None, max_tokens: int | None) -> Evaluation:
+    """Loss over the documents of ``source`` in order, cut into windows of ``training.seq_length``.
+
+    Windows are independent: a token at a window's start is predicted from little. The last window may be short.
+
+    Args:
+        serial: the model.
+        source: the split.
+        tokenizer: to count the bytes of the text; None: they stay unknown.
+        max_tokens: evaluate the first so many only.
+
+    Raises:
+        DataError: there are fewer than two tokens, or one is outside the model's vocabulary.
+    """
+    start, stop = (source.tokens.first_token(end) for end in (source.sequences.start, source.sequences.stop))
+    if max_tokens is not None:
+        stop = min(stop, start + max_tokens + 1)
+    if stop - start < 2:
+        raise DataError(f"{source.key}: the split holds {stop - start} tokens; two are the least to predict one")
+    loss_sum, count = 0.0, 0
+    for batch in _windows(source.tokens, start, stop, serial):
+        batch_loss, batch_tokens = forward_only(serial.model, [batch.to(serial.device)])
+        loss_sum += float(batch_loss)
+        count += batch_tokens
+    loss = loss_sum / count
+    text_bytes = _text_bytes(source.tokens, start + 1, stop, tokenizer) if tokenizer else 0
+    bits_per_byte = loss_sum / math.log(2) / text_bytes if text_bytes else None
+    return Evaluation(count, loss, math.exp(min(loss, 700.0)), bits_per_byte)
+
+
+def _windows(tokens: IndexedDataset, start: int, stop: int, serial: SerialModel) -> Iterator[MicroBatch]:
+    length = serial.config.training.seq_length
+    rows = max(1, MOST_TOKENS_AT_ONCE // length)
+    vocab_size = serial.model.stage.vocab_size
+    for first in range(start, stop - 1, rows * length):
+        text = tokens.read(first, min(stop, first + rows * length + 1)).astype(np.int64)
+        if text.max() >= vocab_size or text.min() < 0:
+            raise DataError(f"{tokens.prefix}: holds token {text.max()}, but the model has {vocab_size}")
+        predicted = len(text) - 1
+        padded = np.zeros(-(-predicted // length) * length + 1, np.int64)
+        padded[: len(text)] = text
+        valid = np.arange(len(padded) - 1) < predicted
+        inputs, labels, mask = (
+            torch.from_numpy(part).view(-1, length) for part in (padded[:-1].copy(), padded[1:].copy(), valid)
+        )  # [B, S]
+        yield MicroBatch(inputs, labels, None if predicted == len(valid) else mask.float())
+
+
+def _text_bytes(tokens: IndexedDataset, start: int, stop: int, tokenizer: Tokenizer) -> int:
+    # In pieces: a character cut by a border becomes U+FFFD, 3 bytes, on either side, which is nothing in 65,536 tokens.
+    pieces = (tokens.read(first, min(stop, first + DECODE_TOKENS)) for first in range(start, stop, DECODE_TOKENS))
+    return sum(len(tokenizer.decode(piece.tolist()).encode()) for piece in pieces)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; 3 if checkpoint, tokenizer or data cannot be used."""
+    options = _parser().parse_args(arguments)
+    try:
+        _evaluate(options)
+    except (CheckpointError, ConfigError, DataError) as error:
+        print(f"trainer evaluate: {error}", file=sys.stderr)
+        return 3
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    serial = load_serial_model(options.checkpoint)
+    config = _with_data(serial.config, options)
+    sources = open_sources(config)
+    if options.split not in sources:
+        raise DataError(f"--split: the data has no {options.split} split, only {', '.join(sources)}")
+    tokenizer = load_tokenizer(config.data) if config.data.tokenizer_model else None
+    found = evaluate(serial, sources[options.split], tokenizer, options.max_tokens)
+    if options.json:
+        print(json.dumps({"checkpoint": str(serial.checkpoint), "iteration": serial.iteration, **asdict(found)}))
+        return
+    per_byte = f", {found.bits_per_byte:.4f} bits per byte" if found.bits_per_byte is not None else ""
+    print(
+        f"{serial.checkpoint.name} on {options.split}, {found.tokens:,} tokens: loss {found.loss:.4f} nats per token, "
+        f"perplexity {found.perplexity:.2f}{per_byte}"
+    )
+
+
+def _with_data(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
+    data = config.data.model_dump()
+    if options.data_path is not None:
+        data |= {"data_path": [options.data_path], "train_data_path": [], "valid_data_path": [], "mock_data": False}
+    if options.data_split is not None:
+        data["split"] = options.data_split
+    if options.tokenizer is not None:
+        data |= {"tokenizer_model": str(options.tokenizer), "tokenizer_type": "HuggingFaceTokenizer"}
+    if data["mock_data"]:
+        raise DataError("--data-path: the run was on mock data; name a prefix to evaluate on")
+    return config.model_copy(update={"data": DataConfig(**data)})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer evaluate",
+        description="Loss and perplexity on a split of the run's own data, or of --data-path.",
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="DIR", help="iter_* folder, folder of such, or run directory"
+    )
+    parser.add_argument("--split", choices=["train", "valid", "test"], default="valid")
+    parser.add_argument("--data-path", metavar="PREFIX", help="a .bin/.idx pair; unset: the data of the run")
+    parser.add_argument("--data-split", metavar="SHARES", help="shares of train, valid, test; unset: those of the run")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="to state bits per byte; unset: that of the run")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="the first N tokens of the split only")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    return parser
