@@ -17,6 +17,8 @@ PROC = Path("/proc")
 RUN_DIR_VARIABLE = "LLMCTL_RUN_DIR"
 VISITOR_VARIABLE = "LLMCTL_INTERACTIVE"
 """Set by ``llmctl interactive``: a person's shell in a run's environment is no process of the run."""
+RUN_VARIABLES = frozenset({RUN_DIR_VARIABLE, VISITOR_VARIABLE, "LLMCTL_RUN_ID", "LLMCTL_ATTEMPT", "LLMCTL_HOSTFILE"})
+"""What says to which run a process belongs. A job submitted from within a job or its shell must not inherit it."""
 
 
 @dataclass(frozen=True)
@@ -157,52 +159,50 @@ def processes_of_run(run_dir: str, leaders: Iterable[ProcessIdentity] = ()) -> l
 
 
 def end_run(
-    run_dir: str, leaders: Sequence[ProcessIdentity], *, grace_s: float, kill_wait_s: float = 10.0
+    run_dir: str, leaders: Sequence[ProcessIdentity], *, grace_s: float, kill_wait_s: float = 5.0
 ) -> list[ProcessIdentity]:
     """End every process of a run on this machine, and no other; returns what could not be ended.
 
     job.sh is asked first, and it lets the trainer save; where it has gone already, what remains of the run is asked.
+    After the grace everything is killed, job.sh last: so it can still write down how the run ended.
 
     Args:
         run_dir: as for ``processes_of_run``.
         leaders: as for ``processes_of_run``.
-        grace_s: seconds between SIGTERM and SIGKILL.
-        kill_wait_s: seconds to wait for the killed ones to disappear.
-    """
-    first = [leader for leader in leaders if is_alive(leader)] or processes_of_run(run_dir, leaders)
-    return end_processes(first, lambda: processes_of_run(run_dir, leaders), grace_s=grace_s, kill_wait_s=kill_wait_s)
-
-
-def end_processes(
-    first: Iterable[ProcessIdentity], find: Callable[[], list[ProcessIdentity]], *, grace_s: float, kill_wait_s: float
-) -> list[ProcessIdentity]:
-    """SIGTERM to ``first``, a grace, then SIGKILL to whatever remains; returns what could not be ended.
-
-    Args:
-        first: processes told to end (job.sh, which passes it on to the processes it started).
-        find: the run's living processes now. Asked again and again: more may be started while the run is ending.
         grace_s: seconds between SIGTERM and SIGKILL, cut short when nothing is left.
-        kill_wait_s: seconds to wait for the killed ones to disappear (one in an uninterruptible call does not).
+        kill_wait_s: seconds that the killed ones, and then job.sh, get to disappear (a process in an uninterruptible
+            call does not).
     """
     seen: set[ProcessIdentity] = set()
-    for identity in first:
+
+    def remaining() -> list[ProcessIdentity]:
+        # What once belonged stays known, also after its parent has gone and it could no longer be recognised.
+        seen.update(processes_of_run(run_dir, leaders))
+        return sorted((identity for identity in seen if is_alive(identity)), key=lambda identity: identity.pid)
+
+    present = remaining()
+    for identity in [one for one in present if one in leaders] or present:
         send_signal(identity, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
-    while (remaining := _remaining(seen, find)) and time.monotonic() < deadline:
-        time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))
-    deadline = time.monotonic() + kill_wait_s
-    while remaining and time.monotonic() < deadline:
-        for identity in remaining:
+    _wait_for_end(remaining, grace_s)
+    _kill_all(lambda: [identity for identity in remaining() if identity not in leaders], kill_wait_s)
+    _wait_for_end(remaining, kill_wait_s)
+    return _kill_all(remaining, kill_wait_s)
+
+
+def _wait_for_end(remaining: Callable[[], list[ProcessIdentity]], patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline and remaining():
+        time.sleep(0.1)
+
+
+def _kill_all(remaining: Callable[[], list[ProcessIdentity]], patience_s: float) -> list[ProcessIdentity]:
+    # Again and again: a process may start another between being seen and being killed.
+    deadline = time.monotonic() + patience_s
+    while (left := remaining()) and time.monotonic() < deadline:
+        for identity in left:
             send_signal(identity, signal.SIGKILL)
         time.sleep(0.05)
-        remaining = _remaining(seen, find)
-    return remaining
-
-
-def _remaining(seen: set[ProcessIdentity], find: Callable[[], list[ProcessIdentity]]) -> list[ProcessIdentity]:
-    # What was once seen to belong stays known, also after its parent has gone and it could no longer be recognised.
-    seen.update(find())
-    return sorted((identity for identity in seen if is_alive(identity)), key=lambda identity: identity.pid)
+    return left
 
 
 def _own_pids() -> list[int]:

@@ -89,7 +89,7 @@ class LocalTransport:
             with log.open("ab") as output:
                 process = subprocess.Popen(
                     argv,
-                    env=dict(self.environ),
+                    env={name: self.environ[name] for name in self.environ.keys() - processes.RUN_VARIABLES},
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=output,

@@ -12,7 +12,7 @@ import pytest
 
 from llmctl.processes import (
     boot_id,
-    end_processes,
+    end_run,
     identify,
     is_alive,
     processes_of_run,
@@ -102,8 +102,10 @@ def test_a_run_is_its_environment_its_session_and_its_descendants(run_dir):
         recycled = replace(identify(leader.pid), start_time=1)
         assert pids(processes_of_run(run_dir, [recycled])) == {worker.pid}
         job = identify(leader.pid)
-        end_processes([], lambda: processes_of_run(run_dir, [job]), grace_s=0, kill_wait_s=10)
-        assert leader.wait(10) == -signal.SIGKILL
+        members = processes_of_run(run_dir, [job])
+        assert end_run(run_dir, [job], grace_s=0) == []
+        assert not any(is_alive(member) for member in members)
+        assert [other.poll() for other in (neighbour, visitor, unrelated)] == [None, None, None]
 
 
 def test_a_run_started_from_within_a_run_is_another_run(run_dir):
@@ -120,7 +122,7 @@ def test_ending_gives_time_to_leave_in_good_order(run_dir, tmp_path):
     with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as leader:
         wait_for((tmp_path / "ready").exists)
         begun = time.monotonic()
-        left = end_processes([identify(leader.pid)], lambda: processes_of_run(run_dir), grace_s=20, kill_wait_s=5)
+        left = end_run(run_dir, [identify(leader.pid)], grace_s=20)
         assert left == []
         assert time.monotonic() - begun < 10
         assert leader.wait(10) == 0
@@ -128,18 +130,38 @@ def test_ending_gives_time_to_leave_in_good_order(run_dir, tmp_path):
 
 
 def test_what_ignores_the_request_is_killed_after_the_grace(run_dir, tmp_path):
-    script = f"trap '' TERM; touch {tmp_path}/ready; (setsid env -u LLMCTL_RUN_DIR sleep 61) & sleep 62"
+    script = f"trap '' TERM; touch {tmp_path}/ready; (setsid env -u LLMCTL_RUN_DIR sleep 61) & sleep 62; wait"
     with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as leader, started("sleep", "63") as decoy:
         wait_for((tmp_path / "ready").exists)
         wait_for(lambda: len(processes_of_run(run_dir)) >= 3)
         members = processes_of_run(run_dir)
         begun = time.monotonic()
-        assert (
-            end_processes([identify(leader.pid)], lambda: processes_of_run(run_dir), grace_s=0.5, kill_wait_s=5) == []
-        )
+        assert end_run(run_dir, [identify(leader.pid)], grace_s=0.5) == []
         assert 0.5 <= time.monotonic() - begun < 5
         assert not any(is_alive(member) for member in members)
         assert decoy.poll() is None
+
+
+def test_the_leader_is_killed_last_so_that_it_can_write_down_the_end(run_dir, tmp_path):
+    script = (
+        f"trap : TERM; bash -c \"trap '' TERM; touch {tmp_path}/ready; sleep 61\" & wait; wait; touch {tmp_path}/end"
+    )
+    with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as leader:
+        wait_for((tmp_path / "ready").exists)
+        assert end_run(run_dir, [identify(leader.pid)], grace_s=0.3) == []
+        assert leader.wait(10) == 0
+        assert (tmp_path / "end").exists()
+
+
+def test_what_a_killed_leader_left_is_asked_to_leave_too(run_dir, tmp_path):
+    script = f"trap 'touch {tmp_path}/asked; kill $!; exit' TERM; sleep 60 & touch {tmp_path}/ready; wait"
+    with started("sleep", "61") as leader, started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as worker:
+        wait_for((tmp_path / "ready").exists)
+        job = identify(leader.pid)
+        leader.kill()
+        leader.wait(10)
+        assert end_run(run_dir, [job], grace_s=20) == []
+        assert worker.wait(10) == 0 or (tmp_path / "asked").exists()
 
 
 def test_nothing_of_the_tests_is_left(run_dir):
