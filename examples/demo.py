@@ -1,0 +1,229 @@
+"""``make demo``: a small language model learns Python on two processes, submitted and followed by llmctl.
+
+Everything it makes lies in ./.demo: the tokenized text, kept while it is intact, and the runs. A run that did not come
+to its end is resumed, or followed if it is still under way; otherwise a new one starts. ``--new`` starts one anyway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = Path(__file__).with_name("demo.yaml")
+VOCAB_SIZE = 4096
+HELD_OUT = 0.05
+"""As data.split in demo.yaml has it: the tokenizer must not see these files either."""
+PROMPT = "def read(self, path):\n"
+INTERRUPTED = 130
+
+
+class Demo:
+    """The steps, each told as it is taken.
+
+    Attributes:
+        folder: where everything lies.
+        data: prefix of the token files.
+        tokenizer: the vocabulary.
+        runs: the run directories.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = folder / "data" / "python_text_document"
+        self.tokenizer = folder / "data" / "tokenizer.json"
+        self.runs = folder / "runs"
+        # The runs of the demo belong to this checkout; llmctl finds them by its index all the same.
+        self._environment = os.environ | {"LLMCTL_RUNS_ROOT": str(self.runs)}
+
+    def run(self, config: Path, new: bool, settings: Sequence[str]) -> int:
+        """Prepare, train and tell; returns the exit code of the process."""
+        self.prepare()
+        run_id = self._last_run()
+        state = self._state(run_id) if run_id and not new else "none"
+        if run_id is None or state in ("none", "completed"):
+            before = f"The last run, {run_id}, is done. " if run_id else ""
+            run_id = f"demo-{time.strftime('%y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+            _say(f"2. Training. {before}Starting anew as {run_id}.")
+            code = self._follow(run_id, self._submission(config, run_id, settings))
+        elif state in ("running", "pending"):
+            _say(f"2. Training. {run_id} is still {state}: following it. (--new would start another.)")
+            code = self._follow(run_id, ["logs", run_id, "-f"])
+        else:
+            _say(f"2. Training. {run_id} was left {state}: resuming it. (--new would start another.)")
+            code = self._llmctl("resume", run_id)
+            code = code or self._follow(run_id, ["logs", run_id, "-f"])
+        if code:
+            return code
+        state = self._state(run_id)
+        if state != "completed":
+            print(f"The run is {state}, not completed: `llmctl status {run_id}` says why; make demo resumes it.")
+            return 1
+        return self.tell(run_id)
+
+    def prepare(self) -> None:
+        """Tokenize the standard library, unless that was done and nothing has changed."""
+        from trainer.data.preprocess import tokenize_documents
+        from trainer.data.python_corpus import standard_library_files
+        from trainer.data.tokenizer import HuggingFaceTokenizer
+        from trainer.data.train_tokenizer import train_byte_level_bpe
+
+        files = standard_library_files()
+        size = sum(file.path.stat().st_size for file in files)
+        _say(f"1. Text: {len(files)} source files of Python {sys.version.split()[0]}'s library, {size / 1e6:.1f} MB.")
+        fingerprint = hashlib.sha256(f"{VOCAB_SIZE} {HELD_OUT}\n".encode())
+        for file in files:
+            fingerprint.update(f"{file.name} {hashlib.sha256(file.path.read_bytes()).hexdigest()}\n".encode())
+        mark = self.folder / "data" / "prepared.json"
+        if _is_intact(mark, fingerprint.hexdigest()):
+            print("Tokenized before, and intact.")
+            return
+        started = time.monotonic()
+        mark.unlink(missing_ok=True)
+        seen = files[: round((1 - HELD_OUT) * len(files))]
+        train_byte_level_bpe((file.read() for file in seen), VOCAB_SIZE, self.tokenizer)
+        manifest = tokenize_documents((file.read() for file in files), HuggingFaceTokenizer(self.tokenizer), self.data)
+        print(
+            f"Trained a vocabulary of {VOCAB_SIZE} on it and wrote {manifest.tokens:,} tokens to {self.data}.bin, "
+            f"in {time.monotonic() - started:.0f} s."
+        )
+        made = [self.tokenizer, *(self.data.with_name(self.data.name + end) for end in (".bin", ".idx", ".json"))]
+        contents = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in made}
+        mark.write_text(json.dumps({"fingerprint": fingerprint.hexdigest(), "files": contents}, indent=1))
+
+    def tell(self, run_id: str) -> int:
+        """What the model has learnt."""
+        run_dir = self.runs / run_id
+        losses = _losses(run_dir / "metrics.jsonl")
+        _say(f"3. Result, from {run_dir}")
+        print(f"training loss: {losses[0]:.3f} at first, {losses[-1]:.3f} at last (nats per token)")
+        found = json.loads(self._trainer("evaluate", "--checkpoint", str(run_dir), "--json"))
+        unigram = self._unigram_loss(run_dir)
+        print(
+            f"held-out text: loss {found['loss']:.3f}, perplexity {found['perplexity']:.1f}, "
+            f"{found['bits_per_byte']:.2f} bits per byte, over {found['tokens']:,} tokens"
+        )
+        print(f"a model that knew only how frequent each token is: loss {unigram:.3f} on the same text")
+        print("\nThe model continues a prompt:\n")
+        options = ["--max-new-tokens", "120", "--temperature", "0.7", "--top-k", "40", "--seed", "1"]
+        print(self._trainer("generate", "--checkpoint", str(run_dir), "--prompt", PROMPT, *options))
+        _say("4. llmctl status")
+        return self._llmctl("status")
+
+    def _submission(self, config: Path, run_id: str, settings: Sequence[str]) -> list[str]:
+        return [
+            *("submit", str(config), "--cluster", "local", "--nodes", "2", "--run-id", run_id),
+            *("--set", "parallel.tensor_model_parallel_size=2"),
+            *("--set", f"data.data_path={self.data}", "--set", f"data.tokenizer_model={self.tokenizer}"),
+            *(part for setting in settings for part in ("--set", setting)),
+            "--follow",
+        ]
+
+    def _last_run(self) -> str | None:
+        # Run ids carry their time, so that the last by name is the last.
+        found = sorted(path.parent.name for path in self.runs.glob("demo-*/run.json"))
+        return found[-1] if found else None
+
+    def _state(self, run_id: str) -> str:
+        answer = subprocess.run(
+            [_llmctl_program(), "status", run_id, "--json"],
+            stdout=subprocess.PIPE,
+            env=self._environment,
+            text=True,
+            check=False,
+        )
+        return _state_of(run_id, json.loads(answer.stdout)) if answer.returncode == 0 else "unknown"
+
+    def _follow(self, run_id: str, arguments: Sequence[str]) -> int:
+        """Run llmctl in the foreground. Ctrl-C ends the watching, not the run."""
+        code = self._llmctl(*arguments)
+        if code == INTERRUPTED:
+            print(
+                f"\nThe run goes on without you. See it with\n    llmctl logs -f {run_id}\nor make demo, and end it "
+                f"with\n    llmctl cancel {run_id}"
+            )
+        return code
+
+    def _llmctl(self, *arguments: str) -> int:
+        print("$ llmctl " + " ".join(arguments), flush=True)
+        process = subprocess.Popen([_llmctl_program(), *arguments], env=self._environment, cwd=ROOT)
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                # The terminal has told llmctl too; it says its word and leaves with 130.
+                continue
+
+    def _trainer(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "trainer", *arguments]
+        return subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, text=True, check=True).stdout
+
+    def _unigram_loss(self, run_dir: Path) -> float:
+        from trainer.config import load_config
+        from trainer.data.build import open_sources
+        from trainer.data.unigram import unigram_loss
+
+        sources = open_sources(load_config(run_dir / "config.yaml"))
+        train, valid = sources["train"], sources["valid"]
+        return unigram_loss(train.tokens, train.sequences, valid.sequences, VOCAB_SIZE)
+
+
+def _is_intact(mark: Path, fingerprint: str) -> bool:
+    try:
+        prepared = json.loads(mark.read_text())
+        return prepared["fingerprint"] == fingerprint and all(
+            hashlib.sha256((mark.parent / name).read_bytes()).hexdigest() == digest
+            for name, digest in prepared["files"].items()
+        )
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _losses(metrics: Path) -> list[float]:
+    """Losses by iteration; after a resume the last row of an iteration counts."""
+    rows: dict[int, float] = {}
+    for line in metrics.read_text().splitlines():
+        row: dict[str, Any] = json.loads(line)
+        if "lm_loss" in row:
+            rows[row["iteration"]] = row["lm_loss"]
+    return [loss for _, loss in sorted(rows.items())]
+
+
+def _state_of(run_id: str, document: Any) -> str:
+    runs = document["runs"] if isinstance(document, dict) else document
+    return str(next(run["state"] for run in runs if run["run_id"] == run_id))
+
+
+def _llmctl_program() -> str:
+    return str(Path(sys.executable).with_name("llmctl"))
+
+
+def _say(headline: str) -> None:
+    print(f"\n=== {headline}", flush=True)
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser.add_argument("config", nargs="?", type=Path, default=CONFIG)
+    parser.add_argument("--new", action="store_true", help="start a new run, whatever became of the last")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for llmctl submit")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".demo", help="where data and runs go")
+    options = parser.parse_args()
+    try:
+        return Demo(options.folder.resolve()).run(options.config, options.new, options.set)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
