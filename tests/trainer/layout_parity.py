@@ -14,21 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.trainer.spawn import Ranks
+from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.config import TrainConfig, build_config
 from trainer.data.batches import MicroBatch
 from trainer.mesh import ParallelMesh, build_process_groups
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.pipeline.executor import forward_backward
-from trainer.random_streams import StepRandomness
+from trainer.random_streams import StepRandomness, seeded_generator
 from trainer.train_state import ParallelModel, build_model
-
-# Absolute, on the loss per token.
-LOSS_TOLERANCE = 1e-5
-# Relative to the largest element of the serial run's tensor.
-GRADIENT_TOLERANCE = 1e-4
-PARAMETER_TOLERANCE = 1e-5
-NORM_TOLERANCE = 1e-5
 
 SGD = {"optimizer": "sgd", "lr": 0.5, "sgd_momentum": 0.0, "weight_decay": 0.1, "clip_grad": 1.0}
 ADAM = {"optimizer": "adam", "lr": 1e-3, "lr_decay_style": "constant", "weight_decay": 0.1, "clip_grad": 1.0}
@@ -84,7 +77,14 @@ class Case:
         micro_batch_size = 2
         return build_config(
             {
-                "model": {"num_layers": 4, "hidden_size": 32, "make_vocab_size_divisible_by": 8, **self.model},
+                # Weights large enough that the loss is not just that of a uniform guess.
+                "model": {
+                    "num_layers": 4,
+                    "hidden_size": 32,
+                    "make_vocab_size_divisible_by": 8,
+                    "init_method_std": 0.1,
+                    **self.model,
+                },
                 "parallel": {
                     "tensor_model_parallel_size": layout.tp,
                     "pipeline_model_parallel_size": layout.pp,
@@ -191,8 +191,9 @@ def train(rank: int, world_size: int, case: Case, layout: Layout, mutation: Muta
     """Run the case on this rank."""
     config = case.config(layout)
     mesh = ParallelMesh.build(config, rank, world_size)
-    groups = build_process_groups(mesh, timedelta(seconds=60))
+    groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
     model = build_model(config, case.vocab_size, mesh, groups, torch.device("cpu"))
+    disturb_vectors(model)
     optimizer = MixedPrecisionOptimizer(config, model)
     loss_sums, grad_norms = [], []
     gradients: dict[str, np.ndarray] = {}
@@ -215,6 +216,15 @@ def train(rank: int, world_size: int, case: Case, layout: Layout, mutation: Muta
         for name, layout in model.layouts.items()
     }
     return Report(mesh, loss_sums, grad_norms, parts)
+
+
+@torch.no_grad()
+def disturb_vectors(model: ParallelModel) -> None:
+    """Move biases from 0 and norms from 1, where a bias that is added twice or a lost scale would not show."""
+    for name, layout in model.layouts.items():
+        if not layout.decay:
+            noise = torch.randn(layout.global_shape, generator=seeded_generator("cpu", "noise", name)) * 0.1
+            model.parameters[name] += layout.shard(noise, model.mesh.tp, model.mesh.tp_rank)
 
 
 def valid_tokens(case: Case, iteration: int) -> int:
@@ -319,16 +329,19 @@ def _worst(serial: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) ->
     return max((distance(name), name) for name in serial)
 
 
-def problems(found: Deviation, *, scale: float = 1.0) -> list[str]:
-    """What lies outside of the tolerances times ``scale``; empty when the layout is right."""
-    limits = {
-        "loss": LOSS_TOLERANCE,
-        "gradient": GRADIENT_TOLERANCE,
-        "parameter": PARAMETER_TOLERANCE,
-        "grad_norm": NORM_TOLERANCE,
-    }
+FP32_LIMITS = {"loss": 1e-5, "gradient": 1e-4, "parameter": 1e-5, "grad_norm": 1e-5}
+# Adam divides by the root of the second moment: where that is near zero, so where the gradient itself is rounding, the
+# step is not. Hence loss and norm of all ten steps as strictly as of one, the parameters by the length of the steps.
+CURVE_LIMITS = {"loss": 1e-5, "gradient": 1e-4, "parameter": 1e-2, "grad_norm": 1e-4}
+# A bf16 number has 8 significant bits (2^-8 = 4e-3 between neighbours); sums over tp and micro-batches round in another
+# order. Biases start at zero, so that after one step they are off by as much as their gradients.
+BF16_LIMITS = {"loss": 1e-3, "gradient": 5e-2, "parameter": 5e-2, "grad_norm": 2e-3}
+
+
+def problems(found: Deviation, limits: Mapping[str, float] = FP32_LIMITS) -> list[str]:
+    """What lies outside of the limits; empty when the layout is right."""
     return [
-        f"{what} is off by {getattr(found, what):.2e}, allowed {limit * scale:.0e}"
+        f"{what} is off by {getattr(found, what):.2e}, allowed {limit:.0e}"
         for what, limit in limits.items()
-        if not getattr(found, what) <= limit * scale
+        if not getattr(found, what) <= limit
     ]

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from tests.trainer.spawn import Ranks
+from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.mesh import ParallelMesh, build_process_groups
 from trainer.pipeline.communication import BatchedMessenger, TaggedMessenger, Wire, build_messenger
 from trainer.pipeline.schedule import ActionKind, all_forward, exchanges, one_f_one_b
@@ -22,7 +22,7 @@ def ranks():
 def run_table(rank, world_size, messenger_class, build_schedule, count):
     """Every action passes on what it got plus one, after working for a while; returns what arrived."""
     mesh = ParallelMesh(tp=1, pp=world_size, dp=1, rank=rank)
-    group = build_process_groups(mesh, timedelta(seconds=60)).pp
+    group = build_process_groups(mesh, timedelta(seconds=DEADLINE_S)).pp
     wire = Wire(group, mesh.pp_ranks, (3, 5), torch.float32, torch.device("cpu"))
     row = exchanges(build_schedule(world_size, count), rank)
     arrived, outgoing, most = {}, None, 0

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.trainer.spawn import Ranks
+from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.config import ParallelConfig
 from trainer.data_parallel.gradient_buckets import GradientBuckets
 from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
@@ -166,7 +166,7 @@ def test_buffer_is_contiguous_aligned_and_in_reverse_order_of_use():
 
 def reduce_over_replicas(rank, world_size, overlap, bucket_size):
     mesh = ParallelMesh(tp=1, pp=1, dp=world_size, rank=rank)
-    groups = build_process_groups(mesh, timedelta(seconds=60))
+    groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
     model = Toy()
     buckets = build(model, groups, world_size, overlap_grad_reduce=overlap, ddp_bucket_size=bucket_size)
     log = []
@@ -205,7 +205,7 @@ def test_every_gradient_is_reduced_once_and_overlapped_with_backward(ranks, dp, 
 def sum_shared(rank, _world_size, tp, pp):
     mesh = ParallelMesh(tp=tp, pp=pp, dp=1, rank=rank)
     model = Toy()
-    buckets = build(model, build_process_groups(mesh, timedelta(seconds=60)))
+    buckets = build(model, build_process_groups(mesh, timedelta(seconds=DEADLINE_S)))
     found = run_iteration(model, buckets, micro_batches(1, rank))
     return {name: gradient.numpy() for name, gradient in found.items()}
 

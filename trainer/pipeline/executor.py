@@ -47,7 +47,6 @@ def forward_backward(
         Sum of the token losses of this replica, float64 scalar, neither averaged nor scaled; 0 on all but the last
         stage's ranks.
     """
-    model.stage.train()
     model.gradients.zero()
     training = _Training(model, micro_batches, loss_scale / valid_tokens, randomness)
     training.run(one_f_one_b(model.mesh.pp, len(micro_batches)))
@@ -86,7 +85,7 @@ class _Training:
         micro_batch = self._micro_batches[number]
         if hidden is not None:
             hidden.requires_grad_()
-        output = self._model.stage(hidden, micro_batch, self._randomness.micro_batch(micro_batch.index))
+        output: Tensor = self._model.stage(hidden, micro_batch, self._randomness.micro_batch(micro_batch.index))
         self._inputs[number] = hidden
         self._outputs[number] = torch.autograd.graph.get_gradient_edge(output)
         if self._model.mesh.is_last_stage:
@@ -155,7 +154,6 @@ def _gather_vocabulary(model: ParallelModel, local: Tensor) -> Tensor:
 def _forward_stages(model: ParallelModel, micro_batches: Sequence[MicroBatch], *, compute_loss: bool) -> list[Tensor]:
     """Outputs of the last stage, one per micro-batch; nothing on the other stages."""
     outputs: list[Tensor] = []
-    model.stage.eval()
     row = exchanges(all_forward(model.mesh.pp, len(micro_batches)), model.mesh.pp_rank)
     messenger = build_messenger(_wire(model, micro_batches[0].tokens), row)
     outgoing: Tensor | None = None
