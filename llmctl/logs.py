@@ -5,7 +5,7 @@ in bounded pieces and cleaned for the terminal; ``--download`` copies them as th
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmctl.file_reads import FilePart, FileRead
@@ -94,9 +94,9 @@ class LogTail:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of one source (a rank or a node), cleaned for showing."""
+    """One line of one source (``rank 3``, ``node 0``, ``job``), cleaned for showing."""
 
-    source: int
+    source: str
     text: str
 
 
@@ -109,15 +109,19 @@ class LogFollower:
     def __init__(self, read: ReadParts) -> None:
         """Read through ``read``, a transport's ``read_parts``."""
         self._read = read
-        self._tails: dict[int, LogTail] = {}
+        self._tails: dict[str, LogTail] = {}
 
-    def follow(self, source: int, path: str, offset: int = 0) -> None:
-        """Follow ``path`` as ``source`` from byte ``offset`` on; a source's earlier file is left."""
-        self._tails[source] = LogTail(path, offset)
+    def follow(self, files: Mapping[str, str], offsets: Mapping[str, int]) -> None:
+        """Follow exactly these files: source -> path.
 
-    def follows(self, source: int) -> bool:
-        """Whether this source is followed already."""
-        return source in self._tails
+        Those that are followed already go on, new ones begin at their offset (by source; absent: the start), and what
+        is not among them any more is left.
+        """
+        tails = {}
+        for source, path in files.items():
+            known = self._tails.get(source)
+            tails[source] = known if known and known.path == path else LogTail(path, offsets.get(source, 0))
+        self._tails = tails
 
     def poll(self) -> list[LogLine]:
         """The lines that have become whole since the last poll, in order of source."""
@@ -125,7 +129,7 @@ class LogFollower:
         waiting = dict(self._tails)
         while waiting:
             parts = self._read([FileRead(tail.path, tail.offset) for tail in waiting.values()])
-            again: dict[int, LogTail] = {}
+            again: dict[str, LogTail] = {}
             for (source, tail), part in zip(waiting.items(), parts, strict=True):
                 if part is None:
                     continue

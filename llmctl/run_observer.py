@@ -54,6 +54,11 @@ def observe_runs(records: Sequence[RunRecord], hands: RunHands) -> list[RunView]
     return views
 
 
+def observe_run(record: RunRecord, hands: RunHands) -> RunView:
+    """The view of one run."""
+    return observe_runs([record], hands)[0]
+
+
 def gather_facts(records: Sequence[RunRecord], hands: RunHands) -> list[RunFacts]:
     """What the state of each run is decided from, in order."""
     beginnings = _find_attempts(records, hands)

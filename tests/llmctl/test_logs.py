@@ -22,19 +22,19 @@ def test_many_files_are_followed_in_one_round_trip(tmp_path):
     follower = LogFollower(read)
     for rank in range(50):
         (tmp_path / f"{rank}").write_text(f"hello {rank}\nhalf")
-        follower.follow(rank, str(tmp_path / f"{rank}"))
+    follower.follow({f"rank {rank}": str(tmp_path / f"{rank}") for rank in range(50)}, {})
     assert len(follower.poll()) == 50
     assert trips == [50]
     with (tmp_path / "7").open("a") as file:
         file.write(" line\n")
-    assert texts(follower.poll()) == [(7, "half line")]
+    assert texts(follower.poll()) == [("rank 7", "half line")]
     assert len(follower.flush()) == 49
 
 
 def test_a_file_may_appear_late_and_be_truncated(tmp_path):
     path = tmp_path / "log"
     follower = LogFollower(read_parts)
-    follower.follow(0, str(path))
+    follower.follow({"rank 0": str(path)}, {})
     assert follower.poll() == []
     path.write_text("one\ntwo\n")
     assert [line.text for line in follower.poll()] == ["one", "two"]
@@ -55,7 +55,7 @@ def test_an_endless_line_is_shown_in_part_and_kept_in_part(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"x" * (3 << 20))
     follower = LogFollower(read_parts)
-    follower.follow(0, str(path))
+    follower.follow({"rank 0": str(path)}, {})
     assert follower.poll() == []
     with path.open("ab") as file:
         file.write(b"\nnext\n")
@@ -70,7 +70,7 @@ def test_an_endless_progress_bar_keeps_its_last_state(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"%d%%\r" % (i % 100) for i in range(100_000)) + b"done\n")
     follower = LogFollower(read_parts)
-    follower.follow(0, str(path))
+    follower.follow({"rank 0": str(path)}, {})
     assert [line.text for line in follower.poll()] == ["done"]
 
 
@@ -96,3 +96,16 @@ def test_last_lines_of_one_endless_line_do_not_read_it_whole(tmp_path):
     (lines, _offset) = last_lines(read_parts, [str(path)], 5, whole_only=False)[0]
     assert len(lines) == 1
     assert len(lines[0]) < LONGEST_LINE + 50
+
+
+def test_files_come_and_go_while_they_are_followed(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("1\n2\n")
+    second.write_text("a\nb\n")
+    follower = LogFollower(read_parts)
+    follower.follow({"rank 0": str(first)}, {"rank 0": 2})
+    assert texts(follower.poll()) == [("rank 0", "2")]
+    follower.follow({"rank 0": str(first), "rank 1": str(second)}, {"rank 0": 0})
+    assert texts(follower.poll()) == [("rank 1", "a"), ("rank 1", "b")]
+    follower.follow({"rank 0": str(second)}, {})
+    assert texts(follower.poll()) == [("rank 0", "a"), ("rank 0", "b")]
