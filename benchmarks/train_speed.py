@@ -14,7 +14,6 @@ import datetime
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import sys
@@ -60,12 +59,6 @@ def python_of(trainer: str) -> str:
     return str(own) if own.exists() else sys.executable
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run_once(trainer: str, layout: str, flags: argparse.Namespace) -> list[dict]:
     """One run of one trainer: the reports of its ranks.
 
@@ -77,16 +70,15 @@ def run_once(trainer: str, layout: str, flags: argparse.Namespace) -> list[dict]
     with tempfile.TemporaryDirectory() as place:
         argv = [python_of(trainer), "-m", f"benchmarks.peers.{trainer}", "--model", flags.model]
         argv += ["--tp", str(tp), "--pp", str(pp), "--steps", str(flags.warm_up + flags.steps), "--report", place]
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
         ranks = []
         for rank in range(world):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            place_among_ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
             with Path(place, f"rank-{rank}.log").open("w") as log:
                 ranks.append(
                     subprocess.Popen(
                         argv,
                         cwd=ROOT,
-                        env=os.environ | ENVIRONMENT | meeting | own,
+                        env=os.environ | ENVIRONMENT | place_among_ranks,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,

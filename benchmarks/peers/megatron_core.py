@@ -119,7 +119,7 @@ def load(model: GPTModel, task: Task) -> None:
 def main() -> None:
     task = task_from_command_line()
     work = task.work
-    dist.init_process_group("gloo")
+    task.join()
     # The two that reach into CUDA's default generator directly.
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()

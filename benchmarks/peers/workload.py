@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.95)
@@ -110,6 +111,11 @@ class Task:
     steps: int
     rank: int
     report: Path
+
+    def join(self) -> None:
+        """Meet the other ranks. By a file, because a free port may be taken by the time it is used."""
+        meeting = f"file://{self.report}/rendezvous"
+        dist.init_process_group("gloo", init_method=meeting, rank=self.rank, world_size=self.tp * self.pp)
 
 
 def task_from_command_line() -> Task:
