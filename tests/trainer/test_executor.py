@@ -5,6 +5,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.trainer.layout_parity import CASES, SERIAL, Layout, train, valid_tokens
 from tests.trainer.spawn import DEADLINE_S, Ranks
@@ -82,6 +83,28 @@ def test_evaluation_leaves_no_trace_in_training(ranks):
     for (loss, gradients), (other_loss, other_gradients) in zip(undisturbed, disturbed, strict=True):
         assert loss == other_loss
         assert all(np.array_equal(gradients[name], other_gradients[name]) for name in gradients)
+
+
+def outputs_alive(rank, world_size, case, layout):
+    """Most outputs of this stage that were in memory at the end of any of its forwards."""
+    model = build(rank, world_size, case, layout)
+    outputs, counts = [], []
+
+    def count(_module, _inputs, output):
+        outputs.append(StorageWeakRef(output.untyped_storage()))
+        counts.append(sum(not reference.expired() for reference in outputs))
+
+    model.stage.register_forward_hook(count)
+    forward_backward(
+        model, case.batch(0), valid_tokens=1, loss_scale=1.0, randomness=StepRandomness(seed=1, iteration=0)
+    )
+    assert len(counts) == case.micro_batches
+    return max(counts)
+
+
+def test_outputs_are_freed_when_they_have_been_sent(ranks):
+    """The first of four stages runs four micro-batches ahead; it keeps their graphs, not their outputs."""
+    assert max(ranks.run(outputs_alive, LLAMA, Layout(pp=4))) <= 3
 
 
 def test_the_same_layout_gives_the_same_bits_twice(ranks):

@@ -56,6 +56,12 @@ class NoMessenger:
         """Nothing goes."""
 
 
+# Sends under way at one time. The neighbour posts its receive an action ahead, so that with two nobody waits; and they
+# bound what a stage keeps of its outputs, and how far it runs ahead where no answer comes back. A table that passes
+# check, where each send is waited for before the next action, cannot stand still with more room than that.
+_MOST_LEAVING = 2
+
+
 class TaggedMessenger:
     """Single sends and receives with tags (gloo)."""
 
@@ -63,8 +69,7 @@ class TaggedMessenger:
         self._wire = wire
         self._row = row
         self._arriving: dict[int, tuple[dist.Work | None, Tensor]] = {}
-        # Sent tensors live here until they have left. A schedule that waits for answers never has more on the way than
-        # there are stages; one that only goes forward would otherwise run ahead of a slow neighbour without bound.
+        # Sent tensors live here until they have left. Gloo says so only to those who wait.
         self._leaving: deque[tuple[dist.Work | None, Tensor]] = deque()
 
     def exchange(self, step: int, outgoing: Tensor | None) -> Tensor | None:
@@ -97,7 +102,7 @@ class TaggedMessenger:
         tensor = tensor.contiguous()
         destination = self._wire.ranks[message.destination]
         self._leaving.append((dist.isend(tensor, destination, self._wire.group, _tag(message)), tensor))
-        self._wait_until_left(len(self._wire.ranks))
+        self._wait_until_left(_MOST_LEAVING)
 
     def _wait_until_left(self, most: int) -> None:
         while len(self._leaving) > most:
