@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from tests.trainer.layout_parity import (
-    BF16,
-    BF16_LIMITS,
     CASES,
     CURVES,
     SERIAL,
+    SIXTEEN_BIT,
     Layout,
     deviation,
     problems,
@@ -66,23 +65,30 @@ def serial(ranks):
 @pytest.mark.parametrize(("case", "layout"), SUBSET, ids=str)
 def test_loss_gradients_and_step_equal_the_serial_run(ranks, serial, case, layout):
     found = deviation(serial(case), run_layout(ranks, case, layout))
-    assert not problems(found), str(found)
+    assert not problems(case, found), str(found)
 
 
 @pytest.mark.parametrize("case", CURVES, ids=str)
 @pytest.mark.parametrize("layout", [Layout(tp=2, pp=2, sequence_parallel=True), Layout(pp=2, dp=2)], ids=str)
 def test_ten_adam_steps_give_the_same_curve(ranks, serial, case, layout):
-    found, expected = run_layout(ranks, case, layout), serial(case)
-    assert found.losses == pytest.approx(expected.losses, abs=1e-5)
-    assert found.grad_norms == pytest.approx(expected.grad_norms, rel=1e-4)
-    assert len(set(found.losses)) == 10
+    curve = run_layout(ranks, case, layout)
+    assert len(set(curve.losses)) == 10
+    found = deviation(serial(case), curve)
+    assert not problems(case, found), str(found)
 
 
-@pytest.mark.parametrize("case", BF16, ids=str)
+@pytest.mark.parametrize("case", SIXTEEN_BIT, ids=str)
 @pytest.mark.parametrize("layout", [Layout(tp=2, sequence_parallel=True), Layout(pp=2, dp=2)], ids=str)
-def test_bf16_stays_within_its_bounds(ranks, serial, case, layout):
+def test_16_bit_training_stays_within_its_bounds(ranks, serial, case, layout):
     found = deviation(serial(case), run_layout(ranks, case, layout))
-    assert not problems(found, BF16_LIMITS), str(found)
+    assert not problems(case, found), str(found)
+
+
+@pytest.mark.parametrize("case", SIXTEEN_BIT, ids=str)
+def test_16_bit_training_is_close_to_32_bit(serial, case):
+    in_full = replace(case, name=f"{case}-in-32", training={})
+    found = deviation(serial(in_full), serial(case))
+    assert not problems(case, found), str(found)
 
 
 def no_norm_sum(model, _optimizer, _options):
@@ -132,6 +138,6 @@ def clipped_per_stage(_model, optimizer, _options):
 def test_a_broken_trainer_is_caught(ranks, serial, layout, mutation, symptom):
     """Each mutation is a bug that some trainer has had."""
     with pytest.raises(AssertionError, match=symptom) as caught:
-        found = problems(deviation(serial(GPT2), run_layout(ranks, GPT2, layout, mutation)))
+        found = problems(GPT2, deviation(serial(GPT2), run_layout(ranks, GPT2, layout, mutation)))
         assert not found, "; ".join(found)
     assert not isinstance(caught.value, RankError), "the mutation crashed instead of giving wrong numbers"
