@@ -147,7 +147,7 @@ class _Session:
         self._output.progress(self._metrics.table, view.detail or view.state.value)
 
     def _show(self, lines: Sequence[LogLine]) -> None:
-        self._output.show([f"[{line.source}] {line.text}" if self._has_prefix else line.text for line in lines])
+        self._output.show([str(line) if self._has_prefix else line.text for line in lines])
 
 
 def default_choice(record: RunRecord, names: Sequence[str]) -> LogChoice:

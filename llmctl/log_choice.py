@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmctl.errors import RecordError, UsageError
+from llmctl.errors import UsageError
 from llmctl.logs import node_logs, rank_logs
 
 _ERROR = re.compile(r"rank-(\d{5,})\.json")
@@ -62,18 +62,17 @@ class LogChoice:
             wanted = failed
         return {f"rank {rank}": f"{folder}/{present[rank]}" for rank in wanted if rank in present}
 
-    def check_present(self, names: Sequence[str], run_id: str) -> None:
-        """Refuse ranks that have no log although others have.
+    def absence(self, names: Sequence[str]) -> str:
+        """A sentence on chosen ranks that have no log although others have one; empty if there are none.
 
-        Raises:
-            RecordError: says which exist.
+        Args:
+            names: file names in the attempt's directory.
         """
         present = rank_logs(names)
         absent = [rank for rank in self.ranks if rank not in present]
-        if present and absent:
-            raise RecordError(
-                f"{run_id}: this attempt has no rank {spans(absent)}; there are ranks {spans(sorted(present))}"
-            )
+        if not present or not absent:
+            return ""
+        return f"this attempt has no log of rank {spans(absent)}; there are ranks {spans(sorted(present))}"
 
 
 def ranks_of_errors(names: Sequence[str]) -> list[int]:

@@ -99,6 +99,9 @@ class LogLine:
     source: str
     text: str
 
+    def __str__(self) -> str:
+        return f"[{self.source}] {self.text}"
+
 
 class LogFollower:
     """Follows the files of many sources at once; one ``poll`` is one round trip.

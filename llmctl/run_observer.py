@@ -110,6 +110,12 @@ def newest_attempt(record: RunRecord, hands: RunHands) -> AttemptBeginning | Non
     return _find_attempts([record], hands)[0]
 
 
+def is_elsewhere(beginning: AttemptBeginning | None, hands: RunHands) -> bool:
+    """Whether a run was started on another machine, whose processes cannot be seen from this one."""
+    report = hands.inspect_processes([])
+    return beginning is not None and _is_other_host(beginning.started, report)
+
+
 def attempt_numbers(record: RunRecord, hands: RunHands) -> list[int]:
     """Numbers of all attempts that a run has made, ascending."""
     (names,) = hands.list_names([str(record.run_dir / "attempts")])
@@ -185,9 +191,8 @@ def _process_answer(
     pids = ", ".join(str(leader.pid) for leader in leaders)
     if any(alive):
         return JobAnswer(JobState.RUNNING, f"pid {pids}")
-    host = started.host if started is not None else None
-    if host is not None and _short(host) != _short(report.host):
-        return JobAnswer(JobState.UNKNOWN, f"it was started on {host} and this is {report.host}: ask there")
+    if started is not None and _is_other_host(started, report):
+        return JobAnswer(JobState.UNKNOWN, f"it was started on {started.host} and this is {report.host}: ask there")
     if None in alive:
         known = "its processes cannot be seen" if report.boot_id is None else "the pid may be another process's by now"
         return JobAnswer(JobState.UNKNOWN, f"job.sh was pid {pids}; {known}")
@@ -196,5 +201,7 @@ def _process_answer(
     return JobAnswer(JobState.FAILED, f"job.sh (pid {pids}) was killed (SIGKILL, or out of memory)")
 
 
-def _short(host: str) -> str:
-    return host.partition(".")[0].lower()
+def _is_other_host(started: Started | None, report: ProcessReport) -> bool:
+    if started is None or started.host is None:
+        return False
+    return started.host.partition(".")[0].lower() != report.host.partition(".")[0].lower()

@@ -185,10 +185,10 @@ def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
         return _by_outcome(facts, attempt, job)
     newest = attempt.newest_heartbeat if attempt is not None else None
     ended = newest.time if newest is not None else None
+    if facts.cancel_requested is not None or (attempt is not None and attempt.cancel_marked):
+        return Verdict(JobState.CANCELLED, f"cancelled; {job.raw} before exit.json could be written", ended=ended)
     if attempt is None:
         return Verdict(job.state, f"{job.raw} before it made an attempt; see llmctl logs {facts.run_id} --job")
-    if facts.cancel_requested is not None or attempt.cancel_marked:
-        return Verdict(JobState.CANCELLED, f"cancelled; {job.raw} before exit.json could be written", ended=ended)
     heard = f"; last heartbeat {spoken(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
     error = first_error(attempt.errors)
     cause = f"; {error.summary()}" if error is not None else ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
 from llmctl.durations import clock, spoken
 from llmctl.errors import RecordError, UsageError
@@ -31,18 +32,24 @@ COLOURS = {
     JobState.UNKNOWN: "yellow",
 }
 
-app = typer.Typer()
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
 def status(
     context: typer.Context,
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run id, its beginning, run name or job id.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...", help="Run id, its beginning, run name or job id.", autocompletion=complete_run
+        ),
     ] = None,
-    cluster: str = typer.Option(
-        "", "--cluster", metavar="NAME", help="Only this cluster; looks through its runs_root."
-    ),
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Only this cluster; looks through its runs_root.", autocompletion=complete_cluster
+        ),
+    ] = "",
     every: bool = typer.Option(False, "--all", help="Also runs that ended long ago."),
     watch: bool = typer.Option(False, "--watch", help="Show again every two seconds until all have ended."),
     as_json: bool = typer.Option(False, "--json", help="One JSON document."),

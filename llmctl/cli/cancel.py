@@ -1,0 +1,52 @@
+"""``llmctl cancel``: end runs, and every process that they started."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from llmctl.cancel import GRACE_S, cancel_run
+from llmctl.cli.completion import complete_run
+from llmctl.cli.console import say
+from llmctl.errors import LlmctlError
+from llmctl.invocation import Invocation
+from llmctl.run_record import RunRecord
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def cancel(
+    ctx: typer.Context,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="Run id, its beginning, run name or job id.", autocompletion=complete_run
+        ),
+    ],
+    grace: Annotated[
+        float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time to save before everything is killed.")
+    ] = GRACE_S,
+) -> int:
+    """End runs: the trainer saves at its next step if it can; what is left after the grace is killed."""
+    invocation: Invocation = ctx.obj
+    exit_code = 0
+    for reference in runs:
+        try:
+            print(_cancel(invocation, reference, grace), flush=True)
+        except LlmctlError as error:
+            if len(runs) == 1:
+                raise
+            say(f"llmctl: {error.message}")
+            exit_code = exit_code or error.exit_code
+    return exit_code
+
+
+def _cancel(invocation: Invocation, reference: str, grace_s: float) -> str:
+    record = RunRecord.load(invocation.index.find(reference).run_dir)
+    outcome = cancel_run(record, invocation.transport, grace_s=grace_s)
+    view = outcome.view
+    invocation.index.update_state(view.run_id, view.state.value, time.time())
+    if outcome.had_ended:
+        return f"{view.run_id} had ended already: {view.detail or view.state}"
+    return f"{view.run_id}: {view.detail or view.state}"

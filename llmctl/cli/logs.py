@@ -1,0 +1,170 @@
+"""``llmctl logs``: what a run prints, rank by rank."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmctl.cli.completion import complete_run
+from llmctl.cli.console import say
+from llmctl.errors import RecordError, UsageError
+from llmctl.file_reads import FileRead
+from llmctl.invocation import Invocation
+from llmctl.log_choice import LogChoice, spans
+from llmctl.logs import LogLine, last_lines
+from llmctl.run_facts import RankError, first_error, parse_error
+from llmctl.run_observer import attempt_numbers
+from llmctl.run_record import RunRecord
+
+LINES_OF_ONE = 100
+LINES_OF_MANY = 20
+"""Lines of each file when several are shown."""
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def logs(
+    ctx: typer.Context,
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Run id, its beginning, run name or job id.", autocompletion=complete_run),
+    ],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Show new lines until the run ends.")] = False,
+    lines: Annotated[
+        int | None, typer.Option("-n", "--lines", metavar="LINES", min=0, help="Last lines of each file to show.")
+    ] = None,
+    rank: Annotated[
+        str | None, typer.Option("--rank", metavar="R[,R..]|all|failed", help="Which ranks. Default: 0.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="K", min=1, help="Which attempt. Default: the last one.")
+    ] = None,
+    job: Annotated[bool, typer.Option("--job", help="What job.sh and the agents print, instead of ranks.")] = False,
+    download: Annotated[
+        str | None, typer.Option("--download", metavar="DIR", help="Copy the files, whole and unchanged, to DIR.")
+    ] = None,
+) -> int:
+    """Show or follow what a run prints.
+
+    Ranks that failed come with the first to fail first, its host, coordinates and cause.
+    """
+    if job and rank is not None:
+        raise UsageError("--job: shows what comes from no rank; leave out --rank")
+    if follow and download is not None:
+        raise UsageError("--download: copies what is there now; leave out -f")
+    choice = LogChoice("job") if job else LogChoice.parse(rank) if rank is not None else None
+    invocation: Invocation = ctx.obj
+    record = RunRecord.load(invocation.index.find(run).run_dir)
+    found = _find(invocation, record, choice, attempt, follow)
+    if download is not None:
+        return _download(found, invocation, (invocation.cwd / download).resolve())
+    _say_what_failed(found)
+    count = lines if lines is not None else LINES_OF_ONE if len(found.files) < 2 else LINES_OF_MANY
+    ends = _show_last(found, invocation, count, whole_only=follow)
+    if not follow:
+        return 0
+    from llmctl.follow import follow_run
+
+    return follow_run(record, invocation.transport, choice=choice, offsets=ends)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The log files meant: source -> path, and the errors of the attempt, the cause first."""
+
+    record: RunRecord
+    choice: LogChoice
+    attempt: int | None
+    files: dict[str, str]
+    errors: tuple[RankError, ...]
+
+
+def _find(
+    invocation: Invocation, record: RunRecord, choice: LogChoice | None, attempt: int | None, follow: bool
+) -> Found:
+    from llmctl.follow import default_choice
+
+    hands = invocation.transport
+    attempts = attempt_numbers(record, hands)
+    if attempt is not None and attempt not in attempts:
+        there = f"there are attempts {spans(attempts)}" if attempts else "it has made none yet"
+        raise RecordError(f"{record.run_id}: there is no attempt {attempt}; {there}")
+    if follow and attempt is not None and attempt != attempts[-1]:
+        raise UsageError(f"-f: attempt {attempt} has ended, the last one is {attempts[-1]}; leave out -f or --attempt")
+    number = attempt if attempt is not None else max(attempts, default=None)
+    if number is None:
+        chosen = choice or LogChoice("job")
+        return Found(record, chosen, None, LogChoice("job").files(str(record.run_dir), 0, [], []), ())
+    folder = f"{record.run_dir}/attempts/{number}"
+    names, error_names = hands.list_names([folder, f"{folder}/errors"])
+    errors = _errors(invocation, [f"{folder}/errors/{name}" for name in error_names if not name.startswith(".")])
+    chosen = choice or default_choice(record, names)
+    absence = chosen.absence(names)
+    if absence and not follow:
+        raise RecordError(f"{record.run_id}: {absence}")
+    if absence:
+        say(f"{record.run_id}: {absence}; waiting for it")
+    files = chosen.files(str(record.run_dir), number, names, [error.rank for error in errors])
+    return Found(record, chosen, number, files, errors)
+
+
+def _errors(invocation: Invocation, paths: Sequence[str]) -> tuple[RankError, ...]:
+    parts = invocation.transport.read_parts([FileRead(path) for path in paths])
+    parsed = [parse_error(part.data) for part in parts if part is not None]
+    errors = tuple(sorted((one for one in parsed if one is not None), key=lambda error: (error.time, error.rank)))
+    cause = first_error(errors)
+    return (cause, *(error for error in errors if error is not cause)) if cause is not None else ()
+
+
+def _say_what_failed(found: Found) -> None:
+    if found.choice.kind != "failed":
+        return
+    if not found.errors:
+        say(f"{found.record.run_id}: no rank left an error in attempt {found.attempt}; llmctl logs --job may tell more")
+    for number, error in enumerate(found.errors):
+        say(f"{'first' if number == 0 else 'then'}: {error.summary()}")
+
+
+def _show_last(found: Found, invocation: Invocation, count: int, *, whole_only: bool) -> dict[str, int]:
+    """Print the last lines of every file; where following goes on, by source."""
+    ends = last_lines(invocation.transport.read_parts, list(found.files.values()), count, whole_only=whole_only)
+    shown = {source: tail for source, tail in zip(found.files, ends, strict=True) if tail[0]}
+    for source, (texts, _) in shown.items():
+        for text in texts:
+            print(str(LogLine(source, text)) if len(shown) > 1 else text)
+    if not shown and found.choice.kind != "failed" and not whole_only:
+        say(f"{found.record.run_id}: nothing has been printed yet; llmctl status {found.record.run_id} says how it is")
+    return {source: end for source, (_, end) in zip(found.files, ends, strict=True)}
+
+
+def _download(found: Found, invocation: Invocation, folder: Path) -> int:
+    """Copy every file to ``folder``, each under a temporary name until it is whole."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        copied = [_copy(invocation, path, folder / Path(path).name) for path in found.files.values()]
+    except OSError as error:
+        raise UsageError(f"--download: {folder} cannot be written: {error.strerror}") from None
+    print(f"{sum(copied)} files in {folder}")
+    return 0
+
+
+def _copy(invocation: Invocation, source: str, target: Path) -> bool:
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            while True:
+                (part,) = invocation.transport.read_parts([FileRead(source, file.tell())])
+                if part is None:
+                    return False
+                file.write(part.data)
+                if not part.data or part.end >= part.size:
+                    break
+        Path(temporary).replace(target)
+        return True
+    finally:
+        Path(temporary).unlink(missing_ok=True)
