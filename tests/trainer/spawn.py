@@ -18,6 +18,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
+import gc
 import os
 import time
 import traceback
@@ -148,6 +149,11 @@ def _run(rank: int, port: int, run: int, world_size: int, function: Callable[...
     store = dist.PrefixStore(f"run{run}", dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
-        return function(rank, world_size, *arguments)
+        result = function(rank, world_size, *arguments)
+        # A rank that is done early must not close its connections while another still opens them.
+        dist.barrier()
+        return result
     finally:
         dist.destroy_process_group()
+        # A model lies in reference cycles; uncollected, it would keep the run's groups and their polling threads alive.
+        gc.collect()

@@ -10,7 +10,8 @@ sum is already the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -124,7 +125,7 @@ class GradientBuckets:
                     by_autograd.add(name)
         for name in by_autograd:
             self._gradients[name].sources += 1
-            take = self._gradients[name].take_autograd
+            take = _take_weakly(self._gradients[name])
             self._parameters[name].register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def main_grad(self, name: str) -> Tensor:
@@ -196,6 +197,19 @@ def _take_sink(module: nn.Module, gradient: _ParameterGradient) -> bool:
         cast(_TakesRowSink, module).row_sink = gradient
         return True
     return False
+
+
+def _take_weakly(gradient: _ParameterGradient) -> Callable[[Tensor], None]:
+    # The garbage collector does not see through a tensor's hooks: a strong reference from there would keep this model
+    # and its process groups, with their threads, for as long as the process lives.
+    reference = weakref.ref(gradient)
+
+    def take(parameter: Tensor) -> None:
+        target = reference()
+        assert target is not None
+        target.take_autograd(parameter)
+
+    return take
 
 
 class _Bucket:
