@@ -78,7 +78,7 @@ def evaluate(serial: SerialModel, source: Source, tokenizer: Tokenizer | None, m
 def _windows(tokens: IndexedDataset, start: int, stop: int, serial: SerialModel) -> Iterator[MicroBatch]:
     length = serial.config.training.seq_length
     rows = max(1, MOST_TOKENS_AT_ONCE // length)
-    vocab_size = serial.model.stage.vocab_size
+    vocab_size = serial.vocab_size
     for first in range(start, stop - 1, rows * length):
         text = tokens.read(first, min(stop, first + rows * length + 1)).astype(np.int64)
         if text.max() >= vocab_size or text.min() < 0:

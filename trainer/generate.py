@@ -105,9 +105,9 @@ def _tokenizer(options: argparse.Namespace, serial: SerialModel) -> Tokenizer:
         tokenizer = HuggingFaceTokenizer(options.tokenizer)
     else:
         tokenizer = load_tokenizer(serial.config.data, serial.config.model.vocab_size)
-    if tokenizer.vocab_size > serial.model.stage.vocab_size:
+    if tokenizer.vocab_size > serial.vocab_size:
         raise DataError(
-            f"--tokenizer: has {tokenizer.vocab_size} tokens, the model {serial.model.stage.vocab_size}; name the "
+            f"--tokenizer: has {tokenizer.vocab_size} tokens, the model {serial.vocab_size}; name the "
             "tokenizer that the model was trained with"
         )
     return tokenizer

@@ -26,6 +26,7 @@ class SerialModel:
     Attributes:
         model: on ``device``, with tp, pp and dp of 1.
         config: of the run that wrote the checkpoint, but for the layout.
+        vocab_size: number of token ids, without padding.
         checkpoint: the folder it came from.
         iteration: iterations of training behind it.
         device: where it is.
@@ -33,6 +34,7 @@ class SerialModel:
 
     model: ParallelModel
     config: TrainConfig
+    vocab_size: int
     checkpoint: Path
     iteration: int
     device: torch.device
@@ -60,7 +62,7 @@ def load_serial_model(path: Path, device: torch.device | None = None) -> SerialM
     model = build_model(config, metadata.vocab_size, mesh, ProcessGroups(), device)
     load_weights(checkpoint, model)
     model.stage.eval()
-    return SerialModel(model, config, checkpoint, metadata.iteration, device)
+    return SerialModel(model, config, metadata.vocab_size, checkpoint, metadata.iteration, device)
 
 
 def find_checkpoint(path: Path) -> Path:
