@@ -15,10 +15,10 @@ arguments and results travel by pickle. A rank that fails or hangs costs its pro
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
-import gc
 import os
 import time
 import traceback
