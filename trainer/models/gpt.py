@@ -80,7 +80,6 @@ class GPTStage(nn.Module):
         super().__init__()
         model = config.model
         self.dtype = builder.dtype
-        self.vocab_size = vocab_size
         self._tp = tp
         self._seq_length, self._hidden_size = config.training.seq_length, model.hidden_size
         rows_per_rank = model.padded_vocab_size(vocab_size, tp.size) // tp.size
@@ -128,8 +127,8 @@ class GPTStage(nn.Module):
 
         Returns:
             [S(/t), B, H], or on the last stage the float32 sum of the losses of the valid tokens, the same on all tp
-            ranks; without ``compute_loss`` this rank's logits [S, B, V/t], of which the columns of the whole vocabulary
-            from vocab_size on are padding.
+            ranks; without ``compute_loss`` this rank's logits [S, B, columns] without those of vocabulary padding, so
+            that the last ranks may have fewer than the others, or none.
         """
         tokens = micro_batch.tokens.t()  # [S, B]
         if self.embedding is not None:
@@ -143,7 +142,7 @@ class GPTStage(nn.Module):
             return hidden
         logits: torch.Tensor = self.head(self.final_norm(hidden))  # [S, B, V/t]
         if not compute_loss:
-            return logits
+            return logits[..., : self._num_valid]
         losses = vocab_parallel_cross_entropy(logits, micro_batch.labels.t(), self._num_valid, self._tp)
         if micro_batch.loss_mask is not None:
             losses = losses * micro_batch.loss_mask.t()

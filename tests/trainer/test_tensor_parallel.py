@@ -1,0 +1,142 @@
+"""Divided layers on real ranks against the same layer whole, with and without sequence parallelism."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from tests.trainer.spawn import Ranks
+from trainer.layers.dropout import hidden_dropout
+from trainer.random_streams import StepRandomness
+from trainer.tensor_parallel.collectives import TensorParallel
+from trainer.tensor_parallel.embedding import VocabParallelEmbedding
+from trainer.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+
+LENGTH, BATCH, HIDDEN, INNER, VOCAB = 8, 3, 6, 8, 12
+LAYOUTS = [(1, False), (2, False), (2, True), (4, False), (4, True)]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+def draw(name, *shape):
+    seed = sum(map(ord, name))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def axis(rank, world_size, sequence_parallel):
+    return TensorParallel(world_size, rank, dist.group.WORLD if world_size > 1 else None, sequence_parallel)
+
+
+class OuterProducts:
+    """A sink that computes what it is given."""
+
+    def __init__(self):
+        self.total = 0.0
+
+    def add_outer(self, grad_output, inputs):
+        self.total = self.total + grad_output.T @ inputs
+
+
+def whole_pair():
+    inputs = draw("inputs", LENGTH, BATCH, HIDDEN).requires_grad_()
+    weights = [draw("up", INNER, HIDDEN), draw("down", HIDDEN, INNER), draw("up-bias", INNER), draw("bias", HIDDEN)]
+    up, down, up_bias, bias = (weight.requires_grad_() for weight in weights)
+    outputs = F.linear(torch.tanh(F.linear(inputs, up, up_bias)), down, bias)
+    outputs.backward(draw("gradient", LENGTH, BATCH, HIDDEN))
+    return outputs.detach(), inputs.grad, up.grad, down.grad, up_bias.grad, bias.grad
+
+
+def divided_pair(rank, world_size, sequence_parallel, with_sinks):
+    tp = axis(rank, world_size, sequence_parallel)
+    share = slice(rank * INNER // world_size, (rank + 1) * INNER // world_size)
+    up = ColumnParallelLinear(
+        nn.Parameter(draw("up", INNER, HIDDEN)[share].clone()), nn.Parameter(draw("up-bias", INNER)[share].clone()), tp
+    )
+    down = RowParallelLinear(
+        nn.Parameter(draw("down", HIDDEN, INNER)[:, share].clone()), nn.Parameter(draw("bias", HIDDEN)), tp
+    )
+    if with_sinks:
+        up.gradient_sink, down.gradient_sink = OuterProducts(), OuterProducts()
+    inputs = tp.sequence_shard(draw("inputs", LENGTH, BATCH, HIDDEN)).clone().requires_grad_()
+    outputs = down(torch.tanh(up(inputs)))
+    outputs.backward(tp.sequence_shard(draw("gradient", LENGTH, BATCH, HIDDEN)))
+    if with_sinks:
+        assert up.weight.grad is None
+        assert down.weight.grad is None
+    up_grad, down_grad = (layer.gradient_sink.total if with_sinks else layer.weight.grad for layer in (up, down))
+    return outputs.detach(), inputs.grad, up_grad, down_grad, up.bias.grad, down.bias.grad
+
+
+@pytest.mark.parametrize("with_sinks", [False, True], ids=["autograd", "sinks"])
+@pytest.mark.parametrize(("world_size", "sequence_parallel"), LAYOUTS)
+def test_column_and_row_pair(ranks, world_size, sequence_parallel, with_sinks):
+    outputs, input_grad, up_grad, down_grad, up_bias_grad, bias_grad = whole_pair()
+    parts = ranks.run(divided_pair, sequence_parallel, with_sinks, world_size=world_size)
+    found = list(zip(*parts, strict=True))
+    for expected, shards in ((outputs, found[0]), (input_grad, found[1])):
+        if sequence_parallel:
+            torch.testing.assert_close(torch.cat(shards, 0), expected)
+        else:
+            for shard in shards:
+                torch.testing.assert_close(shard, expected)
+    torch.testing.assert_close(torch.cat(found[2], 0), up_grad)
+    torch.testing.assert_close(torch.cat(found[3], 1), down_grad)
+    torch.testing.assert_close(torch.cat(found[4], 0), up_bias_grad)
+    # The row-parallel bias meets only this rank's part of the sequence: its gradient is summed over tp later.
+    total = sum(found[5]) if sequence_parallel else found[5][0]
+    torch.testing.assert_close(total, bias_grad)
+
+
+def divided_lookup(rank, world_size, sequence_parallel):
+    tp = axis(rank, world_size, sequence_parallel)
+    rows = VOCAB // world_size
+    layer = VocabParallelEmbedding(nn.Parameter(draw("table", VOCAB, HIDDEN)[rank * rows : (rank + 1) * rows]), tp)
+    found = layer(tokens())
+    found.backward(tp.sequence_shard(draw("gradient", LENGTH, BATCH, HIDDEN)))
+    return found.detach(), layer.weight.grad
+
+
+def tokens():
+    return torch.randint(0, VOCAB, (LENGTH, BATCH), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(("world_size", "sequence_parallel"), LAYOUTS)
+def test_embedding(ranks, world_size, sequence_parallel):
+    table = draw("table", VOCAB, HIDDEN).requires_grad_()
+    expected = table[tokens()]
+    expected.backward(draw("gradient", LENGTH, BATCH, HIDDEN))
+    outputs, gradients = zip(*ranks.run(divided_lookup, sequence_parallel, world_size=world_size), strict=True)
+    if sequence_parallel:
+        assert torch.equal(torch.cat(outputs, 0), expected)
+    else:
+        assert all(torch.equal(output, expected) for output in outputs)
+    torch.testing.assert_close(torch.cat(gradients, 0), table.grad)
+
+
+def divided_dropout(rank, world_size, sequence_parallel):
+    tp = axis(rank, world_size, sequence_parallel)
+    hidden = tp.sequence_shard(draw("inputs", LENGTH, BATCH, HIDDEN))
+    return hidden_dropout(hidden, 0.5, StepRandomness(1, 2).micro_batch(3), "mlp_output", tp, layer=4)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_dropout_of_a_sequence_shard_is_that_of_the_whole(ranks, world_size):
+    [expected] = ranks.run(divided_dropout, False, world_size=1)
+    assert torch.equal(torch.cat(ranks.run(divided_dropout, True, world_size=world_size), 0), expected)
+    assert torch.equal(ranks.run(divided_dropout, False, world_size=world_size)[1], expected)
+
+
+def odd_sequence(rank, world_size):
+    tp = axis(rank, world_size, True)
+    layer = VocabParallelEmbedding(nn.Parameter(draw("table", VOCAB // 2, HIDDEN)), tp)
+    with pytest.raises(ValueError, match="a sequence of 7 cannot be divided over 2"):
+        layer(tokens()[:7])
+
+
+def test_a_sequence_that_tp_does_not_divide_is_refused(ranks):
+    ranks.run(odd_sequence, world_size=2)
