@@ -105,7 +105,7 @@ def training_line(row: Mapping[str, Any], train_iters: int, elapsed_s: float) ->
         f"grad norm {_number(row['grad_norm'], '.3f')}",
         f"lr {row['learning_rate']:.2e}",
         f"{row['tokens_per_s']:,.0f} tokens/s",
-        f"{row['tflops_per_device']:.2f} TFLOP/s/device",
+        f"{_speed(row['tflops_per_device'])} TFLOP/s/device",
     ]
     if row["mfu"] is not None:
         parts.append(f"MFU {row['mfu']:.1%}")
@@ -127,6 +127,11 @@ def validation_line(row: Mapping[str, Any], train_iters: int) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "not finite" if value is None else format(value, form)
+
+
+def _speed(tflops: float) -> str:
+    # A small model on a CPU makes a few GFLOP/s, which two decimals would call nothing.
+    return f"{tflops:.2f}" if tflops >= 0.1 else f"{tflops:.2g}"
 
 
 def _clock(seconds: float) -> str:

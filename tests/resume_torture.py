@@ -1,0 +1,319 @@
+"""Kill a two-rank training run at random instants, resume it, and compare every bit.
+
+One command: ``python -m tests.resume_torture --seeds 20``. Each seed draws a layout and one to three interruptions:
+SIGKILL to all ranks after some step, while a checkpoint is being written, or right when it gets its name; or SIGTERM
+to one rank, after which the run must save and leave by itself. The run is then resumed to its end. Its metrics but for
+the times, and its last checkpoint byte for byte, must be those of a run that nobody touched.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import random
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.checkpoint.directory import LATEST, checkpoint_path, complete_iterations, damage, find_latest
+
+TRAIN_ITERS = 20
+DEADLINE_S = 240.0
+
+# What may differ between two runs of the same computation.
+MEASURED = {"attempt", "time", "iteration_time_s", "tokens_per_s", "tflops_per_device", "mfu", "peak_memory_bytes"}
+
+BASE = {
+    "model": {
+        "num_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "vocab_size": 250,
+        "make_vocab_size_divisible_by": 8,
+    },
+    "training": {
+        "train_iters": TRAIN_ITERS,
+        "seq_length": 32,
+        "micro_batch_size": 2,
+        "global_batch_size": 8,
+        "eval_interval": 7,
+        "eval_iters": 1,
+    },
+    "optimizer": {"lr": 1e-3, "lr_warmup_iters": 3, "lr_decay_style": "cosine", "min_lr": 1e-4},
+    "data": {"mock_data": True},
+    "checkpoint": {"save_interval": 2, "keep_last": 2},
+    "parallel": {"distributed_timeout_minutes": 2.0},
+}
+VARIANTS = {
+    "tp2": {"parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True}},
+    # A window this short makes the loss scale move; logging every third step leaves sums between checkpoints.
+    "dp2 fp16": {
+        "training": {"fp16": True, "initial_loss_scale": 2.0**24, "loss_scale_window": 4, "hysteresis": 1},
+        "logging": {"log_interval": 3},
+    },
+    "pp2": {"parallel": {"pipeline_model_parallel_size": 2}},
+}
+KINDS = ("step", "write", "write", "rename", "rename", "term")
+
+
+def config_of(variant):
+    """The config of a variant as plain values."""
+    changes = VARIANTS[variant]
+    return {section: {**BASE.get(section, {}), **changes.get(section, {})} for section in BASE.keys() | changes.keys()}
+
+
+def free_port():
+    """A port that the kernel calls free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+# The ranks are forked from a server that has torch loaded: importing it is nearly all of a short run's time.
+RANKS = multiprocessing.get_context("forkserver")
+RANKS.set_forkserver_preload(["trainer.pretraining"])
+
+
+def run_rank(run, number, rank, port):
+    """Be one rank: what ``python -m trainer pretrain`` does in a process of its own."""
+    from trainer.__main__ import main
+
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "LLMCTL_RUN_DIR": str(run),
+        "LLMCTL_ATTEMPT": str(number),
+    }
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    sys.exit(main(["pretrain", "--config", str(run / "config.yaml")]))
+
+
+class Attempt:
+    """Two ranks of one attempt. A context manager: nobody survives it."""
+
+    def __init__(self, run, number):
+        self.run = run
+        self.number = number
+        port = free_port()
+        self.ranks = [RANKS.Process(target=run_rank, args=(run, number, rank, port)) for rank in range(2)]
+        for rank in self.ranks:
+            rank.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+    @property
+    def is_over(self):
+        """Whether any rank has ended."""
+        return any(rank.exitcode is not None for rank in self.ranks)
+
+    def kill(self):
+        """SIGKILL to all ranks, without a moment's notice."""
+        for rank in self.ranks:
+            rank.kill()
+        for rank in self.ranks:
+            rank.join(timeout=DEADLINE_S)
+
+    def finish(self):
+        """Wait for an end in good order; the reason it gave."""
+        end = time.monotonic() + DEADLINE_S
+        for rank in self.ranks:
+            rank.join(timeout=max(1.0, end - time.monotonic()))
+        codes = [rank.exitcode for rank in self.ranks]
+        assert codes == [0, 0], f"exit codes {codes} in {self.run}:\n{self.logs()}"
+        return json.loads((self.run / "attempts" / str(self.number) / "outcome.json").read_text())["reason"]
+
+    def logs(self):
+        """What the ranks had to say."""
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-2000:]}"
+            for path in sorted((self.run / "attempts" / str(self.number)).glob("rank-*.log"))
+        )
+
+
+def wait_until(attempt, condition):
+    """Poll often enough to catch a checkpoint being written; False if the attempt ended before."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        if condition():
+            return True
+        if attempt.is_over:
+            return False
+        time.sleep(0.0003)
+    raise AssertionError(f"nothing happened for {DEADLINE_S} s in {attempt.run}:\n{attempt.logs()}")
+
+
+def pointer(run):
+    """The iteration that the latest-pointer names, 0 without one."""
+    try:
+        return int((run / "checkpoints" / LATEST).read_text())
+    except OSError:
+        return 0
+
+
+def rows(run):
+    """Last row per iteration and kind, without what is measured."""
+    kept = {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        kept[row["iteration"], "valid_loss" in row] = {key: row[key] for key in row if key not in MEASURED}
+    return kept
+
+
+def last_checkpoint(run):
+    """Hash of every tensor file of the last checkpoint."""
+    folder = checkpoint_path(run / "checkpoints", TRAIN_ITERS)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.safetensors"))}
+
+
+@dataclass
+class Torture:
+    """Runs the seeds, keeping one untouched run per variant to compare with."""
+
+    folder: Path
+    landed: Counter = field(default_factory=Counter)
+    references: dict = field(default_factory=dict)
+
+    def reference(self, variant):
+        """Metrics and checkpoint of the untouched run."""
+        if variant not in self.references:
+            run = self.start(f"reference {variant}", variant)
+            with Attempt(run, 1) as attempt:
+                assert attempt.finish() == "completed"
+            self.references[variant] = rows(run), last_checkpoint(run)
+        return self.references[variant]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        # The server would outlive us; others in this process may still use it.
+        if not multiprocessing.active_children():
+            multiprocessing.forkserver._forkserver._stop()
+
+    def start(self, name, variant):
+        """A fresh run directory."""
+        run = self.folder / name.replace(" ", "-")
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(json.dumps(config_of(variant)))
+        return run
+
+    def run_seed(self, seed):
+        """Interrupt, resume, compare; raises AssertionError on any difference."""
+        draw = random.Random(seed)
+        variant = list(VARIANTS)[seed % len(VARIANTS)]
+        metrics, tensors = self.reference(variant)
+        run = self.start(f"seed {seed}", variant)
+        number = 0
+        for _ in range(draw.randint(1, 3)):
+            number += 1
+            with Attempt(run, number) as attempt:
+                self.interrupt(attempt, draw)
+            self.check_checkpoints(run)
+        with Attempt(run, number + 1) as attempt:
+            assert attempt.finish() == "completed"
+        found = rows(run)
+        assert found.keys() == metrics.keys(), f"seed {seed}: other iterations logged: {sorted(found)}"
+        for key, row in metrics.items():
+            assert found[key] == row, f"seed {seed} ({variant}): {found[key]} instead of {row}"
+        assert last_checkpoint(run) == tensors, f"seed {seed} ({variant}): the last checkpoint differs"
+
+    def interrupt(self, attempt, draw):
+        """One interruption at a random instant."""
+        checkpoints = attempt.run / "checkpoints"
+        before = pointer(attempt.run)
+        kind = draw.choice(KINDS)
+        wait_s = draw.uniform(0.0, 0.01 if kind != "step" else 0.3)
+        target = before + draw.randint(1, 8)
+        if kind in ("step", "term"):
+            happened = wait_until(attempt, lambda: logged_iteration(attempt.run) >= target)
+        elif kind == "write":
+            happened = wait_until(
+                attempt, lambda: any(name.startswith(".iter_") for name in names(checkpoints, target))
+            )
+        else:
+            wait_s /= 20  # the pointer follows the rename within a millisecond or two
+            happened = wait_until(attempt, lambda: any(name.startswith("iter_") for name in names(checkpoints, target)))
+        if not happened:
+            assert attempt.finish() == "completed"
+            self.landed["after the end"] += 1
+            return
+        time.sleep(wait_s)
+        if kind == "term":
+            attempt.ranks[draw.randint(0, 1)].terminate()
+            self.landed[f"SIGTERM: {attempt.finish()}"] += 1
+            return
+        attempt.kill()
+        complete = complete_iterations(checkpoints)
+        if any(".tmp-" in entry.name for entry in checkpoints.iterdir()):
+            self.landed["inside a checkpoint's write"] += 1
+        elif complete and complete[-1] > pointer(attempt.run):
+            self.landed["between rename and pointer"] += 1
+        elif any(entry.name.startswith(".") for entry in checkpoints.iterdir()):
+            self.landed["inside pointer or clean-up"] += 1
+        else:
+            self.landed["elsewhere"] += 1
+        assert pointer(attempt.run) >= before, "the pointer went back"
+
+    @staticmethod
+    def check_checkpoints(run):
+        """Whatever was killed, every checkpoint with a complete one's name is whole, and one can be found."""
+        root = run / "checkpoints"
+        for iteration in complete_iterations(root):
+            assert damage(checkpoint_path(root, iteration)) is None
+        latest, _ = find_latest(root)
+        assert (latest is not None) == bool(complete_iterations(root))
+        assert pointer(run) == 0 or latest == checkpoint_path(root, pointer(run))
+
+
+def names(folder, target):
+    """Names in a checkpoint folder that belong to an iteration from ``target`` on."""
+    try:
+        entries = [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return []
+    return [name for name in entries if "iter_" in name and int(name.split("iter_")[1][:7]) >= target]
+
+
+def logged_iteration(run):
+    """The last iteration in metrics.jsonl, 0 without one."""
+    try:
+        content = (run / "metrics.jsonl").read_bytes()
+    except OSError:
+        return 0
+    lines = content[: content.rfind(b"\n") + 1].splitlines()
+    return json.loads(lines[-1])["iteration"] if lines else 0
+
+
+def main():
+    """Run the seeds that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory(prefix="resume-torture-") as folder, Torture(Path(folder)) as torture:
+        for seed in range(options.first, options.first + options.seeds):
+            began = time.monotonic()
+            torture.run_seed(seed)
+            print(f"seed {seed}: equal bit for bit ({time.monotonic() - began:.0f} s)", flush=True)
+        print(f"{options.seeds} seeds equal; interruptions landed: {dict(torture.landed)}")
+
+
+if __name__ == "__main__":
+    main()
