@@ -31,7 +31,7 @@ FP32_LIMITS = {"loss": 1e-5, "gradient": 1e-4, "parameter": 1e-5, "grad_norm": 1
 CURVE_LIMITS = {"loss": 1e-5, "gradient": 1e-4, "parameter": 1e-2, "grad_norm": 1e-4}
 # A bf16 number has 8 significant bits, an fp16 number 11 (2^-8 = 4e-3 and 2^-11 = 5e-4 between neighbours). Sums over
 # tp and micro-batches round in another order, and the errors of a few layers add up.
-BF16_LIMITS = {"loss": 5e-3, "gradient": 5e-2, "parameter": 2e-2, "grad_norm": 5e-3}
+BF16_LIMITS = {"loss": 5e-3, "gradient": 8e-2, "parameter": 2e-2, "grad_norm": 5e-3}
 FP16_LIMITS = {"loss": 1e-3, "gradient": 1e-2, "parameter": 5e-3, "grad_norm": 2e-3}
 
 SGD = {"optimizer": "sgd", "lr": 0.5, "sgd_momentum": 0.0, "weight_decay": 0.1, "clip_grad": 1.0}
