@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from typing_extensions import Self
 
@@ -33,7 +33,11 @@ class FollowOutput(Protocol):
 
 
 class PlainOutput:
-    """Lines on standard output as they come, remarks on standard error, no progress: the log has its own lines."""
+    """Lines as they come, remarks on standard error, no progress: the log has its own lines."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Show lines on ``stream``; None is standard output."""
+        self._stream = stream
 
     def __enter__(self) -> Self:
         return self
@@ -46,7 +50,7 @@ class PlainOutput:
     def show(self, lines: Sequence[str]) -> None:
         """Print and hand on at once: the reader of the pipe is waiting too."""
         if lines:
-            print("\n".join(lines), flush=True)
+            print("\n".join(lines), file=self._stream, flush=True)
 
     def remark(self, text: str) -> None:
         """On standard error, so that a pipe carries the log alone."""
@@ -61,6 +65,7 @@ class TerminalOutput(PlainOutput):
 
     def __init__(self, name: str, train_iters: int | None) -> None:
         """For a run called ``name``; ``train_iters`` None (a COMMAND) shows the state alone."""
+        super().__init__()
         from rich.console import Console
         from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 

@@ -1,0 +1,57 @@
+"""``llmctl resume``: the next submission of a run, in the same run directory."""
+
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+from llmctl.cli.completion import complete_run
+from llmctl.cli.console import say
+from llmctl.invocation import Invocation
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def resume(
+    ctx: typer.Context,
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Run id, its beginning, run name or job id.", autocompletion=complete_run),
+    ],
+    nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Another number of nodes.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a key of the run's config; the value is YAML. Repeatable."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the script and the submit command; do nothing.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Follow the run until it ends.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Go on with a run that has ended, from its latest checkpoint, with the config and code that it has."""
+    from llmctl.cli.plan_output import show_plan, show_started
+    from llmctl.resume import check_ended, check_work_left, start_point
+    from llmctl.run_lock import run_lock
+    from llmctl.run_record import RunRecord
+    from llmctl.submission import perform, plan_resume
+
+    invocation: Invocation = ctx.obj
+    run_dir = invocation.index.find(run).run_dir
+    with nullcontext() if dry_run else run_lock(run_dir):
+        record = RunRecord.load(run_dir)
+        if not dry_run:
+            check_ended(record, invocation.transport)
+        plan = plan_resume(invocation, record, nodes=nodes, settings=settings or ())
+        point = start_point(plan.record, invocation.transport)
+        check_work_left(plan.record, point)
+        say(f"{record.run_id}: {point.sentence}")
+        more = {"resumes_from": point.iteration}
+        if dry_run:
+            show_plan(plan, as_json=as_json, more=more)
+            return 0
+        record = perform(plan, invocation)
+    return show_started(record, plan, invocation, as_json=as_json, follow=follow, more=more)
