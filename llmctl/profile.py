@@ -1,7 +1,6 @@
 """ClusterProfile: what one site offers: one clusters/NAME.yaml, and the user's overlay of the same name over it."""
 
 import difflib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +11,8 @@ from typing_extensions import Self
 from llmctl.backends import MODULES
 from llmctl.errors import ProfileError, UsageError
 from llmctl.job import VARIABLE
-from llmctl.resources import UserFolders, search_path
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+from llmctl.profile_names import cluster_names, profile_files
+from llmctl.resources import UserFolders
 
 
 class _Part(BaseModel):
@@ -89,17 +87,6 @@ class ClusterProfile(_Part):
         return env
 
 
-def profile_files(folders: UserFolders, name: str) -> list[Path]:
-    """The files that make up a profile, the one that is laid over the others last; empty if there is none."""
-    found = [folder / f"{name}.yaml" for folder in reversed(search_path(folders, "clusters"))]
-    return [path for path in found if path.is_file()]
-
-
-def cluster_names(folders: UserFolders) -> list[str]:
-    """Every cluster that there is a profile for, sorted."""
-    return sorted({path.stem for folder in search_path(folders, "clusters") for path in folder.glob("*.yaml")})
-
-
 def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> ClusterProfile:
     """The profile called ``name``, with the user's overlay.
 
@@ -112,7 +99,7 @@ def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> 
         UsageError: a flag names a cluster that has no profile; lists those that have one.
         ProfileError: the same from elsewhere, or a file holds what cannot be used: says file, key and what is valid.
     """
-    files = profile_files(folders, name) if NAME.fullmatch(name) else []
+    files = profile_files(folders, name)
     if not files:
         problem = f"{origin}: no cluster is called {name!r}; there are {', '.join(cluster_names(folders))}"
         raise (UsageError if origin.startswith("-") else ProfileError)(f"{problem}\nllmctl clusters new makes another")

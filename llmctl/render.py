@@ -169,6 +169,9 @@ def _fill(folders: UserFolders, template: str, variables: dict[str, Any]) -> str
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        # Bash has its own use for {#: ${#array[@]}.
+        comment_start_string="{*",
+        comment_end_string="*}",
         optimized=False,
         auto_reload=False,
     )

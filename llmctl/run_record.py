@@ -7,8 +7,6 @@ runs_root. Both are written to a temporary file and renamed, mode 0600, so that 
 import json
 import os
 import re
-import secrets
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -149,6 +147,10 @@ class RunIndex:
             else entry
         )
 
+    def remove(self, run_id: str) -> None:
+        """Forget a run that was never accepted."""
+        self._path(run_id).unlink(missing_ok=True)
+
     def entries(self) -> list[IndexEntry]:
         """All runs, oldest first. A file that cannot be read is passed over: ``rebuild`` restores it."""
         found = (self._entry(path) for path in self.folder.glob("*.json"))
@@ -222,7 +224,7 @@ def new_run_id(name: str, local_time: str) -> str:
         name: the run's name.
         local_time: ``yymmdd-hhmmss``.
     """
-    return f"{name}-{local_time}-{secrets.token_hex(2)}"
+    return f"{name}-{local_time}-{os.urandom(2).hex()}"
 
 
 def write_file(path: Path, text: str, mode: int = 0o600) -> None:
@@ -231,16 +233,18 @@ def write_file(path: Path, text: str, mode: int = 0o600) -> None:
     Raises:
         OSError: it cannot be written; nothing is left behind.
     """
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    # Not tempfile: importing it costs as much as the rest of `llmctl --help`.
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             os.fchmod(descriptor, mode)
             file.write(text)
             file.flush()
             os.fsync(descriptor)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

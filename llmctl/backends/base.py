@@ -77,11 +77,17 @@ class Backend(Protocol):
         name: the scheduler, as profiles name it.
         template: file name of the job script's template.
         job_keys: keys of the config's ``job`` section that mean something here; others are refused, not ignored.
+        launchers: what can start the ranks here, the default first.
     """
 
-    name: str
-    template: str
-    job_keys: frozenset[str]
+    @property
+    def name(self) -> str: ...  # noqa: D102 (described above)
+    @property
+    def template(self) -> str: ...  # noqa: D102
+    @property
+    def job_keys(self) -> frozenset[str]: ...  # noqa: D102
+    @property
+    def launchers(self) -> tuple[str, ...]: ...  # noqa: D102
 
     def submit_commands(self, script: str) -> list[HostCommand]:
         """One command for a batch scheduler, one per host where jobs are started directly.

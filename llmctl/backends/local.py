@@ -22,6 +22,7 @@ class LocalBackend:
     job_keys: frozenset[str] = frozenset(
         {"name", "nodes", "gpus_per_node", "time", "group", "launcher", "env", "secrets", "code"}
     )
+    launchers: tuple[str, ...] = ("torchrun",)
 
     def submit_commands(self, script: str) -> list[HostCommand]:
         """job.sh, to be started detached from the terminal."""
