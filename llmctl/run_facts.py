@@ -51,6 +51,7 @@ class Heartbeat:
     iteration: int
     phase: str
     time: float
+    pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,8 @@ def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
     rank, time = (_int(values, "rank"), _float(values, "time")) if values else (None, None)
     if values is None or rank is None or time is None:
         return None
-    return Heartbeat(rank, _text(values, "host"), _int(values, "iteration") or 0, _text(values, "phase"), time)
+    iteration, phase = _int(values, "iteration") or 0, _text(values, "phase")
+    return Heartbeat(rank, _text(values, "host"), iteration, phase, time, _int(values, "pid"))
 
 
 def parse_error(data: bytes | None) -> RankError | None:

@@ -1,5 +1,6 @@
 """The only place that starts processes. Pure parts decide what is run; this runs it and says what came of it."""
 
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -8,9 +9,10 @@ from pathlib import Path
 
 from llmctl import file_reads, processes
 from llmctl.errors import SchedulerError
-from llmctl.processes import ProcessIdentity, boot_id, identify
+from llmctl.processes import ProcessIdentity
 
 _STDERR_TAIL = 2000
+_OF_A_RUN = frozenset({"LLMCTL_RUN_ID", "LLMCTL_RUN_DIR", "LLMCTL_ATTEMPT", "LLMCTL_HOSTFILE", "LLMCTL_INTERACTIVE"})
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,16 @@ class LocalTransport:
     """Hands on this machine.
 
     Attributes:
-        environ: environment of the processes it starts.
+        environ: environment of the processes it starts. A detached job does not get the variables of the run that
+            llmctl itself may have been called from, or ending that run would end this one.
     """
 
     environ: Mapping[str, str]
 
     read_parts = staticmethod(file_reads.read_parts)
     list_names = staticmethod(file_reads.list_names)
+    inspect_processes = staticmethod(processes.inspect)
+    processes_of_run = staticmethod(processes.processes_of_run)
     inspect_processes = staticmethod(processes.inspect)
     processes_of_run = staticmethod(processes.processes_of_run)
     end_run = staticmethod(processes.end_run)
@@ -68,15 +73,26 @@ class LocalTransport:
     def run_interactive(self, argv: Sequence[str], *, cwd: Path) -> int:
         """Run a command on our own terminal and return its exit status, 128 + N when signal N ended it.
 
+        What the terminal sends (Ctrl-C and the like) is the command's to answer, which shares our foreground group; a
+        request to end that reaches us alone is handed on.
+
         Raises:
             SchedulerError: it cannot be started.
         """
+        # Handlers, not SIG_IGN: a handler is reset when the command is executed, an ignored signal stays ignored.
+        before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
         try:
-            status = subprocess.run(argv, env=dict(self.environ), cwd=cwd, check=False).returncode
+            process = subprocess.Popen(argv, env=dict(self.environ), cwd=cwd)
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                before[number] = signal.signal(number, lambda sent, _frame: process.send_signal(sent))
+            status = process.wait()
         except OSError as error:
             raise SchedulerError(
                 f"{argv[0]}: cannot be started: {error.strerror}", transient=False, argv=argv
             ) from None
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
         return status if status >= 0 else 128 - status
 
     def start_detached(self, argv: Sequence[str], *, cwd: Path, log: Path) -> ProcessIdentity:
@@ -100,7 +116,7 @@ class LocalTransport:
             raise SchedulerError(
                 f"{argv[0]}: cannot be started: {error.strerror}", transient=False, argv=argv
             ) from None
-        identity = identify(process.pid) or ProcessIdentity(process.pid, None, boot_id())
+        identity = processes.identify(process.pid) or ProcessIdentity(process.pid, None, processes.boot_id())
         # While we live we are its parent: without this it would stay a zombie, and its pid taken, until we leave.
         threading.Thread(target=process.wait, daemon=True).start()
         return identity
