@@ -36,7 +36,7 @@ parity: set-up
 	@$(PYTHON_OF_VENV) -m tests.parity </dev/null
 
 torture: set-up
-	@$(PYTHON_OF_VENV) -m tests.torture </dev/null
+	@$(PYTHON_OF_VENV) -m tests.resume_torture </dev/null
 
 clean:
 	rm -rf .venv .make .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

@@ -1,0 +1,35 @@
+"""Our trainer beside a hand-written PyTorch loop, on the benchmark's model: the serial run is not its own witness."""
+
+import argparse
+import functools
+
+import pytest
+
+from benchmarks.train_speed import run_once
+
+STEPS = 4
+
+
+@functools.cache
+def curve(trainer: str, layout: str) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of the first steps."""
+    reports = run_once(trainer, layout, argparse.Namespace(model="tiny", warm_up=0, steps=STEPS))
+    steps = list(zip(*(report["steps"] for report in reports), strict=True))
+    losses = [next(rank["loss"] for rank in step if rank["loss"] is not None) for step in steps]
+    return losses, [step[0]["grad_norm"] for step in steps]
+
+
+@pytest.mark.parametrize("layout", ["1", "tp2", "pp2"])
+def test_loss_and_gradient_norm_are_those_of_plain_pytorch(layout: str) -> None:
+    plain_losses, plain_norms = curve("plain", "1")
+    losses, norms = curve("ours", layout)
+    assert losses == pytest.approx(plain_losses, abs=1e-5)
+    # Ours is right to 1e-5. torch's own norm on the CPU, which plain uses, adds a million float32 squares in a row.
+    assert norms == pytest.approx(plain_norms, rel=3e-4)
+
+
+def test_plain_pytorch_is_what_others_found() -> None:
+    """The first losses and norms that transformers, litgpt and megatron-core give on this model, to five figures."""
+    losses, norms = curve("plain", "1")
+    assert losses == pytest.approx([8.42381, 8.00330, 7.75658, 7.58029], abs=2e-5)
+    assert norms == pytest.approx([5.4584, 3.3555, 2.9519, 2.5225], abs=2e-4)
