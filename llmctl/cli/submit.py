@@ -112,7 +112,7 @@ def submit(
     if follow:
         from llmctl.follow import follow_run
 
-        return follow_run(record, invocation)
+        return follow_run(record, invocation.transport)
     return 0
 
 
