@@ -1,0 +1,142 @@
+"""Whole runs of two ranks: how they end, and what they leave behind."""
+
+import json
+import os
+import time
+
+import pytest
+
+from tests.resume_torture import RANKS, Attempt, config_of, rows
+from trainer.checkpoint.directory import complete_iterations
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _server():
+    import multiprocessing
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    yield
+    if not multiprocessing.active_children():
+        multiprocessing.forkserver._forkserver._stop()
+
+
+def start(run, variant="dp2 fp16", number=1, **changes):
+    values = config_of(variant)
+    for section, keys in changes.items():
+        values[section] = {**values.get(section, {}), **keys}
+    run.mkdir(exist_ok=True)
+    (run / "config.yaml").write_text(json.dumps(values))
+    return Attempt(run, number)
+
+
+def end(attempt):
+    for rank in attempt.ranks:
+        rank.join(timeout=200)
+    return [rank.exitcode for rank in attempt.ranks]
+
+
+def log(run, rank=0, number=1):
+    return (run / "attempts" / str(number) / f"rank-{rank:05d}.log").read_text()
+
+
+def error(run, rank):
+    return json.loads((run / "attempts" / "1" / "errors" / f"rank-{rank:05d}.json").read_text())
+
+
+def test_stop_file_saves_and_leaves_together(tmp_path):
+    run = tmp_path / "run"
+    with start(run, "tp2", training={"train_iters": 100000}, checkpoint={"save_interval": 1000}) as attempt:
+        deadline = time.monotonic() + 200
+        while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (run / "attempts" / "1" / "stop").touch()
+        assert attempt.finish() == "stopped"
+    outcome = json.loads((run / "attempts/1/outcome.json").read_text())
+    last = max(iteration for iteration, _ in rows(run))
+    assert outcome["iteration"] == last
+    assert complete_iterations(run / "checkpoints") == [last]
+    assert f"stopped at iteration {last}" in log(run)
+    assert json.loads((run / "attempts/1/heartbeat/rank-00001.json").read_text())["phase"] == "stopped"
+
+
+def test_run_that_is_done_says_so_and_evaluation_repeats_the_same_samples(tmp_path):
+    run = tmp_path / "run"
+    with start(
+        run, "pp2", training={"train_iters": 2, "eval_interval": 1}, optimizer={"lr": 1e-30, "min_lr": 0.0}
+    ) as one:
+        assert one.finish() == "completed"
+    found = rows(run)
+    assert found[1, True]["valid_loss"] == pytest.approx(found[2, True]["valid_loss"], rel=1e-9)
+    before = (run / "metrics.jsonl").read_text()
+    with start(run, "pp2", number=2, training={"train_iters": 2}) as again:
+        assert again.finish() == "completed"
+    assert "nothing left to do: iteration 2 has reached train_iters 2" in log(run, number=2)
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+def test_exploding_weights_are_counted_and_skipped(tmp_path):
+    run = tmp_path / "run"
+    keys = {"lr": 1e38, "min_lr": 0.0, "clip_grad": 0.0, "lr_warmup_iters": 0}
+    with start(run, "tp2", optimizer=keys, training={"train_iters": 4, "eval_iters": 0}) as attempt:
+        assert attempt.finish() == "completed"
+    found = rows(run)
+    assert found[1, False]["nan_iterations"] == 0
+    assert found[4, False]["nan_iterations"] == 3
+    assert found[4, False]["skipped_iterations"] == 0
+    assert found[4, False]["lm_loss"] is None
+    assert found[4, False]["grad_norm"] is None
+    assert found[4, False]["learning_rate"] == found[2, False]["learning_rate"]  # a skipped step does not count
+
+
+def test_fp16_finds_its_loss_scale(tmp_path):
+    run = tmp_path / "run"
+    with start(run, training={"initial_loss_scale": 2.0**40, "train_iters": 30, "eval_iters": 0}) as attempt:
+        assert attempt.finish() == "completed"
+    last = rows(run)[30, False]
+    assert 0 < last["skipped_iterations"] < 30
+    assert last["loss_scale"] < 2.0**40
+    assert last["grad_norm"] is None or last["grad_norm"] > 0
+
+
+def test_data_that_cannot_be_used_ends_before_the_ranks_meet(tmp_path):
+    run = tmp_path / "run"
+    with start(run, data={"mock_data": False, "data_path": [str(tmp_path / "nothing")]}) as attempt:
+        assert end(attempt) == [3, 3]
+    assert error(run, 1)["type"] == "DataError"
+    assert error(run, 1)["coordinates"] == "rank 1 (pp 0, dp 1, tp 0)"
+    assert log(run, 1).count("\n") == 1
+    assert "Traceback" not in log(run, 1)
+
+
+def test_gpus_are_not_silently_left_out(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is there")
+    run = tmp_path / "run"
+    with start(run, training={"device": "cuda"}) as attempt:
+        assert end(attempt) == [3, 3]
+    assert "training.device: GPUs were asked for, but torch" in log(run)
+    assert "training.device: cpu" in log(run)
+
+
+def test_dead_rank_takes_the_other_along_at_once(tmp_path):
+    run = tmp_path / "run"
+    with start(run, "tp2", training={"train_iters": 100000}) as attempt:
+        deadline = time.monotonic() + 200
+        while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        attempt.ranks[1].kill()
+        assert end(attempt) == [1, -9]
+    found = error(run, 0)
+    assert found["iteration"] >= 1
+    assert found["type"] in log(run)
+    assert "rank 0 (pp 0, dp 0, tp 0) failed at iteration" in log(run)
+    assert RANKS is not None
+
+
+def test_missing_checkpoint_to_start_from(tmp_path):
+    run = tmp_path / "run"
+    with start(run, checkpoint={"load": str(tmp_path / "nothing")}) as attempt:
+        assert end(attempt) == [3, 3]
+    assert "checkpoint.load" in log(run)

@@ -1,0 +1,20 @@
+"""Runs that are killed and resumed end with the same bits: one seed per layout (more: tests.resume_torture)."""
+
+import os
+
+import pytest
+
+from tests.resume_torture import VARIANTS, Torture
+
+
+@pytest.fixture(scope="module")
+def torture(tmp_path_factory):
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with Torture(tmp_path_factory.mktemp("torture")) as torture:
+        yield torture
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(len(VARIANTS)), ids=list(VARIANTS))
+def test_killed_and_resumed_is_equal_bit_for_bit(torture, seed):
+    torture.run_seed(seed)
