@@ -138,6 +138,8 @@ def _serve(rank: int, pipe: Any, port: int) -> None:
         except BaseException:  # the function's own module could not be imported here
             pipe.send((False, traceback.format_exc()))
             continue
+        # What is imported by now stays for good; the collection after each run need not look at it.
+        gc.freeze()
         try:
             pipe.send((True, _run(rank, port, run, world_size, function, arguments)))
         except BaseException:

@@ -107,8 +107,8 @@ def test_outputs_are_freed_when_they_have_been_sent(ranks):
     assert max(ranks.run(outputs_alive, LLAMA, Layout(pp=4))) <= 3
 
 
-def test_the_same_layout_gives_the_same_bits_twice(ranks):
-    layout = Layout(tp=2, pp=2, sequence_parallel=True)
+@pytest.mark.parametrize("layout", [Layout(tp=2, pp=2, sequence_parallel=True), Layout(tp=2, dp=2)], ids=str)
+def test_the_same_layout_gives_the_same_bits_twice(ranks, layout):
     first, second = (ranks.run(train, GPT2, layout) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert one.loss_sums == other.loss_sums

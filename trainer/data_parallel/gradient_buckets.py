@@ -242,7 +242,7 @@ class _ParameterGradient:
         transposed, beta = grad_output.t(), 0 if self.is_empty else 1
         if inputs.dtype == main.dtype:
             torch.addmm(main, transposed, inputs, beta=beta, out=main)
-        elif main.is_cuda:
+        elif main.is_cuda:  # allowed since torch 2.10 (pytorch#167931)
             torch.addmm(main, transposed, inputs, out_dtype=main.dtype, beta=beta, out=main)
         else:  # no GEMM of 16-bit matrices into a 32-bit one on CPU
             self._add(transposed @ inputs)
