@@ -240,8 +240,10 @@ class Torture:
         kind = draw.choice(KINDS)
         wait_s = draw.uniform(0.0, 0.01 if kind != "step" else 0.3)
         target = before + draw.randint(1, 8)
-        if kind in ("step", "term"):
-            happened = wait_until(attempt, lambda: logged_iteration(attempt.run) >= target)
+        if kind == "step":  # at once, while the ranks still start, if an earlier attempt came that far
+            happened = wait_until(attempt, lambda: last_row(attempt.run)["iteration"] >= target)
+        elif kind == "term":  # which only a rank that trains answers by saving
+            happened = wait_until(attempt, lambda: last_row(attempt.run)["attempt"] == attempt.number)
         elif kind == "write":
             happened = wait_until(
                 attempt, lambda: any(name.startswith(".iter_") for name in names(checkpoints, target))
@@ -290,14 +292,14 @@ def names(folder, target):
     return [name for name in entries if "iter_" in name and int(name.split("iter_")[1][:7]) >= target]
 
 
-def logged_iteration(run):
-    """The last iteration in metrics.jsonl, 0 without one."""
+def last_row(run):
+    """The last row of metrics.jsonl; one of iteration and attempt 0 where there is none."""
     try:
         content = (run / "metrics.jsonl").read_bytes()
     except OSError:
-        return 0
+        content = b""
     lines = content[: content.rfind(b"\n") + 1].splitlines()
-    return json.loads(lines[-1])["iteration"] if lines else 0
+    return json.loads(lines[-1]) if lines else {"iteration": 0, "attempt": 0}
 
 
 def main():

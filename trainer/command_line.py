@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config import TrainConfig, build_config, known_keys, read_yaml
 from trainer.config_error import ConfigError
+from trainer.failure import record_failure
 from trainer.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
 
 if TYPE_CHECKING:
@@ -162,14 +163,17 @@ def main(arguments: Sequence[str], launch: LaunchEnvironment, run: RunDirectory 
             print("usage: python -m trainer pretrain --config FILE [--flag value ...]\n\nFlags, each a config key:")
             print("\n".join(f"  --{flag:40} {key}" for flag, key in flag_keys().items()))
         return 0
+    command_line = CommandLine()
     try:
         command_line = parse_command_line(arguments)
         config = build_train_config(command_line)
         config.check_world_size(launch.world_size)
-    except UsageError as error:
-        return _refuse(f"trainer pretrain: {error}", 2, speaks)
-    except ConfigError as error:
-        return _refuse(_blame(command_line, error), 3, speaks)
+    except (UsageError, ConfigError) as error:
+        is_usage = isinstance(error, UsageError)
+        if speaks:
+            record_failure(run, launch.rank, f"rank {launch.rank}", 0, error)
+            print(f"trainer pretrain: {error}" if is_usage else _blame(command_line, error), file=sys.stderr)
+        return 2 if is_usage else 3
     for note in command_line.notes if speaks else ():
         print(note)
     from trainer.pretraining import run_pretraining
@@ -177,13 +181,7 @@ def main(arguments: Sequence[str], launch: LaunchEnvironment, run: RunDirectory 
     return run_pretraining(config, launch, run)
 
 
-def _refuse(message: str, code: int, speaks: bool) -> int:
-    if speaks:
-        print(message, file=sys.stderr)
-    return code
-
-
-def _blame(command_line: CommandLine, error: ConfigError) -> str:
-    if error.key in command_line.values:
+def _blame(command_line: CommandLine, error: ValueError) -> str:
+    if isinstance(error, ConfigError) and error.key in command_line.values:
         return f"--{error.key.rpartition('.')[2].replace('_', '-')} ({error.key}): {error.problem}"
     return f"{command_line.config_file or 'flags'}: {error}"

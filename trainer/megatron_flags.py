@@ -130,7 +130,7 @@ REFUSED: dict[str, str] = {
     "fp8-hybrid": "fp8 training is not available; leave out the --fp8 flags and train with --bf16",
     "fp8-e4m3": "fp8 training is not available; leave out the --fp8 flags and train with --bf16",
     "use-z-loss": "the z-loss is not available, and without it the loss is another one; drop it to train without",
-    "num-layers-per-virtual-pipeline-stage": "the interleaved pipeline schedule is not available; leave it out for 1F1B",
+    "num-layers-per-virtual-pipeline-stage": "interleaved schedules are not available; leave it out for 1F1B",
     "recompute-method": _RECOMPUTE,
     "recompute-num-layers": _RECOMPUTE,
     "num-experts": _EXPERTS,
