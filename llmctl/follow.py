@@ -29,6 +29,7 @@ def follow_run(
     hands: RunHands,
     *,
     choice: LogChoice | None = None,
+    attempt: int | None = None,
     offsets: Mapping[str, int] | None = None,
     output: FollowOutput | None = None,
 ) -> int:
@@ -38,6 +39,7 @@ def follow_run(
         record: of the run.
         hands: transport to where the run directory is.
         choice: the logs to show; None: rank 0, and before it writes, job.sh and the agent of node 0.
+        attempt: that ``offsets`` are about; a later one is shown from its start.
         offsets: where to begin, by source; absent ones begin at their start.
         output: None: progress on a terminal, plain lines in a pipe.
 
@@ -48,8 +50,8 @@ def follow_run(
         FollowedRunFailed: the run ended otherwise; names the first failing rank, its host and the cause.
     """
     output = output or choose_output(record.name, _train_iters(record))
-    session = _Session(record, hands, choice, dict(offsets or {}), output)
     try:
+        session = _Session(record, hands, choice, attempt, dict(offsets or {}), output)
         with output:
             view = session.run()
     except KeyboardInterrupt:
@@ -69,7 +71,8 @@ def end_of_run(view: RunView) -> int:
     """
     if view.state is JobState.COMPLETED:
         return 0
-    more = "" if view.state is JobState.CANCELLED else f"\nread on: llmctl logs {view.run_id} --rank failed, or --job"
+    source = "--rank failed" if view.detail.startswith("rank ") else "--job"
+    more = "" if view.state is JobState.CANCELLED else f"\nread on: llmctl logs {view.run_id} {source}"
     raise FollowedRunFailed(f"{view.run_id} {view.state}: {view.detail}{more}")
 
 
@@ -81,6 +84,7 @@ class _Session:
         record: RunRecord,
         hands: RunHands,
         choice: LogChoice | None,
+        attempt: int | None,
         offsets: dict[str, int],
         output: FollowOutput,
     ) -> None:
@@ -95,9 +99,10 @@ class _Session:
         self._output = output
         self._follower = LogFollower(hands.read_parts)
         self._metrics = MetricsReader(f"{record.run_dir}/metrics.jsonl", hands.read_parts)
-        self._attempt: int | None = None
+        self._attempt = attempt
         self._remarked = False
         self._has_prefix = False
+        self._waits_for_rank_0 = False
 
     def run(self, sleep: Callable[[float], None] = time.sleep) -> RunView:
         """Follow until the run has ended; the view of its end."""
@@ -107,6 +112,9 @@ class _Session:
             view = self._look_at_run()
             self._choose_files()
             for _ in range(STATE_EVERY):
+                if self._waits_for_rank_0:
+                    # The agent's log repeats what rank 0 writes: leave it the moment that rank 0 has a log of its own.
+                    self._choose_files()
                 self._show_new(view)
                 if view.state.is_finished:
                     self._show([*self._follower.flush()])
@@ -136,7 +144,7 @@ class _Session:
         files = choice.files(str(self._record.run_dir), beginning.number, names, ranks_of_errors(errors))
         if self._choice is None and self._record.config is not None:
             files = {source: path for source, path in files.items() if source in ("rank 0", "node 0", "job")}
-            self._has_prefix = False
+            self._waits_for_rank_0 = "rank 0" not in files
         else:
             self._has_prefix = self._has_prefix or len(files) > 1
         self._follower.follow(files, self._offsets)

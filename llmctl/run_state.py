@@ -86,11 +86,11 @@ def failure_cause(attempt: AttemptFacts) -> str:
     error = first_error(attempt.errors)
     if error is not None:
         return error.summary() + _silent_ranks(attempt)
-    ending = attempt.ending
-    code = ending.code if ending is not None else None
+    code = attempt.ending.code if attempt.ending is not None else None
+    silence = "; no rank left an error" if attempt.heartbeats else ""
     if code is not None and 128 < code < 160:
-        return f"ended by signal {code - 128} (exit code {code}); no rank left an error"
-    return f"ended with exit code {code}; no rank left an error" if code is not None else "no rank left an error"
+        return f"ended by signal {code - 128} (exit code {code}){silence}"
+    return f"ended with exit code {code}{silence}" if code is not None else f"failed{silence}"
 
 
 def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s: float | None) -> str:
@@ -127,7 +127,7 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
     iteration = attempt.outcome.iteration if attempt.outcome is not None else None
     at = f" at iteration {iteration}" if iteration is not None else ""
     if ending.reason == "completed":
-        return Verdict(JobState.COMPLETED, f"completed{at}", ending.code, ending.time)
+        return Verdict(JobState.COMPLETED, at and f"completed{at}", ending.code, ending.time)
     if ending.reason == "stopped":
         detail = f"stopped{at}, saved; llmctl resume {facts.run_id} goes on"
         return Verdict(JobState.CANCELLED, detail, ending.code, ending.time)

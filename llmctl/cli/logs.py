@@ -1,6 +1,7 @@
 """``llmctl logs``: what a run prints, rank by rank."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
 from llmctl.errors import RecordError, UsageError
 from llmctl.file_reads import FileRead
+from llmctl.follow import default_choice, follow_run
 from llmctl.invocation import Invocation
 from llmctl.log_choice import LogChoice, spans
 from llmctl.logs import LogLine, last_lines
@@ -66,11 +68,10 @@ def logs(
     _say_what_failed(found)
     count = lines if lines is not None else LINES_OF_ONE if len(found.files) < 2 else LINES_OF_MANY
     ends = _show_last(found, invocation, count, whole_only=follow)
+    sys.stdout.flush()
     if not follow:
         return 0
-    from llmctl.follow import follow_run
-
-    return follow_run(record, invocation.transport, choice=choice, offsets=ends)
+    return follow_run(record, invocation.transport, choice=choice, attempt=found.attempt, offsets=ends)
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,6 @@ class Found:
 def _find(
     invocation: Invocation, record: RunRecord, choice: LogChoice | None, attempt: int | None, follow: bool
 ) -> Found:
-    from llmctl.follow import default_choice
-
     hands = invocation.transport
     attempts = attempt_numbers(record, hands)
     if attempt is not None and attempt not in attempts:

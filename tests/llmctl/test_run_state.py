@@ -45,8 +45,13 @@ def ended(reason, code=0, **changes):
             "stopped at iteration 42, saved; llmctl resume demo-1 goes on",
         ),
         (ended("cancelled", 143), "cancelled", "cancelled"),
-        (ended("failed", 137), "failed", "ended by signal 9 (exit code 137); no rank left an error"),
-        (ended("failed", 1), "failed", "ended with exit code 1; no rank left an error"),
+        (ended("failed", 137), "failed", "ended by signal 9 (exit code 137)"),
+        (ended("failed", 1), "failed", "ended with exit code 1"),
+        (
+            ended("failed", 1, heartbeats=(heartbeat(0, 5),)),
+            "failed",
+            "ended with exit code 1; no rank left an error",
+        ),
         (ended("tired", 1), "unknown", "exit.json says 'tired'"),
     ],
 )
