@@ -22,7 +22,7 @@ class Invocation:
     Attributes:
         argv: as typed, ``llmctl`` first.
         command: what stood after ``--``; empty if nothing did.
-        environ: the environment; nothing else of llmctl reads it.
+        environment: the environment variables; nothing else of llmctl reads it.
         cwd: the working directory, absolute.
         folders: the user's folders.
         transport: hands on this machine.
@@ -30,7 +30,7 @@ class Invocation:
 
     argv: tuple[str, ...]
     command: tuple[str, ...]
-    environ: Mapping[str, str]
+    environment: Mapping[str, str]
     cwd: Path
     folders: UserFolders
     transport: LocalTransport
@@ -57,7 +57,7 @@ class Invocation:
         from llmctl.profile import expand_home, load_profile
 
         profile = load_profile(self.folders, name, origin)
-        root = expand_home(self.environ.get("LLMCTL_RUNS_ROOT") or profile.runs_root, self.folders)
+        root = expand_home(self.environment.get("LLMCTL_RUNS_ROOT") or profile.runs_root, self.folders)
         return profile.model_copy(update={"runs_root": os.path.normpath(self.cwd / root)})
 
     def cluster(self, flag: str | None) -> tuple[str, str]:
@@ -68,8 +68,8 @@ class Invocation:
         """
         if flag is not None:
             return flag, "--cluster"
-        if self.environ.get("LLMCTL_CLUSTER"):
-            return self.environ["LLMCTL_CLUSTER"], "LLMCTL_CLUSTER"
+        if self.environment.get("LLMCTL_CLUSTER"):
+            return self.environment["LLMCTL_CLUSTER"], "LLMCTL_CLUSTER"
         path = self.folders.config_file
         if path.is_file():
             from llmctl.profile import read_layer

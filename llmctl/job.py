@@ -73,7 +73,7 @@ class JobSpec:
             )
         for name, _ in self.env:
             if not VARIABLE.fullmatch(name):
-                raise JobError("env", f"{name!r} cannot be the name of a variable; use letters, digits, underscores")
+                raise JobError(f"env.{name}", f"{name!r} cannot name a variable; use letters, digits and underscores")
         for name in self.secrets:
             if not VARIABLE.fullmatch(name):
                 raise JobError("secrets", f"{name!r} cannot be the name of a variable; give the name, never the value")

@@ -135,8 +135,7 @@ def read_layer(path: Path) -> dict[str, Any]:
     Raises:
         ProfileError: it cannot be read or is no mapping; names the file.
     """
-    from trainer.config import read_yaml
-    from trainer.config_error import ConfigError
+    from trainer.config import ConfigError, read_yaml
 
     try:
         values = read_yaml(path)

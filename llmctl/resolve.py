@@ -10,8 +10,7 @@ from llmctl.errors import ConfigFileError, LlmctlError, UsageError
 from llmctl.invocation import Invocation
 from llmctl.profile import ClusterProfile, expand_home, overlay
 from llmctl.resources import UserFolders, bundled
-from trainer.config import build_config, read_yaml, unknown_key_problem
-from trainer.config_error import ConfigError
+from trainer.config import ConfigError, build_config, read_yaml, unknown_key_problem
 
 DEFAULT_CONFIG = "llmctl.yaml"
 EXAMPLE = "gpt_small.yaml"
@@ -176,8 +175,8 @@ def resolve(
         for section, values in _read(config).items():
             if not job_only or section == "job":
                 layers.add(section, values, Origin(str(config)), config.parent)
-    if invocation.environ.get("LLMCTL_GROUP"):
-        layers.add("job.group", invocation.environ["LLMCTL_GROUP"], Origin("LLMCTL_GROUP"), invocation.cwd)
+    if invocation.environment.get("LLMCTL_GROUP"):
+        layers.add("job.group", invocation.environment["LLMCTL_GROUP"], Origin("LLMCTL_GROUP"), invocation.cwd)
     below = dict(layers.values)
     for given in flags:
         if job_only and not given.key.startswith("job."):

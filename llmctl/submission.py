@@ -251,7 +251,7 @@ def _check_surroundings(
 ) -> "UserCode | None":
     submit_checks.check_offered(resolved, job, profile)
     submit_checks.check_launcher(resolved, job, profile)
-    check_secrets(job.secrets, invocation.environ)
+    check_secrets(job.secrets, invocation.environment)
     if config is not None:
         submit_checks.check_inputs(resolved, config)
     submit_checks.check_runs_root(profile, invocation)
@@ -341,7 +341,7 @@ def _write_run(plan: Plan, invocation: Invocation) -> RunRecord:
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         write_file(run_dir / "config.yaml", yaml.dump(dict(record.config), Dumper=dumper, sort_keys=False))
     if plan.secrets_file is not None:
-        write_secrets(plan.secrets_file, plan.job.secrets, invocation.environ)
+        write_secrets(plan.secrets_file, plan.job.secrets, invocation.environment)
     write_file(plan.rendered.path, plan.rendered.script, 0o700)
     return record
 

@@ -14,8 +14,7 @@ from llmctl.profile import ClusterProfile
 from llmctl.profile_names import profile_files
 from llmctl.render import environment_script, job_python
 from llmctl.resolve import Resolved, unknown_job_key
-from trainer.config import JobConfig, TrainConfig, build_config
-from trainer.config_error import ConfigError
+from trainer.config import ConfigError, JobConfig, TrainConfig, build_config
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -143,7 +142,7 @@ def check_layout(resolved: Resolved, config: TrainConfig, nodes: int, ranks_per_
     try:
         config.check_world_size(nodes * ranks_per_node)
     except ConfigError as error:
-        size = f" (world size = {nodes} nodes x {ranks_per_node} ranks)"
+        size = f" (world size = {_count(nodes, 'node')} x {_count(ranks_per_node, 'rank')}; --nodes changes it)"
         raise resolved.refusal(
             error.key, error.problem + size, also=(error.key, "job.nodes", "job.gpus_per_node")
         ) from None
@@ -199,7 +198,7 @@ def check_runs_root(profile: ClusterProfile, invocation: Invocation) -> None:
 
 def runs_root_error(profile: ClusterProfile, invocation: Invocation, problem: str) -> ProfileError:
     """The refusal of runs_root, naming where its value came from and where to set another."""
-    if invocation.environ.get("LLMCTL_RUNS_ROOT"):
+    if invocation.environment.get("LLMCTL_RUNS_ROOT"):
         where = "LLMCTL_RUNS_ROOT"
     else:
         where = f"{profile_files(invocation.folders, profile.name)[-1]}: runs_root"
@@ -254,6 +253,10 @@ def _job_refusal(resolved: Resolved, error: "ValidationError") -> LlmctlError:
     return resolved.refusal(
         f"job.{key}", f"{first['input']!r} is not valid: {first['msg'][:1].lower()}{first['msg'][1:]}"
     )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _plural(key: str) -> str:

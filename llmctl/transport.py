@@ -29,11 +29,11 @@ class LocalTransport:
     """Hands on this machine.
 
     Attributes:
-        environ: environment of the processes it starts. A detached job does not get the variables of the run that
+        environment: variables of the processes it starts. A detached job does not get the variables of the run that
             llmctl itself may have been called from, or ending that run would end this one.
     """
 
-    environ: Mapping[str, str]
+    environment: Mapping[str, str]
 
     read_parts = staticmethod(file_reads.read_parts)
     list_names = staticmethod(file_reads.list_names)
@@ -52,7 +52,7 @@ class LocalTransport:
         try:
             done = subprocess.run(
                 argv,
-                env=dict(self.environ),
+                env=dict(self.environment),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
@@ -82,7 +82,7 @@ class LocalTransport:
         # Handlers, not SIG_IGN: a handler is reset when the command is executed, an ignored signal stays ignored.
         before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
         try:
-            process = subprocess.Popen(argv, env=dict(self.environ), cwd=cwd)
+            process = subprocess.Popen(argv, env=dict(self.environment), cwd=cwd)
             for number in (signal.SIGTERM, signal.SIGHUP):
                 before[number] = signal.signal(number, lambda sent, _frame: process.send_signal(sent))
             status = process.wait()
@@ -105,7 +105,7 @@ class LocalTransport:
             with log.open("ab") as output:
                 process = subprocess.Popen(
                     argv,
-                    env={name: self.environ[name] for name in self.environ.keys() - processes.RUN_VARIABLES},
+                    env={name: self.environment[name] for name in self.environment.keys() - processes.RUN_VARIABLES},
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -123,7 +123,7 @@ class LocalTransport:
 
     def gpu_ids(self) -> tuple[str, ...]:
         """Ids of the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them. Asks no torch."""
-        visible = self.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = self.environment.get("CUDA_VISIBLE_DEVICES")
         found = self._installed_gpus()
         if visible is None:
             return found

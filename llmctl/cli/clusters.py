@@ -65,7 +65,7 @@ def show(ctx: typer.Context, name: _CLUSTER, as_json: _JSON = False) -> None:
 def validate(
     ctx: typer.Context,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all.", autocompletion=complete_cluster)
+        list[str] | None, typer.Argument(metavar="NAME", help="Default: all.", autocompletion=complete_cluster)
     ] = None,
 ) -> int:
     """Check profiles: keys, values, and that runs_root can hold runs and the environment's Python starts."""
@@ -89,7 +89,7 @@ def validate(
 @app.command()
 def new(
     ctx: typer.Context,
-    name: Annotated[_Text, typer.Argument(metavar="[NAME]", help="What to call it.")] = None,
+    name: Annotated[_Text, typer.Argument(metavar="NAME", help="What to call it.")] = None,
     scheduler: Annotated[_Text, typer.Option(metavar="NAME", help="What starts jobs there.")] = None,
     runs_root: Annotated[_Text, typer.Option("--runs-root", metavar="DIR", help="Folder for the runs.")] = None,
     description: Annotated[_Text, typer.Option(metavar="TEXT", help="One line about it.")] = None,

@@ -78,7 +78,7 @@ def _enter(invocation: Invocation, profile: "ClusterProfile", visit: "RunVisit |
         variables = dict(visit.variables)
     else:
         try:
-            variables = code_variables(store_own_code(Path(profile.runs_root))[1], invocation.environ)
+            variables = code_variables(store_own_code(Path(profile.runs_root))[1], invocation.environment)
         except OSError as error:
             raise ProfileError(f"{profile.name}: runs_root: {profile.runs_root} cannot be written: {error}") from None
     script = interactive_script(

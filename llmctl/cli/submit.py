@@ -1,97 +1,106 @@
 """``llmctl submit``."""
 
-import shlex
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
-from llmctl.cli.console import print_json, say
+from llmctl.cli.console import say
 from llmctl.invocation import Invocation
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-_Text = str | None
-_Number = int | None
+
+def _option(flag: str, metavar: str, description: str, **more: Any) -> Any:
+    return typer.Option(None, flag, metavar=metavar, help=description, **more)
+
+
+def _switch(flag: str, description: str) -> Any:
+    return typer.Option(False, flag, help=description)
+
+
+_CONFIG = typer.Argument(None, metavar="CONFIG", help="Training config. Default: ./llmctl.yaml, else an example.")
+_CLUSTER = _option("--cluster", "NAME", "Where to run. Default: local.", autocompletion=complete_cluster)
+_NODES = _option("--nodes", "N", "Number of nodes.")
+_GPUS_PER_NODE = _option("--gpus-per-node", "G", "Ranks per node. Default: the node's GPUs.")
+_TIME = _option("--time", "H:M:S", "Time limit.")
+_NAME = _option("--name", "N", "Name of the run.")
+_GROUP = _option("--group", "G", "Group, project or account to bill.")
+_RESOURCE_TYPE = _option("--resource-type", "T", "Kind of node.")
+_QUEUE = _option("--queue", "Q", "Queue or partition.")
+_RESERVATION = _option("--reservation", "ID", "Nodes reserved earlier.")
+_PRIORITY = _option("--priority", "P", "The scheduler's priority.")
+_AFTER = _option("--after", "RUN", "Start when this run has ended.", autocompletion=complete_run)
+_CONTAINER = _option("--container", "IMAGE", "Container image.")
+_MOUNTS = _option("--mount", "SRC:DST", "Folder for the container. Repeatable.")
+_LAUNCHER = _option("--launcher", "torchrun|srun|mpirun", "What starts the ranks.")
+_SETTINGS = _option("--set", "KEY=VALUE", "Set a key of the config; the value is YAML. Repeatable.")
+_ENV = _option("--env", "NAME=VALUE", "Variable for the job. Repeatable.")
+_SECRETS = _option("--secret", "NAME", "Variable whose value is never written down. Repeatable.")
+_RUN_ID = _option("--run-id", "ID", "Run id. Default: a new one.")
+_INSTALLED = _switch("--installed", "Use the environment's trainer instead of a snapshot of ours.")
+_DRY_RUN = _switch("--dry-run", "Print the script and the submit command; do nothing.")
+_FOLLOW = _switch("--follow", "Follow the run until it ends.")
+_JSON = _switch("--json", "Print one JSON document.")
+
+_JOB_FLAGS = {
+    "nodes": "--nodes",
+    "gpus_per_node": "--gpus-per-node",
+    "time": "--time",
+    "name": "--name",
+    "group": "--group",
+    "resource_type": "--resource-type",
+    "queue": "--queue",
+    "reservation": "--reservation",
+    "priority": "--priority",
+    "container": "--container",
+    "mounts": "--mount",
+    "launcher": "--launcher",
+}
+"""Key of the config's job section, which is also the name of our parameter -> its flag."""
 
 
 @app.command(epilog="llmctl submit [OPTIONS] -- COMMAND... runs COMMAND once on every node instead of the trainer.")
 def submit(
     ctx: typer.Context,
-    config: Annotated[
-        _Text,
-        typer.Argument(metavar="[CONFIG]", help="Training config. Default: ./llmctl.yaml, else a small example."),
-    ] = None,
-    cluster: Annotated[
-        _Text, typer.Option(metavar="NAME", help="Where to run.", autocompletion=complete_cluster)
-    ] = None,
-    nodes: Annotated[_Number, typer.Option(metavar="N", help="Number of nodes.")] = None,
-    gpus_per_node: Annotated[
-        _Number, typer.Option("--gpus-per-node", metavar="G", help="Ranks per node. Default: the node's GPUs.")
-    ] = None,
-    time: Annotated[_Text, typer.Option(metavar="H:M:S", help="Time limit.")] = None,
-    name: Annotated[_Text, typer.Option(metavar="N", help="Name of the run.")] = None,
-    group: Annotated[_Text, typer.Option(metavar="G", help="Group, project or account to bill.")] = None,
-    resource_type: Annotated[_Text, typer.Option("--resource-type", metavar="T", help="Kind of node.")] = None,
-    queue: Annotated[_Text, typer.Option(metavar="Q", help="Queue or partition.")] = None,
-    reservation: Annotated[_Text, typer.Option(metavar="ID", help="Nodes reserved earlier.")] = None,
-    priority: Annotated[_Number, typer.Option(metavar="P", help="The scheduler's priority.")] = None,
-    after: Annotated[
-        _Text, typer.Option(metavar="RUN", help="Start when this run has ended.", autocompletion=complete_run)
-    ] = None,
-    container: Annotated[_Text, typer.Option(metavar="IMAGE", help="Container image.")] = None,
-    mount: Annotated[
-        list[str] | None,
-        typer.Option("--mount", metavar="SRC:DST", help="Folder for the container. Repeatable."),
-    ] = None,
-    launcher: Annotated[_Text, typer.Option(metavar="torchrun|srun|mpirun", help="What starts the ranks.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; the value is YAML. Repeatable."),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="NAME=VALUE", help="Variable for the job. Repeatable."),
-    ] = None,
-    secret: Annotated[
-        list[str] | None,
-        typer.Option("--secret", metavar="NAME", help="Variable whose value is never written down. Repeatable."),
-    ] = None,
-    run_id: Annotated[_Text, typer.Option("--run-id", metavar="ID", help="Run id. Default: a new one.")] = None,
-    installed: Annotated[
-        bool, typer.Option("--installed", help="Use the environment's trainer instead of a snapshot of ours.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the script and the submit command; do nothing.")
-    ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Follow the run until it ends.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    config: str | None = _CONFIG,
+    cluster: str | None = _CLUSTER,
+    nodes: int | None = _NODES,
+    gpus_per_node: int | None = _GPUS_PER_NODE,
+    time: str | None = _TIME,
+    name: str | None = _NAME,
+    group: str | None = _GROUP,
+    resource_type: str | None = _RESOURCE_TYPE,
+    queue: str | None = _QUEUE,
+    reservation: str | None = _RESERVATION,
+    priority: int | None = _PRIORITY,
+    after: str | None = _AFTER,
+    container: str | None = _CONTAINER,
+    mounts: list[str] | None = _MOUNTS,
+    launcher: str | None = _LAUNCHER,
+    settings: list[str] | None = _SETTINGS,
+    env: list[str] | None = _ENV,
+    secrets: list[str] | None = _SECRETS,
+    run_id: str | None = _RUN_ID,
+    installed: bool = _INSTALLED,
+    dry_run: bool = _DRY_RUN,
+    follow: bool = _FOLLOW,
+    as_json: bool = _JSON,
 ) -> int:
     """Start a training run, or any command, on a cluster."""
+    given = {key: value for key, value in locals().items() if key in _JOB_FLAGS and value is not None}
+    from llmctl.cli.plan_output import show_plan, show_started
+    from llmctl.resolve import Flag
     from llmctl.submission import Request, perform, plan_submission
 
     invocation: Invocation = ctx.obj
-    given = {
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "time": time,
-        "name": name,
-        "group": group,
-        "resource_type": resource_type,
-        "queue": queue,
-        "reservation": reservation,
-        "priority": priority,
-        "container": container,
-        "mounts": mount,
-        "launcher": launcher,
-    }
     request = Request(
         config=config,
         cluster=invocation.cluster(cluster),
-        flags=_flags(given),
+        flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key == "mounts") for key in given),
         settings=tuple(settings or ()),
         env=tuple(env or ()),
-        secrets=tuple(secret or ()),
+        secrets=tuple(secrets or ()),
         after=after,
         command=invocation.command,
         run_id=run_id,
@@ -101,46 +110,7 @@ def submit(
     for remark in plan.remarks:
         say(remark)
     if dry_run:
-        _show(plan, as_json)
+        show_plan(plan, as_json=as_json, more={})
         return 0
     record = perform(plan, invocation)
-    if as_json:
-        print_json(_summary(record, plan))
-    elif not follow:
-        print(record.run_id)
-        say(f"started on {record.cluster}: {record.run_dir}\nllmctl logs -f {record.run_id}")
-    if follow:
-        from llmctl.follow import follow_run
-
-        return follow_run(record, invocation.transport)
-    return 0
-
-
-def _flags(given: dict[str, Any]) -> tuple[Any, ...]:
-    from llmctl.resolve import Flag
-
-    return tuple(
-        Flag("--mount" if key == "mounts" else f"--{key.replace('_', '-')}", f"job.{key}", value, adds=key == "mounts")
-        for key, value in given.items()
-        if value is not None
-    )
-
-
-def _show(plan: Any, as_json: bool) -> None:
-    if not as_json:
-        print(plan.rendered, end="")
-        return
-    commands = [{"host": command.host, "argv": command.argv} for command in plan.rendered.commands]
-    print_json({**_summary(plan.record, plan), "script": plan.rendered.script, "commands": commands})
-
-
-def _summary(record: Any, plan: Any) -> dict[str, Any]:
-    jobs = [job for submission in record.submissions for job in submission.jobs]
-    return {
-        "run_id": record.run_id,
-        "name": record.name,
-        "cluster": record.cluster,
-        "run_dir": str(record.run_dir),
-        "job_ids": [job.job_id for job in jobs],
-        "submitted": [shlex.join(command.argv) for command in plan.rendered.commands],
-    }
+    return show_started(record, plan, invocation, as_json=as_json, follow=follow, more={})
