@@ -70,7 +70,7 @@ class CheckpointWriter:
             probe.mkdir()
             probe.rmdir()
 
-        self._together(make if rank == 0 else None, "checkpoints cannot be kept")
+        self._together(make if rank == 0 else None, "checkpoints cannot be written")
 
     def save(self, model: ParallelModel, optimizer: MixedPrecisionOptimizer, progress: TrainingProgress) -> None:
         """Write one checkpoint, then delete those beyond checkpoint.keep_last. Collective: all ranks.
