@@ -1,0 +1,264 @@
+#!/usr/bin/env bash
+# Run gpt-261121-101500-ab12 on this machine, submission 1. Written by llmctl VERSION.
+# Starts one agent per node, waits for them, ends the others when one fails, and writes down how it ended.
+run_id=gpt-261121-101500-ab12
+run_dir=/runs/gpt-261121-101500-ab12
+submission=1
+nodes=1
+ranks_per_node=1
+python=/usr/bin/python3
+is_training=no
+port_range=20000-29999
+# Seconds: to save once told to stop, to save once cancelled (unless attempts/K/cancel says how many), and to follow an
+# agent that has failed.
+stop_grace_s=120
+cancel_grace_s=10
+failure_grace_s=10
+kill_grace_s=10
+time_limit_s=0
+command=(echo 'a b'"'"'$(x)' -- -n )
+job_id=$$
+signal=
+deadline=
+code=
+agents=()
+secrets=()
+
+load_environment() {
+    # Batch shells are not login shells: the module function may not be there yet.
+    if ! command -v module >/dev/null 2>&1; then
+        local init
+        for init in "${MODULESHOME:-/usr/share/modules}/init/bash" /etc/profile.d/modules.sh \
+            /etc/profile.d/lmod.sh /usr/share/lmod/lmod/init/bash; do
+            if [[ -r $init ]]; then . "$init"; break; fi
+        done
+    fi
+    module load cuda/12.8 || { echo "llmctl: module load "cuda/12.8" failed" >&2; return 1; }
+    module load 'a b'"'"'$(x)' || { echo "llmctl: module load "'a b'"'"'$(x)'" failed" >&2; return 1; }
+    ulimit -n 65536
+    . '/home/ada/a b'"'"'$(x)'/bin/activate || { echo "llmctl: the virtual environment "'/home/ada/a b'"'"'$(x)'" cannot be activated" >&2; return 1; }
+    export OMP_NUM_THREADS=1
+    export MALLOC_MMAP_MAX_=0
+    export MALLOC_TRIM_THRESHOLD_=17179869184
+    export MALLOC_TOP_PAD_=536870912
+    export FROM_PROFILE='a b'"'"'$(x)'
+    export X='a b'"'"'$(x)'
+    return 0
+}
+
+# An attempt has a number of its own; mkdir settles who gets it, also when the scheduler starts the job again.
+new_attempt() {
+    attempt=1
+    mkdir -p "$run_dir/attempts" || exit 1
+    while ! mkdir "$run_dir/attempts/$attempt" 2>/dev/null; do
+        if [[ ! -d $run_dir/attempts/$attempt ]]; then
+            echo "llmctl: $run_dir/attempts/$attempt cannot be made" >&2
+            exit 1
+        fi
+        attempt=$((attempt + 1))
+    done
+    attempt_dir=$run_dir/attempts/$attempt
+    cp "$run_dir/job.sh" "$attempt_dir/"
+    if [[ -f $run_dir/config.yaml ]]; then cp "$run_dir/config.yaml" "$attempt_dir/"; fi
+    trap leave EXIT
+    write_started
+}
+
+write_started() {
+    local start_time=null boot_id=null line fields
+    # proc(5): the 22nd field is the start time; the name before it stands in parentheses and may hold anything.
+    if read -r line <"/proc/$$/stat"; then
+        read -r -a fields <<<"${line##*) }"
+        start_time=${fields[19]}
+    fi
+    if read -r line </proc/sys/kernel/random/boot_id; then boot_id="\"$line\""; fi
+    write_json started.json \
+        '{"attempt": %d, "submission": %d, "job_id": "%s", "host": "%s", "pid": %d, "pid_start_time": %s, "boot_id": %s, "time": %d}' \
+        "$attempt" "$submission" "$job_id" "$HOSTNAME" "$$" "$start_time" "$boot_id" "$(date +%s)"
+} 2>/dev/null
+
+# Readers never see half a file: it is written aside and renamed.
+write_json() {
+    local name=$1 format=$2
+    shift 2
+    printf "$format\n" "$@" >"$attempt_dir/.$name" && mv "$attempt_dir/.$name" "$attempt_dir/$name"
+}
+
+# Why it ended: what the user asked for comes first, then what rank 0 wrote down, then the exit code.
+ending_reason() {
+    local outcome=
+    if [[ -f $attempt_dir/outcome.json ]]; then outcome=$(<"$attempt_dir/outcome.json"); fi
+    if [[ -e $attempt_dir/cancel ]]; then
+        echo cancelled
+    elif [[ $code == 0 && $outcome =~ \"reason\":[[:space:]]*\"stopped\" ]]; then
+        echo stopped
+    elif [[ -n $signal && $is_training == no ]]; then
+        echo stopped
+    elif [[ $code == 0 ]]; then
+        echo completed
+    else
+        echo failed
+    fi
+}
+
+leave() {
+    code=${code:-$?}
+    trap '' TERM INT USR1 HUP
+    end_all
+    write_json exit.json '{"code": %d, "reason": "%s", "signal": %s, "time": %d, "node": "%s"}' \
+        "$code" "$(ending_reason)" "${signal:+\"}${signal:-null}${signal:+\"}" "$(date +%s)" "$HOSTNAME"
+    exit "$code"
+}
+
+# NUL-separated names and values; never evaluated, never on a command line. The file is not needed a second time.
+read_secrets() {
+    local name value
+    while IFS= read -r -d '' name && IFS= read -r -d '' value; do
+        secrets+=("$name=$value")
+    done <'/state/a b'"'"'$(x)' || { echo "llmctl: the file of the secrets is gone; submit again" >&2; exit 1; }
+    rm -f '/state/a b'"'"'$(x)'
+}
+
+# A free port for the ranks to meet at. The lock keeps it ours from now until the last process that inherits it has gone,
+# since another run could find the port free as well, before ours has begun to listen.
+choose_port() {
+    local locks try
+    locks=/tmp/llmctl-ports-$UID
+    mkdir -p -m 700 "$locks" 2>/dev/null
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        port=$(in_code "$python" -m trainer rendezvous --job-id "$run_id.$attempt.$try" --ports "$port_range") || exit 1
+        if [[ ! -O $locks ]] || ! command -v flock >/dev/null; then return; fi
+        exec 9>"$locks/$port"
+        if flock -n 9; then return; fi
+        exec 9>&-
+    done
+    echo "llmctl: no free port in $port_range after $try tries; widen rendezvous.ports in the profile" >&2
+    exit 1
+}
+
+# Runs a command with the run's snapshot of the code.
+in_code() {
+    PYTHONPATH=$run_dir/code:$run_dir/code/user${PYTHONPATH:+:$PYTHONPATH} "$@"
+}
+
+# One agent, in a subshell that becomes it.
+run_agent() {
+    local node=$1 entry
+    trap - EXIT TERM INT USR1 HUP
+    for entry in "${secrets[@]}"; do export "$entry"; done
+    export LLMCTL_RUN_ID=$run_id LLMCTL_RUN_DIR=$run_dir LLMCTL_ATTEMPT=$attempt LLMCTL_HOSTFILE=$attempt_dir/hostfile
+    export PYTHONPATH=$run_dir/code:$run_dir/code/user${PYTHONPATH:+:$PYTHONPATH}
+    export MASTER_ADDR=127.0.0.1 MASTER_PORT=$port NODE_RANK=$node NNODES=$nodes
+    export CUDA_VISIBLE_DEVICES= LLMCTL_GPUS_PER_NODE=0
+    cd '/work/a b'"'"'$(x)' || exit 1
+    exec "${command[@]}"
+}
+
+start_agents() {
+    local node
+    # Every agent leads a process group of its own, so that it can be ended with what it started.
+    set -m
+    for ((node = 0; node < nodes; node++)); do
+        echo "127.0.0.1 slots=$ranks_per_node" >>"$attempt_dir/hostfile"
+    done
+    for ((node = 0; node < nodes; node++)); do
+        run_agent "$node" >>"$attempt_dir/$(printf 'node-%05d.log' "$node")" 2>&1 </dev/null &
+        agents+=("$!")
+    done
+    set +m
+}
+
+signal_agents() {
+    local pid
+    for pid in "${agents[@]}"; do kill "-$1" -- "-$pid" 2>/dev/null; done
+}
+
+# Agents put their ranks into sessions of their own; what belongs to the attempt is known by its environment.
+kill_leftovers() {
+    local environ pid
+    for environ in $(grep -lszFx "LLMCTL_RUN_DIR=$run_dir" /proc/[0-9]*/environ); do
+        pid=${environ#/proc/}
+        if grep -qszFx "LLMCTL_ATTEMPT=$attempt" "$environ" && ! grep -qsz '^LLMCTL_INTERACTIVE=' "$environ"; then
+            kill -KILL "${pid%/environ}" 2>/dev/null
+        fi
+    done
+}
+
+end_all() {
+    signal_agents KILL
+    kill_leftovers
+}
+
+# Told to stop: the trainer saves at its next step and leaves. Told again: it ends at once.
+on_signal() {
+    if [[ -n $signal ]]; then
+        deadline=$SECONDS
+        return
+    fi
+    signal=$1
+    touch "$attempt_dir/stop"
+    deadline=$((SECONDS + stop_grace_s))
+    if [[ -e $attempt_dir/cancel ]]; then
+        local seconds=
+        read -r seconds <"$attempt_dir/cancel"
+        if [[ ! $seconds =~ ^[0-9]{1,6}$ ]]; then seconds=$cancel_grace_s; fi
+        deadline=$((SECONDS + 10#$seconds))
+    fi
+    signal_agents TERM
+}
+
+# Agents that still run stay in the list; the first that failed gives the exit code and takes the others along.
+check_agents() {
+    local pid status running=()
+    for pid in "${agents[@]}"; do
+        if kill -0 "$pid" 2>/dev/null; then
+            running+=("$pid")
+            continue
+        fi
+        wait "$pid"
+        status=$?
+        if ((status != 0 && code == 0)); then
+            code=$status
+            if [[ -z $deadline ]]; then deadline=$((SECONDS + failure_grace_s)); fi
+        fi
+    done
+    agents=("${running[@]}")
+}
+
+wait_for_agents() {
+    local told=
+    code=0
+    while check_agents; ((${#agents[@]} > 0)); do
+        if ((time_limit_s > 0 && SECONDS >= time_limit_s)) && [[ -z $signal ]]; then
+            echo "llmctl: the time limit of $time_limit_s s is reached" >&2
+            on_signal USR1
+        fi
+        if [[ -n $deadline ]] && ((SECONDS >= deadline)); then
+            if [[ -n $told ]]; then end_all; else signal_agents TERM; fi
+            told=yes
+            deadline=$((SECONDS + kill_grace_s))
+        fi
+        # A trapped signal ends this wait at once.
+        sleep 0.5 &
+        wait "$!"
+    done
+}
+
+main() {
+    # A job on this machine is no task of an allocation, or rank of a launcher, that llmctl itself may run in.
+    unset "${!SLURM_@}" "${!OMPI_@}" "${!PMI_@}" "${!PMIX_@}" "${!TORCHELASTIC_@}" \
+        RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
+    trap '' HUP
+    new_attempt
+    trap 'on_signal TERM' TERM
+    trap 'on_signal INT' INT
+    trap 'on_signal USR1' USR1
+    load_environment || exit 1
+    read_secrets
+    choose_port
+    start_agents
+    wait_for_agents
+    exit "$code"
+}
+
+main
