@@ -128,11 +128,12 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
     at = f" at iteration {iteration}" if iteration is not None else ""
     if ending.reason == "completed":
         return Verdict(JobState.COMPLETED, at and f"completed{at}", ending.code, ending.time)
+    if ending.reason == "cancelled" or facts.cancel_requested is not None:
+        # A cancel may come before job.sh has an attempt to mark; what was asked for is in the record.
+        return Verdict(JobState.CANCELLED, _cancelled_detail(attempt), ending.code, ending.time)
     if ending.reason == "stopped":
         detail = f"stopped{at}, saved; llmctl resume {facts.run_id} goes on"
         return Verdict(JobState.CANCELLED, detail, ending.code, ending.time)
-    if ending.reason == "cancelled":
-        return Verdict(JobState.CANCELLED, _cancelled_detail(attempt), ending.code, ending.time)
     if ending.reason == "failed":
         return Verdict(JobState.FAILED, failure_cause(attempt), ending.code, ending.time)
     return Verdict(JobState.UNKNOWN, f"exit.json says {ending.reason!r}", ending.code, ending.time)
@@ -186,7 +187,7 @@ def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
     newest = attempt.newest_heartbeat if attempt is not None else None
     ended = newest.time if newest is not None else None
     if facts.cancel_requested is not None or (attempt is not None and attempt.cancel_marked):
-        return Verdict(JobState.CANCELLED, f"cancelled; {job.raw} before exit.json could be written", ended=ended)
+        return Verdict(JobState.CANCELLED, "cancelled; job.sh ended before exit.json could be written", ended=ended)
     if attempt is None:
         return Verdict(job.state, f"{job.raw} before it made an attempt; see llmctl logs {facts.run_id} --job")
     heard = f"; last heartbeat {spoken(facts.now - ended)} ago" if ended is not None else "; no heartbeat"

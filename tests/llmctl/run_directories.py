@@ -68,9 +68,23 @@ class MadeRun:
 
 
 def beat(
-    attempt: Path, rank: int, *, age_s: float, iteration: int = 7, phase: str = "forward", host: str = "n1"
+    attempt: Path,
+    rank: int,
+    *,
+    age_s: float,
+    iteration: int = 7,
+    phase: str = "forward",
+    host: str = "n1",
+    pid: int = 1,
 ) -> None:
-    values = {"rank": rank, "host": host, "pid": 1, "iteration": iteration, "phase": phase, "time": time.time() - age_s}
+    values = {
+        "rank": rank,
+        "host": host,
+        "pid": pid,
+        "iteration": iteration,
+        "phase": phase,
+        "time": time.time() - age_s,
+    }
     (attempt / "heartbeat" / f"rank-{rank:05d}.json").write_text(json.dumps(values))
 
 

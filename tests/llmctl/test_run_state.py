@@ -62,6 +62,12 @@ def test_exit_file_is_the_last_word(attempt, state, detail, job):
     assert verdict.exit_code == attempt.ending.code
 
 
+def test_what_was_cancelled_is_cancelled_even_if_job_sh_was_not_told():
+    for reason, code in (("failed", 143), ("stopped", 0)):
+        assert decide(facts(GONE, ended(reason, code), cancel_requested=NOW - 5)).state is JobState.CANCELLED
+    assert decide(facts(GONE, ended("completed"), cancel_requested=NOW - 5)).state is JobState.COMPLETED
+
+
 def test_the_first_rank_to_fail_is_the_cause():
     late = RankError(0, "pp 0, dp 0, tp 0", "n1", 7, "RuntimeError", "[gloo] Connection closed by peer", NOW - 9)
     early = RankError(3, "pp 1, dp 0, tp 1", "n2", 7, "ValueError", "loss is NaN\nat layer 3", NOW - 8)
