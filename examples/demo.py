@@ -25,6 +25,8 @@ HELD_OUT = 0.05
 """As data.split in demo.yaml has it: the tokenizer must not see these files either."""
 PROMPT = "def read(self, path):\n"
 INTERRUPTED = 130
+LLMCTL = (sys.executable, "-c", "from llmctl.cli.main import run; run()")
+"""The llmctl of this very environment, whatever else is on PATH."""
 
 
 class Demo:
@@ -60,8 +62,7 @@ class Demo:
             code = self._follow(run_id, ["logs", run_id, "-f"])
         else:
             _say(f"2. Training. {run_id} was left {state}: resuming it. (--new would start another.)")
-            code = self._llmctl("resume", run_id)
-            code = code or self._follow(run_id, ["logs", run_id, "-f"])
+            code = self._follow(run_id, ["resume", run_id, "--follow"])
         if code:
             return code
         state = self._state(run_id)
@@ -135,7 +136,7 @@ class Demo:
 
     def _state(self, run_id: str) -> str:
         answer = subprocess.run(
-            [_llmctl_program(), "status", run_id, "--json"],
+            [*LLMCTL, "status", run_id, "--json"],
             stdout=subprocess.PIPE,
             env=self._environment,
             text=True,
@@ -155,7 +156,7 @@ class Demo:
 
     def _llmctl(self, *arguments: str) -> int:
         print("$ llmctl " + " ".join(arguments), flush=True)
-        process = subprocess.Popen([_llmctl_program(), *arguments], env=self._environment, cwd=ROOT)
+        process = subprocess.Popen([*LLMCTL, *arguments], env=self._environment, cwd=ROOT)
         while True:
             try:
                 return process.wait()
@@ -201,10 +202,6 @@ def _losses(metrics: Path) -> list[float]:
 def _state_of(run_id: str, document: Any) -> str:
     runs = document["runs"] if isinstance(document, dict) else document
     return str(next(run["state"] for run in runs if run["run_id"] == run_id))
-
-
-def _llmctl_program() -> str:
-    return str(Path(sys.executable).with_name("llmctl"))
 
 
 def _say(headline: str) -> None:

@@ -1,0 +1,87 @@
+"""The bundled configs can be trained with, and the demo prepares, starts anew, resumes and tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer.config import build_config, load_config
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CONFIGS = sorted(EXAMPLES.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_examples_are_valid_for_the_nodes_they_are_written_for(path: Path) -> None:
+    config = load_config(path)
+    per_node = 1 if config.job.name in ("demo", "gpt-small") else 8
+    config.check_world_size(config.job.nodes * per_node)
+    assert build_config(yaml.safe_load(yaml.safe_dump(config.model_dump()))) == config
+
+
+def test_the_default_example_needs_no_files_and_fits_any_number_of_nodes() -> None:
+    config = load_config(EXAMPLES / "gpt_small.yaml")
+    assert config.data.mock_data
+    assert config.training.global_batch_size is None
+    for nodes in range(1, 33):
+        config.check_world_size(nodes)
+    for tp in (1, 2, 4, 8):
+        build_config(
+            yaml.safe_load((EXAMPLES / "gpt_small.yaml").read_text())
+            | {"parallel": {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": 8 // tp}}
+        ).check_world_size(8)
+
+
+def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    small = yaml.safe_load((EXAMPLES / "demo.yaml").read_text())
+    small["model"] |= {"num_layers": 1, "hidden_size": 16}
+    small["training"] |= {"train_iters": 8, "seq_length": 32, "eval_iters": 1}
+    small["checkpoint"]["save_interval"] = 4
+    small["logging"]["log_interval"] = 1
+    config = folder / "small.yaml"
+    config.write_text(yaml.safe_dump(small))
+    return subprocess.run(
+        [sys.executable, "-m", "examples.demo", str(config), "--folder", str(folder / "demo"), *arguments],
+        cwd=EXAMPLES.parent,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(1200)
+def test_the_demo_starts_resumes_and_starts_anew(tmp_path: Path) -> None:
+    stopped = demo(tmp_path, "--set", "training.exit_interval=4")
+    assert stopped.returncode != 0, stopped.stdout
+    assert "Starting anew as demo-" in stopped.stdout
+    assert "vocabulary of 4096" in stopped.stdout
+    prepared = {path.name: path.read_bytes() for path in (tmp_path / "demo" / "data").iterdir() if path.is_file()}
+    resumed = demo(tmp_path)
+    # What was asked for first still holds, so that the run ends at the next multiple of 4, which is its end.
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "Tokenized before, and intact." in resumed.stdout
+    assert "was left cancelled: resuming it." in resumed.stdout
+    for what in ("training loss: ", "held-out text: loss ", "bits per byte", "how frequent each token is: loss "):
+        assert what in resumed.stdout
+    assert "def read(self, path):" in resumed.stdout
+    (run,) = (tmp_path / "demo" / "runs").glob("demo-*")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert sorted({row["iteration"] for row in rows}) == list(range(1, 9))
+    assert prepared == {
+        path.name: path.read_bytes() for path in (tmp_path / "demo" / "data").iterdir() if path.is_file()
+    }
+    (tmp_path / "demo" / "data" / "python_text_document.bin").write_bytes(b"damaged")
+    anew = demo(tmp_path, "--set", "training.train_iters=2")
+    assert anew.returncode == 0, anew.stdout + anew.stderr
+    assert f"The last run, {run.name}, is done. Starting anew" in anew.stdout
+    assert (tmp_path / "demo" / "data" / "python_text_document.bin").read_bytes() == prepared[
+        "python_text_document.bin"
+    ]
