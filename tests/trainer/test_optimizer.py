@@ -112,11 +112,11 @@ def test_16_bit_weights_keep_what_rounding_would_lose():
     model, optimizer = build({"optimizer": "sgd", "sgd_momentum": 0.0, "weight_decay": 0.0}, {"bf16": True})
     name = next(iter(model.parameters))
     before = model.parameters[name].detach().clone()
-    for _ in range(200):
+    for _ in range(50):
         model.gradients.buffer.fill_(1.0)
         optimizer.step(1e-5)
     moved = (before.float() - optimizer.tensors()["master"][name]).mean()
-    assert float(moved) == pytest.approx(200e-5, rel=1e-3)
+    assert float(moved) == pytest.approx(50e-5, rel=1e-3)
     assert "momentum_buffer" not in optimizer.tensors()
 
 
