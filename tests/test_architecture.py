@@ -179,3 +179,10 @@ def test_nothing_is_left_for_later() -> None:
         if pattern.search(line)
     ]
     assert wrong == []
+
+
+def test_command_surface_is_frozen() -> None:
+    """A new command or flag is added by running tests.command_surface and reading the difference; none is renamed."""
+    from tests.command_surface import surface
+
+    assert surface() == (ROOT / "tests/command_surface.txt").read_text(encoding="utf-8")
