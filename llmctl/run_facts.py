@@ -5,6 +5,7 @@ decision about the run (llmctl.run_state) is made from what is left.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,9 @@ class RankError:
     def summary(self) -> str:
         """``rank 3 (pp 1, dp 0, tp 1) on node7: RuntimeError: first line of the message``."""
         where = f" ({self.coordinates})" if self.coordinates else ""
-        what = f"{self.type}: {self.message}" if self.message else self.type
+        # gloo begins with the place in its own source: "[/.../pair.cc:553] Connection closed by peer".
+        message = re.sub(r"^\[[^\]]*:\d+\] ", "", self.message)
+        what = f"{self.type}: {message}" if message else self.type
         return f"rank {self.rank}{where} on {self.host}: {_first_line(what)}"
 
     @property
@@ -179,7 +182,7 @@ def _coordinates(value: Any) -> str:
     return " ".join(inner.split())
 
 
-def _first_line(text: str, limit: int = 300) -> str:
+def _first_line(text: str, limit: int = 200) -> str:
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= limit else f"{line[:limit]}..."
 

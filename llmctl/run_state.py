@@ -85,7 +85,7 @@ def failure_cause(attempt: AttemptFacts) -> str:
     """The first failing rank with host and cause, or what else is known of a failure."""
     error = first_error(attempt.errors)
     if error is not None:
-        return error.summary() + _silent_ranks(attempt)
+        return "; ".join(part for part in (_silent_ranks(attempt), error.summary()) if part)
     code = attempt.ending.code if attempt.ending is not None else None
     silence = "; no rank left an error" if attempt.heartbeats else ""
     if code is not None and 128 < code < 160:
@@ -214,4 +214,4 @@ def _silent_ranks(attempt: AttemptFacts) -> str:
     silent = [heartbeat for heartbeat in attempt.heartbeats if heartbeat.rank not in spoke]
     if not silent:
         return ""
-    return f"; {_name_ranks(silent, limit=2)} ended without a word (killed, or out of memory?)"
+    return f"{_name_ranks(silent, limit=2)} ended without a word (killed, or out of memory?)"

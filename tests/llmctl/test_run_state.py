@@ -76,10 +76,13 @@ def test_the_first_rank_to_fail_is_the_cause():
 
 
 def test_a_rank_that_died_silently_is_named_when_the_others_only_missed_it():
-    error = RankError(0, "", "n1", 7, "RuntimeError", "Connection closed by peer", NOW - 8)
+    error = RankError(0, "", "n1", 7, "RuntimeError", "[/a/pair.cc:55] Connection closed by peer", NOW - 8)
     attempt = ended("failed", 1, errors=(error,), heartbeats=(heartbeat(0, 9), heartbeat(1, 12, phase="save")))
     detail = decide(facts(GONE, attempt)).detail
-    assert detail.endswith("; rank 1 on n1 (phase save, iteration 7) ended without a word (killed, or out of memory?)")
+    assert detail == (
+        "rank 1 on n1 (phase save, iteration 7) ended without a word (killed, or out of memory?); "
+        "rank 0 on n1: RuntimeError: Connection closed by peer"
+    )
 
 
 def test_without_exit_file_the_job_decides():
