@@ -20,9 +20,7 @@ def cancel(
     ctx: typer.Context,
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN...", help="Run id, its beginning, run name or job id.", autocompletion=complete_run
-        ),
+        typer.Argument(metavar="RUN", help="Run id, its beginning, run name or job id.", autocompletion=complete_run),
     ],
     grace: Annotated[
         float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time to save before everything is killed.")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 RECENT = 10
 """Finished runs that are shown without --all."""
 WATCH_INTERVAL_S = 2.0
+WIDE = 100
+"""Columns of a terminal on which the table can be airy."""
 COLUMNS = ("RUN", "CLUSTER", "STATE", "TRY", "ITERATION", "LOSS", "TOKENS/S", "MFU", "ETA", "AGE")
 COLOURS = {
     JobState.PENDING: "yellow",
@@ -40,9 +42,7 @@ def status(
     context: typer.Context,
     runs: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[RUN]...", help="Run id, its beginning, run name or job id.", autocompletion=complete_run
-        ),
+        typer.Argument(metavar="RUN", help="Run id, its beginning, run name or job id.", autocompletion=complete_run),
     ] = None,
     cluster: Annotated[
         str,
@@ -157,7 +157,8 @@ def _show(views: Sequence[RunView]) -> None:
     if not views:
         return
     if is_for_people():
-        rich_console().print(_table(views))
+        console = rich_console()
+        console.print(_table(views, console.width))
         return
     rows = [[*COLUMNS, "DETAIL"], *([*_cells(view), view.detail or "-"] for view in views)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
@@ -165,19 +166,24 @@ def _show(views: Sequence[RunView]) -> None:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
 
 
-def _table(views: Sequence[RunView]) -> "Group":
+def _table(views: Sequence[RunView], width: int) -> "Group":
     """For a terminal: a table of what has a width, and beneath it a line per run that has something to say."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    shown = [number for number, name in enumerate(COLUMNS) if name != "CLUSTER" or len({v.cluster for v in views}) > 1]
+    rows = [_cells(view) for view in views]
+    # What no run has a value for, and the cluster where there is only one, would only take room from the others.
+    empty = {number for number in range(len(COLUMNS)) if {row[number] for row in rows} <= {"-"}}
+    if len({view.cluster for view in views}) < 2:
+        empty.add(COLUMNS.index("CLUSTER"))
+    shown = [number for number in range(len(COLUMNS)) if number not in empty]
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if width >= WIDE else 1, 0, 0))
     for number in shown:
         right = number >= COLUMNS.index("ITERATION")
         table.add_column(COLUMNS[number], justify="right" if right else "left", no_wrap=True)
-    for view in views:
-        cells = [Text(cell) for cell in _cells(view)]
+    for view, row in zip(views, rows, strict=True):
+        cells = [Text(cell) for cell in row]
         cells[COLUMNS.index("STATE")].stylize(COLOURS.get(view.state, "red"))
         table.add_row(*(cells[number] for number in shown))
     details = []
@@ -200,8 +206,9 @@ def _watch(invocation: Invocation, entries: Sequence[IndexEntry]) -> None:
     from rich.live import Live
 
     views = _observe(invocation, entries)
-    with Live(_table(views), console=rich_console(), auto_refresh=False) as live:
+    console = rich_console()
+    with Live(_table(views, console.width), console=console, auto_refresh=False) as live:
         while not all(view.state.is_finished for view in views):
             time.sleep(WATCH_INTERVAL_S)
             views = _observe(invocation, entries)
-            live.update(_table(views), refresh=True)
+            live.update(_table(views, console.width), refresh=True)
