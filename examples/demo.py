@@ -148,10 +148,7 @@ class Demo:
         """Run llmctl in the foreground. Ctrl-C ends the watching, not the run."""
         code = self._llmctl(*arguments)
         if code == INTERRUPTED:
-            print(
-                f"\nThe run goes on without you. See it with\n    llmctl logs -f {run_id}\nor make demo, and end it "
-                f"with\n    llmctl cancel {run_id}"
-            )
+            print("make demo follows it again.")
         return code
 
     def _llmctl(self, *arguments: str) -> int:
