@@ -82,10 +82,14 @@ def test_installed_commands_work_outside_the_checkout(installed: Path, tmp_path:
     assert listed.returncode == 0 and "local" in listed.stdout, listed.stdout + listed.stderr
 
 
-def test_installed_submit_renders_without_torch(installed: Path, tmp_path: Path) -> None:
-    """A dry run needs templates, profile and example from the wheel, checks the config, and needs no torch."""
+def test_installed_submit_without_torch(installed: Path, tmp_path: Path) -> None:
+    """A command needs no torch; a training run is refused in one sentence that says what to install."""
     argv = (installed / "bin/llmctl", "submit", "--dry-run", "--cluster", "local", "--run-id", "wheel-test")
-    done = run(*argv, cwd=tmp_path, HOME=str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "#!/" in done.stdout and "trainer" in done.stdout
+    command = run(*argv, "--", "echo", "hello", cwd=tmp_path, HOME=str(tmp_path))
+    assert command.returncode == 0, command.stdout + command.stderr
+    assert command.stdout.startswith("#!") and "echo" in command.stdout
+    training = run(*argv, cwd=tmp_path, HOME=str(tmp_path))
+    assert training.returncode == 3, training.stdout + training.stderr
+    assert "has no torch" in training.stderr and "llmctl[train]" in training.stderr
+    assert "Traceback" not in training.stderr
     assert list(tmp_path.iterdir()) == []
