@@ -23,7 +23,6 @@ def hello(name: str = "world") -> None:
     print(f"hello {name}")
 app()
 """
-LIMIT_S = 60
 
 
 def cpu_ms(argv: list[str], folder: str) -> float:
@@ -91,7 +90,9 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if flags.write:
-        Path(__file__).with_name("results").joinpath(f"cli_start-{today}.md").write_text(text)
+        results_folder = Path(__file__).with_name("results")
+        results_folder.mkdir(exist_ok=True)
+        (results_folder / f"cli_start-{today}.md").write_text(text)
     slow = [name for name, (_, limit) in commands.items() if limit and statistics.median(times[name]) > limit]
     sys.exit(f"over the limit: {', '.join(slow)}" if slow else 0)
 
