@@ -56,13 +56,13 @@ class Demo:
             before = f"The last run, {run_id}, is done. " if run_id else ""
             run_id = f"demo-{time.strftime('%y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
             _say(f"2. Training. {before}Starting anew as {run_id}.")
-            code = self._follow(run_id, self._submission(config, run_id, settings))
+            code = self._follow(*self._submission(config, run_id, settings))
         elif state in ("running", "pending"):
             _say(f"2. Training. {run_id} is still {state}: following it. (--new would start another.)")
-            code = self._follow(run_id, ["logs", run_id, "-f"])
+            code = self._follow("logs", run_id, "-f")
         else:
             _say(f"2. Training. {run_id} was left {state}: resuming it. (--new would start another.)")
-            code = self._follow(run_id, ["resume", run_id, "--follow"])
+            code = self._follow("resume", run_id, "--follow")
         if code:
             return code
         state = self._state(run_id)
@@ -144,7 +144,7 @@ class Demo:
         )
         return _state_of(run_id, json.loads(answer.stdout)) if answer.returncode == 0 else "unknown"
 
-    def _follow(self, run_id: str, arguments: Sequence[str]) -> int:
+    def _follow(self, *arguments: str) -> int:
         """Run llmctl in the foreground. Ctrl-C ends the watching, not the run."""
         code = self._llmctl(*arguments)
         if code == INTERRUPTED:
