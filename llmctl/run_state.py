@@ -132,7 +132,9 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
         # A cancel may come before job.sh has an attempt to mark; what was asked for is in the record.
         return Verdict(JobState.CANCELLED, _cancelled_detail(attempt), ending.code, ending.time)
     if ending.reason == "stopped":
-        detail = f"stopped{at}, saved; llmctl resume {facts.run_id} goes on"
+        # Only the trainer saves; a COMMAND that was told to stop leaves no outcome.
+        what = f"stopped{at}, saved" if attempt.outcome is not None else "stopped"
+        detail = f"{what}; llmctl resume {facts.run_id} goes on"
         return Verdict(JobState.CANCELLED, detail, ending.code, ending.time)
     if ending.reason == "failed":
         return Verdict(JobState.FAILED, failure_cause(attempt), ending.code, ending.time)

@@ -44,6 +44,7 @@ def ended(reason, code=0, **changes):
             "cancelled",
             "stopped at iteration 42, saved; llmctl resume demo-1 goes on",
         ),
+        (ended("stopped"), "cancelled", "stopped; llmctl resume demo-1 goes on"),
         (ended("cancelled", 143), "cancelled", "cancelled"),
         (ended("failed", 137), "failed", "ended by signal 9 (exit code 137)"),
         (ended("failed", 1), "failed", "ended with exit code 1"),
