@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from llmctl.errors import ProfileError
 from llmctl.resources import UserFolders
-from llmctl.transport import LocalTransport
 
 if TYPE_CHECKING:
     from llmctl.profile import ClusterProfile
     from llmctl.run_record import RunIndex
+    from llmctl.transport import LocalTransport
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,6 @@ class Invocation:
         environment: the environment variables; nothing else of llmctl reads it.
         cwd: the working directory, absolute.
         folders: the user's folders.
-        transport: hands on this machine.
     """
 
     argv: tuple[str, ...]
@@ -33,12 +32,18 @@ class Invocation:
     environment: Mapping[str, str]
     cwd: Path
     folders: UserFolders
-    transport: LocalTransport
 
     @classmethod
     def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> "Invocation":
         """The invocation that the process's argv, environment and working directory make."""
-        return cls(argv, command, environ, cwd, UserFolders.from_environment(environ), LocalTransport(environ))
+        return cls(argv, command, environ, cwd, UserFolders.from_environment(environ))
+
+    @property
+    def transport(self) -> "LocalTransport":
+        """Hands on this machine."""
+        from llmctl.transport import LocalTransport
+
+        return LocalTransport(self.environment)
 
     @property
     def index(self) -> "RunIndex":

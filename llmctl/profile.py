@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
 from llmctl.backends import MODULES
@@ -42,13 +42,13 @@ class EnvironmentProfile(_Part):
 class RendezvousProfile(_Part):
     """Where the ranks of a job meet."""
 
-    ports: tuple[PositiveInt, PositiveInt] = (20000, 29999)
+    ports: tuple[int, int] = (20000, 29999)
     """First and last port to try. Below Linux's ephemeral ports, so that no client socket sits there."""
 
     @field_validator("ports")
     @classmethod
     def _check_range(cls, ports: tuple[int, int]) -> tuple[int, int]:
-        if not ports[0] <= ports[1] < 65536:
+        if not 0 < ports[0] <= ports[1] < 65536:
             raise ValueError("give the first and the last port, from 1 to 65535, as in [20000, 29999]")
         return ports
 
@@ -68,7 +68,7 @@ class ClusterProfile(_Part):
     rendezvous: RendezvousProfile = RendezvousProfile()
     env: dict[str, str] = {}
     """Variables that every job gets."""
-    stop_grace_s: PositiveInt = 120
+    stop_grace_s: int = Field(120, gt=0)
     """Seconds that a run gets to save once it has been told to stop."""
 
     @field_validator("scheduler")

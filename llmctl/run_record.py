@@ -4,7 +4,6 @@ The truth is the run directory. The index only says where to look and what was s
 runs_root. Both are written to a temporary file and renamed, mode 0600, so that readers never see half a file.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -259,6 +258,8 @@ def _names(entries: Iterable[IndexEntry]) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    import json
+
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -269,6 +270,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    import json
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_file(path, json.dumps(values, indent=1) + "\n")

@@ -17,6 +17,7 @@ from llmctl import __version__, submit_checks
 from llmctl.backends import load_backend
 from llmctl.backends.base import HostCommand, SubmittedJob
 from llmctl.errors import LlmctlError, RecordError, UsageError
+from llmctl.gpus import visible_gpus
 from llmctl.invocation import Invocation
 from llmctl.job import JobError, JobSpec
 from llmctl.profile import ClusterProfile, overlay
@@ -275,7 +276,7 @@ def _place(
     submission: int,
 ) -> RunPlace:
     on_cpu = config is not None and config.training.device == "cpu"
-    gpu_ids = invocation.transport.gpu_ids()
+    gpu_ids = visible_gpus(invocation)
     gpus = submit_checks.place_on_this_machine(resolved, job, gpu_ids, on_cpu=on_cpu)
     ranks_per_node = len(gpus[0]) if gpus else 1
     if config is not None:

@@ -120,29 +120,3 @@ class LocalTransport:
         # While we live we are its parent: without this it would stay a zombie, and its pid taken, until we leave.
         threading.Thread(target=process.wait, daemon=True).start()
         return identity
-
-    def gpu_ids(self) -> tuple[str, ...]:
-        """Ids of the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them. Asks no torch."""
-        visible = self.environment.get("CUDA_VISIBLE_DEVICES")
-        found = self._installed_gpus()
-        if visible is None:
-            return found
-        # CUDA stops at the first entry that names no device, which is how -1 and NoDevFiles hide all of them:
-        # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
-        listed = []
-        for entry in (part.strip() for part in visible.split(",")):
-            if not found or not (entry in found or entry.startswith(("GPU-", "MIG-"))):
-                break
-            listed.append(entry)
-        return tuple(listed)
-
-    def _installed_gpus(self) -> tuple[str, ...]:
-        count = len(self.list_names(["/proc/driver/nvidia/gpus"])[0])
-        if not count:
-            try:
-                answer = self.run(["nvidia-smi", "-L"], timeout_s=20)
-            except SchedulerError:
-                return ()
-            lines = answer.stdout.splitlines() if answer.exit_status == 0 else []
-            count = sum(line.startswith("GPU ") for line in lines)
-        return tuple(str(number) for number in range(count))

@@ -3,12 +3,12 @@
 import typer
 
 from llmctl.invocation import Invocation
-from llmctl.profile_names import cluster_names
-from llmctl.run_record import RunIndex
 
 
 def complete_cluster(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of clusters that there is a profile for."""
+    from llmctl.profile_names import cluster_names
+
     invocation: Invocation = ctx.obj
     return [name for name in cluster_names(invocation.folders) if name.startswith(incomplete)]
 
@@ -16,5 +16,5 @@ def complete_cluster(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_run(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Run ids, the newest first, with the state last seen."""
     invocation: Invocation = ctx.obj
-    entries = RunIndex(invocation.folders.state).entries()[::-1]
+    entries = invocation.index.entries()[::-1]
     return [(entry.run_id, entry.last_state or "") for entry in entries if entry.run_id.startswith(incomplete)]

@@ -1,6 +1,5 @@
 """How commands print: for people on a terminal, plain text in a pipe, one JSON document where that is asked for."""
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,8 @@ def rich_console() -> "Console":
 
 def print_json(document: Any) -> None:
     """One JSON document on standard output."""
+    import json
+
     print(json.dumps(document, indent=1))
 
 

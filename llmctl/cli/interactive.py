@@ -70,6 +70,7 @@ def _check_offered(profile: "ClusterProfile", flags: Mapping[str, object]) -> No
 
 def _enter(invocation: Invocation, profile: "ClusterProfile", visit: "RunVisit | None") -> int:
     from llmctl.backends import load_backend
+    from llmctl.gpus import visible_gpus
     from llmctl.interactive import code_variables
     from llmctl.render import interactive_script, job_python
     from llmctl.snapshot import store_own_code
@@ -85,7 +86,7 @@ def _enter(invocation: Invocation, profile: "ClusterProfile", visit: "RunVisit |
         profile,
         invocation.folders,
         job_python(profile, invocation.folders, sys.executable),
-        on_cpu=not invocation.transport.gpu_ids() or (visit is not None and visit.is_on_cpu),
+        on_cpu=not visible_gpus(invocation) or (visit is not None and visit.is_on_cpu),
         run_id=visit.record.run_id if visit is not None else None,
         run_dir=visit.record.run_dir if visit is not None else None,
         env=tuple(variables.items()),
