@@ -1,6 +1,7 @@
 """What every test stands on: a home of its own, no process left behind, and GPU tests that are skipped out loud."""
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -30,6 +31,17 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.clear()
     os.environ.update(before)
     assert not left, "processes left behind by the tests:\n" + "\n".join(left)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """Let programs under test be interrupted also where a shell runs the tests in the background.
+
+    POSIX has such a shell ignore SIGINT for what it starts, and a program inherits that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _processes_of(mark: str, patience_s: float = 10.0) -> list[str]:
