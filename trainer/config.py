@@ -100,6 +100,8 @@ class ModelConfig(Section):
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     norm_epsilon: PositiveFloat = 1e-5
     swiglu: bool = False
+    openai_gelu: bool = False
+    """GeLU by its tanh approximation, as in the published GPT-2 weights (gelu_new). Unset: the exact GeLU."""
     disable_bias_linear: bool = False
     add_qkv_bias: bool = False
     untie_embeddings_and_output_weights: bool = False
@@ -211,10 +213,20 @@ class DataConfig(Section):
     """Train on a generated, learnable token stream, so that a cluster can be tried without any data."""
     tokenizer_type: Literal["HuggingFaceTokenizer", "NullTokenizer"] = "HuggingFaceTokenizer"
     tokenizer_model: str | None = None
-    """A tokenizer.json, or a folder that holds one."""
+    """A tokenizer.json, or a folder that holds one. Not needed where the data's manifest or vocab_size tells all."""
     eod_mask_loss: bool = False
     data_cache_path: str | None = None
     """Folder for index caches. Unset: ``cache`` beside the data, or in the run directory when that is read-only."""
+
+    @field_validator("tokenizer_type", mode="before")
+    @classmethod
+    def _check_tokenizer_type(cls, value: Any) -> Any:
+        if value not in ("HuggingFaceTokenizer", "NullTokenizer"):
+            raise ValueError(
+                "convert the tokenizer to a tokenizer.json for HuggingFaceTokenizer, or use NullTokenizer; on data that "
+                "is tokenized already, leave tokenizer_type and tokenizer_model out and set model.vocab_size"
+            )
+        return value
 
 
 class CheckpointConfig(Section):

@@ -18,6 +18,7 @@ def check_relations(config: TrainConfig) -> None:
         ConfigError: names the key, the numbers and the nearest that are valid.
     """
     _check_attention(config.model)
+    _check_activation(config.model)
     _check_tensor_parallel(config)
     _check_pipeline(config)
     _check_training(config)
@@ -100,6 +101,11 @@ def _check_attention(model: ModelConfig) -> None:
         )
 
 
+def _check_activation(model: ModelConfig) -> None:
+    if model.openai_gelu and model.swiglu:
+        raise ConfigError("model.openai_gelu", "is a form of GeLU, which swiglu replaces; switch one of the two off")
+
+
 def _check_tensor_parallel(config: TrainConfig) -> None:
     tp, model = config.parallel.tensor_model_parallel_size, config.model
     key = "parallel.tensor_model_parallel_size"
@@ -132,7 +138,7 @@ def _check_training(config: TrainConfig) -> None:
     training, model = config.training, config.model
     if training.bf16 and training.fp16:
         raise ConfigError("training.fp16", "bf16 and fp16 exclude each other; switch one off")
-    if model.position_embedding_type == "learned_absolute" and config.max_position_embeddings < training.seq_length:
+    if model.position_embedding_type != "none" and config.max_position_embeddings < training.seq_length:
         raise ConfigError(
             "model.max_position_embeddings",
             f"{config.max_position_embeddings} is below training.seq_length {training.seq_length}; raise it to that",

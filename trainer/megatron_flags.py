@@ -55,6 +55,9 @@ ALIASES: dict[str, Alias] = {
 _FUSION = "kernels are chosen by what the device can do; the result is the same"
 _CORE = "there is one implementation of the model here"
 _FP8_DETAIL = "it only shapes fp8 training, which --fp8-format asks for"
+_SELECTIVE = (
+    "fused attention, which --attention-dropout 0 brings, recomputes its scores by itself; nothing else would be"
+)
 _REPORTING = "metrics.jsonl and the log always carry it"
 _WANDB = "metrics go to metrics.jsonl in the run directory; nothing is sent to Weights & Biases"
 
@@ -72,9 +75,10 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "use-mcore-models": WithoutEffect(_CORE),
     "use-legacy-models": WithoutEffect(_CORE),
     "transformer-impl": WithoutEffect(_CORE, 1),
-    "use-flash-attn": WithoutEffect("fused attention is used wherever the device has it"),
+    "use-flash-attn": WithoutEffect("fused attention is used wherever the device has it and --attention-dropout is 0"),
     "no-masked-softmax-fusion": WithoutEffect(_FUSION),
-    "no-bias-gelu-fusion": WithoutEffect(_FUSION),
+    # Megatron-LM's fused kernel is the tanh approximation, so that dropping it means the exact GeLU, which is ours.
+    "no-bias-gelu-fusion": WithoutEffect("GeLU is the exact one unless --openai-gelu asks for the tanh approximation"),
     "no-bias-swiglu-fusion": WithoutEffect(_FUSION),
     "no-bias-dropout-fusion": WithoutEffect(_FUSION),
     "no-rope-fusion": WithoutEffect(_FUSION),
@@ -84,12 +88,8 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "attention-softmax-in-fp32": WithoutEffect("the softmax of attention always accumulates in fp32"),
     "accumulate-allreduce-grads-in-fp32": WithoutEffect("gradients are always accumulated and reduced in fp32"),
     "no-query-key-layer-scaling": WithoutEffect("scores are never scaled by the layer's number"),
-    "recompute-activations": WithoutEffect(
-        "fused attention recomputes its scores by itself, which is all that this saves"
-    ),
-    "recompute-granularity": WithoutEffect(
-        "fused attention recomputes its scores by itself, which is all that 'selective' saves", 1, only=("selective",)
-    ),
+    "recompute-activations": WithoutEffect(_SELECTIVE),
+    "recompute-granularity": WithoutEffect(_SELECTIVE, 1, only=("selective",)),
     "use-cpu-initialization": WithoutEffect("weights are always drawn on the CPU, so that every layout starts alike"),
     "fp8-amax-compute-algo": WithoutEffect(_FP8_DETAIL, 1),
     "fp8-amax-history-len": WithoutEffect(_FP8_DETAIL, 1),
@@ -159,4 +159,6 @@ REFUSED: dict[str, str] = {
     "master-port": _TORCHRUN,
     "local_rank": _TORCHRUN,
     "local-rank": _TORCHRUN,
+    "use_env": _TORCHRUN,
+    "use-env": _TORCHRUN,
 }

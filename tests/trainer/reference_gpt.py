@@ -90,5 +90,9 @@ def _mlp(part, model, hidden):
         inner = gate * torch.sigmoid(gate) * up
     else:
         inner = part.linear("fc1", hidden)
-        inner = inner * 0.5 * (1 + torch.erf(inner / 2**0.5))
+        if model.openai_gelu:
+            share = torch.tanh((2 / torch.pi) ** 0.5 * (inner + 0.044715 * inner**3))
+        else:
+            share = torch.erf(inner / 2**0.5)
+        inner = inner * 0.5 * (1 + share)
     return part.linear("fc2", inner)

@@ -87,9 +87,10 @@ def test_flags_go_over_the_file(tmp_path):
         "training: {train_iters: 5, seq_length: 4}\noptimizer: {lr: 0.1}\nparallel: {sequence_parallel: true}\n"
     )
     line = parse_command_line(
-        ["--config", str(path), "--lr=0.2", "--sequence-parallel", "false", "--no-overlap-grad-reduce"]
+        ["--config", str(path), "--lr=0.2", "--sequence-parallel", "false", "--no-overlap-grad-reduce", "--openai-gelu"]
     )
     config = build_train_config(line)
+    assert config.model.openai_gelu
     assert config.optimizer.lr == 0.2
     assert config.training.train_iters == 5
     assert not config.parallel.sequence_parallel
@@ -125,6 +126,7 @@ def test_config_error_keeps_its_key():
     with pytest.raises(ConfigError) as caught:
         build_train_config(parse_command_line(without(PUBLISHED, "fp8-format", "use-z-loss")))
     assert caught.value.key == "data.tokenizer_type"
+    assert "convert the tokenizer to a tokenizer.json" in caught.value.problem
 
 
 def trainer(*arguments):

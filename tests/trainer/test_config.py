@@ -76,6 +76,12 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
         ),
         ({"training": {"bf16": True, "fp16": True}}, "training.fp16", "exclude"),
         ({"model": {"max_position_embeddings": 32}}, "model.max_position_embeddings", "raise it"),
+        (
+            {"model": {"max_position_embeddings": 32, "position_embedding_type": "rope"}},
+            "model.max_position_embeddings",
+            "raise it",
+        ),
+        ({"model": {"openai_gelu": True, "swiglu": True}}, "model.openai_gelu", "switch one of the two off"),
         ({"optimizer": {"min_lr": 1.0}}, "optimizer.min_lr", "above lr"),
         ({"optimizer": {"lr_warmup_iters": 20}}, "optimizer.lr_warmup_iters", "lower it"),
         ({"data": {"split": "-1,1,0"}}, "data.split", "non-negative"),

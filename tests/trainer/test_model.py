@@ -22,7 +22,8 @@ LLAMA = {
     "untie_embeddings_and_output_weights": True,
 }
 MODELS = {
-    "gpt2": {},
+    "gpt2": {"openai_gelu": True},
+    "gpt2-exact-gelu": {},
     "gpt2-untied": {"untie_embeddings_and_output_weights": True},
     "llama": LLAMA,
     "llama-tied": {**LLAMA, "untie_embeddings_and_output_weights": False},

@@ -1,8 +1,9 @@
 """The feed-forward part of a block, its inner width divided over tp.
 
 Legend: S sequence, B micro-batch, H hidden, F feed-forward width; ``/t`` = divided over tp.
-GeLU is the exact one, x * Phi(x) (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2), as in Megatron-LM without
-its fused bias-gelu, which takes the tanh approximation. SwiGLU: Shazeer 2020 (arXiv:2002.05202), equation 6.
+GeLU is the exact one, x * Phi(x) (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2), or with openai_gelu its tanh
+approximation (the same section), which Megatron-LM's fused bias-gelu takes too. SwiGLU: Shazeer 2020
+(arXiv:2002.05202), equation 6.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class MLP(nn.Module):
     def __init__(self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel):
         super().__init__()
         self._swiglu = model.swiglu
+        self._gelu = "tanh" if model.openai_gelu else "none"
         hidden, ffn = model.hidden_size, model.ffn_size
         inner = (2, ffn) if model.swiglu else (ffn,)  # gate, then up
         fc1, fc2 = builder.under("fc1"), builder.under("fc2")
@@ -67,5 +69,5 @@ class MLP(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Collective: all tp ranks."""
         inner = self.fc1(hidden)  # [S, B, F/t], twice that with SwiGLU
-        inner = _SwiGLU.apply(inner) if self._swiglu else F.gelu(inner)  # type: ignore[no-untyped-call]
+        inner = _SwiGLU.apply(inner) if self._swiglu else F.gelu(inner, approximate=self._gelu)  # type: ignore[no-untyped-call]
         return self.fc2(inner)  # type: ignore[no-any-return]

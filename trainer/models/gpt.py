@@ -2,8 +2,8 @@
 
 Legend: S sequence, B micro-batch, H hidden, V padded vocabulary; ``/t`` = divided over tp. Activations are [S, B, H],
 or [S/t, B, H] under sequence parallelism.
-With learned positions, LayerNorm and GeLU it is GPT-2's architecture (with the exact GeLU, "gelu" and not "gelu_new" in
-Hugging Face's words); with rotary positions, RMSNorm, SwiGLU and no biases it is Llama's.
+With learned positions, LayerNorm and openai_gelu (Hugging Face's "gelu_new") it is GPT-2's architecture; with rotary
+positions, RMSNorm, SwiGLU and no biases it is Llama's.
 """
 
 from __future__ import annotations
