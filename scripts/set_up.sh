@@ -40,7 +40,13 @@ fi
 
 mark=.venv/set-up
 wanted=$(cat pyproject.toml constraints.txt scripts/set_up.sh | sha256sum | cut -d' ' -f1)
-[ "$(cat $mark 2>/dev/null || true)" != "$wanted" ] || exit 0
+# Our own modules compiled, as pip does for those it installs: where PYTHONDONTWRITEBYTECODE is set, every start of the
+# command line would compile them anew. What is up to date is left alone.
+compile_sources() { .venv/bin/python -m compileall -q llmctl trainer; }
+if [ "$(cat $mark 2>/dev/null || true)" = "$wanted" ]; then
+  compile_sources
+  exit 0
+fi
 : >"$log"
 begin=$SECONDS
 
@@ -68,5 +74,6 @@ pip() {
 # The build backend comes first, so that the project can be installed without a second download of it.
 pip install --constraint constraints.txt hatchling
 pip install --constraint constraints.txt --no-build-isolation --editable '.[train,dev]'
+compile_sources
 echo "$wanted" >$mark
 echo "set-up: done in $((SECONDS - begin)) s"
