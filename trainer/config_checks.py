@@ -173,7 +173,9 @@ def _check_data(data: DataConfig) -> None:
             raise ConfigError(f"data.{name}", "takes one prefix; merge the others into it")
     if data.valid_data_path and not data.train_data_path:
         raise ConfigError("data.valid_data_path", "goes with data.train_data_path, which is unset")
-    parse_split(data.split)
+    train_share, _, _ = parse_split(data.split)
+    if data.data_path and not train_share:
+        raise ConfigError("data.split", f"{data.split!r} leaves nothing to train on; give the first share more than 0")
 
 
 def parse_split(split: str) -> tuple[float, float, float]:

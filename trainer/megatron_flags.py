@@ -56,7 +56,7 @@ _FUSION = "kernels are chosen by what the device can do; the result is the same"
 _CORE = "there is one implementation of the model here"
 _FP8_DETAIL = "it only shapes fp8 training, which --fp8-format asks for"
 _SELECTIVE = (
-    "fused attention, which --attention-dropout 0 brings, recomputes its scores by itself; nothing else would be"
+    "fused attention, which --attention-dropout 0 brings, recomputes its scores by itself, and no more would be"
 )
 _REPORTING = "metrics.jsonl and the log always carry it"
 _WANDB = "metrics go to metrics.jsonl in the run directory; nothing is sent to Weights & Biases"

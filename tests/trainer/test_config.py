@@ -81,6 +81,7 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
             "model.max_position_embeddings",
             "raise it",
         ),
+        ({"data": {"data_path": "a", "split": "0,1"}}, "data.split", "leaves nothing to train on"),
         ({"model": {"openai_gelu": True, "swiglu": True}}, "model.openai_gelu", "switch one of the two off"),
         ({"optimizer": {"min_lr": 1.0}}, "optimizer.min_lr", "above lr"),
         ({"optimizer": {"lr_warmup_iters": 20}}, "optimizer.lr_warmup_iters", "lower it"),

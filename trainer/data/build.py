@@ -129,11 +129,14 @@ def _open(
 def _vocabulary(config: TrainConfig, sources: dict[Split, Source]) -> tuple[int, int | None]:
     """Number of token ids, and the one that ends a document."""
     manifests = [source.manifest for source in sources.values() if source.manifest is not None]
+    by_numbers = config.data.tokenizer_type == "NullTokenizer"
     tokenizer = None
-    if not manifests and config.data.tokenizer_model:
-        tokenizer = load_tokenizer(config.data)
+    if by_numbers or (not manifests and config.data.tokenizer_model):
+        tokenizer = load_tokenizer(config.data, config.model.vocab_size)
     known = [manifest.vocab_size for manifest in manifests] + ([tokenizer.vocab_size] if tokenizer else [])
-    vocab_size = config.model.vocab_size or (max(known) if known else None)
+    # A NullTokenizer's vocab_size counts the numbers, as in Megatron-LM, and not the end of a document.
+    wanted = None if by_numbers else config.model.vocab_size
+    vocab_size = wanted or (max(known) if known else None)
     if vocab_size is None:
         raise DataError(
             "model.vocab_size: is unset, and the data has no manifest that tells it; set it, or data.tokenizer_model"

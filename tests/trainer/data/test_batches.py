@@ -17,7 +17,7 @@ from trainer.data.errors import DataError
 from trainer.data.manifest import Manifest
 from trainer.data.mock import MockDataset
 from trainer.data.preprocess import tokenize_documents
-from trainer.data.tokenizer import HuggingFaceTokenizer
+from trainer.data.tokenizer import HuggingFaceTokenizer, NullTokenizer
 
 
 def config(data: dict[str, Any], *, model: dict[str, Any] | None = None, **training: Any) -> TrainConfig:
@@ -149,6 +149,18 @@ def test_tokens_outside_the_vocabulary_are_found_without_a_manifest(tmp_path: Pa
     data = build_data(config({"data_path": str(tmp_path / "d"), "split": "1"}, model={"vocab_size": 8}), 0, 1)
     with pytest.raises(DataError, match="hold token .*, but model.vocab_size is 8"):
         data.micro_batches("train", 0)
+
+
+def test_numbers_are_trained_on_with_their_end_of_document(tmp_path: Path) -> None:
+    tokenize_documents(["1 2 3 4 9"] * 20, NullTokenizer(10), tmp_path / "n")
+    numbers = {"data_path": str(tmp_path / "n"), "tokenizer_type": "NullTokenizer", "eod_mask_loss": True}
+    data = build_data(config(numbers, model={"vocab_size": 10}), 0, 1)
+    assert data.vocab_size == 11
+    tokens = torch.cat([batch.tokens for batch in data.micro_batches("train", 0)])
+    assert tokens.max() == 10
+    assert data.valid_tokens("train", 0) == int((tokens != 10).sum())
+    with pytest.raises(DataError, match="another tokenizer"):
+        build_data(config(numbers, model={"vocab_size": 11}), 0, 1)
 
 
 def test_manifest_of_another_schema_is_refused(tmp_path: Path) -> None:
