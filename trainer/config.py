@@ -109,8 +109,8 @@ class ModelConfig(Section):
     hidden_dropout: float = Field(0.1, ge=0.0, lt=1.0)
     init_method_std: PositiveFloat = 0.02
     vocab_size: PositiveInt | None = None
-    """Unset: the tokenizer's, as the data's manifest states it. With NullTokenizer: how many numbers it takes; the model
-    then knows one token more, which ends documents."""
+    """Unset: the tokenizer's, as the data's manifest states it. With NullTokenizer: how many numbers it takes; the
+    model then knows one token more, which ends documents."""
     make_vocab_size_divisible_by: PositiveInt = 128
 
     @property
@@ -224,8 +224,8 @@ class DataConfig(Section):
     def _check_tokenizer_type(cls, value: Any) -> Any:
         if value not in ("HuggingFaceTokenizer", "NullTokenizer"):
             raise ValueError(
-                "convert the tokenizer to a tokenizer.json for HuggingFaceTokenizer, or use NullTokenizer; data that is "
-                "tokenized already needs neither tokenizer key, but model.vocab_size"
+                "convert the tokenizer to a tokenizer.json for HuggingFaceTokenizer, or use NullTokenizer; data that "
+                "is tokenized already needs neither tokenizer key, but model.vocab_size"
             )
         return value
 

@@ -153,6 +153,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-path", metavar="PREFIX", help="a .bin/.idx pair; unset: the data of the run")
     parser.add_argument("--data-split", metavar="SHARES", help="shares of train, valid, test; unset: those of the run")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="to state bits per byte; unset: that of the run")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="the first N tokens of the split only")
+    parser.add_argument("--max-tokens", type=_positive, metavar="N", help="the first N tokens of the split only")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value

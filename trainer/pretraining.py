@@ -145,7 +145,7 @@ def _build_loop(attempt: _Attempt, device: torch.device, data: TrainData, resour
     if writer is not None:
         writer.prepare(mesh.rank)
     attempt.heartbeat.beat(0, "loading")
-    restored = restore(config.checkpoint, save, model, optimizer, progress, device)
+    restored = restore(config, save, model, optimizer, progress, device)
     metrics = None
     if run is not None and mesh.rank == 0:
         metrics = MetricsFile(run.metrics)

@@ -106,7 +106,7 @@ def load_and_compare(rank, world_size, root, config, steps):
         for parameter in loaded.parameters.values():
             parameter.fill_(float("nan"))
     progress = TrainingProgress()
-    restored = restore(config.checkpoint, root, loaded, optimizer, progress, CPU)
+    restored = restore(config, root, loaded, optimizer, progress, CPU)
     differences = [difference(trained, loaded)]
     for one, other in zip(its_optimizer.tensors().values(), optimizer.tensors().values(), strict=True):
         differences.append(max(float((one[name] - other[name]).abs().max()) for name in one))
@@ -189,6 +189,57 @@ def refuse_others(_rank, _world_size, root):
     momentum, optimizer = build(config_of(optimizer={"optimizer": "sgd"}), 0, 1)
     with pytest.raises(CheckpointError, match="no_load_optim"):
         load_training_state(path, momentum, optimizer)
+
+
+def test_every_stage_refuses_what_it_has_no_place_for(ranks, tmp_path):
+    ranks.run(save, tmp_path / "deep", config_of(model={"num_layers": 4}), 1, world_size=1)
+    untied = config_of(model={"untie_embeddings_and_output_weights": True, "position_embedding_type": "rope"})
+    ranks.run(save, tmp_path / "untied", untied, 1, world_size=1)
+    biased = config_of(model={"disable_bias_linear": False})
+    ranks.run(save, tmp_path / "biased", biased, 1, world_size=1)
+    plain = config_of(pp=2, model={"disable_bias_linear": True})
+    rope = config_of(pp=2, model={"position_embedding_type": "rope"})
+    assert ranks.run(surplus, tmp_path / "deep", config_of(pp=2), world_size=2)[1].startswith("layers.2.")
+    assert ranks.run(surplus, tmp_path / "untied", rope, world_size=2) == [None, "head.weight"]
+    found = ranks.run(surplus, tmp_path / "biased", plain, world_size=2)
+    assert [name.split(".")[1] for name in found] == ["0", "1"]
+    assert all(name.endswith(".bias") for name in found)
+    found = ranks.run(surplus, tmp_path / "biased", rope, world_size=2)
+    assert found == ["embedding.position.weight", None]
+
+
+def surplus(rank, world_size, root, config):
+    """Name of the tensor that this rank's stage complains about."""
+    model, _ = build(config, rank, world_size)
+    try:
+        load_weights(checkpoint_path(root, 1), model)
+    except CheckpointError as error:
+        return str(error).partition("holds the tensor ")[2].partition(",")[0]
+    return None
+
+
+def test_same_shapes_with_another_meaning_are_refused(ranks, tmp_path):
+    heads = {"num_query_groups": None, "swiglu": False}
+    ranks.run(save, tmp_path, config_of(model=heads), 1, world_size=1)
+    ranks.run(refuse_other_meanings, tmp_path, heads, world_size=1)
+
+
+def refuse_other_meanings(_rank, _world_size, root, heads):
+    for changes, says in (
+        ({"num_attention_heads": 8}, "num_attention_heads 4, and this run has 8"),
+        ({"openai_gelu": True}, "openai_gelu False, and this run has True.* to the former$"),
+        ({"norm_epsilon": 1e-6}, "norm_epsilon 1e-05, .* or take only the weights with checkpoint.finetune"),
+    ):
+        config = config_of(model=heads | changes)
+        model, optimizer = build(config, 0, 1)
+        with pytest.raises(CheckpointError, match=says):
+            restore(config, root, model, optimizer, TrainingProgress(), CPU)
+    config = config_of(
+        model=heads | {"norm_epsilon": 1e-6, "num_query_groups": 4},
+        checkpoint={"load": str(root), "finetune": True},
+    )
+    model, optimizer = build(config, 0, 1)
+    assert restore(config, None, model, optimizer, TrainingProgress(), CPU) == checkpoint_path(root, 1)
 
 
 def full_disk(rank, world_size, root, config):
@@ -286,7 +337,7 @@ def start_from(_rank, _world_size, folder, save_in, **keys):
     config = config_of(checkpoint={"load": str(folder), **keys})
     model, optimizer = build(config, 0, 1)
     progress = TrainingProgress(seed=1)
-    restored = restore(config.checkpoint, save_in, model, optimizer, progress, CPU)
+    restored = restore(config, save_in, model, optimizer, progress, CPU)
     return restored, progress.iteration, progress.seed, optimizer.steps
 
 

@@ -53,7 +53,8 @@ def load_training_state(
         has = metadata.optimizer["name"] if metadata.optimizer else "none"
         raise CheckpointError(
             f"{checkpoint} holds the optimizer state of {has}, not what this run needs ({', '.join(sorted(moments))}); "
-            "set checkpoint.no_load_optim: true to go on from its weights alone"
+            "to go on from its weights alone, name its folder as checkpoint.load with no_load_optim: true, and save "
+            "elsewhere"
         )
     with _Reader(checkpoint) as reader:
         for kind, tensors in wanted.items():
@@ -84,15 +85,23 @@ def _check_same_model(checkpoint: Path, stored: Mapping[str, StoredTensor], mode
 
 
 def _check_nothing_left(checkpoint: Path, stored: Mapping[str, StoredTensor], model: ParallelModel) -> None:
-    # One stage cannot see the others' names, but a serial model sees all, and every stage the layers it should have.
-    if model.mesh.pp > 1:
-        return
-    surplus = next((name for name in stored if name not in model.layouts), None)
+    surplus = next((name for name in stored if _belongs_here(name, model) and name not in model.layouts), None)
     if surplus is not None:
         raise CheckpointError(
             f"{checkpoint} holds the tensor {surplus}, which this model has not; the model section of the config "
             "differs from that of the run that wrote it"
         )
+
+
+def _belongs_here(name: str, model: ParallelModel) -> bool:
+    """Whether this rank's stage is the one to hold a tensor, if the model has it: layers too many are the last's."""
+    mesh, (part, number) = model.mesh, name.split(".")[:2]
+    if part == "embedding":
+        return mesh.is_first_stage
+    if part != "layers":
+        return mesh.is_last_stage
+    own = {int(known.split(".")[1]) for known in model.layouts if known.startswith("layers.")}
+    return int(number) in own or (mesh.is_last_stage and int(number) > max(own))
 
 
 class _Reader(ExitStack):

@@ -10,16 +10,29 @@ import torch
 from trainer.agreement import from_first_rank
 from trainer.checkpoint.directory import CheckpointError, checkpoint_path, find_latest
 from trainer.checkpoint.load import load_training_state, load_weights
+from trainer.checkpoint.metadata import load_metadata
 from trainer.config_error import ConfigError
 from trainer.failure import PeerFailedError
 
 if TYPE_CHECKING:
-    from trainer.config import CheckpointConfig
+    from trainer.config import CheckpointConfig, TrainConfig
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
     from trainer.progress import TrainingProgress
     from trainer.train_state import ParallelModel
 
 _NOTHING, _OWN, _START_POINT, _FAILED = range(4)
+
+# Keys of the model section that no tensor's shape gives away.
+_MEANINGS = (
+    "num_attention_heads",
+    "num_query_groups",
+    "position_embedding_type",
+    "rotary_percent",
+    "swiglu",
+    "openai_gelu",
+)
+# These a model can be brought to by training on, as it is done for longer contexts.
+_TUNABLE_MEANINGS = ("rotary_base", "norm_epsilon")
 
 
 def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
@@ -45,7 +58,7 @@ def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
 
 
 def restore(
-    config: CheckpointConfig,
+    config: TrainConfig,
     save: Path | None,
     model: ParallelModel,
     optimizer: MixedPrecisionOptimizer,
@@ -61,26 +74,43 @@ def restore(
     Raises:
         CheckpointError: the chosen checkpoint cannot be read or is of another model.
     """
-    roots = {_OWN: save, _START_POINT: Path(config.load).expanduser() if config.load else None}
+    wanted = config.checkpoint
+    roots = {_OWN: save, _START_POINT: Path(wanted.load).expanduser() if wanted.load else None}
     source, path = _agree_on_checkpoint(roots, model.mesh.rank, device)
     if path is None:
         return None
+    _check_same_meaning(path, config)
     seed = progress.seed
-    weights_only = config.no_save_optim if source == _OWN else config.finetune or config.no_load_optim
+    weights_only = wanted.no_save_optim if source == _OWN else wanted.finetune or wanted.no_load_optim
     if weights_only:
         metadata = load_weights(path, model)
         optimizer.adopt_weights()
     else:
         metadata = load_training_state(path, model, optimizer)
-    if source == _START_POINT and config.finetune:
+    if source == _START_POINT and wanted.finetune:
         return path
     try:
         progress.load(metadata.progress)
     except KeyError as error:
         raise CheckpointError(f"{path} does not say its {error}") from None
-    if source == _START_POINT and config.no_load_rng:
+    if source == _START_POINT and wanted.no_load_rng:
         progress.seed = seed
     return path
+
+
+def _check_same_meaning(checkpoint: Path, config: TrainConfig) -> None:
+    """Refuse a model section in which the stored weights, although of the right shapes, would be another model."""
+    stored, model = load_metadata(checkpoint).config.get("model", {}), config.model
+    if stored and not stored.get("num_query_groups"):
+        stored = {**stored, "num_query_groups": stored.get("num_attention_heads")}
+    present = {**model.model_dump(), "num_query_groups": model.query_groups}
+    for key in _MEANINGS if config.checkpoint.finetune else _MEANINGS + _TUNABLE_MEANINGS:
+        if key in stored and stored[key] != present[key]:
+            remedy = ", or take only the weights with checkpoint.finetune" if key in _TUNABLE_MEANINGS else ""
+            raise CheckpointError(
+                f"{checkpoint} was written with model.{key} {stored[key]}, and this run has {present[key]}, another "
+                f"model of the same weights; set it to the former{remedy}"
+            )
 
 
 def _agree_on_checkpoint(roots: dict[int, Path | None], rank: int, device: torch.device) -> tuple[int, Path | None]:
