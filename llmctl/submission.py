@@ -192,10 +192,13 @@ def perform(plan: Plan, invocation: Invocation) -> RunRecord:
     """Carry out a plan: write the run directory, enter the run in the index, start the job, note its id.
 
     Raises:
-        ProfileError: the run directory cannot be made or written.
+        ProfileError: the job's Python has no torch, or the run directory cannot be made or written.
         RecordError: the run is there already, or its record or index entry cannot be written.
         SchedulerError: the job was not accepted; a new run leaves nothing behind.
     """
+    # Here and not in the plan: what would be run can be looked at where it cannot be run.
+    if plan.record.config is not None:
+        submit_checks.check_torch(plan.profile, invocation)
     number = max((submission.number for submission in plan.record.submissions), default=0) + 1
     submission = Submission(number, time.time())
     try:
@@ -256,8 +259,6 @@ def _check_surroundings(
     if config is not None:
         submit_checks.check_inputs(resolved, config)
     submit_checks.check_runs_root(profile, invocation)
-    if config is not None:
-        submit_checks.check_torch(profile, invocation)
     if not job.code:
         return None
     from llmctl.snapshot import find_user_code

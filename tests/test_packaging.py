@@ -83,11 +83,12 @@ def test_installed_commands_work_outside_the_checkout(installed: Path, tmp_path:
 
 
 def test_installed_submit_without_torch(installed: Path, tmp_path: Path) -> None:
-    """A command needs no torch; a training run is refused in one sentence that says what to install."""
-    argv = (installed / "bin/llmctl", "submit", "--dry-run", "--cluster", "local", "--run-id", "wheel-test")
-    command = run(*argv, "--", "echo", "hello", cwd=tmp_path, HOME=str(tmp_path))
-    assert command.returncode == 0, command.stdout + command.stderr
-    assert command.stdout.startswith("#!") and "echo" in command.stdout
+    """A dry run and a command need no torch; a training run is refused in one sentence that says what to install."""
+    argv = (installed / "bin/llmctl", "submit", "--cluster", "local", "--run-id", "wheel-test")
+    for more in ((), ("--", "echo", "hello")):
+        shown = run(*argv, "--dry-run", *more, cwd=tmp_path, HOME=str(tmp_path))
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        assert shown.stdout.startswith("#!") and ("echo" if more else "pretrain") in shown.stdout
     training = run(*argv, cwd=tmp_path, HOME=str(tmp_path))
     assert training.returncode == 3, training.stdout + training.stderr
     assert "has no torch" in training.stderr and "llmctl[train]" in training.stderr
