@@ -37,10 +37,12 @@ class Demo:
         data: prefix of the token files.
         tokenizer: the vocabulary.
         runs: the run directories.
+        text: folder of the source files to learn from; None: the standard library's.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, text: Path | None = None) -> None:
         self.folder = folder
+        self.text = text
         self.data = folder / "data" / "python_text_document"
         self.tokenizer = folder / "data" / "tokenizer.json"
         self.runs = folder / "runs"
@@ -78,9 +80,10 @@ class Demo:
         from trainer.data.tokenizer import HuggingFaceTokenizer
         from trainer.data.train_tokenizer import train_byte_level_bpe
 
-        files = standard_library_files()
+        files = standard_library_files(self.text)
         size = sum(file.path.stat().st_size for file in files)
-        _say(f"1. Text: {len(files)} source files of Python {sys.version.split()[0]}'s library, {size / 1e6:.1f} MB.")
+        source = self.text or f"Python {sys.version.split()[0]}'s library"
+        _say(f"1. Text: {len(files)} source files of {source}, {size / 1e6:.1f} MB.")
         fingerprint = hashlib.sha256(f"{VOCAB_SIZE} {HELD_OUT}\n".encode())
         for file in files:
             fingerprint.update(f"{file.name} {hashlib.sha256(file.path.read_bytes()).hexdigest()}\n".encode())
@@ -212,9 +215,10 @@ def main() -> int:
     parser.add_argument("--new", action="store_true", help="start a new run, whatever became of the last")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for llmctl submit")
     parser.add_argument("--folder", type=Path, default=ROOT / ".demo", help="where data and runs go")
+    parser.add_argument("--text", type=Path, help="folder of .py files to learn from; unset: the standard library's")
     options = parser.parse_args()
     try:
-        return Demo(options.folder.resolve()).run(options.config, options.new, options.set)
+        return Demo(options.folder.resolve(), options.text).run(options.config, options.new, options.set)
     except KeyboardInterrupt:
         return INTERRUPTED
 
