@@ -34,10 +34,6 @@ class ParameterLayout:
     valid_rows: int | None = None
     """Rows of dim 0 that mean something; the rest is vocabulary padding: zeros, never trained, never stored."""
 
-    def local_shape(self, tp: int) -> tuple[int, ...]:
-        """Shape of one rank's part."""
-        return tuple(size // tp if dim == self.tp_dim else size for dim, size in enumerate(self.global_shape))
-
     def shard(self, whole: torch.Tensor, tp: int, tp_rank: int) -> torch.Tensor:
         """The part (a view) of the global tensor that ``tp_rank`` holds."""
         if self.tp_dim is None or tp == 1:

@@ -24,27 +24,15 @@ if TYPE_CHECKING:
     from trainer.config import ParallelConfig
     from trainer.mesh import ProcessGroups
     from trainer.parameters import ParameterLayout
+    from trainer.tensor_parallel.embedding import RowSink
+    from trainer.tensor_parallel.linear import OuterProductSink
 
 # Every gradient starts on a cache line, so that GEMMs write whole vectors.
 _ALIGNMENT_ELEMENTS = 16
 
 
-class GradientSink(Protocol):
-    """Where a linear layer leaves the gradient of its weight, instead of returning it to autograd."""
-
-    def add_outer(self, grad_output: Tensor, inputs: Tensor) -> None:
-        """Add ``grad_output^T @ inputs`` to the main gradient: [N, out] and [N, in] give [out, in]."""
-
-
-class RowSink(Protocol):
-    """Where an embedding leaves the gradient of its table, so that the rows of other tokens are not touched."""
-
-    def add_rows(self, rows: Tensor, grad_rows: Tensor) -> None:
-        """Add ``grad_rows`` [N, H] to the rows ``rows`` [N] of the main gradient; a row may occur more than once."""
-
-
 class _TakesGradientSink(Protocol):
-    gradient_sink: GradientSink | None
+    gradient_sink: OuterProductSink | None
 
 
 class _TakesRowSink(Protocol):
@@ -225,7 +213,7 @@ class _Bucket:
 
 
 class _ParameterGradient:
-    """Main gradient of one parameter. Is the GradientSink or RowSink of the modules that use it as their weight."""
+    """Main gradient of one parameter. Is the OuterProductSink or RowSink of the modules that use it as their weight."""
 
     def __init__(self, main: Tensor, bucket: _Bucket) -> None:
         self.main = main
@@ -237,7 +225,7 @@ class _ParameterGradient:
         self.is_empty = True
 
     def add_outer(self, grad_output: Tensor, inputs: Tensor) -> None:
-        """See GradientSink."""
+        """See OuterProductSink."""
         main = self.main.view(grad_output.shape[1], inputs.shape[1])
         transposed, beta = grad_output.t(), 0 if self.is_empty else 1
         if inputs.dtype == main.dtype:
