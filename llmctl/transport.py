@@ -12,7 +12,6 @@ from llmctl.errors import SchedulerError
 from llmctl.processes import ProcessIdentity
 
 _STDERR_TAIL = 2000
-_OF_A_RUN = frozenset({"LLMCTL_RUN_ID", "LLMCTL_RUN_DIR", "LLMCTL_ATTEMPT", "LLMCTL_HOSTFILE", "LLMCTL_INTERACTIVE"})
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,6 @@ class LocalTransport:
 
     read_parts = staticmethod(file_reads.read_parts)
     list_names = staticmethod(file_reads.list_names)
-    inspect_processes = staticmethod(processes.inspect)
-    processes_of_run = staticmethod(processes.processes_of_run)
     inspect_processes = staticmethod(processes.inspect)
     processes_of_run = staticmethod(processes.processes_of_run)
     end_run = staticmethod(processes.end_run)

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("llmctl", "trainer")
-# All that the command line may take from the trainer: what checks a job before the queue, and the error it raises.
-OPEN_TO_LLMCTL = ("trainer.config", "trainer.config_error", "trainer.planning", "trainer.pipeline.schedule")
+# All that the command line may take from the trainer: what checks a job before the queue.
+OPEN_TO_LLMCTL = ("trainer.config", "trainer.planning", "trainer.pipeline.schedule")
 ENTRY_POINTS = ("llmctl/cli/main.py", "trainer/__main__.py")
 REFUSED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 MAX_FILE_LINES = 400

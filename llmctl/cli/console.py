@@ -3,12 +3,8 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from llmctl.invocation import Invocation
-
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = ["Invocation", "is_for_people", "print_json", "rich_console", "say"]
 
 
 def is_for_people() -> bool:
