@@ -79,6 +79,9 @@ class TrainingLoop:
             is_stopped = self._iterate()
             iteration = self.progress.iteration
             is_stopped |= training.exit_interval is not None and iteration % training.exit_interval == 0
+            if is_stopped:
+                # First of all: who asked may not wait for an evaluation before sending SIGKILL.
+                self._save()
             if iteration % training.eval_interval == 0:
                 self._evaluate()
                 evaluated = iteration
@@ -172,7 +175,7 @@ class TrainingLoop:
             loss_sum += self._own_loss(loss)
             tokens += self.data.valid_tokens("valid", consumed)
         total = sum_over_ranks([loss_sum], self.device)[0]
-        row = validation_row(self.attempt, self.progress.iteration, total / max(1, tokens))
+        row = validation_row(self.attempt, self.progress.iteration, total / tokens if tokens else None)
         if self.metrics is not None:
             self.metrics.append(row)
         self._say(validation_line(row, training.train_iters))

@@ -80,13 +80,13 @@ def training_row(
     }
 
 
-def validation_row(attempt: int, iteration: int, loss: float) -> dict[str, Any]:
-    """One evaluation: mean loss per valid token and its perplexity."""
+def validation_row(attempt: int, iteration: int, loss: float | None) -> dict[str, Any]:
+    """One evaluation: mean loss per valid token and its perplexity; None where no token was valid."""
     return {
         "attempt": attempt,
         "iteration": iteration,
         "valid_loss": loss,
-        "valid_ppl": perplexity(loss),
+        "valid_ppl": None if loss is None else perplexity(loss),
         "time": time.time(),
     }
 
@@ -120,13 +120,13 @@ def training_line(row: Mapping[str, Any], train_iters: int, elapsed_s: float) ->
 def validation_line(row: Mapping[str, Any], train_iters: int) -> str:
     """The console's line for a validation row."""
     return (
-        f"iteration {row['iteration']}/{train_iters} | validation loss {row['valid_loss']:.4f} | "
-        f"perplexity {row['valid_ppl']:.2f}"
+        f"iteration {row['iteration']}/{train_iters} | validation loss {_number(row['valid_loss'], '.4f')} | "
+        f"perplexity {_number(row['valid_ppl'], '.2f')}"
     )
 
 
 def _number(value: float | None, form: str) -> str:
-    return "not finite" if value is None else format(value, form)
+    return "none" if value is None else format(value, form)
 
 
 def _speed(tflops: float) -> str:

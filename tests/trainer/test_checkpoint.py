@@ -329,6 +329,8 @@ def test_start_point_is_checked_before_anything_starts(tmp_path):
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         check_start_point(CheckpointConfig(load=nothing), tmp_path)
     check_start_point(CheckpointConfig(load=nothing), tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=f"is a single checkpoint; name the folder that holds it, {tmp_path}"):
+        check_start_point(CheckpointConfig(load=str(fake(tmp_path, 3))), None)
     with pytest.raises(ConfigError, match="choose another folder"):
         check_start_point(CheckpointConfig(load=nothing, finetune=True), tmp_path / "nothing")
 

@@ -51,6 +51,9 @@ def test_validation_row():
     assert list(found) == ["attempt", "iteration", "valid_loss", "valid_ppl", "time"]
     assert found["valid_ppl"] == pytest.approx(50.0)
     assert validation_line(found, 100) == "iteration 20/100 | validation loss 3.9120 | perplexity 50.00"
+    nothing = validation_row(1, 20, None)
+    assert (nothing["valid_loss"], nothing["valid_ppl"]) == (None, None)
+    assert validation_line(nothing, 100) == "iteration 20/100 | validation loss none | perplexity none"
 
 
 def test_console_line():
@@ -60,7 +63,7 @@ def test_console_line():
     )
     troubled = {**row(nan_iterations=1), "lm_loss": None, "grad_norm": None, "mfu": None, "tflops_per_device": 0.00321}
     line = training_line(troubled, 600, 0.0)
-    assert "loss not finite | grad norm not finite" in line
+    assert "loss none | grad norm none" in line
     assert "0.0032 TFLOP/s" in line
     assert "2 skipped" in line
     assert "1 not finite" in line

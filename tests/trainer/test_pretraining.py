@@ -60,6 +60,15 @@ def test_stop_file_saves_and_leaves_together(tmp_path):
     assert json.loads((run / "attempts/1/heartbeat/rank-00001.json").read_text())["phase"] == "stopped"
 
 
+def test_who_is_stopped_saves_before_it_evaluates(tmp_path):
+    run = tmp_path / "run"
+    with start(run, "tp2", training={"exit_interval": 2, "eval_interval": 2}) as attempt:
+        assert attempt.finish() == "stopped"
+    said = log(run)
+    assert 0 < said.index("iteration 2 saved") < said.index("iteration 2/20 | validation loss")
+    assert said.count("iteration 2 saved") == 1
+
+
 def test_run_that_is_done_says_so_and_evaluation_repeats_the_same_samples(tmp_path):
     run = tmp_path / "run"
     with start(run, "pp2", training={"train_iters": 2, "eval_interval": 1}, optimizer=FLAT) as one:

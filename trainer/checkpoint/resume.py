@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.agreement import from_first_rank
-from trainer.checkpoint.directory import CheckpointError, checkpoint_path, find_latest
+from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_path, find_latest
 from trainer.checkpoint.load import load_training_state, load_weights
 from trainer.checkpoint.metadata import load_metadata
 from trainer.config_error import ConfigError
@@ -51,6 +51,10 @@ def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
             "checkpoint.save",
             f"{save} is checkpoint.load too; with finetune or no_load_* the next attempt could not tell the start "
             "point from its own checkpoints; choose another folder to save in",
+        )
+    if (load / METADATA).is_file():
+        raise ConfigError(
+            "checkpoint.load", f"{load} is a single checkpoint; name the folder that holds it, {load.parent}"
         )
     # Megatron's scripts give one folder for both from the first start on, when it is still empty.
     if not is_same and find_latest(load)[0] is None:
