@@ -44,7 +44,7 @@ def follow_run(
         output: None: progress on a terminal, plain lines in a pipe.
 
     Returns:
-        0 if the run completed, 130 after Ctrl-C.
+        0 if the run completed; 130 after Ctrl-C, or when whoever read the output has left before the run ended.
 
     Raises:
         FollowedRunFailed: the run ended otherwise; names the first failing rank, its host and the cause.
@@ -59,6 +59,8 @@ def follow_run(
             f"llmctl: no longer following; {record.run_id} goes on"
             f"\nfollow again: llmctl logs -f {record.run_id}   end it: llmctl cancel {record.run_id}"
         )
+        return INTERRUPTED
+    except BrokenPipeError:
         return INTERRUPTED
     return end_of_run(view)
 

@@ -64,6 +64,10 @@ class RenderedJob:
         lines = [f"# submitted on {command.host}: {shlex.join(command.argv)}\n" for command in self.commands]
         return self.script + "".join(lines)
 
+    def as_bytes(self) -> bytes:
+        """The text as job.sh holds it, whatever the encoding of the terminal; a COMMAND's bytes stay what they are."""
+        return str(self).encode("utf-8", "surrogateescape")
+
 
 def render(job: JobSpec, profile: ClusterProfile, place: RunPlace, folders: UserFolders) -> RenderedJob:
     """The job as it will be run. Pure but for reading templates: the same arguments give the same bytes."""

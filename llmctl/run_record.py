@@ -227,7 +227,7 @@ def new_run_id(name: str, local_time: str) -> str:
 
 
 def write_file(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a file all or nothing, readable by its owner from the first byte on.
+    """Write a file all or nothing, readable by its owner from the first byte on. Bytes that are no UTF-8 are kept.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
@@ -236,7 +236,7 @@ def write_file(path: Path, text: str, mode: int = 0o600) -> None:
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             os.fchmod(descriptor, mode)
             file.write(text)
             file.flush()

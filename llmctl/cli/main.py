@@ -4,11 +4,11 @@ Commands are a table of names: --help prints it, and a command imports its own m
 """
 
 import difflib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,14 @@ def _llmctl(
 
 def run() -> None:
     """Console script ``llmctl``."""
+    _open_output()
     code = main(sys.argv[1:])
-    with suppress(OSError):  # whoever reads our output may have left
+    try:
         sys.stdout.flush()
-        sys.stderr.flush()
+    except BrokenPipeError:
+        pass  # whoever reads our output has left: that is no mistake
+    except OSError as error:
+        code = _report(f"standard output cannot be written: {error.strerror}", code or BUG, debug=False)
     # Not sys.exit: taking the interpreter apart, object by object, is a seventh of `submit --dry-run`.
     os._exit(code)
 
@@ -107,9 +111,10 @@ def run() -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code (see llmctl.errors); errors are one block on standard error."""
     words, command = split_command(arguments)
-    invocation = Invocation.of(("llmctl", *arguments), command, os.environ, Path.cwd())
     debug = "--debug" in words
     try:
+        _check_text(words)
+        invocation = Invocation.of(("llmctl", *arguments), command, os.environ, _working_directory())
         if "--" in arguments and not set(words) & TAKES_COMMAND:
             raise UsageError(f"-- COMMAND goes with {' and '.join(sorted(TAKES_COMMAND))} only")
         result = typer.main.get_command(app).main(
@@ -121,12 +126,15 @@ def main(arguments: Sequence[str]) -> int:
         return _report(_usage_message(error), error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has left; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BUG
+    except SystemExit as error:
+        # typer leaves this way when whoever read our output has left; so does the shell's completion.
+        return 0 if isinstance(error.__context__, BrokenPipeError) else int(error.code or 0)
+    except OSError as error:
+        is_output = error.filename is None and error.errno in (errno.ENOSPC, errno.EIO)
+        what = f"standard output cannot be written: {error.strerror}" if is_output else _internal(error)
+        return _report(what, BUG, debug)
     except Exception as error:
-        return _report(f"internal error: {type(error).__name__}: {error}; --debug shows where", BUG, debug)
+        return _report(_internal(error), BUG, debug)
     return result if isinstance(result, int) else 0
 
 
@@ -137,6 +145,38 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]
         return words, ()
     cut = words.index("--")
     return words[:cut], tuple(words[cut + 1 :])
+
+
+def _open_output() -> None:
+    """Standard streams that take any text: a closed one swallows it, a narrow encoding shows escapes."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (open as long as we live)
+        getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
+def _check_text(words: Sequence[str]) -> None:
+    wrong = next((word for word in words if not word.isascii() and _is_broken(word)), None)
+    if wrong is not None:
+        raise UsageError(
+            f"{ascii(wrong)}: is not UTF-8; only a COMMAND, or the value of a --secret, may hold any bytes"
+        )
+
+
+def _is_broken(text: str) -> bool:
+    # Bytes that are no UTF-8 reach Python as lone surrogates (PEP 383).
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the working directory: {error.strerror}; change to one that is there") from None
+
+
+def _internal(error: Exception) -> str:
+    return f"internal error: {type(error).__name__}: {error}; --debug shows where"
 
 
 def _usage_message(error: Any) -> str:

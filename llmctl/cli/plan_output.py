@@ -22,7 +22,8 @@ def show_plan(plan: "Plan", *, as_json: bool, more: Mapping[str, Any]) -> None:
         more: further fields of the document.
     """
     if not as_json:
-        print(plan.rendered, end="")
+        sys.stdout.flush()
+        sys.stdout.buffer.write(plan.rendered.as_bytes())
         return
     commands = [{"host": command.host, "argv": command.argv} for command in plan.rendered.commands]
     print_json({**_summary(plan.record, plan), **more, "script": plan.rendered.script, "commands": commands})
