@@ -40,7 +40,7 @@ def generate_tokens(
         prompt: at least one token.
         max_new_tokens: at most so many.
         temperature: logits are divided by it; 0 takes the likeliest token each time.
-        top_k: draw from this many likeliest tokens only; 0 from all. (Fan et al. 2018, arXiv:1805.04833, section 5.1)
+        top_k: draw from this many likeliest tokens only; 0 from all. (Fan et al. 2018, arXiv:1805.04833, section 5.4)
         seed: of the draws.
         stop_token: ends the text; not returned.
     """

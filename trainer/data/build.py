@@ -141,12 +141,11 @@ def _vocabulary(config: TrainConfig, sources: dict[Split, Source]) -> tuple[int,
         raise DataError(
             "model.vocab_size: is unset, and the data has no manifest that tells it; set it, or data.tokenizer_model"
         )
-    for source in sources.values():
-        if source.manifest is not None and source.manifest.largest_token >= vocab_size:
-            raise DataError(
-                f"model.vocab_size: {vocab_size} is too small for {source.tokens.prefix}, which holds token "
-                f"{source.manifest.largest_token}; set it to {source.manifest.vocab_size} or leave it unset"
-            )
+    if known and vocab_size < max(known):
+        raise DataError(
+            f"model.vocab_size: {vocab_size} is too small for the tokenizer of the data; set it to {max(known)} or "
+            "leave it unset"
+        )
     eod = next((manifest.eod for manifest in manifests), tokenizer.eod if tokenizer else None)
     if config.data.eod_mask_loss and eod is None:
         raise DataError(

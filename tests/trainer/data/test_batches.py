@@ -127,6 +127,11 @@ def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp
         ({"data_path": "{folder}/plain"}, {}, "model.vocab_size: is unset, and the data has no manifest"),
         ({"data_path": "{folder}/short"}, {"vocab_size": 300}, "holds 5 tokens in 1 documents, but one sample needs 9"),
         ({"data_path": "{folder}/d"}, {"vocab_size": 200}, "model.vocab_size: 200 is too small for .*set it to 300"),
+        (
+            {"data_path": "{folder}/plain", "tokenizer_model": "{folder}/other.json"},
+            {"vocab_size": 250},
+            "model.vocab_size: 250 is too small for the tokenizer of the data; set it to 300",
+        ),
         ({"data_path": "{folder}/d", "tokenizer_model": "{folder}/other.json"}, {}, "another tokenizer"),
         ({"data_path": "{folder}/plain", "eod_mask_loss": True}, {"vocab_size": 300}, "data.eod_mask_loss: nothing"),
     ],
