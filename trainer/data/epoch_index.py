@@ -28,6 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 CACHE_FORMAT = "llmctl epoch index 1"
+SMALLEST_CACHED = 1 << 16
+"""Documents and samples from which on an epoch is worth a cache entry: so many take 2 ms to shuffle on one core, and
+small data goes through thousands of epochs, which would leave as many entries."""
 CLAIM_SECONDS = 600.0
 """After this long without a result, another process may write an entry that one has claimed."""
 
@@ -67,8 +70,10 @@ def build_epoch_index(lengths: npt.NDArray[np.int32], seq_length: int, seed: int
 class EpochIndexCache:
     """Epoch indexes in a folder, mapped into memory so that the processes of a node share one copy."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, smallest: int = SMALLEST_CACHED) -> None:
+        """Use ``folder``, which need not exist, for epochs of at least ``smallest`` documents and samples."""
         self._folder = folder
+        self._smallest = smallest
 
     def load_or_build(self, lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epoch: int) -> EpochIndex:
         """The index, from the cache where it is whole, else built.
@@ -76,6 +81,8 @@ class EpochIndexCache:
         Any number of processes may call this at once, on one folder or on many. They all build, for the same time as
         one would, and one of them writes; nobody waits. A folder that cannot be written costs only the building.
         """
+        if len(lengths) + samples_per_epoch(int(lengths.sum(dtype=np.int64)), seq_length) < self._smallest:
+            return build_epoch_index(lengths, seq_length, seed, epoch)
         entry = self._folder / _key(lengths, seq_length, seed, epoch)
         index = _open(entry, lengths, seq_length)
         if index is not None:

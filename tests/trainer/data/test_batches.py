@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.trainer.data.test_indexed_dataset import write
 from trainer.config import TrainConfig, build_config
 from trainer.data.batches import MicroBatch, TrainData
 from trainer.data.build import build_data
+from trainer.data.epoch_index import EpochIndexCache
 from trainer.data.errors import DataError
 from trainer.data.manifest import Manifest
 from trainer.data.mock import MockDataset
@@ -175,7 +177,10 @@ def test_manifest_of_another_schema_is_refused(tmp_path: Path) -> None:
         build_data(config({"data_path": str(tmp_path / "d")}), 0, 1)
 
 
-def test_caches_go_where_they_are_told(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+def test_caches_go_where_they_are_told(
+    tmp_path: Path, tokenizer: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.build.EpochIndexCache", partial(EpochIndexCache, smallest=0))
     path = prepared(tmp_path, tokenizer)
     build_data(config({"data_path": path, "data_cache_path": str(tmp_path / "x")}), 0, 1).micro_batches("train", 0)
     assert len(list((tmp_path / "x").iterdir())) == 1

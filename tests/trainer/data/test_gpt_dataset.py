@@ -103,7 +103,7 @@ def test_split_bounds_are_megatrons() -> None:
 
 def test_cache_is_read_back_and_repaired(tmp_path: Path) -> None:
     lengths = np.array(LENGTHS, np.int32)
-    cache = EpochIndexCache(tmp_path / "cache")
+    cache = EpochIndexCache(tmp_path / "cache", smallest=0)
     built = cache.load_or_build(lengths, 4, 1, 0)
     (entry,) = (tmp_path / "cache").iterdir()
     assert isinstance(cache.load_or_build(lengths, 4, 1, 0).ends, np.memmap)
@@ -118,7 +118,7 @@ def test_cache_is_read_back_and_repaired(tmp_path: Path) -> None:
 
 def test_a_dead_writers_claim_delays_nobody_and_expires(tmp_path: Path) -> None:
     lengths = np.array(LENGTHS, np.int32)
-    cache = EpochIndexCache(tmp_path)
+    cache = EpochIndexCache(tmp_path, smallest=0)
     expected = cache.load_or_build(lengths, 4, 1, 0)
     (entry,) = tmp_path.iterdir()
     for file in entry.iterdir():
@@ -136,13 +136,23 @@ def test_a_dead_writers_claim_delays_nobody_and_expires(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_costs_only_the_building(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    index = EpochIndexCache(tmp_path / "file" / "cache").load_or_build(np.array(LENGTHS, np.int32), 4, 1, 0)
-    assert len(index.samples) == 11
+    cache = EpochIndexCache(tmp_path / "file" / "cache", smallest=0)
+    assert len(cache.load_or_build(np.array(LENGTHS, np.int32), 4, 1, 0).samples) == 11
+
+
+def test_small_epochs_leave_no_files(tmp_path: Path) -> None:
+    cache = EpochIndexCache(tmp_path, smallest=22)
+    assert len(LENGTHS) + 11 == 21
+    index = cache.load_or_build(np.array(LENGTHS, np.int32), 4, 1, 0)
+    assert np.array_equal(index.samples, build_epoch_index(np.array(LENGTHS, np.int32), 4, 1, 0).samples)
+    assert not list(tmp_path.iterdir())
+    EpochIndexCache(tmp_path, smallest=21).load_or_build(np.array(LENGTHS, np.int32), 4, 1, 0)
+    assert list(tmp_path.iterdir())
 
 
 def build_at_once(folder: str, barrier, results) -> None:  # type: ignore[no-untyped-def]
     barrier.wait(30)
-    index = EpochIndexCache(Path(folder)).load_or_build(np.full(20_000, 7, np.int32), 16, 3, 0)
+    index = EpochIndexCache(Path(folder), smallest=0).load_or_build(np.full(20_000, 7, np.int32), 16, 3, 0)
     results.put((int(index.samples[17]), int(index.documents[5]), int(index.ends[-1])))
 
 
