@@ -76,7 +76,9 @@ class JobSpec:
                 raise JobError(f"env.{name}", f"{name!r} cannot name a variable; use letters, digits and underscores")
         for name in self.secrets:
             if not VARIABLE.fullmatch(name):
-                raise JobError("secrets", f"{name!r} cannot be the name of a variable; give the name, never the value")
+                # What stands behind a = is a value that its owner meant to hide.
+                shown = name.partition("=")[0]
+                raise JobError("secrets", f"{shown!r}: give the name of a variable alone, never its value")
         if any("\0" in text for text in (*(value for _, value in self.env), *self.command)):
             raise JobError("env", "a value holds a NUL character, which no process can be given")
 

@@ -201,18 +201,17 @@ def perform(plan: Plan, invocation: Invocation) -> RunRecord:
         submit_checks.check_torch(plan.profile, invocation)
     number = max((submission.number for submission in plan.record.submissions), default=0) + 1
     submission = Submission(number, time.time())
+    before = None if plan.is_new else RunRecord.load(plan.record.run_dir)
     try:
-        made = _make_run_dir(plan) if plan.is_new else False
+        record = _prepare(plan, invocation, submission, before)
         try:
-            record = _write_run(plan, invocation).with_submission(submission)
-            record.save()
-            invocation.index.add(record)
             jobs = tuple(_start(plan, command, invocation) for command in plan.rendered.commands)
-        except (LlmctlError, OSError):
-            _undo(plan, invocation, made=made)
+        except (LlmctlError, OSError):  # an interrupt may come after the start: what runs keeps its directory
+            _undo(plan, invocation, before)
             raise
     except OSError as error:
-        raise submit_checks.runs_root_error(plan.profile, invocation, str(error)) from None
+        problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+        raise submit_checks.runs_root_error(plan.profile, invocation, problem) from None
     record = record.with_submission(replace(submission, jobs=jobs))
     record.save()
     invocation.index.add(record)
@@ -314,14 +313,27 @@ def _plain_config(config: TrainConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-def _make_run_dir(plan: Plan) -> bool:
+def _prepare(plan: Plan, invocation: Invocation, submission: Submission, before: RunRecord | None) -> RunRecord:
+    """Everything but the start; whatever cuts it off, a Ctrl-C too, nothing of it is left."""
+    if plan.is_new:
+        _make_run_dir(plan)
+    try:
+        record = _write_run(plan, invocation).with_submission(submission)
+        record.save()
+        invocation.index.add(record)
+    except BaseException:
+        _undo(plan, invocation, before)
+        raise
+    return record
+
+
+def _make_run_dir(plan: Plan) -> None:
     run_dir = plan.record.run_dir
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     try:
         run_dir.mkdir(mode=0o700)
     except FileExistsError:
         raise RecordError(f"{run_dir} is there already; submit again for another run id") from None
-    return True
 
 
 def _write_run(plan: Plan, invocation: Invocation) -> RunRecord:
@@ -355,11 +367,13 @@ def _start(plan: Plan, command: HostCommand, invocation: Invocation) -> Submitte
     return SubmittedJob(command.host, job_id, identity.pid, identity.start_time, identity.boot_id)
 
 
-def _undo(plan: Plan, invocation: Invocation, *, made: bool) -> None:
-    """Nothing was started: leave nothing of it behind. What a run already had stays."""
-    with suppress(OSError):
+def _undo(plan: Plan, invocation: Invocation, before: RunRecord | None) -> None:
+    """Nothing was started: leave nothing of it behind. A run that was there gets its record back."""
+    with suppress(OSError, RecordError):
         if plan.secrets_file is not None:
             plan.secrets_file.unlink(missing_ok=True)
-        if made:
-            invocation.index.remove(plan.record.run_id)
-            shutil.rmtree(plan.record.run_dir, ignore_errors=True)
+        if before is not None:
+            before.save()
+            return
+        invocation.index.remove(plan.record.run_id)
+        shutil.rmtree(plan.record.run_dir, ignore_errors=True)

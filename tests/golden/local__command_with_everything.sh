@@ -18,9 +18,11 @@ kill_grace_s=10
 time_limit_s=0
 command=(echo 'a b'"'"'$(x)' -- -n )
 job_id=$$
+attempt_dir=
 signal=
 deadline=
 code=
+started=no
 agents=()
 secrets=()
 
@@ -92,7 +94,7 @@ ending_reason() {
         echo cancelled
     elif [[ $code == 0 && $outcome =~ \"reason\":[[:space:]]*\"stopped\" ]]; then
         echo stopped
-    elif [[ -n $signal && $is_training == no ]]; then
+    elif [[ -n $signal && ($is_training == no || $started == no) ]]; then
         echo stopped
     elif [[ $code == 0 ]]; then
         echo completed
@@ -111,6 +113,7 @@ leave() {
 }
 
 # NUL-separated names and values; never evaluated, never on a command line. The file is not needed a second time.
+# Read before anything else is done, so that it is gone whatever happens later.
 read_secrets() {
     local name value
     while IFS= read -r -d '' name && IFS= read -r -d '' value; do
@@ -156,6 +159,7 @@ run_agent() {
 
 start_agents() {
     local node
+    started=yes
     # Every agent leads a process group of its own, so that it can be ended with what it started.
     set -m
     for ((node = 0; node < nodes; node++)); do
@@ -166,6 +170,8 @@ start_agents() {
         agents+=("$!")
     done
     set +m
+    # Told to stop while they were being started: not all of them have heard it.
+    if [[ -n $signal ]]; then signal_agents TERM; fi
 }
 
 signal_agents() {
@@ -196,6 +202,7 @@ on_signal() {
         return
     fi
     signal=$1
+    if [[ -z $attempt_dir ]]; then return; fi
     touch "$attempt_dir/stop"
     deadline=$((SECONDS + stop_grace_s))
     if [[ -e $attempt_dir/cancel ]]; then
@@ -249,13 +256,15 @@ main() {
     unset "${!SLURM_@}" "${!OMPI_@}" "${!PMI_@}" "${!PMIX_@}" "${!TORCHELASTIC_@}" \
         RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
     trap '' HUP
-    new_attempt
     trap 'on_signal TERM' TERM
     trap 'on_signal INT' INT
     trap 'on_signal USR1' USR1
-    load_environment || exit 1
+    new_attempt
     read_secrets
+    load_environment || exit 1
     choose_port
+    # Told to stop before anything has begun: nothing begins.
+    if [[ -n $signal ]]; then exit 0; fi
     start_agents
     wait_for_agents
     exit "$code"
