@@ -141,7 +141,7 @@ REFUSED: dict[str, str] = {
     "rampup-batch-size": "the global batch size is constant here; leave it out",
     "vocab-file": _VOCABULARY,
     "merge-file": _VOCABULARY,
-    "squared-relu": "the activations are GeLU and, with --swiglu, SwiGLU; choose one of the two",
+    "squared-relu": "the activations are GeLU, its tanh form (--openai-gelu) and SwiGLU (--swiglu); choose one of them",
     "qk-layernorm": "queries and keys are not normalised here; leave it out",
     "reset-position-ids": "positions run over the whole sequence; leave it out",
     "reset-attention-mask": "attention sees the whole sequence, across documents; leave it out",

@@ -84,12 +84,15 @@ def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path,
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; 3 if an input, the tokenizer or the output cannot be used."""
+    """Run the command; 3 if an input, the tokenizer or the output cannot be used, with one line that says which."""
     options = _parser().parse_args(arguments)
     try:
         _preprocess(options)
     except DataError as error:
         print(f"trainer preprocess: {error}", file=sys.stderr)
+        return 3
+    except OSError as error:
+        print(f"trainer preprocess: {options.output_prefix}: cannot be written: {error.strerror}", file=sys.stderr)
         return 3
     return 0
 

@@ -56,7 +56,7 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int, path: Path) -> N
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; 3 if an input cannot be read, or the size cannot be reached."""
+    """Run the command; 3 if an input cannot be read, the size cannot be reached or the file not be written."""
     parser = argparse.ArgumentParser(prog="python -m trainer train-tokenizer", description="Train a byte-level BPE.")
     parser.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE", help="text or JSON lines")
     parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY")
@@ -67,6 +67,9 @@ def main(arguments: Sequence[str]) -> int:
         train_byte_level_bpe(_texts(options.input, options.json_keys), options.vocab_size, options.output)
     except DataError as error:
         print(f"trainer train-tokenizer: {error}", file=sys.stderr)
+        return 3
+    except OSError as error:
+        print(f"trainer train-tokenizer: {options.output}: cannot be written: {error.strerror}", file=sys.stderr)
         return 3
     print(f"{options.output}: {options.vocab_size:,} tokens")
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.data import train_tokenizer
 from trainer.data.corpus import pieces_at_line_ends
 from trainer.data.indexed_dataset import IndexedDataset
 from trainer.data.manifest import read_manifest
@@ -82,6 +83,20 @@ def test_bad_input_is_named_and_leaves_nothing(
     assert says in message
     assert message.count("\n") == 1
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_outputs_that_cannot_be_written_are_one_sentence(
+    tmp_path: Path, tokenizer_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.txt").write_text("some text\n" * 20)
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "out")
+    arguments = ["--input", str(tmp_path / "in.txt")]
+    assert main([*arguments, "--output-prefix", place, "--tokenizer-model", str(tokenizer_file)]) == 3
+    assert train_tokenizer.main([*arguments, "--vocab-size", "257", "--output", place]) == 3
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"trainer preprocess: {place}: cannot be written: ")
+    assert second.startswith(f"trainer train-tokenizer: {place}: cannot be written: ")
 
 
 def test_pieces_end_at_lines_and_lose_nothing() -> None:
