@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from llmctl.errors import RecordError, SchedulerError
@@ -48,7 +49,7 @@ def cancel_run(record: RunRecord, hands: CancelHands, *, grace_s: float = GRACE_
         view = observe_run(record, hands)
         leaders = leaders_of(record, beginning)
         run_dir = str(record.run_dir)
-        if is_elsewhere(beginning, hands) and not view.state.is_finished:
+        if is_elsewhere(beginning, leaders, hands) and not view.state.is_finished:
             raise SchedulerError(f"{record.run_id}: {view.detail}", transient=False)
         if view.state.is_finished and not hands.processes_of_run(run_dir, leaders):
             return CancelOutcome(view, had_ended=True)
@@ -59,11 +60,28 @@ def cancel_run(record: RunRecord, hands: CancelHands, *, grace_s: float = GRACE_
             record.save()
             if beginning is not None:
                 _mark(record, beginning.number, grace_s)
-        left = hands.end_run(run_dir, leaders, grace_s=grace_s)
-        if left:
-            pids = ", ".join(str(identity.pid) for identity in left)
-            raise SchedulerError(f"{record.run_id}: processes {pids} could not be ended", transient=True)
+        _end(record.run_dir, leaders, hands, grace_s)
         return CancelOutcome(observe_run(record, hands), had_ended=view.state.is_finished)
+
+
+def end_without_record(run_dir: Path, hands: CancelHands, *, grace_s: float = GRACE_S) -> int:
+    """End what still runs of a run whose record is gone or damaged; how many processes that were.
+
+    They are known by their environment alone.
+
+    Raises:
+        SchedulerError: something could not be ended.
+    """
+    present = hands.processes_of_run(str(run_dir), [])
+    _end(run_dir, [], hands, grace_s)
+    return len(present)
+
+
+def _end(run_dir: Path, leaders: Sequence[ProcessIdentity], hands: CancelHands, grace_s: float) -> None:
+    left = hands.end_run(str(run_dir), leaders, grace_s=grace_s)
+    if left:
+        pids = ", ".join(str(identity.pid) for identity in left)
+        raise SchedulerError(f"{run_dir.name}: processes {pids} could not be ended", transient=True)
 
 
 def _mark(record: RunRecord, attempt: int, grace_s: float) -> None:

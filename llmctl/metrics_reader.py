@@ -30,9 +30,9 @@ def parse_row(line: bytes) -> Row | None:
     for start in (0, line.rfind(b"{")):
         try:
             row = json.loads(line[max(start, 0) :])
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict) and isinstance(row.get("iteration"), int):
+        if isinstance(row, dict) and type(row.get("iteration")) is int:
             return row
     return None
 
@@ -134,4 +134,7 @@ def _first_whole_line(part: FilePart) -> int:
 def number(row: Row, key: str) -> float | None:
     """A number of a row; None where the key is absent or holds none (null, or a text such as NaN spelt out)."""
     value = row.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except OverflowError:
+        return None

@@ -110,10 +110,13 @@ def newest_attempt(record: RunRecord, hands: RunHands) -> AttemptBeginning | Non
     return _find_attempts([record], hands)[0]
 
 
-def is_elsewhere(beginning: AttemptBeginning | None, hands: RunHands) -> bool:
-    """Whether a run was started on another machine, whose processes cannot be seen from this one."""
-    report = hands.inspect_processes([])
-    return beginning is not None and _is_other_host(beginning.started, report)
+def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessIdentity], hands: RunHands) -> bool:
+    """Whether a run was started on another machine, whose processes cannot be seen from this one.
+
+    A job.sh that lives here settles it: a machine's name may have changed since.
+    """
+    report = hands.inspect_processes(leaders)
+    return beginning is not None and not any(report.alive) and _is_other_host(beginning.started, report)
 
 
 def attempt_numbers(record: RunRecord, hands: RunHands) -> list[int]:

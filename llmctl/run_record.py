@@ -20,6 +20,33 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """What a run id and a run's name may look like: it becomes a folder's and a scheduler's job name."""
 
 
+_NUMBER = (int, float)
+_MAYBE = type(None)
+_RECORD_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run_id", "name", "llmctl_version", "cluster"), (str,)),
+    **dict.fromkeys(("job", "origins", "code"), (dict,)),
+    **dict.fromkeys(("command", "submissions"), (list,)),
+    "created": _NUMBER,
+    "config": (dict, _MAYBE),
+}
+_SUBMISSION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "number": (int,),
+    "time": _NUMBER,
+    "jobs": (list,),
+    "cancel_requested": (*_NUMBER, _MAYBE),
+}
+_JOB_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("host", "job_id"), (str,)),
+    **dict.fromkeys(("pid", "pid_start_time"), (int, _MAYBE)),
+    "boot_id": (str, _MAYBE),
+}
+_ENTRY_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run_id", "name", "cluster", "run_dir"), (str,)),
+    "created": _NUMBER,
+    "job_ids": (list,),
+}
+
+
 @dataclass(frozen=True)
 class Submission:
     """One time that the run was handed to its cluster.
@@ -81,13 +108,16 @@ class RunRecord:
         try:
             if values["schema"] != SCHEMA:
                 raise RecordError(f"{path}: schema {values['schema']} is not known to this llmctl; use a newer one")
-            submissions = tuple(
-                Submission(**{**entry, "jobs": tuple(SubmittedJob(**job) for job in entry["jobs"])})
-                for entry in values["submissions"]
-            )
             fields = {name: values[name] for name in cls.__dataclass_fields__}
-        except (KeyError, TypeError) as error:
-            raise RecordError(f"{path}: is not a run record: {error!r}") from None
+            _check_types(values, _RECORD_TYPES)
+            if not RUN_ID.fullmatch(values["run_id"]):
+                raise TypeError(f"run_id cannot be {values['run_id']!r}")
+            _check_types(values["config"] or {}, dict.fromkeys(values["config"] or {}, (dict,)))
+            submissions = tuple(map(_submission_of, values["submissions"]))
+        except KeyError as error:
+            raise RecordError(f"{path}: is not a run record: it has no {error}") from None
+        except TypeError as error:
+            raise RecordError(f"{path}: is not a run record: {error}") from None
         # The directory may have been moved: where it was found is where it is.
         return cls(**{**fields, "run_dir": run_dir, "command": tuple(values["command"]), "submissions": submissions})
 
@@ -208,6 +238,7 @@ class RunIndex:
     def _entry(self, path: Path) -> IndexEntry | None:
         try:
             values = _read_json(path)
+            _check_types(values, _ENTRY_TYPES)
             return IndexEntry(**{**values, "run_dir": Path(values["run_dir"]), "job_ids": tuple(values["job_ids"])})
         except (RecordError, KeyError, TypeError):
             return None
@@ -247,6 +278,22 @@ def write_file(path: Path, text: str, mode: int = 0o600) -> None:
         raise
 
 
+def _submission_of(values: Mapping[str, Any]) -> Submission:
+    _check_types(values, _SUBMISSION_TYPES)
+    for job in values["jobs"]:
+        _check_types(job, _JOB_TYPES)
+    return Submission(**{**values, "jobs": tuple(SubmittedJob(**job) for job in values["jobs"])})
+
+
+def _check_types(values: Any, types: Mapping[str, tuple[type, ...]]) -> None:
+    """Raise TypeError for a value of another type than its reader counts on, KeyError for one that is absent."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{values!r} is no object")
+    for key, allowed in types.items():
+        if not isinstance(values[key], allowed):
+            raise TypeError(f"{key} cannot be {values[key]!r}")
+
+
 def _entry_of(record: RunRecord) -> IndexEntry:
     ids = tuple(job.job_id for submission in record.submissions for job in submission.jobs)
     return IndexEntry(record.run_id, record.name, record.cluster, record.run_dir, record.created, ids)
@@ -262,8 +309,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path}: cannot be read: {error}") from None
+    except FileNotFoundError:
+        raise RecordError(f"{path}: is not there") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: is damaged: {error}") from None
     if not isinstance(values, dict):
         raise RecordError(f"{path}: is not a JSON object")
     return values
@@ -276,4 +327,4 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_file(path, json.dumps(values, indent=1) + "\n")
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written: {error}") from None
+        raise RecordError(f"{path}: cannot be written: {error.strerror}") from None

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from llmctl.cancel import GRACE_S, cancel_run
+from llmctl.cancel import GRACE_S, cancel_run, end_without_record
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
-from llmctl.errors import LlmctlError
+from llmctl.errors import LlmctlError, RecordError
 from llmctl.invocation import Invocation
 from llmctl.run_record import RunRecord
 
@@ -41,7 +41,14 @@ def cancel(
 
 
 def _cancel(invocation: Invocation, reference: str, grace_s: float) -> str:
-    record = RunRecord.load(invocation.index.find(reference).run_dir)
+    entry = invocation.index.find(reference)
+    try:
+        record = RunRecord.load(entry.run_dir)
+    except RecordError as error:
+        ended = end_without_record(entry.run_dir, invocation.transport, grace_s=grace_s)
+        if not ended:
+            raise
+        return f"{entry.run_id}: ended what still ran ({ended} processes); {error.message}"
     outcome = cancel_run(record, invocation.transport, grace_s=grace_s)
     view = outcome.view
     invocation.index.update_state(view.run_id, view.state.value, time.time())

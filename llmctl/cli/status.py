@@ -104,7 +104,7 @@ def _observe(invocation: Invocation, entries: Sequence[IndexEntry]) -> list[RunV
     seen: Iterator[RunView] = iter(observe_runs(records, invocation.transport))
     views = []
     for entry, record in zip(entries, loaded, strict=True):
-        view = next(seen) if isinstance(record, RunRecord) else _view_without_record(entry, record)
+        view = next(seen) if isinstance(record, RunRecord) else _view_without_record(entry, record, invocation)
         if isinstance(record, RunRecord) and entry.last_state != view.state.value:
             invocation.index.update_state(entry.run_id, view.state.value, time.time())
         views.append(view)
@@ -118,8 +118,10 @@ def _load(entry: IndexEntry) -> "RunRecord | RecordError":
         return error
 
 
-def _view_without_record(entry: IndexEntry, error: RecordError) -> RunView:
-    seen = f"; last seen {entry.last_state}" if entry.last_state else ""
+def _view_without_record(entry: IndexEntry, error: RecordError, invocation: Invocation) -> RunView:
+    detail = error.message + (f"; last seen {entry.last_state}" if entry.last_state else "")
+    if not entry.run_dir.exists():
+        detail += f"; to forget the run, remove {invocation.index.folder / entry.run_id}.json"
     empty: dict[str, Any] = dict.fromkeys(RunView.__dataclass_fields__)
     return RunView(
         **{
@@ -128,7 +130,7 @@ def _view_without_record(entry: IndexEntry, error: RecordError) -> RunView:
             "name": entry.name,
             "cluster": entry.cluster,
             "state": JobState.UNKNOWN,
-            "detail": f"{error.message}{seen}",
+            "detail": detail,
         }
     )
 

@@ -1,7 +1,9 @@
 """``llmctl cancel`` on real processes: everything of the run ends, and nothing else."""
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -175,6 +177,28 @@ def test_a_run_on_another_machine_is_not_judged(tmp_path, index, decoys, capsys)
     index.add(run.record)
     assert main(["cancel", "demo-1"]) == 4
     assert "it was started on elsewhere" in capsys.readouterr().err
+
+
+def test_a_machine_that_has_another_name_now_still_ends_its_run(start, capsys):
+    made = start("demo-1", SLEEPERS, OBEDIENT)
+    started = made.attempt / "started.json"
+    started.write_text(started.read_text().replace(socket.gethostname(), "its-name-before"))
+    assert main(["cancel", "demo-1"]) == 0
+    assert capsys.readouterr().out == "demo-1: cancelled\n"
+
+
+def test_a_run_whose_directory_was_removed_is_ended(start, decoys, capsys):
+    # As the real job.sh, it leaves when its agents have gone.
+    made = start("demo-1", "setsid sleep 206 & touch $attempt/ready; wait; exit", OBEDIENT)
+    members = processes_of_run(str(made.run.path), [])
+    shutil.rmtree(made.run.path)
+    assert main(["cancel", "demo-1"]) == 0
+    assert "run.json: is not there" in capsys.readouterr().out
+    assert not any(is_alive(member) for member in members)
+    assert [decoy.poll() for decoy in decoys] == [None] * 3
+    assert main(["cancel", "demo-1"]) == 5
+    assert main(["status", "demo-1"]) == 0
+    assert "to forget the run, remove" in capsys.readouterr().out
 
 
 def test_two_at_once_are_told_apart(start, capsys):

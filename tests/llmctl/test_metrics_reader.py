@@ -1,7 +1,7 @@
 import json
 
 from llmctl.file_reads import FileRead, read_parts
-from llmctl.metrics_reader import MetricsReader, parse_row
+from llmctl.metrics_reader import MetricsReader, number, parse_row
 
 
 def line(iteration, attempt=1, **values):
@@ -43,6 +43,12 @@ def test_a_row_written_on_after_half_a_row_is_found(tmp_path):
     path.write_text(line(1) + line(2)[:13] + line(2, attempt=2))
     reader = MetricsReader(str(path), read_parts)
     assert [(row["attempt"], row["iteration"]) for row in reader.poll()] == [(1, 1), (2, 2)]
+
+
+def test_a_number_past_all_numbers_is_none():
+    assert number({"lm_loss": 10**400}, "lm_loss") is None
+    assert parse_row(b'{"iteration": true}') is None
+    assert parse_row(b"[" * 100_000) is None
 
 
 def test_garbage_is_passed_over(tmp_path):

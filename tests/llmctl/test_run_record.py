@@ -60,6 +60,40 @@ def test_what_is_no_record_is_an_error_that_names_the_file(tmp_path, text):
         RunRecord.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"submissions": 7},
+        {"submissions": [7]},
+        {"submissions": [{"number": 1, "time": "now", "jobs": [], "cancel_requested": None}]},
+        {"submissions": [{"number": 1, "time": 1, "jobs": [{"pid": "x"}], "cancel_requested": None}]},
+        {"job": "x"},
+        {"config": [1]},
+        {"config": {"training": None}},
+        {"command": 5},
+        {"created": "x"},
+        {"run_id": "../../x"},
+    ],
+    ids=str,
+)
+def test_values_of_another_kind_are_damage_too(tmp_path, change):
+    record = saved(tmp_path, "a-1", jobs=("12",))
+    path = record.run_dir / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(RecordError, match="is not a run record"):
+        RunRecord.load(record.run_dir)
+
+
+def test_a_damaged_entry_hides_no_other(tmp_path):
+    index = RunIndex(tmp_path / "state")
+    index.add(record_of(tmp_path, "a-1"))
+    whole = json.loads((index.folder / "a-1.json").read_text())
+    for number, text in enumerate(["[]", "{", json.dumps({**whole, "created": "x"}), "[" * 100_000]):
+        (index.folder / f"bad{number}.json").write_text(text)
+    (index.folder / "folder.json").mkdir()
+    assert [entry.run_id for entry in index.entries()] == ["a-1"]
+
+
 def test_runs_are_found_by_id_prefix_name_and_job(tmp_path):
     index = RunIndex(tmp_path / "state")
     for number, (run_id, name, job) in enumerate(
