@@ -28,6 +28,7 @@ _RECORD_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("command", "submissions"), (list,)),
     "created": _NUMBER,
     "config": (dict, _MAYBE),
+    "cwd": (str, _MAYBE),
 }
 _SUBMISSION_TYPES: Mapping[str, tuple[type, ...]] = {
     "number": (int,),
@@ -81,6 +82,7 @@ class RunRecord:
         origins: dotted key -> where its value came from: a flag, a file, ``profile``.
         code: ``trainer`` sha256 of the snapshot (None: installed), ``commit`` and ``diff`` of the user's project.
         submissions: oldest first.
+        cwd: where ``command`` was typed, and where a COMMAND starts; None in records that do not say.
     """
 
     run_id: str
@@ -95,6 +97,7 @@ class RunRecord:
     origins: Mapping[str, str]
     code: Mapping[str, str | None]
     submissions: tuple[Submission, ...] = ()
+    cwd: str | None = None
 
     @classmethod
     def load(cls, run_dir: Path) -> "RunRecord":
@@ -108,6 +111,7 @@ class RunRecord:
         try:
             if values["schema"] != SCHEMA:
                 raise RecordError(f"{path}: schema {values['schema']} is not known to this llmctl; use a newer one")
+            values = {"cwd": None, **values}
             fields = {name: values[name] for name in cls.__dataclass_fields__}
             _check_types(values, _RECORD_TYPES)
             if not RUN_ID.fullmatch(values["run_id"]):

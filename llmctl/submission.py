@@ -127,6 +127,7 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
             "commit": user_code.commit if user_code else None,
             "diff": user_code.diff if user_code else None,
         },
+        cwd=str(invocation.cwd),
     )
     return Plan(
         record=record,
@@ -154,7 +155,7 @@ def plan_resume(
 
     Raises:
         UsageError, ConfigFileError, ProfileError: the first thing that is wrong, by flag or by file and key.
-        RecordError: the record's job cannot be understood.
+        RecordError: the record's job cannot be understood, or the run's code is gone.
     """
     profile = invocation.profile(record.cluster, f"run {record.run_id}")
     flags = [*parse_settings(settings), *([Flag("--nodes", "job.nodes", nodes)] if nodes is not None else [])]
@@ -169,7 +170,10 @@ def plan_resume(
     job = replace(job, name=record.name)
     _check_surroundings(invocation, resolved, replace(job, code=()), config, profile)
     number = max((submission.number for submission in record.submissions), default=0) + 1
+    submit_checks.check_snapshot(record)
     place = _place(invocation, resolved, job, config, profile, record.run_dir, submission=number)
+    if record.cwd is not None and not job.code:
+        place = replace(place, working_dir=Path(record.cwd))
     origins = {**record.origins, **{key: origin.text for key, origin in resolved.origins.items() if origin.is_flag}}
     return Plan(
         record=replace(

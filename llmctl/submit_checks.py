@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmctl.backends import load_backend
-from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, UsageError
+from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, UsageError
 from llmctl.invocation import Invocation
 from llmctl.job import JobError, JobSpec, parse_time
 from llmctl.profile import ClusterProfile
 from llmctl.profile_names import profile_files
 from llmctl.render import environment_script, job_python
 from llmctl.resolve import Resolved, unknown_job_key
+from llmctl.run_record import RunRecord
 from trainer.config import ConfigError, JobConfig, TrainConfig, build_config
 
 if TYPE_CHECKING:
@@ -181,6 +182,9 @@ def check_runs_root(profile: ClusterProfile, invocation: Invocation) -> None:
     Raises:
         ProfileError: names the folder, what is wrong with it, and where it is set.
     """
+    wrong = next((letter for letter in profile.runs_root if letter == ":" or ord(letter) < 32), None)
+    if wrong is not None:
+        raise runs_root_error(profile, invocation, f"PYTHONPATH and hostfiles cannot carry {wrong!r}; name another")
     root = Path(profile.runs_root)
     there = next(folder for folder in (root, *root.parents) if folder.exists() or folder.is_symlink())
     problem = ""
@@ -240,6 +244,20 @@ def check_new_run(run_dir: Path, run_id: str) -> None:
     """
     if run_dir.exists():
         raise UsageError(f"--run-id {run_id}: {run_dir} is there already; a run id is used once, leave the flag out")
+
+
+def check_snapshot(record: RunRecord) -> None:
+    """Refuse to go on with other code than a run began with.
+
+    Raises:
+        RecordError: the snapshot of the trainer is gone; says how the work is saved.
+    """
+    code = record.run_dir / "code" / "trainer"
+    if record.code.get("trainer") is not None and not code.is_dir():
+        remedy = "submit its command anew"
+        if record.config is not None:
+            remedy = f"llmctl submit {record.run_dir}/config.yaml --set checkpoint.load={record.run_dir}/checkpoints"
+        raise RecordError(f"{code}: the snapshot of the trainer that the run began with is gone\n{remedy}")
 
 
 def _job_refusal(resolved: Resolved, error: "ValidationError") -> LlmctlError:

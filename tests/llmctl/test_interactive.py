@@ -51,6 +51,14 @@ def output_of(*arguments, code=0):
 
 
 @pytest.mark.usefixtures("home")
+def test_a_shell_reads_its_commands_from_a_pipe():
+    argv = [*LLMCTL, "interactive"]
+    text = "echo in the shell; exit 9\n"
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (9, "in the shell\n", "")
+
+
+@pytest.mark.usefixtures("home")
 def test_a_commands_exit_code_and_signal_are_passed_on():
     assert main(["interactive", "--cluster", "local", "--", "true"]) == 0
     assert main(["interactive", "--", "bash", "-c", "exit 7"]) == 7

@@ -1,6 +1,7 @@
 """``llmctl resume``: only when the run has ended, from its latest checkpoint, into the same run directory."""
 
 import json
+import shutil
 import subprocess
 import time
 
@@ -77,6 +78,27 @@ def test_a_command_runs_again_in_the_same_directory(home, capsys):
     assert [submission.number for submission in record.submissions] == [1, 2]
     assert document["job_ids"] == [record.submissions[-1].jobs[0].job_id]
     assert json.loads((run_dir / "attempts" / "2" / "started.json").read_text())["submission"] == 2
+
+
+def test_a_command_runs_again_where_it_ran_first(home, capsys, monkeypatch):
+    submit("there", "pwd")
+    run_dir = home / "runs" / capsys.readouterr().out.strip()
+    wait_until_ended(run_dir, 1)
+    (home / "elsewhere").mkdir()
+    monkeypatch.chdir(home / "elsewhere")
+    assert main(["resume", "there"]) == 0
+    wait_until_ended(run_dir, 2)
+    assert (run_dir / "attempts" / "2" / "node-00000.log").read_text() == f"{home}\n"
+
+
+def test_a_run_does_not_go_on_with_other_code(home, capsys):
+    submit("once", "true")
+    run_dir = home / "runs" / capsys.readouterr().out.strip()
+    wait_until_ended(run_dir, 1)
+    shutil.rmtree(home / "runs" / ".code")
+    assert main(["resume", "once"]) == 5
+    assert "the snapshot of the trainer that the run began with is gone" in capsys.readouterr().err
+    assert not (run_dir / "attempts" / "2").exists()
 
 
 def test_a_running_run_is_refused_with_its_job_and_then_cancelled(home, capsys):

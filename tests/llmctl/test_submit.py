@@ -128,7 +128,7 @@ def test_a_bad_config_is_refused_by_file_and_key(place, capsys, change, said):
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("root", ["/proc/nothing", "/etc/passwd/runs"])
+@pytest.mark.parametrize("root", ["/proc/nothing", "/etc/passwd/runs", "/tmp/a:b"])
 def test_a_place_that_cannot_hold_runs_is_refused(capsys, monkeypatch, root):
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", root)
     assert main(["submit", "c.yaml"]) == 3
