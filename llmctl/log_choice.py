@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llmctl.errors import UsageError
 from llmctl.logs import node_logs, rank_logs
 
+MOST_RANKS = 100_000
 _ERROR = re.compile(r"rank-(\d{5,})\.json")
 
 
@@ -34,11 +35,14 @@ class LogChoice:
         ranks: list[int] = []
         for part in text.split(","):
             first, dash, last = part.strip().partition("-")
-            if not first.isdigit() or not (last.isdigit() if dash else True):
+            if not first.isdecimal() or not (last.isdecimal() if dash else True):
                 raise UsageError(
                     f"--rank: {text!r} is not valid: give a rank, as in 3, several (0,3,8-11), all, or failed"
                 )
-            ranks += range(int(first), int(last or first) + 1)
+            span = range(int(first), int(last or first) + 1)
+            if len(span) > MOST_RANKS:
+                raise UsageError(f"--rank: {part.strip()} is more than {MOST_RANKS} ranks; all takes those there are")
+            ranks += span
         return cls("ranks", tuple(dict.fromkeys(ranks)))
 
     def files(self, run_dir: str, attempt: int, names: Sequence[str], failed: Sequence[int]) -> dict[str, str]:

@@ -209,7 +209,7 @@ def _own_pids() -> list[int]:
     mine = os.getuid()
     pids = []
     for entry in PROC.iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdecimal():
             try:
                 if entry.stat().st_uid == mine:
                     pids.append(int(entry.name))

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from llmctl.backends import MODULES
 from llmctl.errors import ProfileError, UsageError
 from llmctl.job import VARIABLE
-from llmctl.profile_names import cluster_names, profile_files
+from llmctl.profile_names import ARGUMENT, cluster_names, profile_files
 from llmctl.resources import UserFolders
 
 
@@ -93,16 +93,18 @@ def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> 
     Args:
         folders: where the user's files are.
         name: as the file is called, without .yaml.
-        origin: where the name came from, for the message; flags begin with a dash.
+        origin: where the name came from, for the message: a flag, which begins with a dash, ARGUMENT, or a place.
 
     Raises:
-        UsageError: a flag names a cluster that has no profile; lists those that have one.
+        UsageError: a flag or argument names a cluster that has no profile; lists those that have one.
         ProfileError: the same from elsewhere, or a file holds what cannot be used: says file, key and what is valid.
     """
     files = profile_files(folders, name)
     if not files:
         problem = f"{origin}: no cluster is called {name!r}; there are {', '.join(cluster_names(folders))}"
-        raise (UsageError if origin.startswith("-") else ProfileError)(f"{problem}\nllmctl clusters new makes another")
+        raise (UsageError if origin.startswith("-") or origin == ARGUMENT else ProfileError)(
+            f"{problem}\nllmctl clusters new makes another"
+        )
     values: dict[str, Any] = {}
     owner: dict[str, Path] = {}
     for path in files:

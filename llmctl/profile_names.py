@@ -5,6 +5,8 @@ from pathlib import Path
 
 from llmctl.resources import UserFolders, search_path
 
+ARGUMENT = "NAME"
+"""What the commands that take a cluster as an argument call it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 

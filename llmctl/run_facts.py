@@ -204,7 +204,7 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 
 def _int(values: Mapping[str, Any], key: str) -> int | None:
     value = values.get(key)
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and value.isdecimal():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 

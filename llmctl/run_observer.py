@@ -122,13 +122,13 @@ def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessId
 def attempt_numbers(record: RunRecord, hands: RunHands) -> list[int]:
     """Numbers of all attempts that a run has made, ascending."""
     (names,) = hands.list_names([str(record.run_dir / "attempts")])
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _find_attempts(records: Sequence[RunRecord], hands: RunHands) -> list[AttemptBeginning | None]:
     folders = [PurePosixPath(str(record.run_dir)) / "attempts" for record in records]
     names = hands.list_names([str(folder) for folder in folders])
-    newest = [max((int(name) for name in group if name.isdigit()), default=None) for group in names]
+    newest = [max((int(name) for name in group if name.isdecimal()), default=None) for group in names]
     found = [(folder / str(number), number) for folder, number in zip(folders, newest, strict=True)]
     parts = hands.read_parts([FileRead(str(folder / "started.json")) for folder, _ in found])
     return [

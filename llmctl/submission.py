@@ -260,7 +260,7 @@ def _check_surroundings(
     submit_checks.check_launcher(resolved, job, profile)
     check_secrets(job.secrets, invocation.environment)
     if config is not None:
-        submit_checks.check_inputs(resolved, config)
+        submit_checks.check_places(resolved, config)
     submit_checks.check_runs_root(profile, invocation)
     if not job.code:
         return None

@@ -20,6 +20,8 @@ from trainer.config import ConfigError, JobConfig, TrainConfig, build_config
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+MOST_LOCAL_NODES = 1024
+"""Far above what trains on one machine, far below what exhausts its process table by a slip of the pen."""
 _PROBE_TIMEOUT_S = 60
 _PIP = "pip install 'llmctl[train]'"
 
@@ -81,8 +83,10 @@ def check_offered(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> 
     for key in ("resource_type", "queue", "reservation", "priority", "after", "container", "mounts", "launcher"):
         if not section[key] or key in backend.job_keys:
             continue
+        value = section[key]
+        shown = ", ".join(value) if isinstance(value, tuple) else value
         raise resolved.refusal(
-            f"job.{key}", f"{section[key]!r} means nothing on {profile.name}, which has no {_plural(key)}; leave it out"
+            f"job.{key}", f"{shown!r} means nothing on {profile.name}, which has no {_plural(key)}; leave it out"
         )
 
 
@@ -115,6 +119,10 @@ def place_on_this_machine(
     """
     wanted = job.gpus_per_node
     keys = ("job.nodes", "job.gpus_per_node")
+    if job.nodes > MOST_LOCAL_NODES:
+        raise resolved.refusal(
+            keys[0], f"{job.nodes} is above {MOST_LOCAL_NODES}: every node is a group of processes on this machine"
+        )
     if on_cpu or not gpu_ids:
         if wanted is not None and wanted > 1:
             why = "training.device is cpu" if on_cpu and gpu_ids else "this machine has no GPU"
@@ -149,8 +157,8 @@ def check_layout(resolved: Resolved, config: TrainConfig, nodes: int, ranks_per_
         ) from None
 
 
-def check_inputs(resolved: Resolved, config: TrainConfig) -> None:
-    """Refuse data, a tokenizer or a checkpoint that is not there.
+def check_places(resolved: Resolved, config: TrainConfig) -> None:
+    """Refuse data, a tokenizer or a checkpoint that is not there, and folders that cannot be written.
 
     Raises:
         UsageError, ConfigFileError: names the key, the place looked at and the remedy.
@@ -174,6 +182,10 @@ def check_inputs(resolved: Resolved, config: TrainConfig) -> None:
     for key, place in (("data.tokenizer_model", data.tokenizer_model), ("checkpoint.load", config.checkpoint.load)):
         if place is not None and not Path(place).exists():
             raise resolved.refusal(key, f"there is no {place}; name one that is there, or leave it out")
+    for key, place in (("checkpoint.save", config.checkpoint.save), ("data.data_cache_path", data.data_cache_path)):
+        problem = _why_unwritable(Path(place)) if place is not None else ""
+        if problem:
+            raise resolved.refusal(key, f"{place} cannot be written: {problem}; name another, or leave it out")
 
 
 def check_runs_root(profile: ClusterProfile, invocation: Invocation) -> None:
@@ -185,19 +197,23 @@ def check_runs_root(profile: ClusterProfile, invocation: Invocation) -> None:
     wrong = next((letter for letter in profile.runs_root if letter == ":" or ord(letter) < 32), None)
     if wrong is not None:
         raise runs_root_error(profile, invocation, f"PYTHONPATH and hostfiles cannot carry {wrong!r}; name another")
-    root = Path(profile.runs_root)
-    there = next(folder for folder in (root, *root.parents) if folder.exists() or folder.is_symlink())
-    problem = ""
-    if not there.is_dir():
-        problem = f"{there} is not a folder"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        problem = f"{there} is not writable for you"
-    elif os.statvfs(there).f_flag & os.ST_RDONLY:
-        problem = f"{there} is on a file system mounted read-only"
-    elif there != root and str(there).startswith(("/proc", "/sys")):
-        problem = f"{there} is the kernel's and holds no files of yours"
+    problem = _why_unwritable(Path(profile.runs_root))
     if problem:
         raise runs_root_error(profile, invocation, problem)
+
+
+def _why_unwritable(folder: Path) -> str:
+    """Why a folder, to be made with its parents where it is not there, cannot be written; empty if it can."""
+    there = next(place for place in (folder, *folder.parents) if place.exists() or place.is_symlink())
+    if not there.is_dir():
+        return f"{there} is not a folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} is not writable for you"
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return f"{there} is on a file system mounted read-only"
+    if there != folder and str(there).startswith(("/proc", "/sys")):
+        return f"{there} is the kernel's and holds no files of yours"
+    return ""
 
 
 def runs_root_error(profile: ClusterProfile, invocation: Invocation, problem: str) -> ProfileError:

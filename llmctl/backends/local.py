@@ -30,7 +30,7 @@ class LocalBackend:
 
     def parse_job_id(self, output: str) -> str:
         """The process id that starting job.sh gave."""
-        if not output.strip().isdigit():
+        if not output.strip().isdecimal():
             raise SchedulerError(f"starting the job gave no process id but {output!r}", transient=False)
         return output.strip()
 

@@ -9,7 +9,7 @@ from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
 from llmctl.errors import LlmctlError, ProfileError, UsageError
 from llmctl.invocation import Invocation
-from llmctl.profile_names import NAME, cluster_names, profile_files
+from llmctl.profile_names import ARGUMENT, NAME, cluster_names, profile_files
 
 if TYPE_CHECKING:
     from llmctl.profile import ClusterProfile
@@ -49,7 +49,7 @@ def list_clusters(ctx: typer.Context, as_json: _JSON = False) -> None:
 def show(ctx: typer.Context, name: _CLUSTER, as_json: _JSON = False) -> None:
     """The values that hold for one cluster, and the files that they come from."""
     invocation: Invocation = ctx.obj
-    profile = invocation.profile(name, "NAME")
+    profile = invocation.profile(name, ARGUMENT)
     files = [str(path) for path in profile_files(invocation.folders, name)]
     values = profile.model_dump(mode="json")
     if as_json:
@@ -75,7 +75,7 @@ def validate(
     worst = 0
     for name in names or cluster_names(invocation.folders):
         try:
-            profile = invocation.profile(name, "NAME")
+            profile = invocation.profile(name, ARGUMENT)
             check_runs_root(profile, invocation)
             check_torch(profile, invocation)
         except LlmctlError as error:
@@ -134,7 +134,7 @@ def new(
 def _row(invocation: Invocation, name: str) -> dict[str, Any]:
     files = [str(path) for path in profile_files(invocation.folders, name)]
     try:
-        profile: ClusterProfile = invocation.profile(name, "NAME")
+        profile: ClusterProfile = invocation.profile(name, ARGUMENT)
     except LlmctlError as error:
         return {"name": name, "scheduler": "", "description": f"not valid: {error.message}", "files": files}
     return {"name": name, "scheduler": profile.scheduler, "description": profile.description, "files": files}
@@ -163,7 +163,7 @@ def _write(path: Path, text: str) -> None:
 
 def _check_written(invocation: Invocation, name: str, path: Path) -> None:
     try:
-        invocation.profile(name, "NAME")
+        invocation.profile(name, ARGUMENT)
     except LlmctlError:
         path.unlink()
         raise

@@ -117,6 +117,8 @@ def main(arguments: Sequence[str]) -> int:
         invocation = Invocation.of(("llmctl", *arguments), command, os.environ, _working_directory())
         if "--" in arguments and not set(words) & TAKES_COMMAND:
             raise UsageError(f"-- COMMAND goes with {' and '.join(sorted(TAKES_COMMAND))} only")
+        if "--" in arguments and not command:
+            raise UsageError("--: is followed by no COMMAND; give one, or leave -- out")
         result = typer.main.get_command(app).main(
             words or ["--help"], prog_name="llmctl", standalone_mode=False, obj=invocation
         )

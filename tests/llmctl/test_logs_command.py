@@ -44,6 +44,12 @@ def test_rank_0_of_the_last_attempt(capsys):
 
 
 @pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("ranks", ["0-99999999", "\u00b2", "x", "1-"])
+def test_ranks_that_cannot_be_meant(capsys, ranks):
+    assert "--rank" in shown(capsys, "demo", "--rank", ranks, code=2)[1]
+
+
+@pytest.mark.usefixtures("run")
 def test_several_ranks(capsys):
     expected = ["[rank 3] attempt 2 rank 3 line 30", "[rank 1] attempt 2 rank 1 line 30"]
     assert shown(capsys, "demo", "-n", "1", "--rank", "3,1")[0] == expected
