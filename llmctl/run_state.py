@@ -88,6 +88,8 @@ def failure_cause(attempt: AttemptFacts) -> str:
         return "; ".join(part for part in (_silent_ranks(attempt), error.summary()) if part)
     code = attempt.ending.code if attempt.ending is not None else None
     silence = "; no rank left an error" if attempt.heartbeats else ""
+    if code is not None and 128 < code < 160 and attempt.ending is not None and attempt.ending.signal:
+        return f"told to stop (SIG{attempt.ending.signal}), it did not end in time and was killed (exit code {code})"
     if code is not None and 128 < code < 160:
         return f"ended by signal {code - 128} (exit code {code}){silence}"
     return f"ended with exit code {code}{silence}" if code is not None else f"failed{silence}"

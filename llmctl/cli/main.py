@@ -17,7 +17,7 @@ import typer.core
 import typer.main
 
 from llmctl import __version__
-from llmctl.errors import BUG, INTERRUPTED, LlmctlError, UsageError
+from llmctl.errors import BUG, INTERRUPTED, ConfigFileError, LlmctlError, UsageError
 from llmctl.invocation import Invocation
 
 # command -> (module, what it does). The module has ``app``, a Typer with one command, or with several and a callback.
@@ -131,6 +131,8 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as error:
         # typer leaves this way when whoever read our output has left; so does the shell's completion.
         return 0 if isinstance(error.__context__, BrokenPipeError) else int(error.code or 0)
+    except PermissionError as error:
+        return _report(f"{error.filename}: {error.strerror}", ConfigFileError.exit_code, debug)
     except OSError as error:
         is_output = error.filename is None and error.errno in (errno.ENOSPC, errno.EIO)
         what = f"standard output cannot be written: {error.strerror}" if is_output else _internal(error)

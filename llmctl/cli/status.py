@@ -120,7 +120,7 @@ def _load(entry: IndexEntry) -> "RunRecord | RecordError":
 
 def _view_without_record(entry: IndexEntry, error: RecordError, invocation: Invocation) -> RunView:
     detail = error.message + (f"; last seen {entry.last_state}" if entry.last_state else "")
-    if not entry.run_dir.exists():
+    if isinstance(error.__context__, FileNotFoundError):
         detail += f"; to forget the run, remove {invocation.index.folder / entry.run_id}.json"
     empty: dict[str, Any] = dict.fromkeys(RunView.__dataclass_fields__)
     return RunView(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from llmctl import profile
+from llmctl.cli.main import main
 from llmctl.processes import identify
 from llmctl.run_record import RunIndex
 from tests.llmctl.run_directories import leave, make_run, recycled
@@ -79,6 +81,16 @@ def test_bytes_that_are_no_text():
     assert shell(line).stdout == "1\n"
     # An encoding too narrow for a name does not end a command.
     assert shell('PYTHONIOENCODING=latin-1 "$0" "$@" submit --dry-run -- echo 漢 | grep command=').stdout
+
+
+@pytest.mark.usefixtures("run")
+def test_a_place_that_may_not_be_looked_into(monkeypatch, capsys):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "/secret/clusters")
+
+    monkeypatch.setattr(profile, "profile_files", refuse)
+    assert main(["submit", "--", "true"]) == 3
+    assert capsys.readouterr().err == "llmctl: /secret/clusters: Permission denied\n"
 
 
 @pytest.mark.usefixtures("run")

@@ -47,6 +47,11 @@ def ended(reason, code=0, **changes):
         (ended("stopped"), "cancelled", "stopped; llmctl resume demo-1 goes on"),
         (ended("cancelled", 143), "cancelled", "cancelled"),
         (ended("failed", 137), "failed", "ended by signal 9 (exit code 137)"),
+        (
+            AttemptFacts(1, ending=Ending(143, "failed", "TERM", NOW)),
+            "failed",
+            "told to stop (SIGTERM), it did not end in time and was killed (exit code 143)",
+        ),
         (ended("failed", 1), "failed", "ended with exit code 1"),
         (
             ended("failed", 1, heartbeats=(heartbeat(0, 5),)),
