@@ -27,6 +27,7 @@ from trainer.loop import Ending, TrainingLoop
 from trainer.mesh import ParallelMesh, build_process_groups
 from trainer.metrics import MetricsFile, SpeedScale
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+from trainer.optional_packages import unrelated_apex
 from trainer.planning.device_peaks import known_peak_tflops
 from trainer.planning.flops import count_parameters, flops_per_token
 from trainer.progress import TrainingProgress
@@ -191,6 +192,9 @@ def _introduce(
         f"{config.training.seq_length} tokens per iteration",
         *data.notes,
     ]
+    warning = unrelated_apex()
+    if warning is not None:
+        lines.append(warning)
     if restored is not None:
         lines.append(f"going on from {restored} at iteration {progress.iteration}")
     print("\n".join(lines), flush=True)
