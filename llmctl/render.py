@@ -131,7 +131,7 @@ def interactive_script(
 def environment_script(profile: ClusterProfile, folders: UserFolders) -> str:
     """Text that runs its arguments in the software environment of a cluster's jobs and leaves with their status."""
     variables = {**_software(profile, folders), "env": list(profile.env.items())}
-    return _fill(folders, "_environment.sh.j2", variables) + 'load_environment && exec "$@"\n'
+    return _fill(folders, "_environment.sh.j2", variables) + 'load_environment && export_variables && exec "$@"\n'
 
 
 def job_python(profile: ClusterProfile, folders: UserFolders, own: str) -> str:

@@ -39,6 +39,13 @@ load_environment() {
     module load 'a b'"'"'$(x)' || { echo "llmctl: module load "'a b'"'"'$(x)'" failed" >&2; return 1; }
     ulimit -n 65536
     . '/home/ada/a b'"'"'$(x)'/bin/activate || { echo "llmctl: the virtual environment "'/home/ada/a b'"'"'$(x)'" cannot be activated" >&2; return 1; }
+    return 0
+}
+
+# The variables that the user asked for. Apart from the software, for they may be called like a variable of this script.
+export_variables() {
+    # An array would stay one, and arrays are not handed on.
+    unset -v OMP_NUM_THREADS MALLOC_MMAP_MAX_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_ FROM_PROFILE X
     export OMP_NUM_THREADS=1
     export MALLOC_MMAP_MAX_=0
     export MALLOC_TRIM_THRESHOLD_=17179869184
@@ -146,15 +153,24 @@ in_code() {
 
 # One agent, in a subshell that becomes it.
 run_agent() {
-    local node=$1 entry
+    local node=$1
     trap - EXIT TERM INT USR1 HUP
-    for entry in "${secrets[@]}"; do export "$entry"; done
-    export LLMCTL_RUN_ID=$run_id LLMCTL_RUN_DIR=$run_dir LLMCTL_ATTEMPT=$attempt LLMCTL_HOSTFILE=$attempt_dir/hostfile
-    export PYTHONPATH=$run_dir/code:$run_dir/code/user${PYTHONPATH:+:$PYTHONPATH}
-    export MASTER_ADDR=127.0.0.1 MASTER_PORT=$port NODE_RANK=$node NNODES=$nodes
-    export CUDA_VISIBLE_DEVICES= LLMCTL_GPUS_PER_NODE=0
     cd '/work/a b'"'"'$(x)' || exit 1
-    exec "${command[@]}"
+    set -- "${command[@]}"
+    # From here on only what stands in the arguments is sure: the user's variables may be called like ours.
+    set -- "$run_dir/code:$run_dir/code/user" "${secrets[@]}" \
+        LLMCTL_RUN_ID="$run_id" LLMCTL_RUN_DIR="$run_dir" LLMCTL_ATTEMPT="$attempt" LLMCTL_HOSTFILE="$attempt_dir/hostfile" \
+        MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" NODE_RANK="$node" NNODES="$nodes" \
+        CUDA_VISIBLE_DEVICES= LLMCTL_GPUS_PER_NODE=0 -- "$@"
+    export_variables
+    export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"
+    shift
+    while [[ $1 != -- ]]; do
+        export "$1"
+        shift
+    done
+    shift
+    exec "$@"
 }
 
 start_agents() {

@@ -26,6 +26,13 @@ agents=()
 secrets=()
 
 load_environment() {
+    return 0
+}
+
+# The variables that the user asked for. Apart from the software, for they may be called like a variable of this script.
+export_variables() {
+    # An array would stay one, and arrays are not handed on.
+    unset -v OMP_NUM_THREADS MALLOC_MMAP_MAX_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_
     export OMP_NUM_THREADS=1
     export MALLOC_MMAP_MAX_=0
     export MALLOC_TRIM_THRESHOLD_=17179869184
@@ -121,17 +128,26 @@ in_code() {
 
 # One agent, in a subshell that becomes it.
 run_agent() {
-    local node=$1 entry
+    local node=$1
     trap - EXIT TERM INT USR1 HUP
-    for entry in "${secrets[@]}"; do export "$entry"; done
-    export LLMCTL_RUN_ID=$run_id LLMCTL_RUN_DIR=$run_dir LLMCTL_ATTEMPT=$attempt LLMCTL_HOSTFILE=$attempt_dir/hostfile
-    export PYTHONPATH=$run_dir/code:$run_dir/code/user${PYTHONPATH:+:$PYTHONPATH}
-    export MASTER_ADDR=127.0.0.1 MASTER_PORT=$port NODE_RANK=$node NNODES=$nodes
-    export CUDA_VISIBLE_DEVICES= LLMCTL_GPUS_PER_NODE=0
     cd "$run_dir/code" || exit 1
-    exec "$python" -m torch.distributed.run --nnodes "$nodes" --node-rank "$node" --nproc-per-node "$ranks_per_node" \
+    set -- "$python" -m torch.distributed.run --nnodes "$nodes" --node-rank "$node" --nproc-per-node "$ranks_per_node" \
         --master-addr 127.0.0.1 --master-port "$port" --rdzv-id "$run_id.$attempt" --max-restarts 0 \
         --log-dir "$attempt_dir/torchrun" -m trainer pretrain --config "$run_dir/config.yaml"
+    # From here on only what stands in the arguments is sure: the user's variables may be called like ours.
+    set -- "$run_dir/code:$run_dir/code/user" "${secrets[@]}" \
+        LLMCTL_RUN_ID="$run_id" LLMCTL_RUN_DIR="$run_dir" LLMCTL_ATTEMPT="$attempt" LLMCTL_HOSTFILE="$attempt_dir/hostfile" \
+        MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" NODE_RANK="$node" NNODES="$nodes" \
+        CUDA_VISIBLE_DEVICES= LLMCTL_GPUS_PER_NODE=0 -- "$@"
+    export_variables
+    export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"
+    shift
+    while [[ $1 != -- ]]; do
+        export "$1"
+        shift
+    done
+    shift
+    exec "$@"
 }
 
 start_agents() {

@@ -106,3 +106,17 @@ def test_a_resume_cut_off_before_the_start_leaves_the_record_as_it_was(place, mo
     monkeypatch.setattr(submission, "_start", cut_off)
     assert main(["resume", "r", "--set", "job.env.A=b"]) == 3
     assert RunRecord.load(place / "runs/r") == before
+
+
+def test_the_users_variables_are_the_commands_and_not_the_scripts(place, capsys):
+    names = ("nodes", "code", "attempt", "agents", "signal", "secrets", "port", "node", "command", "attempt_dir")
+    given = [word for name in names for word in ("--env", f"{name}=7 {name}")]
+    given += ["--env", "PATH=/nowhere", "--env", "PYTHONPATH=/theirs", "--env", "LLMCTL_RUN_DIR=/not/this"]
+    assert main(["submit", "--run-id", "r", *given, "--secret", "TOKEN", "--", "/usr/bin/env"]) == 0
+    assert ending(place, "r") == {**ending(place, "r"), "code": 0, "reason": "completed"}
+    assert main(["logs", "r", "-n", "1000"]) == 0
+    said = {line.removeprefix("[node 0] ") for line in capsys.readouterr().out.splitlines()}
+    run_dir = place / "runs/r"
+    assert {f"{name}=7 {name}" for name in names} <= said
+    assert {"PATH=/nowhere", "TOKEN=hidden", "NNODES=1", f"LLMCTL_RUN_DIR={run_dir}"} <= said
+    assert f"PYTHONPATH={run_dir}/code:{run_dir}/code/user:/theirs" in said
