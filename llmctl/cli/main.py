@@ -8,7 +8,7 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,11 @@ def _llmctl(
 def run() -> None:
     """Console script ``llmctl``."""
     _open_output()
-    code = main(sys.argv[1:])
+    environment = dict(os.environ)
+    # In this process alone: pydantic would read the metadata of every installed package to find plug-ins, none of them
+    # for us. 12 ms of `submit --dry-run` with 60 packages (Zen 4).
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+    code = main(sys.argv[1:], environment)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -108,13 +112,20 @@ def run() -> None:
     os._exit(code)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code (see llmctl.errors); errors are one block on standard error."""
+def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run one command line and return its exit code (see llmctl.errors); errors are one block on standard error.
+
+    Args:
+        arguments: argv without the program's name.
+        environment: the variables that the user set. Unset: the process's own.
+    """
     words, command = split_command(arguments)
     debug = "--debug" in words
     try:
         _check_text(words)
-        invocation = Invocation.of(("llmctl", *arguments), command, os.environ, _working_directory())
+        invocation = Invocation.of(
+            ("llmctl", *arguments), command, os.environ if environment is None else environment, _working_directory()
+        )
         if "--" in arguments and not set(words) & TAKES_COMMAND:
             raise UsageError(f"-- COMMAND goes with {' and '.join(sorted(TAKES_COMMAND))} only")
         if "--" in arguments and not command:

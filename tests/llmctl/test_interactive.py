@@ -51,6 +51,11 @@ def output_of(*arguments, code=0):
 
 
 @pytest.mark.usefixtures("home")
+def test_what_llmctl_sets_for_itself_does_not_reach_the_job():
+    assert "PYDANTIC_DISABLE_PLUGINS" not in output_of("--", "env")
+
+
+@pytest.mark.usefixtures("home")
 def test_a_shell_reads_its_commands_from_a_pipe():
     argv = [*LLMCTL, "interactive"]
     text = "echo in the shell; exit 9\n"
