@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,9 @@ def test_what_cannot_be_is_refused_before_anything_starts(capsys):
     assert not os.path.lexists("started")
 
 
+PROMPT = "what next? "
+
+
 class Terminal:
     """A person at a terminal of their own, in front of llmctl interactive."""
 
@@ -126,7 +130,19 @@ class Terminal:
         self.seen = ""
 
     def type(self, text):
+        self.seen = ""
         os.write(self.side, text.encode())
+
+    def wait_for_prompt(self):
+        """What is typed before bash reads again may be thrown away with the interrupted line."""
+        self.wait_for(PROMPT)
+
+    def wait_until_in_front(self, name, seconds=30.0):
+        """Until the program leads the foreground group: a key pressed earlier could still meet the shell itself."""
+        end = time.monotonic() + seconds
+        while Path(f"/proc/{os.tcgetpgrp(self.side)}/comm").read_text() != f"{name}\n":
+            assert time.monotonic() < end, f"{name} is not in front; seen {self.seen!r}"
+            time.sleep(0.01)
 
     def wait_for(self, text, seconds=30.0):
         end = time.monotonic() + seconds
@@ -168,20 +184,27 @@ def terminal(home):
 
 def test_a_shell_has_job_control_and_interrupts_are_the_commands(terminal):
     shell = terminal()
+    # The quotes keep what the terminal echoes apart from what is answered.
+    shell.type(f"PS1='what''{PROMPT.removeprefix('what')}'\n")
+    shell.wait_for_prompt()
     shell.type("echo in[$LLMCTL_INTERACTIVE]side\n")
     shell.wait_for("in[1]side")
+    shell.wait_for_prompt()
     shell.type("sleep 100\n")
-    shell.wait_for("sleep 100")
-    time.sleep(0.5)
+    shell.wait_until_in_front("sleep")
     shell.type("\x03")
+    shell.wait_for_prompt()
     shell.type("echo after interrupt $?\n")
     shell.wait_for("after interrupt 130")
+    shell.wait_for_prompt()
     shell.type("sleep 101\n")
-    time.sleep(0.5)
+    shell.wait_until_in_front("sleep")
     shell.type("\x1a")
     shell.wait_for("Stopped")
+    shell.wait_for_prompt()
     shell.type("kill %1; wait; echo still $((1 + 1))\n")
     shell.wait_for("still 2")
+    shell.wait_for_prompt()
     shell.type("exit 9\n")
     assert shell.exit_code() == 9
 
@@ -194,7 +217,8 @@ def test_an_interrupt_reaches_a_command_that_may_answer_it(terminal):
     command.type("\x03")
     command.wait_for("caught")
     assert command.exit_code() == 5
-    killed = terminal("--", "bash", "-c", 'echo rea""dy; sleep 100')
+    # Not a shell, which may lose an interrupt between its last two commands.
+    killed = terminal("--", sys.executable, "-c", "import time; print('rea' + 'dy', flush=True); time.sleep(100)")
     killed.wait_for("ready")
     killed.type("\x03")
     assert killed.exit_code() == 130
