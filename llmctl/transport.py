@@ -76,12 +76,23 @@ class LocalTransport:
         Raises:
             SchedulerError: it cannot be started.
         """
+        started: list[subprocess.Popen[bytes]] = []
+        early: list[int] = []
+
+        def hand_on(sent: int, _frame: object) -> None:
+            if started:
+                started[0].send_signal(sent)
+            else:
+                early.append(sent)
+
         # Handlers, not SIG_IGN: a handler is reset when the command is executed, an ignored signal stays ignored.
         before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
+        before |= {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
             process = subprocess.Popen(argv, env=dict(self.environment), cwd=cwd)
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                before[number] = signal.signal(number, lambda sent, _frame: process.send_signal(sent))
+            started.append(process)
+            for number in early:
+                process.send_signal(number)
             status = process.wait()
         except OSError as error:
             raise SchedulerError(
