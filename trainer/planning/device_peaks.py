@@ -3,6 +3,9 @@
 Dense matrix products with 16-bit inputs and 32-bit accumulation, without sparsity, in TFLOP/s, from NVIDIA's data
 sheets (https://www.nvidia.com/en-us/data-center/ -> product -> data sheet; sheets that print only the figure "with
 sparsity" are halved here). V100 has no bf16: its figure is fp16's.
+
+Written from memory of these sheets and not yet held against them: check a row before publishing an MFU, or set
+logging.peak_tflops.
 """
 
 from __future__ import annotations
