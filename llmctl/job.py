@@ -8,6 +8,8 @@ from typing import Any
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A job's name becomes a folder's name and a scheduler's job name."""
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=,-]{0,127}")
+"""Groups, queues, resource types and reservations: words that stand in a directive as they are."""
 
 
 class JobError(ValueError):
@@ -71,6 +73,10 @@ class JobSpec:
             raise JobError(
                 "name", f"{self.name!r} is not valid: up to 64 letters, digits, dots, dashes and underscores"
             )
+        for key in ("group", "resource_type", "queue", "reservation"):
+            word = getattr(self, key)
+            if word is not None and not WORD.fullmatch(word):
+                raise JobError(key, f"{word!r} is not valid: letters, digits and ._:@/+=,- beginning with the former")
         for name, _ in self.env:
             if not VARIABLE.fullmatch(name):
                 raise JobError(f"env.{name}", f"{name!r} cannot name a variable; use letters, digits and underscores")

@@ -3,16 +3,32 @@
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
 from llmctl.backends import MODULES
 from llmctl.errors import ProfileError, UsageError
-from llmctl.job import VARIABLE
+from llmctl.job import VARIABLE, JobError, parse_time
 from llmctl.profile_names import ARGUMENT, cluster_names, profile_files
 from llmctl.resources import UserFolders
+
+
+_SSH_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]{0,254}$"
+
+
+def _seconds(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return parse_time(value)
+        except JobError as error:
+            raise ValueError(error.problem) from None
+    return value
+
+
+Time = Annotated[int | None, BeforeValidator(_seconds)]
+"""Seconds; files write them as ``H:M:S``."""
 
 
 class _Part(BaseModel):
@@ -24,9 +40,11 @@ class EnvironmentProfile(_Part):
 
     modules: tuple[str, ...] = ()
     """Environment modules to load, in order."""
-    kind: Literal["venv", "conda"] | None = None
+    kind: Literal["venv", "conda", "container"] | None = None
     path: str | None = None
-    """Folder of the virtual or conda environment."""
+    """Folder of the virtual or conda environment; for a container the image."""
+    module_init: str | None = None
+    """File that defines the ``module`` function where batch shells do not. Unset: the usual places are searched."""
     python: str | None = None
     """The interpreter. Unset: the environment's own; on this machine without an environment, llmctl's."""
     setup: tuple[str, ...] = ()
@@ -39,11 +57,22 @@ class EnvironmentProfile(_Part):
         return self
 
 
+class PortRule(_Part):
+    """A site's published rule for the port: ``base + job id % modulo``."""
+
+    base: int = Field(gt=0, lt=65536)
+    modulo: int = Field(gt=0, lt=65536)
+
+
 class RendezvousProfile(_Part):
     """Where the ranks of a job meet."""
 
+    interface: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,32}$")
+    """Network interface whose IPv4 address the head node is reached at. Unset: the one that leads to the other nodes."""
     ports: tuple[int, int] = (20000, 29999)
     """First and last port to try. Below Linux's ephemeral ports, so that no client socket sits there."""
+    port_rule: PortRule | None = None
+    """Where trying begins. Unset: anywhere in ``ports``, by the job id."""
 
     @field_validator("ports")
     @classmethod
@@ -53,19 +82,146 @@ class RendezvousProfile(_Part):
         return ports
 
 
+class LoginProfile(_Part):
+    """Where the cluster's commands are run. Without ``host``: on this machine, which then is a login node."""
+
+    host: str | None = Field(None, pattern=_SSH_NAME)
+    """As the ssh command knows it: a name, an alias of ~/.ssh/config or user@name."""
+    proxy_jump: str | None = Field(None, pattern=_SSH_NAME)
+    """Host to go through, where ~/.ssh/config does not say."""
+    python: str | None = None
+    """Python 3.7 or later of the login node. Unset: the first that is found there."""
+
+
+class ResourceType(_Part):
+    """One kind of node, in the site's word for it."""
+
+    gpus: int = Field(0, ge=0)
+    """GPUs of one node; of a fractional type, of the part."""
+    cores: int | None = Field(None, gt=0)
+    memory_gib: float | None = Field(None, gt=0)
+    fraction: bool = False
+    """A part of a node: one of it only, and other jobs beside it."""
+    max_nodes: int | None = Field(None, gt=0)
+    max_time: Time = None
+    gpu_memory_gib: float | None = Field(None, gt=0)
+    gpu_type: str | None = None
+    """The scheduler's word for the GPU, where it wants one (Slurm: ``--gpus-per-node=TYPE:N``)."""
+    queue: str | None = None
+    """Queue or partition that this kind of node is in."""
+    points_per_hour: float | None = Field(None, ge=0)
+    """What one node costs for an hour, in the site's units."""
+    options: tuple[str, ...] = ()
+    """Further directives for jobs on this kind of node, each one line without the scheduler's prefix."""
+
+
+class LimitsProfile(_Part):
+    """What the site refuses. A reservation goes by rules of its own: these are not applied to it."""
+
+    max_nodes: int | None = Field(None, gt=0)
+    max_time: Time = None
+    max_node_hours: float | None = Field(None, gt=0)
+    time_by_nodes: tuple[tuple[int, Time], ...] = ()
+    """(up to so many nodes, longest time): the first that is large enough counts."""
+    queues: dict[str, "QueueLimits"] = {}
+
+
+class QueueLimits(_Part):
+    """Limits of one queue or partition, over the general ones."""
+
+    max_nodes: int | None = Field(None, gt=0)
+    max_time: Time = None
+    max_node_hours: float | None = Field(None, gt=0)
+
+
+class DefaultsProfile(_Part):
+    """What a job gets that does not ask."""
+
+    resource_type: str | None = None
+    queue: str | None = None
+    time: Time = None
+    """Given to the scheduler. Unset: the site's own default."""
+    priority: int | None = None
+
+
+class LaunchProfile(_Part):
+    """How ranks are started."""
+
+    launcher: Literal["torchrun", "srun", "mpirun"] | None = None
+    """Unset: the scheduler's first (see its backend)."""
+    srun_options: tuple[str, ...] = ()
+    """Further words for srun."""
+    mpirun: str = "mpirun"
+    mpirun_options: tuple[str, ...] = ()
+    """Further words for mpirun."""
+    mpirun_carries_environment: bool | None = None
+    """Whether mpirun's own way to the nodes carries the environment. Unset: yes below a scheduler, no over plain ssh."""
+    bind_cpus: bool = False
+    """Whether srun binds each rank to its own share of the cores; mpirun never binds."""
+
+
+class ContainerProfile(_Part):
+    """How images are run. Which image: --container, or environment.path where environment.kind is container."""
+
+    runtime: Literal["pyxis", "enroot", "apptainer", "singularity"] | None = None
+    """Unset: the site runs none that llmctl knows."""
+    mounts: tuple[str, ...] = ()
+    """``SRC:DST[:FLAGS]`` for every container. The run directory is always mounted."""
+    workdir: str | None = None
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(:(auto|create|exec|no_exec))?$")
+    """pyxis: keep the container's file system under this name; it then goes before the image."""
+    save: str | None = None
+    """pyxis: file that the end state is written to."""
+    mount_home: bool | None = None
+    remap_root: bool | None = None
+    writable: bool | None = None
+    entrypoint: bool | None = None
+    env: tuple[str, ...] = ()
+    """Variables of the host that win over the image's, besides those that the job sets."""
+    image_folder: str | None = None
+    """Shared folder where an image of a registry is imported once, as .sqsh or .sif. Unset: below runs_root."""
+    options: tuple[str, ...] = ()
+    """Further words for the runtime."""
+
+
+class CostProfile(_Part):
+    """What a job is charged. Zero effort for sites without points: node-hours are always told."""
+
+    unit: str = "points"
+    reserved_factor: float = Field(1.0, gt=0)
+    priority_factors: dict[int, float] = {}
+    """Priority -> factor."""
+
+
 class ClusterProfile(_Part):
     """What one site offers, checked at birth."""
 
     name: str
     """Name of the file; stands in no file."""
     description: str = ""
+    notice: str = ""
+    """Told once to everyone who uses the cluster."""
     scheduler: str
-    runs_root: str = Field(min_length=1)
-    """Folder that holds the run directories. ``~`` is the home directory."""
+    login: LoginProfile = LoginProfile()
+    hosts: tuple[str, ...] = ()
+    """ssh: the machines, the head first, as the ssh command knows them."""
+    shared: bool = True
+    """ssh: whether runs_root is one folder that all hosts see."""
+    runs_root: str | None = Field(None, min_length=1)
+    """Folder that holds the run directories, on the file system that the nodes share. ``~`` is the home directory."""
     group: str | None = None
     """What the site bills to."""
+    group_required: bool = False
+    resource_types: dict[str, ResourceType] = {}
+    limits: LimitsProfile = LimitsProfile()
+    defaults: DefaultsProfile = DefaultsProfile()
+    options: tuple[str, ...] = ()
+    """Further directives for every job, each one line without the scheduler's prefix."""
     environment: EnvironmentProfile = EnvironmentProfile()
     rendezvous: RendezvousProfile = RendezvousProfile()
+    launch: LaunchProfile = LaunchProfile()
+    container: ContainerProfile = ContainerProfile()
+    cost: CostProfile = CostProfile()
     env: dict[str, str] = {}
     """Variables that every job gets."""
     stop_grace_s: int = Field(120, gt=0)

@@ -1,10 +1,17 @@
 """One file per scheduler, found by name. Only the one that is asked for is imported."""
 
 import importlib
+from typing import cast
 
-from llmctl.backends.base import Backend
+from llmctl.backends.base import Backend, QueueBackend
 
-MODULES = {"local": "llmctl.backends.local"}
+MODULES = {
+    "slurm": "llmctl.backends.slurm",
+    "sge": "llmctl.backends.sge",
+    "pbs": "llmctl.backends.pbs",
+    "ssh": "llmctl.backends.ssh",
+    "local": "llmctl.backends.local",
+}
 """Scheduler, as profiles name it -> the module whose ``BACKEND`` knows it."""
 
 
@@ -12,3 +19,9 @@ def load_backend(scheduler: str) -> Backend:
     """The backend of a scheduler that MODULES names."""
     backend: Backend = importlib.import_module(MODULES[scheduler]).BACKEND
     return backend
+
+
+def load_queue_backend(scheduler: str) -> QueueBackend | None:
+    """The backend of a scheduler with a queue; None for one that starts jobs directly."""
+    backend = load_backend(scheduler)
+    return cast("QueueBackend", backend) if backend.has_queue else None

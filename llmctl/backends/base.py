@@ -1,8 +1,13 @@
-"""What every scheduler is asked. Answers are pure: argv to run, text to parse. No I/O; transport.py has the hands."""
+"""What every scheduler is asked. Answers are pure: argv to run, text to parse. No I/O; a transport has the hands."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from llmctl.job_state import JobState
+
+if TYPE_CHECKING:
+    from llmctl.profile import ClusterProfile, ResourceType
 
 
 @dataclass(frozen=True)
@@ -10,12 +15,16 @@ class HostCommand:
     """One command and the host that it is run on.
 
     Attributes:
-        host: where; ``localhost`` is this machine.
+        host: where; LOGIN is wherever the cluster's own commands are run: the login node, or this machine.
         argv: what.
     """
 
     host: str
     argv: tuple[str, ...]
+
+
+LOGIN = "login"
+"""Host of a command that asks a scheduler."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,111 @@ class SubmittedJob:
     boot_id: str | None = None
 
 
+@dataclass(frozen=True)
+class JobRequest:
+    """What a scheduler is asked for: a JobSpec for which the profile has answered every question.
+
+    All words are plain (see llmctl.job.WORD): they can stand in a directive as they are. Paths may hold anything, and
+    go on a command line only.
+
+    Attributes:
+        profile: of the cluster.
+        job_name: the run id, as the scheduler can take it.
+        run_dir: the run directory, absolute; every command is run in it, so that ``job.log`` and ``job.sh`` name files.
+        nodes: number of nodes.
+        ranks_per_node: G, the ranks that each node gets.
+        gpus_per_node: GPUs that each node is asked for; 0 for a job on CPUs.
+        cores_per_node: CPU cores of the kind of node; None if the profile does not say.
+        time_s: limit in seconds; None leaves it to the site.
+        launcher: what starts the ranks: torchrun, srun or mpirun.
+        resource_type: the site's word for the kind of node; None where the site has none.
+        group: what the site bills to.
+        queue: queue or partition.
+        reservation: id of nodes reserved earlier.
+        priority: the scheduler's number.
+        after: ids of the jobs that must have ended before.
+        after_any: start however those jobs end; otherwise only if they end well, where the scheduler can tell.
+    """
+
+    profile: "ClusterProfile"
+    job_name: str
+    run_dir: str
+    nodes: int = 1
+    ranks_per_node: int = 1
+    gpus_per_node: int = 0
+    cores_per_node: int | None = None
+    time_s: int | None = None
+    launcher: str = "torchrun"
+    resource_type: str | None = None
+    group: str | None = None
+    queue: str | None = None
+    reservation: str | None = None
+    priority: int | None = None
+    after: tuple[str, ...] = ()
+    after_any: bool = True
+
+    @property
+    def resource(self) -> "ResourceType | None":
+        """What the profile says of the kind of node."""
+        return self.profile.resource_types.get(self.resource_type or "")
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """What a scheduler's queue, or its accounting, says of one job.
+
+    Attributes:
+        job_id: as ``parse_job_id`` gave it: plain, without cluster or array parts.
+        state: the neutral word; unknown for a word that this llmctl does not know.
+        raw: the scheduler's own word.
+        name: the job's name, to know a reused id by; None if the output does not say.
+        reason: why it is pending or held, in words for people; empty if there is nothing to say.
+        expected_start: when it is expected to start, as the scheduler writes it; None if it does not know.
+        hosts: names of its nodes.
+        exit_code: of job.sh, 128 + N for signal N; None if not known.
+        restarts: how often the scheduler has started it again; None if not known.
+    """
+
+    job_id: str
+    state: JobState
+    raw: str
+    name: str | None = None
+    reason: str = ""
+    expected_start: str | None = None
+    hosts: tuple[str, ...] = ()
+    exit_code: int | None = None
+    restarts: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What a scheduler says of one node. None: it does not say.
+
+    Attributes:
+        name: of the node.
+        state: idle, mixed, allocated, drained, draining, down or unknown.
+        raw: the scheduler's own word.
+        reason: why it is drained or down, whole.
+        gpus: GPUs of the node.
+        gpus_used: of these, given to jobs.
+        cores: CPU cores of the node.
+        cores_used: of these, given to jobs.
+        memory_gib: GiB of the node.
+        queues: the queues or partitions that it serves.
+    """
+
+    name: str
+    state: str
+    raw: str
+    reason: str = ""
+    gpus: int | None = None
+    gpus_used: int | None = None
+    cores: int | None = None
+    cores_used: int | None = None
+    memory_gib: float | None = None
+    queues: tuple[str, ...] = ()
+
+
 class Backend(Protocol):
     """What every backend answers, with or without a queue.
 
@@ -45,6 +159,7 @@ class Backend(Protocol):
         template: file name of the job script's template.
         job_keys: keys of the config's ``job`` section that mean something here; others are refused, not ignored.
         launchers: what can start the ranks here, the default first.
+        has_queue: whether it is a QueueBackend.
     """
 
     @property
@@ -55,13 +170,11 @@ class Backend(Protocol):
     def job_keys(self) -> frozenset[str]: ...  # noqa: D102
     @property
     def launchers(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def has_queue(self) -> bool: ...  # noqa: D102
 
-    def submit_commands(self, script: str) -> list[HostCommand]:
-        """One command for a batch scheduler, one per host where jobs are started directly.
-
-        Args:
-            script: absolute path of job.sh.
-        """
+    def submit_commands(self, request: JobRequest) -> list[HostCommand]:
+        """One command for a batch scheduler, one per host where jobs are started directly. Run in the run directory."""
 
     def parse_job_id(self, output: str) -> str:
         """The job id that a submit command printed.
@@ -70,10 +183,62 @@ class Backend(Protocol):
             SchedulerError: there is none in ``output``; quotes it.
         """
 
-    def interactive_argv(self, script: str, command: Sequence[str]) -> list[str]:
-        """Runs the text of an interactive script (see render.interactive_script) on a node.
+    def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
+        """Runs the text of an interactive script (see render.interactive_script) on a node of a new allocation.
+
+        Says so and ends, instead of waiting silently, where nothing is free.
 
         Args:
+            request: what is asked for.
             script: the text. Runs ``command``, or a shell if that is empty.
             command: argv of what to run in the job's environment.
         """
+
+
+class QueueBackend(Backend, Protocol):
+    """What a backend with a queue answers on top. Every argv is run on the login node, without a terminal."""
+
+    def job_name(self, run_id: str) -> str:
+        """The run id as this scheduler takes it for a job's name: a lost job is found again by it."""
+
+    def directives(self, request: JobRequest) -> list[str]:
+        """Options that stand in the head of the script, without the scheduler's prefix. All plain words."""
+
+    def status_argv(self, job_ids: Sequence[str]) -> list[str]:
+        """Asks the queue about jobs, all in one call."""
+
+    def parse_status(self, output: str) -> dict[str, JobReport]:
+        """The reports in what ``status_argv`` or ``find_argv`` printed, by job id; others than asked for may be there.
+
+        Lines that cannot be understood are passed over: nothing is ever concluded from a job's absence alone.
+        """
+
+    def is_answer(self, exit_status: int, stderr: str) -> bool:
+        """Whether the queue has answered at all: a job that it does not know is an answer, a lost server is none."""
+
+    def find_argv(self, job_name: str) -> list[str]:
+        """Lists the user's jobs of this name (or all): a submit whose answer was lost is found again."""
+
+    def accounting_argv(self, job_ids: Sequence[str]) -> list[str] | None:
+        """Asks the accounting about jobs that have left the queue, all in one call. None: the scheduler has none."""
+
+    def parse_accounting(self, output: str) -> dict[str, JobReport]:
+        """The reports in what ``accounting_argv`` printed, by job id; the newest where an id was used again."""
+
+    def cancel_commands(self, job_ids: Sequence[str]) -> list[HostCommand]:
+        """Ends jobs; job.sh gets a signal first and can save."""
+
+    def nodes_argv(self) -> list[list[str]]:
+        """Asks about the nodes."""
+
+    def parse_nodes(self, outputs: Sequence[str]) -> list[NodeReport]:
+        """The nodes in what the commands of ``nodes_argv`` printed, in order."""
+
+    def visit_argv(self, job_id: str, host: str, script: str, command: Sequence[str]) -> list[str]:
+        """Like ``interactive_argv``, but on ``host`` of a job that runs already, beside its ranks."""
+
+    def is_transient(self, exit_status: int, stderr: str) -> bool:
+        """Whether a failed command may succeed a little later: a server that is restarting or overloaded."""
+
+    def advice(self, stderr: str) -> str:
+        """One sentence on what to change, for the refusals that users meet; empty if there is nothing to add."""

@@ -7,7 +7,7 @@ run consists of, and ending it, is answered by llmctl.processes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmctl.backends.base import HostCommand
+from llmctl.backends.base import HostCommand, JobRequest
 from llmctl.errors import SchedulerError
 
 HOST = "localhost"
@@ -23,10 +23,11 @@ class LocalBackend:
         {"name", "nodes", "gpus_per_node", "time", "group", "launcher", "env", "secrets", "code"}
     )
     launchers: tuple[str, ...] = ("torchrun",)
+    has_queue: bool = False
 
-    def submit_commands(self, script: str) -> list[HostCommand]:
+    def submit_commands(self, request: JobRequest) -> list[HostCommand]:
         """job.sh, to be started detached from the terminal."""
-        return [HostCommand(HOST, ("bash", script))]
+        return [HostCommand(HOST, ("bash", f"{request.run_dir}/job.sh"))]
 
     def parse_job_id(self, output: str) -> str:
         """The process id that starting job.sh gave."""
@@ -34,8 +35,9 @@ class LocalBackend:
             raise SchedulerError(f"starting the job gave no process id but {output!r}", transient=False)
         return output.strip()
 
-    def interactive_argv(self, script: str, command: Sequence[str]) -> list[str]:
+    def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
         """A bash that reads the script from its command line, so that the terminal stays free for the command."""
+        del request
         return ["bash", "-c", script, "bash", *command]
 
 
