@@ -105,6 +105,8 @@ class ResourceType(_Part):
     max_nodes: int | None = Field(None, gt=0)
     max_time: Time = None
     gpu_memory_gib: float | None = Field(None, gt=0)
+    gpu: str | None = None
+    """The GPU as people call it, such as H200: doctor compares it with what torch was built for."""
     gpu_type: str | None = None
     """The scheduler's word for the GPU, where it wants one (Slurm: ``--gpus-per-node=TYPE:N``)."""
     queue: str | None = None
@@ -212,6 +214,10 @@ class ClusterProfile(_Part):
     group: str | None = None
     """What the site bills to."""
     group_required: bool = False
+    group_option: Literal["-P", "-A", "-W group_list"] | None = None
+    """PBS: how this site is told the group. Unset: -P. The other schedulers have one way each."""
+    work_area: str | None = None
+    """Where runs belong at this site, offered by ``clusters setup``; ``{group}`` and ``{user}`` are filled in."""
     resource_types: dict[str, ResourceType] = {}
     limits: LimitsProfile = LimitsProfile()
     defaults: DefaultsProfile = DefaultsProfile()
