@@ -14,7 +14,6 @@ from llmctl.job import VARIABLE, JobError, parse_time
 from llmctl.profile_names import ARGUMENT, cluster_names, profile_files
 from llmctl.resources import UserFolders
 
-
 _SSH_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]{0,254}$"
 
 
@@ -68,7 +67,7 @@ class RendezvousProfile(_Part):
     """Where the ranks of a job meet."""
 
     interface: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,32}$")
-    """Network interface whose IPv4 address the head node is reached at. Unset: the one that leads to the other nodes."""
+    """Network interface whose IPv4 address the head node is reached at. Unset: the one towards the other nodes."""
     ports: tuple[int, int] = (20000, 29999)
     """First and last port to try. Below Linux's ephemeral ports, so that no client socket sits there."""
     port_rule: PortRule | None = None
@@ -157,7 +156,7 @@ class LaunchProfile(_Part):
     mpirun_options: tuple[str, ...] = ()
     """Further words for mpirun."""
     mpirun_carries_environment: bool | None = None
-    """Whether mpirun's own way to the nodes carries the environment. Unset: yes below a scheduler, no over plain ssh."""
+    """Whether mpirun's way to the nodes carries the environment. Unset: yes below a scheduler, no over plain ssh."""
     bind_cpus: bool = False
     """Whether srun binds each rank to its own share of the cores; mpirun never binds."""
 

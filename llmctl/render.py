@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from llmctl import __version__
-from llmctl.backends import load_backend
-from llmctl.backends.base import HostCommand
+from llmctl.backends import load_backend, load_queue_backend
+from llmctl.backends.base import HostCommand, JobRequest
 from llmctl.job import JobSpec
 from llmctl.profile import ClusterProfile, expand_home
 from llmctl.resources import UserFolders, search_path
@@ -69,10 +69,22 @@ class RenderedJob:
         return str(self).encode("utf-8", "surrogateescape")
 
 
-def render(job: JobSpec, profile: ClusterProfile, place: RunPlace, folders: UserFolders) -> RenderedJob:
-    """The job as it will be run. Pure but for reading templates: the same arguments give the same bytes."""
+def render(
+    job: JobSpec, profile: ClusterProfile, place: RunPlace, folders: UserFolders, request: JobRequest
+) -> RenderedJob:
+    """The job as it will be run. Pure but for reading templates: the same arguments give the same bytes.
+
+    Args:
+        job: what the user asked for.
+        profile: of the cluster.
+        place: where the submission runs.
+        folders: the user's folders.
+        request: the same, in the words of the scheduler.
+    """
     backend = load_backend(profile.scheduler)
-    environment = job_environment(profile, on_cpu=not place.gpus) | dict(job.env)
+    queue = load_queue_backend(profile.scheduler)
+    on_cpu = not (place.gpus or request.gpus_per_node)
+    environment = job_environment(profile, on_cpu=on_cpu) | dict(job.env)
     variables = {
         **_software(profile, folders),
         "version": __version__,
@@ -84,7 +96,16 @@ def render(job: JobSpec, profile: ClusterProfile, place: RunPlace, folders: User
         "python": place.python,
         "ports": profile.rendezvous.ports,
         "stop_grace_s": profile.stop_grace_s,
-        "time_s": job.time_s,
+        "stop_after_s": _stop_after_s(request, profile, has_queue=queue is not None),
+        "request": request,
+        "directives": queue.directives(request) if queue is not None else [],
+        "launcher": request.launcher,
+        "launch": profile.launch,
+        "mpirun_carries_environment": _mpirun_carries(profile),
+        "port_rule": profile.rendezvous.port_rule,
+        "interface": profile.rendezvous.interface,
+        "container": request.container,
+        "hosts": profile.hosts,
         "gpus": place.gpus,
         "command": job.command,
         "working_dir": place.working_dir,
@@ -93,7 +114,20 @@ def render(job: JobSpec, profile: ClusterProfile, place: RunPlace, folders: User
     }
     path = place.run_dir / "job.sh"
     script = _fill(folders, backend.template, variables)
-    return RenderedJob(script, path, tuple(backend.submit_commands(str(path))))
+    return RenderedJob(script, path, tuple(backend.submit_commands(request)))
+
+
+def _stop_after_s(request: JobRequest, profile: ClusterProfile, *, has_queue: bool) -> int:
+    """Seconds after which job.sh tells the run to stop; a scheduler ends it at its limit without asking again."""
+    if request.time_s is None:
+        return 0
+    return max(request.time_s - profile.stop_grace_s, request.time_s // 2) if has_queue else request.time_s
+
+
+def _mpirun_carries(profile: ClusterProfile) -> bool:
+    """Whether mpirun's way to the nodes (srun, tm, qrsh -V) takes the environment along; ssh does not."""
+    stated = profile.launch.mpirun_carries_environment
+    return stated if stated is not None else profile.scheduler != "ssh"
 
 
 def interactive_script(
@@ -134,15 +168,18 @@ def environment_script(profile: ClusterProfile, folders: UserFolders) -> str:
     return _fill(folders, "_environment.sh.j2", variables) + 'load_environment && export_variables && exec "$@"\n'
 
 
-def job_python(profile: ClusterProfile, folders: UserFolders, own: str) -> str:
+def job_python(profile: ClusterProfile, folders: UserFolders, own: str, *, in_container: bool = False) -> str:
     """The interpreter of a cluster's jobs.
 
     Args:
         profile: of the cluster.
         folders: the user's folders, for ``~``.
         own: the interpreter that llmctl runs in, taken where the profile names none.
+        in_container: whether the job runs in an image, whose interpreter it then is.
     """
     software = profile.environment
+    if in_container or software.kind == "container":
+        return (software.python if software.kind == "container" else None) or "python3"
     if software.python is not None:
         return str(expand_home(software.python, folders))
     return str(expand_home(software.path, folders) / "bin/python") if software.path is not None else own
@@ -157,9 +194,10 @@ def _software(profile: ClusterProfile, folders: UserFolders) -> dict[str, Any]:
     software = profile.environment
     return {
         "modules": software.modules,
+        "module_init": software.module_init,
         "setup": software.setup,
         "kind": software.kind,
-        "path": None if software.path is None else expand_home(software.path, folders),
+        "path": None if software.path is None or software.kind == "container" else expand_home(software.path, folders),
     }
 
 

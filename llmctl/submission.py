@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmctl import __version__, submit_checks
 from llmctl.backends import load_backend
-from llmctl.backends.base import HostCommand, SubmittedJob
+from llmctl.backends.base import HostCommand, JobRequest, SubmittedJob
 from llmctl.errors import LlmctlError, RecordError, UsageError
 from llmctl.gpus import visible_gpus
 from llmctl.invocation import Invocation
@@ -131,7 +131,7 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
     )
     return Plan(
         record=record,
-        rendered=render(job, profile, place, invocation.folders),
+        rendered=render(job, profile, place, invocation.folders, _request(job, profile, place)),
         job=job,
         profile=profile,
         secrets_file=place.secrets_file,
@@ -182,7 +182,7 @@ def plan_resume(
             config=None if config is None else _plain_config(config),
             origins=origins,
         ),
-        rendered=render(job, profile, place, invocation.folders),
+        rendered=render(job, profile, place, invocation.folders, _request(job, profile, place)),
         job=job,
         profile=profile,
         secrets_file=place.secrets_file,
@@ -294,6 +294,18 @@ def _place(
         ranks_per_node=ranks_per_node,
         working_dir=run_dir / "code" / "user" if job.code else invocation.cwd,
         secrets_file=secrets_file(invocation.folders, run_dir.name, submission) if job.secrets else None,
+    )
+
+
+def _request(job: JobSpec, profile: ClusterProfile, place: RunPlace) -> JobRequest:
+    return JobRequest(
+        profile=profile,
+        job_name=place.run_id,
+        run_dir=str(place.run_dir),
+        nodes=job.nodes,
+        ranks_per_node=place.ranks_per_node,
+        gpus_per_node=len(place.gpus[0]) if place.gpus else 0,
+        time_s=job.time_s,
     )
 
 

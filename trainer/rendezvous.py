@@ -1,22 +1,42 @@
-"""``python -m trainer rendezvous``: a free port for the ranks of one job to meet at. Torch-free."""
+"""``python -m trainer rendezvous``: where the ranks of one job meet: a free port, and an address of this node.
+
+Torch-free, and run before anything else of a job: on the node that will listen.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import re
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 
 from trainer.launch_environment import port_of_job
 
+_SIOCGIFADDR = 0x8915
+"""netdevice(7): the IPv4 address of an interface."""
+_ANY_PORT = 9
+"""Named to see which way a packet would go; none is sent (connect(2) on a datagram socket)."""
 
-def find_port(job_id: str, low: int, high: int, host: str | None = None) -> int | None:
+
+class RendezvousError(ValueError):
+    """No address or port can be given. The message is one sentence that says what there is and what to do."""
+
+
+def find_port(job_id: str, low: int, high: int, host: str | None = None, start: int | None = None) -> int | None:
     """The first free port of ``low``..``high``, beginning where the job id points; None if all are taken.
 
-    Must run on the node that will listen. With ``host`` the port must be free on that address too, which must be one
-    of this node's own.
+    Must run on the node that will listen.
+
+    Args:
+        job_id: identifies the job.
+        low: first port.
+        high: last port.
+        host: address of this node; the port must be free on it too.
+        start: port to try before all others, also outside of the range.
 
     Raises:
         OSError: ``host`` is no address of this node.
@@ -24,10 +44,55 @@ def find_port(job_id: str, low: int, high: int, host: str | None = None) -> int 
     if host is not None:
         with socket.socket(socket.AF_INET) as probe:
             probe.bind((host, 0))
-    start = port_of_job(job_id, low, high) - low
+    if start is not None and _is_free(start, host):
+        return start
+    first = port_of_job(job_id, low, high) - low
     size = high - low + 1
-    ports = (low + (start + step) % size for step in range(size))
+    ports = (low + (first + step) % size for step in range(size))
     return next((port for port in ports if _is_free(port, host)), None)
+
+
+def find_address(interface: str | None, peer: str | None) -> str:
+    """The IPv4 address at which the other nodes reach this one.
+
+    Args:
+        interface: the network interface that has it; None: the one that leads to ``peer``.
+        peer: name or address of another node; None: there is no other.
+
+    Raises:
+        RendezvousError: there is none but the loopback's, which no other node can reach.
+    """
+    if interface is not None:
+        address = _address_of(interface)
+        if peer is not None and address.startswith("127."):
+            raise RendezvousError(f"{interface} has the loopback address {address}; {_remedy()}")
+        return address
+    if peer is None:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((peer, _ANY_PORT))
+            address = str(probe.getsockname()[0])
+        except OSError as error:
+            raise RendezvousError(f"{peer} cannot be reached from this node: {error}; {_remedy()}") from None
+    if address.startswith("127."):
+        raise RendezvousError(f"{peer} resolves to the loopback address of this node; {_remedy()}")
+    return address
+
+
+def _address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            raise RendezvousError(f"the interface {interface} has no IPv4 address on this node; {_remedy()}") from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _remedy() -> str:
+    names = ", ".join(name for _, name in socket.if_nameindex())
+    return f"set rendezvous.interface in the cluster's profile to one of {names}"
 
 
 def _is_free(port: int, host: str | None) -> bool:
@@ -70,21 +135,37 @@ def _port_range(text: str) -> tuple[int, int]:
     return low, high
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
+    return int(text)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Print the port; 1 if none is free, 2 for bad flags (argparse)."""
+    """Print the port, or address and port; 1 if there is none, 2 for bad flags (argparse)."""
     parser = argparse.ArgumentParser(prog="python -m trainer rendezvous", description=__doc__, allow_abbrev=False)
     parser.add_argument("--job-id", required=True, help="identifies the job; ports of different ids rarely meet")
     parser.add_argument("--ports", required=True, type=_port_range, metavar="LOW-HIGH")
+    parser.add_argument("--start", type=_port, metavar="PORT", help="port to try first")
     parser.add_argument("--host", help="address of this node that the ranks will connect to")
+    parser.add_argument("--interface", help="network interface whose IPv4 address the others reach this node at")
+    parser.add_argument("--peer", help="another node of the job; without --interface its way here gives the address")
+    parser.add_argument("--with-address", action="store_true", help="print ADDRESS PORT")
     options = parser.parse_args(arguments)
     low, high = options.ports
+    host = options.host
     try:
-        port = find_port(options.job_id, low, high, options.host)
+        if host is None and options.with_address:
+            host = find_address(options.interface, options.peer)
+        port = find_port(options.job_id, low, high, host, options.start)
+    except RendezvousError as error:
+        print(f"llmctl: {error}", file=sys.stderr)
+        return 1
     except OSError as error:
-        print(f"--host {options.host}: not an address of this machine: {error}", file=sys.stderr)
+        print(f"--host {host}: not an address of this machine: {error}", file=sys.stderr)
         return 1
     if port is None:
         print(f"every port of {low}-{high} is taken on this node", file=sys.stderr)
         return 1
-    print(port)
+    print(f"{host} {port}" if options.with_address else port)
     return 0

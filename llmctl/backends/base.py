@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from llmctl.job_state import JobState
 
 if TYPE_CHECKING:
+    from llmctl.container import ContainerPlan
     from llmctl.profile import ClusterProfile, ResourceType
 
 
@@ -68,6 +69,7 @@ class JobRequest:
         queue: queue or partition.
         reservation: id of nodes reserved earlier.
         priority: the scheduler's number.
+        container: what the job runs in; None: on the nodes themselves.
         after: ids of the jobs that must have ended before.
         after_any: start however those jobs end; otherwise only if they end well, where the scheduler can tell.
     """
@@ -86,6 +88,7 @@ class JobRequest:
     queue: str | None = None
     reservation: str | None = None
     priority: int | None = None
+    container: "ContainerPlan | None" = None
     after: tuple[str, ...] = ()
     after_any: bool = True
 

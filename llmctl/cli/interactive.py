@@ -70,6 +70,7 @@ def _check_offered(profile: "ClusterProfile", flags: Mapping[str, object]) -> No
 
 def _enter(invocation: Invocation, profile: "ClusterProfile", visit: "RunVisit | None") -> int:
     from llmctl.backends import load_backend
+    from llmctl.backends.base import JobRequest
     from llmctl.gpus import visible_gpus
     from llmctl.interactive import code_variables
     from llmctl.render import interactive_script, job_python
@@ -91,5 +92,6 @@ def _enter(invocation: Invocation, profile: "ClusterProfile", visit: "RunVisit |
         run_dir=visit.record.run_dir if visit is not None else None,
         env=tuple(variables.items()),
     )
-    argv = load_backend(profile.scheduler).interactive_argv(script, invocation.command)
+    request = JobRequest(profile, job_name="interactive", run_dir="")
+    argv = load_backend(profile.scheduler).interactive_argv(request, script, invocation.command)
     return invocation.transport.run_interactive(argv, cwd=invocation.cwd)

@@ -9,21 +9,12 @@ ranks_per_node=1
 python=/usr/bin/python3
 is_training=yes
 port_range=20000-29999
-# Seconds: to save once told to stop, to save once cancelled (unless attempts/K/cancel says how many), and to follow an
-# agent that has failed.
 stop_grace_s=120
-cancel_grace_s=10
-failure_grace_s=10
-kill_grace_s=10
-time_limit_s=0
-job_id=$$
+# Seconds after which the run is told to stop; 0: never.
+stop_after_s=0
 attempt_dir=
-signal=
-deadline=
-code=
-started=no
-agents=()
 secrets=()
+job_id=$$
 
 load_environment() {
     return 0
@@ -84,6 +75,8 @@ ending_reason() {
     if [[ -f $attempt_dir/outcome.json ]]; then outcome=$(<"$attempt_dir/outcome.json"); fi
     if [[ -e $attempt_dir/cancel ]]; then
         echo cancelled
+    elif [[ $is_timeout == yes && ! ($code == 0 && $outcome =~ \"reason\":[[:space:]]*\"completed\") ]]; then
+        echo timeout
     elif [[ $code == 0 && $outcome =~ \"reason\":[[:space:]]*\"stopped\" ]]; then
         echo stopped
     elif [[ -n $signal && ($is_training == no || $started == no) ]]; then
@@ -104,66 +97,18 @@ leave() {
     exit "$code"
 }
 
-# A free port for the ranks to meet at. The lock keeps it ours from now until the last process that inherits it has gone,
-# since another run could find the port free as well, before ours has begun to listen.
-choose_port() {
-    local locks try
-    locks=/tmp/llmctl-ports-$UID
-    mkdir -p -m 700 "$locks" 2>/dev/null
-    for try in 1 2 3 4 5 6 7 8 9 10; do
-        port=$(in_code "$python" -m trainer rendezvous --job-id "$run_id.$attempt.$try" --ports "$port_range") || exit 1
-        if [[ ! -O $locks ]] || ! command -v flock >/dev/null; then return; fi
-        exec 9>"$locks/$port"
-        if flock -n 9; then return; fi
-        exec 9>&-
-    done
-    echo "llmctl: no free port in $port_range after $try tries; widen rendezvous.ports in the profile" >&2
-    exit 1
-}
-
-# Runs a command with the run's snapshot of the code.
-in_code() {
-    PYTHONPATH=$run_dir/code:$run_dir/code/user${PYTHONPATH:+:$PYTHONPATH} "$@"
-}
-
-# One agent, in a subshell that becomes it.
-run_agent() {
-    local node=$1
-    trap - EXIT TERM INT USR1 HUP
-    cd "$run_dir/code" || exit 1
-    set -- "$python" -m torch.distributed.run --nnodes "$nodes" --node-rank "$node" --nproc-per-node "$ranks_per_node" \
-        --master-addr 127.0.0.1 --master-port "$port" --rdzv-id "$run_id.$attempt" --max-restarts 0 \
-        --log-dir "$attempt_dir/torchrun" -m trainer pretrain --config "$run_dir/config.yaml"
-    # From here on only what stands in the arguments is sure: the user's variables may be called like ours.
-    set -- "$run_dir/code:$run_dir/code/user" "${secrets[@]}" \
-        LLMCTL_RUN_ID="$run_id" LLMCTL_RUN_DIR="$run_dir" LLMCTL_ATTEMPT="$attempt" LLMCTL_HOSTFILE="$attempt_dir/hostfile" \
-        MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" NODE_RANK="$node" NNODES="$nodes" \
-        CUDA_VISIBLE_DEVICES= LLMCTL_GPUS_PER_NODE=0 -- "$@"
-    export_variables
-    export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"
-    shift
-    while [[ $1 != -- ]]; do
-        export "$1"
-        shift
-    done
-    shift
-    exec "$@"
-}
-
-start_agents() {
-    local node
-    started=yes
-    # Every agent leads a process group of its own, so that it can be ended with what it started.
-    set -m
-    for ((node = 0; node < nodes; node++)); do
-        echo "127.0.0.1 slots=$ranks_per_node" >>"$attempt_dir/hostfile"
-    done
-    for ((node = 0; node < nodes; node++)); do
-        run_agent "$node" >>"$attempt_dir/$(printf 'node-%05d.log' "$node")" 2>&1 </dev/null &
-        agents+=("$!")
-    done
-    set +m
-}
+# Seconds: to save once told to stop (stop_grace_s), to save once cancelled (unless attempts/K/cancel says how many), and
+# to follow an agent that has failed.
+cancel_grace_s=10
+failure_grace_s=10
+kill_grace_s=10
+signal=
+deadline=
+code=
+started=no
+is_timeout=
+is_cancelled=
+agents=()
 
 signal_agents() {
     local pid
@@ -186,6 +131,14 @@ end_all() {
     kill_leftovers
 }
 
+# Starts COMMAND... as one agent. Its output is job.sh's own, but for what it redirects itself.
+start_agent() {
+    set -m
+    "$@" </dev/null &
+    agents+=("$!")
+    set +m
+}
+
 # Told to stop: the trainer saves at its next step and leaves. Told again: it ends at once.
 on_signal() {
     if [[ -n $signal ]]; then
@@ -193,15 +146,21 @@ on_signal() {
         return
     fi
     signal=$1
+    # Schedulers announce the end of the time by USR1 or USR2; what ends a job for any other reason is TERM.
+    if [[ $signal == USR? ]]; then is_timeout=yes; fi
     if [[ -z $attempt_dir ]]; then return; fi
     touch "$attempt_dir/stop"
     deadline=$((SECONDS + stop_grace_s))
-    if [[ -e $attempt_dir/cancel ]]; then
-        local seconds=
-        read -r seconds <"$attempt_dir/cancel"
-        if [[ ! $seconds =~ ^[0-9]{1,6}$ ]]; then seconds=$cancel_grace_s; fi
-        deadline=$((SECONDS + 10#$seconds))
-    fi
+    if [[ -e $attempt_dir/cancel ]]; then read_cancel; fi
+}
+
+# attempts/K/cancel holds the seconds that the trainer gets to save.
+read_cancel() {
+    local seconds=
+    read -r seconds <"$attempt_dir/cancel"
+    if [[ ! $seconds =~ ^[0-9]{1,6}$ ]]; then seconds=$cancel_grace_s; fi
+    deadline=$((SECONDS + 10#$seconds))
+    is_cancelled=yes
 }
 
 # Agents that still run stay in the list; the first that failed gives the exit code and takes the others along.
@@ -226,9 +185,13 @@ wait_for_agents() {
     local told=
     code=0
     while check_agents; ((${#agents[@]} > 0)); do
-        if ((time_limit_s > 0 && SECONDS >= time_limit_s)) && [[ -z $signal ]]; then
-            echo "llmctl: the time limit of $time_limit_s s is reached" >&2
+        if ((stop_after_s > 0 && SECONDS >= stop_after_s)) && [[ -z $signal ]]; then
+            echo "llmctl: told to stop at the time limit, after $stop_after_s s" >&2
             on_signal USR1
+        fi
+        # A cancel may come as a file alone: from another machine, or after the run had been told to stop.
+        if [[ -z $is_cancelled && -e $attempt_dir/cancel ]]; then
+            if [[ -z $signal ]]; then on_signal TERM; else read_cancel; fi
         fi
         if [[ -n $deadline ]] && ((SECONDS >= deadline)); then
             if [[ -n $told ]]; then end_all; else signal_agents TERM; fi
@@ -238,6 +201,75 @@ wait_for_agents() {
         # A trapped signal ends this wait at once.
         sleep 0.5 &
         wait "$!"
+    done
+}
+
+# Runs a command with the run's snapshot of the code.
+in_code() {
+    PYTHONPATH=$run_dir/code:$run_dir/code/user${PYTHONPATH:+:$PYTHONPATH} "$@"
+}
+
+# Becomes the command that follows the first --; before it stand further variables, as NAME=VALUE.
+become() {
+    # From here on only what stands in the arguments is sure: the user's variables may be called like ours.
+    set -- "$run_dir/code:$run_dir/code/user" "${secrets[@]}" \
+        LLMCTL_RUN_ID="$run_id" LLMCTL_RUN_DIR="$run_dir" LLMCTL_ATTEMPT="$attempt" \
+        LLMCTL_HOSTFILE="$attempt_dir/hostfile" NNODES="$nodes" "$@"
+    export_variables
+    export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"
+    shift
+    while [[ $1 != -- ]]; do
+        export "$1"
+        shift
+    done
+    shift
+    exec "$@"
+}
+
+master_addr=
+master_port=
+
+# Sets master_addr and master_port. The lock keeps the port ours from now until the last process that inherits it has
+# gone, since another run could find the port free as well, before ours has begun to listen.
+choose_rendezvous() {
+    local locks try found
+    locks=/tmp/llmctl-ports-$UID
+    mkdir -p -m 700 "$locks" 2>/dev/null
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        found=$(in_code "$python" -m trainer rendezvous --job-id "$run_id.$attempt.$try" --ports "$port_range" "$@") ||
+            return 1
+        master_addr=${found% *} master_port=${found##* }
+        if [[ ! -O $locks ]] || ! command -v flock >/dev/null; then return 0; fi
+        exec 9>"$locks/$master_port"
+        if flock -n 9; then return 0; fi
+        exec 9>&-
+        # The site's rule gives one port only; from the second try on the job's id does.
+        if [[ ${1-} == --start ]]; then shift 2; fi
+    done
+    echo "llmctl: no free port in $port_range after $try tries; widen rendezvous.ports in the profile" >&2
+    return 1
+}
+
+# One agent, in a subshell that becomes it.
+run_agent() {
+    local node=$1
+    trap - EXIT TERM INT USR1 HUP
+    cd "$run_dir/code" || exit 1
+    set -- "$python" -m torch.distributed.run --nnodes "$nodes" --node-rank "$node" --nproc-per-node "$ranks_per_node" \
+        --master-addr "$master_addr" --master-port "$master_port" --rdzv-id "$run_id.$attempt" --max-restarts 0 \
+        --log-dir "$attempt_dir/torchrun" -m trainer pretrain --config "$run_dir/config.yaml"
+    become MASTER_ADDR="$master_addr" MASTER_PORT="$master_port" NODE_RANK="$node" \
+        CUDA_VISIBLE_DEVICES= LLMCTL_GPUS_PER_NODE=0 -- "$@"
+}
+
+start_agents() {
+    local node
+    started=yes
+    for ((node = 0; node < nodes; node++)); do
+        echo "127.0.0.1 slots=$ranks_per_node" >>"$attempt_dir/hostfile"
+    done
+    for ((node = 0; node < nodes; node++)); do
+        start_agent run_agent "$node" >>"$attempt_dir/$(printf 'node-%05d.log' "$node")" 2>&1
     done
 }
 
@@ -251,7 +283,7 @@ main() {
     trap 'on_signal USR1' USR1
     new_attempt
     load_environment || exit 1
-    choose_port
+    choose_rendezvous --with-address || exit 1
     # Told to stop before anything has begun: nothing begins.
     if [[ -n $signal ]]; then exit 0; fi
     start_agents
