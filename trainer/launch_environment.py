@@ -1,8 +1,8 @@
 """Which rank this process is, whatever started it: torchrun, srun, mpirun or a plain shell. Torch-free.
 
 Sources: torchrun's variables (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables), "OUTPUT
-ENVIRONMENT VARIABLES" of srun(1), Open MPI's ``OMPI_COMM_WORLD_*`` (mpirun(1)), and ``PMI_*`` of MPICH's hydra, Intel
-MPI and Cray.
+ENVIRONMENT VARIABLES" of srun(1), Open MPI's ``OMPI_COMM_WORLD_*`` (mpirun(1)), ``PMI_*`` of MPICH's hydra, Intel MPI
+and Cray, and Azure Batch's AZ_BATCH_MASTER_NODE.
 """
 
 from __future__ import annotations
@@ -206,6 +206,9 @@ def _master_addr(environ: Mapping[str, str], world_size: int, local_world_size: 
         return environ["MASTER_ADDR"]
     if world_size == local_world_size:
         return "127.0.0.1"
+    batch_master = _azure_master(environ)
+    if batch_master is not None:
+        return batch_master[0]
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if nodes:
         return first_host(nodes)
@@ -213,6 +216,23 @@ def _master_addr(environ: Mapping[str, str], world_size: int, local_world_size: 
         f"MASTER_ADDR is not set and the {world_size} ranks are on several nodes; set it to the address of the node "
         "of rank 0"
     )
+
+
+def _azure_master(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Address and port that Azure Batch gives to multi-instance tasks (AZ_BATCH_MASTER_NODE, ``address:port``).
+
+    Source: "Azure Batch runtime environment variables",
+    https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
+    """
+    text = environ.get("AZ_BATCH_MASTER_NODE", "")
+    if not text:
+        return None
+    address, colon, port = text.rpartition(":")
+    if not colon or not address or not port.isdigit() or not 0 < int(port) < 65536:
+        raise LaunchError(
+            f"AZ_BATCH_MASTER_NODE={text} is not ADDRESS:PORT; unset it, or set MASTER_ADDR and MASTER_PORT"
+        )
+    return address, int(port)
 
 
 def first_host(node_list: str) -> str:
@@ -234,6 +254,9 @@ def _master_port(environ: Mapping[str, str]) -> int:
         if not text.isdigit() or not 0 < int(text) < 65536:
             raise LaunchError(f"MASTER_PORT={text} is not a port; use a number from 1 to 65535")
         return int(text)
+    batch_master = _azure_master(environ)
+    if batch_master is not None:
+        return batch_master[1]
     # All ranks must come to the same port without talking, so it can only follow from what the job is called.
     job = next((f"{environ[name]}.{environ.get('SLURM_STEP_ID', '')}" for name in _JOB_IDS if environ.get(name)), None)
     return DEFAULT_PORT if job is None else port_of_job(job, *_PORT_RANGE)

@@ -1,4 +1,4 @@
-"""Whether the run was asked to save and leave: by a file that job.sh touches, or by SIGTERM. Torch-free."""
+"""Whether the run was asked to save and leave: by a file that job.sh touches, or by a signal. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from types import FrameType, TracebackType
 from typing_extensions import Self
 
 
+_WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send before they end a job: ``--signal`` of sbatch(1), ``-notify`` and s_rt of Grid Engine's qsub(1)
+may reach every process of a job, and would otherwise end a rank that has not saved."""
+
+
 class StopRequest:
     """This process's view; ranks must agree before they act on it (trainer.loop does).
 
-    As a context manager it catches SIGTERM meanwhile. Must then be used in the main thread, where Python runs signal
+    As a context manager it catches schedulers' warnings meanwhile. Must then be used in the main thread, where Python runs signal
     handlers.
     """
 
@@ -20,20 +25,21 @@ class StopRequest:
         """Watch for ``file``; give it to one rank only, the others need no file-system traffic for it."""
         self._file = file
         self._signalled = False
-        self._previous: signal._HANDLER = signal.SIG_DFL
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def is_made(self) -> bool:
         """True once asked."""
         return self._signalled or (self._file is not None and self._file.exists())
 
     def __enter__(self) -> Self:
-        self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        self._previous = {number: signal.signal(number, self._on_signal) for number in _WARNINGS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGTERM, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._signalled = True

@@ -69,6 +69,14 @@ def test_pmi():
     assert (launch.rank, launch.local_rank, launch.world_size, launch.master_addr) == (1, 1, 2, "127.0.0.1")
 
 
+def test_azure_batch_names_the_master():
+    batch = {**MPIRUN, "MASTER_ADDR": "", "AZ_BATCH_MASTER_NODE": "10.0.0.4:23354"}
+    launch = resolve_launch_environment(batch)
+    assert (launch.master_addr, launch.master_port) == ("10.0.0.4", 23354)
+    stated = resolve_launch_environment({**batch, "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "23456"})
+    assert (stated.master_addr, stated.master_port) == ("10.0.0.9", 23456)
+
+
 @pytest.mark.parametrize(
     ("variables", "named"),
     [
@@ -80,6 +88,7 @@ def test_pmi():
         ({"RANK": "one", "WORLD_SIZE": "2"}, ("RANK=one",)),
         ({"WORLD_SIZE": "2"}, ("RANK is not set", "WORLD_SIZE=2")),
         ({**MPIRUN, "MASTER_ADDR": ""}, ("MASTER_ADDR", "4 ranks")),
+        ({**MPIRUN, "MASTER_ADDR": "", "AZ_BATCH_MASTER_NODE": "10.0.0.4"}, ("AZ_BATCH_MASTER_NODE=10.0.0.4",)),
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "99999"}, ("MASTER_PORT=99999",)),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(y2)"}, ("SLURM_STEP_TASKS_PER_NODE=4(y2)",)),
     ],

@@ -88,11 +88,13 @@ def test_stop_by_file_and_by_signal(tmp_path):
         assert not stop.is_made()
         (tmp_path / "stop").touch()
         assert stop.is_made()
-    with StopRequest(None) as stop:
-        assert not stop.is_made()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.is_made()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        before = signal.getsignal(number)
+        with StopRequest(None) as stop:
+            assert not stop.is_made()
+            os.kill(os.getpid(), number)
+            assert stop.is_made()
+        assert signal.getsignal(number) == before
 
 
 def test_error_record(tmp_path):

@@ -4,8 +4,10 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from trainer.launch_environment import port_of_job
-from trainer.rendezvous import find_port
+from trainer.rendezvous import RendezvousError, find_address, find_port
 
 
 def _free_range():
@@ -58,3 +60,20 @@ def test_bad_answers():
     other = ask("--ports", "21000-21999", "--host", "192.0.2.1")
     assert other.returncode == 1
     assert "192.0.2.1" in other.stderr
+
+
+def test_the_sites_own_port_comes_first():
+    port = _free_range()
+    assert find_port("job", 21000, 21999, start=port) == port
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        assert find_port("job", 21000, 21999, "127.0.0.1", start=port) in range(21000, 22000)
+
+
+def test_one_node_meets_on_the_loopback_and_several_never_do():
+    assert find_address(None, None) == "127.0.0.1"
+    assert find_address("lo", None) == "127.0.0.1"
+    for interface, peer in (("lo", "192.0.2.1"), (None, "127.0.0.1"), ("nosuch0", "192.0.2.1")):
+        with pytest.raises(RendezvousError, match=r"rendezvous\.interface .* one of .*lo"):
+            find_address(interface, peer)
