@@ -1,5 +1,5 @@
 # make demo     train a small language model on this machine, through the whole tool
-# make test     check, and every test
+# make test     check, and every test; as root against real Slurm, Grid Engine and sshd
 # make check    formatting, lint, types, import walls
 # make parity   every layout of up to 8 ranks against the serial run
 # make torture  exact resume after kill -9 at 20 random instants
@@ -7,7 +7,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo check test parity torture clean
+.PHONY: help set-up real-tier demo check test parity torture clean
 
 PYTHON_OF_VENV := .venv/bin/python
 STEP := scripts/step.sh
@@ -29,8 +29,11 @@ check: set-up
 	@$(STEP) "mypy --strict" .venv/bin/mypy
 	@$(STEP) "import walls" $(PYTHON_OF_VENV) -m pytest tests/test_architecture.py
 
-test: check
-	@$(PYTHON_OF_VENV) -m pytest </dev/null
+real-tier:
+	@scripts/real_tier.sh
+
+test: check real-tier
+	@$(PYTHON_OF_VENV) -m pytest --require-real </dev/null
 
 parity: set-up
 	@$(PYTHON_OF_VENV) -m tests.parity </dev/null

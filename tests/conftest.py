@@ -64,6 +64,24 @@ def _processes_of(mark: str, patience_s: float = 10.0) -> list[str]:
         time.sleep(0.1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--require-real``: root can bring up the real schedulers, so that none of their tests may be skipped."""
+    parser.addoption(
+        "--require-real", action="store_true", help="as root, fail when a test of a real scheduler was skipped"
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A tier that did not run must not look like one that passed."""
+    if not session.config.getoption("--require-real") or os.geteuid() != 0:
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = [report.nodeid for report in reporter.stats.get("skipped", []) if "real" in report.keywords]
+    if skipped and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line("skipped although this is root: " + ", ".join(skipped))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked ``gpu`` where there is no CUDA device; torch is imported only when there are any."""
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]

@@ -8,7 +8,6 @@ from types import FrameType, TracebackType
 
 from typing_extensions import Self
 
-
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What schedulers send before they end a job: ``--signal`` of sbatch(1), ``-notify`` and s_rt of Grid Engine's qsub(1)
 may reach every process of a job, and would otherwise end a rank that has not saved."""
@@ -17,8 +16,8 @@ may reach every process of a job, and would otherwise end a rank that has not sa
 class StopRequest:
     """This process's view; ranks must agree before they act on it (trainer.loop does).
 
-    As a context manager it catches schedulers' warnings meanwhile. Must then be used in the main thread, where Python runs signal
-    handlers.
+    As a context manager it catches schedulers' warnings meanwhile. Must then be used in the main thread, where Python
+    runs signal handlers.
     """
 
     def __init__(self, file: Path | None) -> None:

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Debian packages of the real schedulers that the tests bring up, installed where they are missing. Only root can bring
+# them up, so for anyone else this does nothing; their tests are then skipped, and say so.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ "$(id -u)" = 0 ] || exit 0
+command -v apt-get >/dev/null || { echo "real tier: no apt-get here; the tests of real schedulers will be skipped"; exit 0; }
+
+packages=(
+  munge slurmctld slurmd slurm-client slurmdbd mariadb-server
+  gridengine-master gridengine-exec gridengine-client
+  openssh-server openssh-client openmpi-bin
+  iproute2 iptables procps shellcheck gcc libc6-dev libslurm-dev
+)
+missing=()
+for package in "${packages[@]}"; do
+  state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$state" = installed ] || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+mkdir -p .make
+log=$PWD/.make/real-tier.log
+begin=$SECONDS
+echo "real tier: installing ${#missing[@]} Debian packages"
+export DEBIAN_FRONTEND=noninteractive
+# The tests start their own daemons, in namespaces of their own: the packages' services stay off (policy-rc.d(8)).
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+  trap 'rm -f $policy' EXIT
+  printf '#!/bin/sh\nexit 101\n' >$policy
+  chmod 755 $policy
+fi
+apt() { apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@" >>"$log" 2>&1; }
+apt update || true
+apt install -y --no-install-recommends "${missing[@]}" || { tail -5 "$log" >&2; echo "real tier: apt-get failed, see $log" >&2; exit 1; }
+echo "real tier: done in $((SECONDS - begin)) s"
