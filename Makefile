@@ -15,7 +15,7 @@ STEP := scripts/step.sh
 export OMP_NUM_THREADS ?= 1
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^$$/q; s/^# //p' Makefile
 
 set-up:
 	@scripts/set_up.sh

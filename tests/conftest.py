@@ -78,6 +78,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = [report.nodeid for report in reporter.stats.get("skipped", []) if "real" in report.keywords]
     if skipped and session.exitstatus == pytest.ExitCode.OK:
+        reporter.ensure_newline()
         reporter.write_line("skipped although this is root: " + ", ".join(skipped))
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
