@@ -1,14 +1,17 @@
-"""Changing files: what submitting asks of a transport. Standard library only; the hands of the local transport.
+"""Changing files: what submitting asks of a transport. Standard library only, Python 3.7.
 
-Like file_reads, these functions are also run on the other side of a connection.
+The hands of the local transport; like file_reads, these functions are also run on the other side of a connection.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +96,81 @@ def home() -> str:
     return str(Path.home())
 
 
+def take_lock(path: str) -> int:
+    """Hold a lock file until ``release_lock``, or until this process ends, however it does (flock(2)).
+
+    Raises:
+        BlockingIOError: somebody else holds it.
+        OSError: it cannot be made.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def release_lock(lock: int) -> None:
+    """Let go of what ``take_lock`` gave."""
+    os.close(lock)
+
+
+@contextmanager
+def new_folder(folder: str) -> Iterator[str | None]:
+    """A folder to fill, next to ``folder``, which it becomes at the end; None if ``folder`` is there already.
+
+    Raises:
+        OSError: it cannot be made. Whatever goes wrong, nothing of it is left behind.
+    """
+    target = Path(folder)
+    if target.is_dir():
+        yield None
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
+    aside.mkdir()
+    try:
+        yield str(aside)
+        try:
+            aside.rename(target)
+        except OSError:
+            if not target.is_dir():  # else somebody was faster, with the same content
+                raise
+    finally:
+        shutil.rmtree(str(aside), ignore_errors=True)
+
+
+def unpack(archive: str, folder: str) -> None:
+    """Make ``folder`` of a tar archive of plain files, all or nothing, and remove the archive.
+
+    A folder that is there already stays as it is.
+
+    Raises:
+        OSError: it cannot be read or written; nothing is left behind.
+    """
+    try:
+        with new_folder(folder) as aside:
+            if aside is not None:
+                _extract(archive, Path(aside))
+    finally:
+        remove([archive])
+
+
+def _extract(archive: str, folder: Path) -> None:
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            place = folder / member.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            content = opened.extractfile(member)
+            if content is None:
+                raise OSError(errno.EINVAL, "is no plain file", member.name)
+            with content, place.open("wb") as file:
+                shutil.copyfileobj(content, file)
+            place.chmod(member.mode & 0o777)
+
+
 def _write(file: FileWrite) -> None:
     path = Path(file.path)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -106,7 +184,8 @@ def _write(file: FileWrite) -> None:
             os.fsync(descriptor)
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            temporary.unlink()
         raise
 
 

@@ -4,6 +4,8 @@ One call of ``read_parts`` or ``list_names`` is one round trip, whatever the num
 another machine can answer it with one command. The functions here are the hands of the local transport.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

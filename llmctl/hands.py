@@ -103,3 +103,6 @@ class Hands(Protocol):
 
     def end_run(self, run_dir: str, leaders: Sequence[ProcessIdentity], *, grace_s: float) -> list[ProcessIdentity]:
         """See processes."""
+
+    def close(self) -> None:
+        """Let go of the machine; the next call reaches for it again."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from llmctl.errors import ProfileError
 from llmctl.resources import UserFolders
 
 if TYPE_CHECKING:
+    from llmctl.hands import Hands
     from llmctl.profile import ClusterProfile
     from llmctl.run_record import RunIndex
     from llmctl.transport import LocalTransport
@@ -25,6 +26,7 @@ class Invocation:
         environment: the environment variables; nothing else of llmctl reads it.
         cwd: the working directory, absolute.
         folders: the user's folders.
+        connections: hands of the clusters that this call has reached, by name; ``close`` ends them.
     """
 
     argv: tuple[str, ...]
@@ -32,6 +34,7 @@ class Invocation:
     environment: Mapping[str, str]
     cwd: Path
     folders: UserFolders
+    connections: "dict[str, Hands]" = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> "Invocation":
@@ -45,6 +48,26 @@ class Invocation:
 
         return LocalTransport(self.environment)
 
+    def connect(self, profile: "ClusterProfile") -> "Hands":
+        """Hands of a cluster: where its commands are run and its run directories are. Connected when first used.
+
+        Raises:
+            ProfileError: the profile names no machine.
+        """
+        if not is_remote(profile):
+            return self.transport
+        if profile.name not in self.connections:
+            from llmctl.remote import hands_of
+
+            self.connections[profile.name] = hands_of(profile, self.environment, self.folders)
+        return self.connections[profile.name]
+
+    def close(self) -> None:
+        """End the connections that this call has made."""
+        while self.connections:
+            hands = self.connections.popitem()[1]
+            hands.close()
+
     @property
     def index(self) -> "RunIndex":
         """The index of this user's runs."""
@@ -53,7 +76,9 @@ class Invocation:
         return RunIndex(self.folders.state)
 
     def profile(self, name: str, origin: str = "--cluster") -> "ClusterProfile":
-        """A cluster's profile; LLMCTL_RUNS_ROOT goes before its runs_root, which comes back absolute.
+        """A cluster's profile; LLMCTL_RUNS_ROOT goes before its runs_root.
+
+        On this machine runs_root comes back absolute; see ``runs_root`` for the others.
 
         Raises:
             UsageError: ``origin`` is a flag and no cluster has this name.
@@ -62,8 +87,35 @@ class Invocation:
         from llmctl.profile import expand_home, load_profile
 
         profile = load_profile(self.folders, name, origin)
-        root = expand_home(self.environment.get("LLMCTL_RUNS_ROOT") or profile.runs_root, self.folders)
-        return profile.model_copy(update={"runs_root": os.path.normpath(self.cwd / root)})
+        root = self.environment.get("LLMCTL_RUNS_ROOT") or profile.runs_root
+        if root is not None and not is_remote(profile):
+            root = os.path.normpath(self.cwd / expand_home(root, self.folders))
+        return profile.model_copy(update={"runs_root": root})
+
+    def runs_root(self, profile: "ClusterProfile") -> str:
+        """The folder of a cluster's run directories, absolute on the cluster's machine.
+
+        ``~`` is the home directory there: that alone asks the machine.
+
+        Raises:
+            ProfileError: the profile does not say, or names a path that is not absolute there.
+            SchedulerError: the machine cannot be asked.
+        """
+        root = profile.runs_root
+        overlay = self.folders.clusters / f"{profile.name}.yaml"
+        if root is None:
+            raise ProfileError(
+                f"cluster {profile.name} has no runs_root: the folder of the runs, which all nodes see\n"
+                f"llmctl clusters setup {profile.name} asks for it; or set LLMCTL_RUNS_ROOT, or runs_root in {overlay}"
+            )
+        if root == "~" or root.startswith("~/"):
+            root = self.connect(profile).home() + root[1:]
+        if not root.startswith("/"):
+            raise ProfileError(
+                f"cluster {profile.name}: runs_root: {root} is not absolute\n"
+                f"give a path that begins with / or ~/ in {overlay}, or in LLMCTL_RUNS_ROOT"
+            )
+        return os.path.normpath(root)
 
     def cluster(self, flag: str | None) -> tuple[str, str]:
         """Name of the cluster meant, and where the name came from: --cluster, LLMCTL_CLUSTER, config.yaml, local.
@@ -86,3 +138,8 @@ class Invocation:
             if "cluster" in values:
                 return str(values["cluster"]), f"{path}: cluster"
         return "local", "the default cluster"
+
+
+def is_remote(profile: "ClusterProfile") -> bool:
+    """Whether a cluster's machines are reached by ssh, rather than being this machine."""
+    return profile.scheduler == "ssh" or profile.login.host is not None

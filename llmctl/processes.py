@@ -5,6 +5,8 @@ pid, start time and boot id, and signalled through a pidfd, which cannot slip to
 Fields of /proc/PID/stat: proc(5).
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import socket
@@ -118,6 +120,8 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
         return False
+    except (AttributeError, OSError):  # Python before 3.9, Linux before 5.3: checked, then signalled at once
+        return is_alive(identity) is True and _kill(identity.pid, number)
     try:
         # The descriptor now holds the process that has the pid: only now is it certain whom the check is about.
         if is_alive(identity) is not True:
@@ -127,6 +131,14 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
         return False
     finally:
         os.close(descriptor)
+    return True
+
+
+def _kill(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
     return True
 
 
@@ -198,10 +210,12 @@ def _wait_for_end(remaining: Callable[[], list[ProcessIdentity]], patience_s: fl
 def _kill_all(remaining: Callable[[], list[ProcessIdentity]], patience_s: float) -> list[ProcessIdentity]:
     # Again and again: a process may start another between being seen and being killed.
     deadline = time.monotonic() + patience_s
-    while (left := remaining()) and time.monotonic() < deadline:
+    left = remaining()
+    while left and time.monotonic() < deadline:
         for identity in left:
             send_signal(identity, signal.SIGKILL)
         time.sleep(0.05)
+        left = remaining()
     return left
 
 

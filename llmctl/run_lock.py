@@ -1,32 +1,39 @@
 """One resume or cancel of a run at a time, so that two of them cannot start or miss a job between look and act."""
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from llmctl import file_acts
 from llmctl.errors import RecordError
 
 
-@contextmanager
-def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold the run; the kernel lets go of it when this process ends, however it does (flock(2)).
+def run_lock(run_dir: Path) -> AbstractContextManager[None]:
+    """Hold a run of this machine.
 
     Raises:
         RecordError: another llmctl holds it, or the run directory cannot be written.
     """
+    return lock_file(str(run_dir / ".lock"), file_acts.take_lock, file_acts.release_lock)
+
+
+@contextmanager
+def lock_file(path: str, take: Callable[[str], int], release: Callable[[int], None]) -> Iterator[None]:
+    """Hold the lock file of a run; ``take`` and ``release`` do it where the file is (see file_acts).
+
+    Raises:
+        RecordError: another llmctl holds it, or its folder cannot be written.
+    """
+    folder = Path(path).parent
     try:
-        descriptor = os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = take(path)
+    except BlockingIOError:
+        raise RecordError(
+            f"{folder.name} is being resumed or cancelled by another llmctl; try again when it is done"
+        ) from None
     except OSError as error:
-        raise RecordError(f"{run_dir}: cannot be written: {error.strerror}") from None
+        raise RecordError(f"{folder}: cannot be written: {error.strerror}") from None
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RecordError(
-                f"{run_dir.name} is being resumed or cancelled by another llmctl; try again when it is done"
-            ) from None
         yield
     finally:
-        os.close(descriptor)
+        release(lock)

@@ -1,31 +1,25 @@
-"""The only place that starts processes. Pure parts decide what is run; this runs it and says what came of it."""
+"""Hands on this machine. The only place, with llmctl.remote, that starts processes."""
 
+import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmctl import file_reads, processes
+from llmctl import commands, file_acts, file_reads, processes
+from llmctl.command_result import CommandResult
 from llmctl.errors import SchedulerError
 from llmctl.processes import ProcessIdentity
+from llmctl.run_lock import lock_file
 
 _STDERR_TAIL = 2000
 
 
 @dataclass(frozen=True)
-class CommandResult:
-    """What a finished command left: its exit status and what it printed."""
-
-    exit_status: int
-    stdout: str
-    stderr: str
-
-
-@dataclass(frozen=True)
 class LocalTransport:
-    """Hands on this machine.
+    """Hands on this machine (see llmctl.hands).
 
     Attributes:
         environment: variables of the processes it starts. A detached job does not get the variables of the run that
@@ -33,41 +27,46 @@ class LocalTransport:
     """
 
     environment: Mapping[str, str]
+    host = "this machine"
+    is_remote = False
 
     read_parts = staticmethod(file_reads.read_parts)
     list_names = staticmethod(file_reads.list_names)
+    look_at = staticmethod(file_acts.look_at)
+    write_files = staticmethod(file_acts.write_files)
+    make_folder = staticmethod(file_acts.make_folder)
+    remove = staticmethod(file_acts.remove)
+    link = staticmethod(file_acts.link)
     inspect_processes = staticmethod(processes.inspect)
     processes_of_run = staticmethod(processes.processes_of_run)
     end_run = staticmethod(processes.end_run)
 
-    def run(self, argv: Sequence[str], *, timeout_s: float) -> CommandResult:
-        """Run a command to its end, without input; any exit status is an answer.
+    def home(self) -> str:
+        """The user's home directory."""
+        return self.environment.get("HOME") or file_acts.home()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+    ) -> CommandResult:
+        """Run a command to its end; any exit status is an answer.
 
         Raises:
             SchedulerError: it cannot be started, or is not done after ``timeout_s`` seconds and was ended.
         """
+        merged = {**self.environment, **(env or {})}
         try:
-            done = subprocess.run(
-                argv,
-                env=dict(self.environment),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise SchedulerError(
-                f"{argv[0]}: no answer within {timeout_s:g} s", transient=True, argv=argv, stderr_tail=""
-            ) from None
+            done = commands.run_command(argv, env=merged, timeout_s=timeout_s, cwd=cwd, stdin=stdin)
         except OSError as error:
-            raise SchedulerError(
-                f"{argv[0]}: cannot be started: {error.strerror}", transient=False, argv=argv
-            ) from None
-        return CommandResult(done.returncode, done.stdout, done.stderr[-_STDERR_TAIL:])
+            raise start_error(argv, error) from None
+        return command_result(argv, done, timeout_s)
 
-    def run_interactive(self, argv: Sequence[str], *, cwd: Path) -> int:
+    def run_interactive(self, argv: Sequence[str], *, cwd: str | None = None) -> int:
         """Run a command on our own terminal and return its exit status, 128 + N when signal N ended it.
 
         What the terminal sends (Ctrl-C and the like) is the command's to answer, which shares our foreground group; a
@@ -95,36 +94,61 @@ class LocalTransport:
                 process.send_signal(number)
             status = process.wait()
         except OSError as error:
-            raise SchedulerError(
-                f"{argv[0]}: cannot be started: {error.strerror}", transient=False, argv=argv
-            ) from None
+            raise start_error(argv, error) from None
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
         return status if status >= 0 else 128 - status
 
-    def start_detached(self, argv: Sequence[str], *, cwd: Path, log: Path) -> ProcessIdentity:
+    def start_detached(self, argv: Sequence[str], *, cwd: str, log: str) -> ProcessIdentity:
         """Start a command that outlives us and the terminal: own session, no input, output appended to ``log``.
 
         Raises:
             SchedulerError: it cannot be started.
         """
         try:
-            with log.open("ab") as output:
-                process = subprocess.Popen(
-                    argv,
-                    env={name: self.environment[name] for name in self.environment.keys() - processes.RUN_VARIABLES},
-                    cwd=cwd,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
+            return commands.start_detached(argv, env=self.environment, cwd=cwd, log=log)
         except OSError as error:
-            raise SchedulerError(
-                f"{argv[0]}: cannot be started: {error.strerror}", transient=False, argv=argv
-            ) from None
-        identity = processes.identify(process.pid) or ProcessIdentity(process.pid, None, processes.boot_id())
-        # While we live we are its parent: without this it would stay a zombie, and its pid taken, until we leave.
-        threading.Thread(target=process.wait, daemon=True).start()
-        return identity
+            raise start_error(argv, error) from None
+
+    def put_tree(self, folder: str, files: Mapping[str, Path]) -> None:
+        """Make ``folder`` of our own files (name below it -> where it is), all or nothing.
+
+        A folder that is there already stays as it is.
+
+        Raises:
+            OSError: a file cannot be read or written; nothing is left behind.
+        """
+        with file_acts.new_folder(folder) as aside:
+            for name, path in files.items() if aside is not None else ():
+                place = Path(str(aside), name)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, place)
+
+    def lock(self, path: str) -> AbstractContextManager[None]:
+        """Hold a lock file; the kernel lets go of it when this process ends, however it does (flock(2)).
+
+        Raises:
+            RecordError: another llmctl holds it.
+        """
+        return lock_file(path, file_acts.take_lock, file_acts.release_lock)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def start_error(argv: Sequence[str], error: OSError) -> SchedulerError:
+    """What is said of a command that cannot be started."""
+    return SchedulerError(f"{argv[0]}: cannot be started: {error.strerror}", transient=False, argv=argv)
+
+
+def command_result(argv: Sequence[str], done: commands.CommandOutput, timeout_s: float) -> CommandResult:
+    """The result as text.
+
+    Raises:
+        SchedulerError: the command was ended because its time was over.
+    """
+    if done.exit_status is None:
+        raise SchedulerError(f"{argv[0]}: no answer within {timeout_s:g} s", transient=True, argv=argv)
+    stdout, stderr = (text.decode("utf-8", errors="replace") for text in (done.stdout, done.stderr))
+    return CommandResult(done.exit_status, stdout, stderr[-_STDERR_TAIL:])

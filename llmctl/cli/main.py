@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,11 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None)
         arguments: argv without the program's name.
         environment: the variables that the user set. Unset: the process's own.
     """
+    with ExitStack() as at_end:
+        return _run(arguments, environment, at_end)
+
+
+def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end: ExitStack) -> int:
     words, command = split_command(arguments)
     debug = "--debug" in words
     try:
@@ -126,6 +132,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None)
         invocation = Invocation.of(
             ("llmctl", *arguments), command, os.environ if environment is None else environment, _working_directory()
         )
+        at_end.callback(invocation.close)
         if "--" in arguments and not set(words) & TAKES_COMMAND:
             raise UsageError(f"-- COMMAND goes with {' and '.join(sorted(TAKES_COMMAND))} only")
         if "--" in arguments and not command:
