@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from llmctl.attempt_reader import newest_attempt
 from llmctl.errors import RecordError, SchedulerError
+from llmctl.hands import Hands
 from llmctl.job_state import JobState
 from llmctl.processes import ProcessIdentity
 from llmctl.run_lock import run_lock
-from llmctl.run_observer import RunHands, is_elsewhere, leaders_of, newest_attempt, observe_run
+from llmctl.run_observer import is_elsewhere, leaders_of, observe_run
 from llmctl.run_record import RunRecord, write_file
 from llmctl.run_view import RunView
 
@@ -18,7 +20,7 @@ GRACE_S = 10.0
 """Seconds to save: enough for a step and a small checkpoint; whoever wants more says --grace."""
 
 
-class CancelHands(RunHands, Protocol):
+class CancelHands(Hands, Protocol):
     """What ending asks of a transport, on top of looking."""
 
     def end_run(self, run_dir: str, leaders: Sequence[ProcessIdentity], *, grace_s: float) -> list[ProcessIdentity]:

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from llmctl.attempt_reader import newest_attempt
 from llmctl.errors import INTERRUPTED, FollowedRunFailed, RecordError
 from llmctl.file_reads import FileRead
 from llmctl.follow_output import FollowOutput, choose_output
+from llmctl.hands import Hands
 from llmctl.job_state import JobState
 from llmctl.log_choice import LogChoice, ranks_of_errors
 from llmctl.logs import LogFollower, LogLine, rank_logs
 from llmctl.metrics_reader import MetricsReader
-from llmctl.run_observer import RunHands, newest_attempt, observe_run
+from llmctl.run_observer import observe_run
 from llmctl.run_record import RunRecord
 from llmctl.run_view import RunView
 
@@ -26,7 +28,7 @@ STATE_EVERY = 4
 
 def follow_run(
     record: RunRecord,
-    hands: RunHands,
+    hands: Hands,
     *,
     choice: LogChoice | None = None,
     attempt: int | None = None,
@@ -84,7 +86,7 @@ class _Session:
     def __init__(
         self,
         record: RunRecord,
-        hands: RunHands,
+        hands: Hands,
         choice: LogChoice | None,
         attempt: int | None,
         offsets: dict[str, int],

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmctl.attempt_reader import attempt_numbers
 from llmctl.errors import RecordError
 from llmctl.file_reads import FileRead
+from llmctl.hands import Hands
 from llmctl.log_choice import spans
 from llmctl.logs import rank_logs
 from llmctl.run_facts import Heartbeat, parse_heartbeat
-from llmctl.run_observer import RunHands, attempt_numbers
 from llmctl.run_record import RunRecord
 
 
@@ -33,7 +34,7 @@ class RunVisit:
         return bool((self.record.config or {}).get("training", {}).get("device") == "cpu")
 
 
-def visit_run(record: RunRecord, hands: RunHands, rank: int | None) -> RunVisit:
+def visit_run(record: RunRecord, hands: Hands, rank: int | None) -> RunVisit:
     """What a visitor of a run is given; with ``rank``, also which process that rank is.
 
     Raises:
@@ -63,7 +64,7 @@ def visit_run(record: RunRecord, hands: RunHands, rank: int | None) -> RunVisit:
     return RunVisit(record, variables, f"rank {rank} is process {heartbeat.pid} on {heartbeat.host}, {doing}")
 
 
-def _lives(record: RunRecord, heartbeat: Heartbeat, hands: RunHands) -> bool:
+def _lives(record: RunRecord, heartbeat: Heartbeat, hands: Hands) -> bool:
     # Only what carries the run in its environment: the pid in an old heartbeat may be another process's by now.
     return heartbeat.pid in {one.pid for one in hands.processes_of_run(str(record.run_dir), [])}
 

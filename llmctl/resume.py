@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmctl.attempt_reader import newest_attempt
 from llmctl.errors import RecordError, UsageError
 from llmctl.file_reads import FileRead
+from llmctl.hands import Hands
 from llmctl.job_state import JobState
-from llmctl.run_observer import RunHands, leaders_of, newest_attempt, observe_run
+from llmctl.run_observer import leaders_of, observe_run
 from llmctl.run_record import RunRecord
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -24,7 +26,7 @@ class StartPoint:
     sentence: str
 
 
-def check_ended(record: RunRecord, hands: RunHands) -> None:
+def check_ended(record: RunRecord, hands: Hands) -> None:
     """Refuse to start a run a second time while the first may still write to its directory.
 
     Raises:
@@ -47,7 +49,7 @@ def check_ended(record: RunRecord, hands: RunHands) -> None:
     )
 
 
-def start_point(record: RunRecord, hands: RunHands) -> StartPoint:
+def start_point(record: RunRecord, hands: Hands) -> StartPoint:
     """Where the next attempt of a run begins, by the checkpoints that are there now.
 
     Args:
@@ -81,7 +83,7 @@ def check_work_left(record: RunRecord, point: StartPoint) -> None:
         )
 
 
-def _latest_iteration(folder: str, hands: RunHands) -> int | None:
+def _latest_iteration(folder: str, hands: Hands) -> int | None:
     (part,) = hands.read_parts([FileRead(f"{folder}/{LATEST}", limit=64)])
     text = part.data.decode(errors="replace").strip() if part is not None else ""
     if text.isdecimal():

@@ -33,6 +33,17 @@ class Ending:
     signal: str | None
     time: float | None
 
+    @property
+    def is_final(self) -> bool:
+        """Whether it is the run's end for certain; otherwise the scheduler may start the job again.
+
+        Schedulers stop a job by a signal before they start it again (preemption, requeue). Grid Engine also starts one
+        again that ends with 99, and holds one that ends with 100 (qsub(1)).
+        """
+        if self.reason not in ("stopped", "failed"):
+            return True
+        return self.signal is None and self.code not in (99, 100)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -90,7 +101,10 @@ class RankError:
 
 @dataclass(frozen=True)
 class AttemptFacts:
-    """One attempts/K directory. ``errors`` in order of time: the first is the first to have failed."""
+    """One attempts/K directory.
+
+    ``errors`` in order of time: the first is the first to have failed. ``hosts``: those of its hostfile.
+    """
 
     number: int
     started: Started | None = None
@@ -99,6 +113,7 @@ class AttemptFacts:
     cancel_marked: bool = False
     heartbeats: tuple[Heartbeat, ...] = ()
     errors: tuple[RankError, ...] = ()
+    hosts: tuple[str, ...] = ()
 
     @property
     def newest_heartbeat(self) -> Heartbeat | None:
@@ -138,6 +153,13 @@ def parse_outcome(data: bytes | None) -> Outcome | None:
     if values is None or not _text(values, "reason"):
         return None
     return Outcome(_text(values, "reason"), _int(values, "iteration"), _float(values, "time"))
+
+
+def parse_hostfile(data: bytes | None) -> tuple[str, ...]:
+    """The hosts of an attempt's hostfile, each once; none for agents of one machine, which it calls 127.0.0.1."""
+    lines = (data or b"").decode("utf-8", errors="replace").splitlines()
+    names = dict.fromkeys(line.split()[0] for line in lines if line.strip() and not line.startswith("#"))
+    return tuple(name for name in names if not name.startswith("127."))
 
 
 def parse_heartbeat(data: bytes | None) -> Heartbeat | None:

@@ -1,116 +1,60 @@
-"""Gathering the facts about runs through a transport: a fixed number of round trips, whatever the number of runs.
+"""Gathering the facts about the runs of one cluster: a fixed number of round trips, whatever the number of runs.
 
-Order matters: whether a process lives is asked before exit.json is read. job.sh writes exit.json as its last act, so a
-process seen gone has either left one or will never leave one.
+Order matters: job.sh writes exit.json as its last act. So the files are read first, and those that say how a run ended
+are believed; then the job is asked about, once for all runs that are left; and of a job that is not there any more
+exit.json is read again, since it may have been written in between. Only then is the accounting asked.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
-from typing import Protocol
+from dataclasses import replace
 
+from llmctl.attempt_reader import AttemptBeginning, RunAttempts, find_attempts, read_details
+from llmctl.errors import SchedulerError
 from llmctl.file_reads import FilePart, FileRead
+from llmctl.hands import Hands
+from llmctl.job_answers import SchedulerWatch, question_of
 from llmctl.job_state import JobState
 from llmctl.metrics_reader import table_of_tail, tail_of
 from llmctl.processes import ProcessIdentity, ProcessReport
-from llmctl.run_facts import (
-    AttemptFacts,
-    Started,
-    parse_ending,
-    parse_error,
-    parse_heartbeat,
-    parse_outcome,
-    parse_started,
-)
+from llmctl.run_facts import AttemptFacts, Started
 from llmctl.run_record import RunRecord
 from llmctl.run_state import JobAnswer, RunFacts
 from llmctl.run_view import RunView, build_view
 
 
-class RunHands(Protocol):
-    """What observing asks of a transport: one call is one round trip."""
+def observe_runs(records: Sequence[RunRecord], hands: Hands, scheduler: SchedulerWatch | None = None) -> list[RunView]:
+    """The views of runs of one cluster, in order.
 
-    def read_parts(self, reads: Sequence[FileRead]) -> list[FilePart | None]:
-        """See llmctl.file_reads."""
-
-    def list_names(self, directories: Sequence[str]) -> list[list[str]]:
-        """See llmctl.file_reads."""
-
-    def inspect_processes(self, identities: Sequence[ProcessIdentity]) -> ProcessReport:
-        """See llmctl.processes.inspect."""
-
-    def processes_of_run(self, run_dir: str, leaders: Sequence[ProcessIdentity]) -> list[ProcessIdentity]:
-        """See llmctl.processes."""
-
-
-def observe_runs(records: Sequence[RunRecord], hands: RunHands) -> list[RunView]:
-    """The views of runs that one transport reaches, in order."""
-    tails = hands.read_parts([tail_of(f"{record.run_dir}/metrics.jsonl") for record in records])
+    Args:
+        records: of the runs.
+        hands: the machine where their directories are.
+        scheduler: of the cluster; None where jobs are processes.
+    """
+    tails = [tail_of(f"{record.run_dir}/metrics.jsonl") for record in records]
     views = []
-    for record, facts, tail in zip(records, gather_facts(records, hands), tails, strict=True):
+    for record, facts, tail in zip(records, *_gather(records, hands, scheduler, tails), strict=True):
         metrics = table_of_tail(tail)
         views.append(build_view(record, replace(facts, iteration_time_s=metrics.iteration_time_s()), metrics))
     return views
 
 
-def observe_run(record: RunRecord, hands: RunHands) -> RunView:
+def observe_run(record: RunRecord, hands: Hands, scheduler: SchedulerWatch | None = None) -> RunView:
     """The view of one run."""
-    return observe_runs([record], hands)[0]
+    return observe_runs([record], hands, scheduler)[0]
 
 
-def gather_facts(records: Sequence[RunRecord], hands: RunHands) -> list[RunFacts]:
+def gather_facts(records: Sequence[RunRecord], hands: Hands, scheduler: SchedulerWatch | None = None) -> list[RunFacts]:
     """What the state of each run is decided from, in order."""
-    beginnings = _find_attempts(records, hands)
-    leaders = [leaders_of(record, beginning) for record, beginning in zip(records, beginnings, strict=True)]
-    report = hands.inspect_processes([leader for group in leaders for leader in group])
-    attempts = _read_attempts(beginnings, hands)
-    facts, alive = [], list(report.alive)
-    for record, beginning, group, attempt in zip(records, beginnings, leaders, attempts, strict=True):
-        states, alive = alive[: len(group)], alive[len(group) :]
-        job = _process_answer(group, states, report, beginning.started if beginning is not None else None)
-        if job is not None and job.state.is_finished and (attempt is None or attempt.ending is None):
-            survivors = len(hands.processes_of_run(str(record.run_dir), group))
-            job = JobAnswer(job.state, job.raw, survivors)
-        last = record.submissions[-1] if record.submissions else None
-        facts.append(
-            RunFacts(
-                run_id=record.run_id,
-                job=job,
-                submitted=last.time if last is not None else record.created,
-                cancel_requested=last.cancel_requested if last is not None else None,
-                attempt=attempt,
-                now=time.time(),
-            )
-        )
-    return facts
-
-
-@dataclass(frozen=True)
-class AttemptBeginning:
-    """The newest attempt of a run: its number, its directory and its started.json."""
-
-    number: int
-    directory: PurePosixPath
-    started: Started | None
+    return _gather(records, hands, scheduler, [])[0]
 
 
 def leaders_of(record: RunRecord, beginning: AttemptBeginning | None) -> list[ProcessIdentity]:
     """job.sh of the last submission, as recorded; where submit was cut off before that, as job.sh states itself."""
-    jobs = record.submissions[-1].jobs if record.submissions else ()
-    recorded = [ProcessIdentity(job.pid, job.pid_start_time, job.boot_id) for job in jobs if job.pid is not None]
-    started = beginning.started if beginning is not None else None
-    if recorded or started is None or started.pid is None:
-        return recorded
-    return [ProcessIdentity(started.pid, started.pid_start_time, started.boot_id)]
+    return [leader for _, leader in _hosts_and_leaders(record, beginning)]
 
 
-def newest_attempt(record: RunRecord, hands: RunHands) -> AttemptBeginning | None:
-    """The last attempt of the run's last submission; None if it has made none yet."""
-    return _find_attempts([record], hands)[0]
-
-
-def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessIdentity], hands: RunHands) -> bool:
+def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessIdentity], hands: Hands) -> bool:
     """Whether a run was started on another machine, whose processes cannot be seen from this one.
 
     A job.sh that lives here settles it: a machine's name may have changed since.
@@ -119,74 +63,166 @@ def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessId
     return beginning is not None and not any(report.alive) and _is_other_host(beginning.started, report)
 
 
-def attempt_numbers(record: RunRecord, hands: RunHands) -> list[int]:
-    """Numbers of all attempts that a run has made, ascending."""
-    (names,) = hands.list_names([str(record.run_dir / "attempts")])
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-def _find_attempts(records: Sequence[RunRecord], hands: RunHands) -> list[AttemptBeginning | None]:
-    folders = [PurePosixPath(str(record.run_dir)) / "attempts" for record in records]
-    names = hands.list_names([str(folder) for folder in folders])
-    newest = [max((int(name) for name in group if name.isdecimal()), default=None) for group in names]
-    found = [(folder / str(number), number) for folder, number in zip(folders, newest, strict=True)]
-    parts = hands.read_parts([FileRead(str(folder / "started.json")) for folder, _ in found])
-    return [
-        _beginning(record, folder, number, part)
-        for record, (folder, number), part in zip(records, found, parts, strict=True)
-    ]
-
-
-def _beginning(
-    record: RunRecord, directory: PurePosixPath, number: int | None, part: FilePart | None
-) -> AttemptBeginning | None:
-    if number is None:
-        return None
-    started = parse_started(_data(part))
-    submission = record.submissions[-1].number if record.submissions else None
-    if started is not None and None not in (started.submission, submission) and started.submission != submission:
-        return None  # of an earlier submission: the last one has made none yet
-    return AttemptBeginning(number, directory, started)
-
-
-def _read_attempts(beginnings: Sequence[AttemptBeginning | None], hands: RunHands) -> list[AttemptFacts | None]:
-    present = [beginning for beginning in beginnings if beginning is not None]
-    folders = [f"{one.directory}{name}" for one in present for name in ("", "/heartbeat", "/errors")]
-    names = iter(hands.list_names(folders))
-    listed = [(set(next(names)), _json_names(next(names)), _json_names(next(names))) for _ in present]
-    reads = []
-    for one, (_, beats, errors) in zip(present, listed, strict=True):
-        files = ["exit.json", "outcome.json", *(f"heartbeat/{n}" for n in beats), *(f"errors/{n}" for n in errors)]
-        reads += [FileRead(f"{one.directory}/{file}") for file in files]
-    parts = iter(hands.read_parts(reads))
-    facts = {}
-    for one, (plain, beats, errors) in zip(present, listed, strict=True):
-        ending, outcome = parse_ending(_data(next(parts))), parse_outcome(_data(next(parts)))
-        heartbeats = [parse_heartbeat(_data(next(parts))) for _ in beats]
-        failures = [parse_error(_data(next(parts))) for _ in errors]
-        facts[id(one)] = AttemptFacts(
-            number=one.number,
-            started=one.started,
-            ending=ending,
-            outcome=outcome,
-            cancel_marked="cancel" in plain,
-            heartbeats=tuple(beat for beat in heartbeats if beat is not None),
-            errors=tuple(sorted((e for e in failures if e is not None), key=lambda error: (error.time, error.rank))),
+def _gather(
+    records: Sequence[RunRecord], hands: Hands, scheduler: SchedulerWatch | None, further: Sequence[FileRead]
+) -> tuple[list[RunFacts], list[FilePart | None]]:
+    attempts = find_attempts(records, hands)
+    jobs: dict[int, JobAnswer | None] = {}
+    open_ones = [index for index in range(len(records)) if not _has_ended(records[index], attempts[index], scheduler)]
+    if scheduler is not None:
+        questions = [question_of(records[index], attempts[index]) for index in open_ones]
+        jobs.update(zip(open_ones, scheduler.ask_queue(questions), strict=True))
+    else:
+        jobs.update(_ask_processes({index: (records[index], attempts[index].newest) for index in open_ones}, hands))
+    gone = [index for index in open_ones if _is_gone(jobs[index])]
+    if gone:
+        for index, again in zip(gone, find_attempts([records[index] for index in gone], hands), strict=True):
+            attempts[index] = again
+    details, parts = read_details([one.newest for one in attempts], further, hands)
+    left = [index for index in gone if details[index] is None or _ending_missing(details[index])]
+    if scheduler is not None:
+        _ask_accounting(
+            scheduler, [index for index in left if _has_left(jobs[index])], records, attempts, details, jobs
         )
-    return [facts[id(one)] if one is not None else None for one in beginnings]
+    else:
+        for index in left:
+            jobs[index] = _with_survivors(jobs[index], records[index], attempts[index].newest, hands)
+    now = time.time()
+    facts = [
+        _facts(record, attempts[index], details[index], jobs.get(index), now) for index, record in enumerate(records)
+    ]
+    return facts, parts
 
 
-def _json_names(names: Sequence[str]) -> list[str]:
-    # Names that begin with a dot are being written and renamed at this moment.
-    return [name for name in names if name.endswith(".json") and not name.startswith(".")]
+def _facts(
+    record: RunRecord, attempts: RunAttempts, attempt: AttemptFacts | None, job: JobAnswer | None, now: float
+) -> RunFacts:
+    last = record.submissions[-1] if record.submissions else None
+    return RunFacts(
+        run_id=record.run_id,
+        job=job,
+        submitted=last.time if last is not None else record.created,
+        cancel_requested=last.cancel_requested if last is not None else None,
+        attempt=attempt,
+        now=now,
+        attempts=attempts.count,
+        attempts_of_submission=attempts.of_submission,
+    )
 
 
-def _data(part: FilePart | None) -> bytes | None:
-    return part.data if part is not None else None
+def _has_ended(record: RunRecord, attempts: RunAttempts, scheduler: SchedulerWatch | None) -> bool:
+    """Whether exit.json says all; a job that its scheduler has stopped may be started again by it."""
+    ending = attempts.newest.ending if attempts.newest is not None else None
+    if ending is None:
+        return False
+    was_cancelled = bool(record.submissions) and record.submissions[-1].cancel_requested is not None
+    return scheduler is None or ending.is_final or was_cancelled
+
+
+def _ending_missing(attempt: AttemptFacts | None) -> bool:
+    return attempt is not None and attempt.ending is None
+
+
+def _is_gone(job: JobAnswer | None) -> bool:
+    return job is not None and job.state not in (JobState.RUNNING, JobState.PENDING)
+
+
+def _has_left(job: JobAnswer | None) -> bool:
+    return job is not None and job.has_left
+
+
+def _ask_accounting(
+    scheduler: SchedulerWatch,
+    indices: Sequence[int],
+    records: Sequence[RunRecord],
+    attempts: Sequence[RunAttempts],
+    details: Sequence[AttemptFacts | None],
+    jobs: dict[int, JobAnswer | None],
+) -> None:
+    questions = [question_of(records[index], attempts[index]) for index in indices]
+    signs = [_last_sign_of_life(records[index], details[index]) for index in indices]
+    jobs.update(zip(indices, scheduler.ask_accounting(questions, signs), strict=True))
+
+
+def _last_sign_of_life(record: RunRecord, attempt: AttemptFacts | None) -> float:
+    submitted = record.submissions[-1].time if record.submissions else record.created
+    started = attempt.started.time if attempt is not None and attempt.started is not None else None
+    newest = attempt.newest_heartbeat if attempt is not None else None
+    return max(submitted, started or 0.0, newest.time if newest is not None else 0.0)
+
+
+# What follows is about jobs that are processes.
+
+
+def _hosts_and_leaders(record: RunRecord, beginning: AttemptBeginning | None) -> list[tuple[str, ProcessIdentity]]:
+    jobs = record.submissions[-1].jobs if record.submissions else ()
+    recorded = [
+        (job.host, ProcessIdentity(job.pid, job.pid_start_time, job.boot_id)) for job in jobs if job.pid is not None
+    ]
+    started = beginning.started if beginning is not None else None
+    if recorded or started is None or started.pid is None:
+        return recorded
+    return [(started.host or "", ProcessIdentity(started.pid, started.pid_start_time, started.boot_id))]
+
+
+def _ask_processes(
+    runs: dict[int, tuple[RunRecord, AttemptBeginning | None]], hands: Hands
+) -> dict[int, JobAnswer | None]:
+    """Whether job.sh of each run lives: one round trip for each machine."""
+    leaders = {index: _hosts_and_leaders(*run) for index, run in runs.items()}
+    alive, reports = inspect_leaders([leader for group in leaders.values() for leader in group], hands)
+    answers: dict[int, JobAnswer | None] = {}
+    position = 0
+    for index, group in leaders.items():
+        span = slice(position, position + len(group))
+        position += len(group)
+        beginning = runs[index][1]
+        started = beginning.started if beginning is not None else None
+        answers[index] = _process_answer([leader for _, leader in group], alive[span], reports[span], started)
+    return answers
+
+
+def inspect_leaders(
+    leaders: Sequence[tuple[str, ProcessIdentity]], hands: Hands
+) -> tuple[list[bool | None], list[ProcessReport]]:
+    """Which of these processes live, and what their machine says of itself; a machine out of reach leaves it open.
+
+    Args:
+        leaders: (host, process).
+        hands: one machine, which all of them are looked for on, or a group of hosts.
+    """
+    hands_of = getattr(hands, "hands_of", None)
+    places = dict.fromkeys(host if hands_of is not None else "" for host, _ in leaders)
+    alive: list[bool | None] = [None] * len(leaders)
+    reports = [ProcessReport("", None, ())] * len(leaders)
+    for place in places:
+        members = [index for index, (host, _) in enumerate(leaders) if hands_of is None or host == place]
+        try:
+            report = (hands_of(place) if hands_of is not None else hands).inspect_processes(
+                [leaders[index][1] for index in members]
+            )
+        except SchedulerError as error:
+            if hands_of is None:
+                raise
+            report = ProcessReport(error.message, None, (None,) * len(members))
+        for index, lives in zip(members, report.alive, strict=True):
+            alive[index], reports[index] = lives, report
+    return alive, reports
+
+
+def _with_survivors(
+    job: JobAnswer | None, record: RunRecord, beginning: AttemptBeginning | None, hands: Hands
+) -> JobAnswer | None:
+    if job is None or not job.state.is_finished:
+        return job
+    return replace(job, survivors=len(hands.processes_of_run(str(record.run_dir), leaders_of(record, beginning))))
 
 
 def _process_answer(
-    leaders: Sequence[ProcessIdentity], alive: Sequence[bool | None], report: ProcessReport, started: Started | None
+    leaders: Sequence[ProcessIdentity],
+    alive: Sequence[bool | None],
+    reports: Sequence[ProcessReport],
+    started: Started | None,
 ) -> JobAnswer | None:
     """The job of a cluster without a scheduler: its job.sh, seen as a process."""
     if not leaders:
@@ -194,12 +230,13 @@ def _process_answer(
     pids = ", ".join(str(leader.pid) for leader in leaders)
     if any(alive):
         return JobAnswer(JobState.RUNNING, f"pid {pids}")
-    if started is not None and _is_other_host(started, report):
-        return JobAnswer(JobState.UNKNOWN, f"it was started on {started.host} and this is {report.host}: ask there")
+    if len(leaders) == 1 and started is not None and _is_other_host(started, reports[0]):
+        return JobAnswer(JobState.UNKNOWN, f"it was started on {started.host} and this is {reports[0].host}: ask there")
     if None in alive:
-        known = "its processes cannot be seen" if report.boot_id is None else "the pid may be another process's by now"
+        blind = next((report for report in reports if report.boot_id is None), None)
+        known = "the pid may be another process's by now" if blind is None else "its processes cannot be seen"
         return JobAnswer(JobState.UNKNOWN, f"job.sh was pid {pids}; {known}")
-    if any(leader.boot_id is not None and leader.boot_id != report.boot_id for leader in leaders):
+    if any(leader.boot_id not in (None, report.boot_id) for leader, report in zip(leaders, reports, strict=True)):
         return JobAnswer(JobState.NODE_FAIL, "the machine was restarted")
     return JobAnswer(JobState.FAILED, f"job.sh (pid {pids}) was killed (SIGKILL, or out of memory)")
 

@@ -2,12 +2,15 @@
 
 The order of trust: exit.json, which job.sh's trap writes once everything of the attempt has ended; then what is known
 of the job itself (a scheduler's word, or the process on this machine); then the age of the heartbeats. Doubt gives
-``unknown`` with the reason for the doubt, never an ending.
+``unknown`` with the reason for the doubt, never an ending. One exit.json is not the last word: that of a job which its
+scheduler stopped, and may start again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from llmctl.backends.base import JobReport
 from llmctl.durations import spoken
 from llmctl.job_state import JobState
 from llmctl.run_facts import AttemptFacts, Ending, Heartbeat, first_error
@@ -16,6 +19,8 @@ FRESH_S = 60.0
 """A heartbeat is written about once per second; one younger than this is a sign of life even over a slow NFS."""
 SUBMITTING_S = 60.0
 """A submission without a job id may still be under way for this long."""
+SCHEDULERS_DOING = (JobState.TIMEOUT, JobState.PREEMPTED, JobState.NODE_FAIL)
+"""Endings that the run itself has no part in: it can go on from its latest checkpoint."""
 STALLED_S = 30.0
 """A rank this much behind the others, and by three iterations' time, is called out; a save or evaluation is shorter."""
 
@@ -26,13 +31,21 @@ class JobAnswer:
 
     Attributes:
         state: running or pending; a finished state if the job has certainly ended; unknown if it cannot be told.
-        raw: the scheduler's word or, for a process, what was found.
+        raw: the scheduler's words or, for a process, what was found.
         survivors: processes of the run that still live although its job.sh does not.
+        source: who says it.
+        report: the scheduler's report, if it has one.
+        is_silent: the scheduler does not answer.
+        has_left: its queue does not know the job any more.
     """
 
     state: JobState
     raw: str
     survivors: int = 0
+    source: Literal["process", "queue", "accounting"] = "process"
+    report: JobReport | None = None
+    is_silent: bool = False
+    has_left: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,8 @@ class RunFacts:
         submitted: time of the last submission, or of the record if there is none.
         cancel_requested: time of ``llmctl cancel``, if it was asked for this submission.
         attempt: the last attempt of the last submission; None if it has none yet.
+        attempts: how many all submissions have made.
+        attempts_of_submission: how many the last one has made.
         now: the time of observation.
         iteration_time_s: the run's present pace; None if it is not known.
     """
@@ -56,6 +71,8 @@ class RunFacts:
     attempt: AttemptFacts | None
     now: float
     iteration_time_s: float | None = None
+    attempts: int = 0
+    attempts_of_submission: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +88,11 @@ class Verdict:
 def decide(facts: RunFacts) -> Verdict:
     """The state of a run."""
     if facts.attempt is not None and facts.attempt.ending is not None:
-        return _by_exit_file(facts, facts.attempt, facts.attempt.ending)
+        verdict = _by_exit_file(facts, facts.attempt, facts.attempt.ending)
+        is_last_word = facts.attempt.ending.is_final or facts.cancel_requested is not None
+        if is_last_word or facts.job is None or facts.job.source == "process":
+            return verdict
+        return _stopped_by_scheduler(facts, verdict, facts.job)
     if facts.job is None:
         return _without_job(facts)
     if facts.job.state in (JobState.RUNNING, JobState.PENDING):
@@ -133,6 +154,10 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
     if ending.reason == "cancelled" or facts.cancel_requested is not None:
         # A cancel may come before job.sh has an attempt to mark; what was asked for is in the record.
         return Verdict(JobState.CANCELLED, _cancelled_detail(attempt), ending.code, ending.time)
+    if ending.reason == "timeout":
+        saved = f", saved{at}" if attempt.outcome is not None else ""
+        detail = f"reached its time limit{saved}; llmctl resume {facts.run_id} goes on"
+        return Verdict(JobState.TIMEOUT, detail, ending.code, ending.time)
     if ending.reason == "stopped":
         # Only the trainer saves; a COMMAND that was told to stop leaves no outcome.
         what = f"stopped{at}, saved" if attempt.outcome is not None else "stopped"
@@ -141,6 +166,30 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
     if ending.reason == "failed":
         return Verdict(JobState.FAILED, failure_cause(attempt), ending.code, ending.time)
     return Verdict(JobState.UNKNOWN, f"exit.json says {ending.reason!r}", ending.code, ending.time)
+
+
+def _stopped_by_scheduler(facts: RunFacts, verdict: Verdict, job: JobAnswer) -> Verdict:
+    """The attempt has ended in good order by a signal that llmctl did not send: does the scheduler start it again?"""
+    if job.state is JobState.PENDING:
+        return Verdict(job.state, f"{job.raw}; the scheduler has stopped it ({_without_advice(verdict)})")
+    if job.state is JobState.RUNNING:
+        return Verdict(job.state, "starting again" if _is_between_attempts(facts, job) else "ending")
+    if job.is_silent or (job.state is JobState.UNKNOWN and not job.has_left):
+        doubt = f"whether the scheduler starts it again is not known: {job.raw}"
+        return Verdict(JobState.UNKNOWN, f"{_without_advice(verdict)}; {doubt}")
+    if job.state in SCHEDULERS_DOING:
+        return replace(verdict, state=job.state, detail=f"{job.raw}; {verdict.detail}")
+    return verdict
+
+
+def _without_advice(verdict: Verdict) -> str:
+    return verdict.detail.partition("; llmctl resume ")[0]
+
+
+def _is_between_attempts(facts: RunFacts, job: JobAnswer) -> bool:
+    """Whether the scheduler has started the job more often than job.sh has begun an attempt."""
+    restarts = job.report.restarts if job.report is not None else None
+    return bool(restarts) and facts.attempts_of_submission <= (restarts or 0)
 
 
 def _cancelled_detail(attempt: AttemptFacts) -> str:
@@ -163,8 +212,12 @@ def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
         return Verdict(job.state, f"cancel was asked for {spoken(facts.now - facts.cancel_requested)} ago")
     if job.state is JobState.PENDING:
         return Verdict(job.state, job.raw)
+    newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
+    is_silent = newest is None or facts.now - newest.time > FRESH_S
     if facts.attempt is None:
         return Verdict(job.state, "starting")
+    if is_silent and _is_between_attempts(facts, job):
+        return Verdict(job.state, "starting again")
     error = first_error(facts.attempt.errors)
     if error is not None:
         return Verdict(job.state, f"ending: {error.summary()}")
@@ -173,11 +226,14 @@ def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
 
 def _doubtful(facts: RunFacts, job: JobAnswer) -> Verdict:
     newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
-    if newest is None:
-        return Verdict(JobState.UNKNOWN, job.raw)
-    age = facts.now - newest.time
-    if age <= FRESH_S:
+    age = facts.now - newest.time if newest is not None else None
+    if age is not None and age <= FRESH_S:
         return Verdict(JobState.RUNNING, f"by its heartbeat {spoken(age)} ago; {job.raw}")
+    if job.has_left and facts.cancel_requested is not None:
+        # A job that never ran leaves no exit.json, and in some accountings nothing at all.
+        return Verdict(JobState.CANCELLED, f"cancelled; {job.raw}")
+    if age is None:
+        return Verdict(JobState.UNKNOWN, job.raw)
     return Verdict(JobState.UNKNOWN, f"{job.raw}; last heartbeat {spoken(age)} ago")
 
 
@@ -190,14 +246,30 @@ def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
         return _by_outcome(facts, attempt, job)
     newest = attempt.newest_heartbeat if attempt is not None else None
     ended = newest.time if newest is not None else None
+    code = job.report.exit_code if job.report is not None else None
+    if job.state is JobState.COMPLETED:
+        return Verdict(job.state, f"{job.raw}; there is no exit.json", code, ended)
     if facts.cancel_requested is not None or (attempt is not None and attempt.cancel_marked):
-        return Verdict(JobState.CANCELLED, "cancelled; job.sh ended before exit.json could be written", ended=ended)
+        return Verdict(JobState.CANCELLED, _cancelled_by_force(attempt, job), code, ended)
     if attempt is None:
-        return Verdict(job.state, f"{job.raw} before it made an attempt; see llmctl logs {facts.run_id} --job")
+        return Verdict(job.state, f"{job.raw} before it made an attempt{_advice(facts, job)}", code)
     heard = f"; last heartbeat {spoken(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
     error = first_error(attempt.errors)
     cause = f"; {error.summary()}" if error is not None else ""
-    return Verdict(job.state, f"{job.raw} before exit.json could be written{heard}{cause}", ended=ended)
+    advice = _advice(facts, job) if job.state in SCHEDULERS_DOING else ""
+    return Verdict(job.state, f"{job.raw} before exit.json could be written{heard}{cause}{advice}", code, ended)
+
+
+def _cancelled_by_force(attempt: AttemptFacts | None, job: JobAnswer) -> str:
+    if attempt is None and job.source != "process":
+        return "cancelled before it began"
+    return "cancelled; job.sh ended before exit.json could be written"
+
+
+def _advice(facts: RunFacts, job: JobAnswer) -> str:
+    if job.state in SCHEDULERS_DOING and facts.attempt is not None:
+        return f"; llmctl resume {facts.run_id} goes on from its latest checkpoint"
+    return f"; see llmctl logs {facts.run_id} --job"
 
 
 def _by_outcome(facts: RunFacts, attempt: AttemptFacts, job: JobAnswer) -> Verdict:
@@ -207,7 +279,8 @@ def _by_outcome(facts: RunFacts, attempt: AttemptFacts, job: JobAnswer) -> Verdi
     where = f"{said}; {job.raw} before exit.json could be written"
     if outcome.reason == "completed":
         return Verdict(JobState.COMPLETED, where, ended=outcome.time)
-    return Verdict(JobState.CANCELLED, f"{where}; llmctl resume {facts.run_id} goes on", ended=outcome.time)
+    state = job.state if job.state in SCHEDULERS_DOING else JobState.CANCELLED
+    return Verdict(state, f"{where}; llmctl resume {facts.run_id} goes on", ended=outcome.time)
 
 
 def _silent_ranks(attempt: AttemptFacts) -> str:

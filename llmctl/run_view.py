@@ -32,6 +32,12 @@ class RunView:
         started: start of the last attempt.
         ended: end of the last attempt.
         exit_code: of job.sh.
+        job_ids: what the scheduler, or the process table, calls the jobs of all submissions.
+        submission: number of the last submission; None if there is none.
+        submitted: when that was.
+        attempts: how many attempts all submissions have made.
+        expected_start: when a pending run is expected to start, as the scheduler writes it.
+        hosts: the nodes of the last attempt, the head first where that is known.
     """
 
     run_id: str
@@ -51,6 +57,12 @@ class RunView:
     started: float | None
     ended: float | None
     exit_code: int | None
+    job_ids: tuple[str, ...] = ()
+    submission: int | None = None
+    submitted: float | None = None
+    attempts: int = 0
+    expected_start: str | None = None
+    hosts: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; numbers that JSON has no word for (NaN, infinity) are null."""
@@ -91,4 +103,32 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
         started=attempt.started.time if attempt is not None and attempt.started is not None else None,
         ended=verdict.ended,
         exit_code=verdict.exit_code,
+        job_ids=_job_ids(record, facts),
+        submission=record.submissions[-1].number if record.submissions else None,
+        submitted=record.submissions[-1].time if record.submissions else None,
+        attempts=facts.attempts,
+        expected_start=_expected_start(verdict.state, facts),
+        hosts=_hosts(facts),
     )
+
+
+def _job_ids(record: RunRecord, facts: RunFacts) -> tuple[str, ...]:
+    ids = [job.job_id for submission in record.submissions for job in submission.jobs]
+    if facts.job is not None and facts.job.report is not None:
+        ids.append(facts.job.report.job_id)  # found by its name, where submit was cut off before it had recorded it
+    return tuple(dict.fromkeys(ids))
+
+
+def _expected_start(state: JobState, facts: RunFacts) -> str | None:
+    report = facts.job.report if facts.job is not None else None
+    return report.expected_start if report is not None and state is JobState.PENDING else None
+
+
+def _hosts(facts: RunFacts) -> tuple[str, ...]:
+    attempt, report = facts.attempt, facts.job.report if facts.job is not None else None
+    if attempt is not None and attempt.hosts:
+        return attempt.hosts
+    if report is not None and report.hosts:
+        return report.hosts
+    started = attempt.started if attempt is not None else None
+    return (started.host,) if started is not None and started.host else ()

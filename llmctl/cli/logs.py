@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from llmctl.attempt_reader import attempt_numbers
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
 from llmctl.errors import RecordError, UsageError
@@ -19,7 +20,6 @@ from llmctl.invocation import Invocation
 from llmctl.log_choice import LogChoice, spans
 from llmctl.logs import LogLine, last_lines
 from llmctl.run_facts import RankError, first_error, parse_error
-from llmctl.run_observer import attempt_numbers
 from llmctl.run_record import RunRecord
 
 LINES_OF_ONE = 100

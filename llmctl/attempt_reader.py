@@ -1,0 +1,164 @@
+"""Reading attempts/K of many runs: a fixed number of round trips, whatever the number of runs and ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from llmctl.file_reads import FilePart, FileRead
+from llmctl.hands import Hands
+from llmctl.run_facts import (
+    AttemptFacts,
+    Ending,
+    Outcome,
+    Started,
+    parse_ending,
+    parse_error,
+    parse_heartbeat,
+    parse_hostfile,
+    parse_outcome,
+    parse_started,
+)
+from llmctl.run_record import RunRecord
+
+MOST_STARTS = 20
+"""Attempts whose started.json is read: more than a scheduler starts a job again before somebody looks."""
+
+
+@dataclass(frozen=True)
+class AttemptBeginning:
+    """The newest attempt of a run: its number, its directory, who runs it where, and how it ended if it has."""
+
+    number: int
+    directory: PurePosixPath
+    started: Started | None
+    ending: Ending | None = None
+    outcome: Outcome | None = None
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunAttempts:
+    """What a run's last submission has begun.
+
+    Attributes:
+        newest: the last attempt of the last submission; None if it has made none yet.
+        count: attempts of all submissions.
+        of_submission: attempts of the last submission.
+    """
+
+    newest: AttemptBeginning | None
+    count: int = 0
+    of_submission: int = 0
+
+
+def find_attempts(records: Sequence[RunRecord], hands: Hands) -> list[RunAttempts]:
+    """The attempts of each run, in order: two round trips."""
+    folders = [PurePosixPath(str(record.run_dir)) / "attempts" for record in records]
+    listed = hands.list_names([str(folder) for folder in folders]) if folders else []
+    numbers = [sorted(int(name) for name in names if name.isdecimal()) for names in listed]
+    reads: list[FileRead] = []
+    for folder, present in zip(folders, numbers, strict=True):
+        if present:
+            reads += [FileRead(f"{folder}/{number}/started.json") for number in present[-MOST_STARTS:]]
+            newest = f"{folder}/{present[-1]}"
+            reads += [FileRead(f"{newest}/{name}") for name in ("exit.json", "outcome.json", "hostfile")]
+    parts = iter(hands.read_parts(reads) if reads else [])
+    found = []
+    for record, folder, present in zip(records, folders, numbers, strict=True):
+        own = [next(parts) for _ in range(min(len(present), MOST_STARTS) + 3)] if present else []
+        found.append(_attempts(record, folder, present, own))
+    return found
+
+
+def newest_attempt(record: RunRecord, hands: Hands) -> AttemptBeginning | None:
+    """The last attempt of the run's last submission; None if it has made none yet."""
+    return find_attempts([record], hands)[0].newest
+
+
+def attempt_numbers(record: RunRecord, hands: Hands) -> list[int]:
+    """Numbers of all attempts that a run has made, ascending."""
+    (names,) = hands.list_names([str(record.run_dir / "attempts")])
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def read_details(
+    beginnings: Sequence[AttemptBeginning | None], further: Sequence[FileRead], hands: Hands
+) -> tuple[list[AttemptFacts | None], list[FilePart | None]]:
+    """Heartbeats and errors of the attempts where they matter, and the parts of ``further``: two round trips."""
+    wanted = [one for one in beginnings if one is not None and _tells_more(one)]
+    folders = [f"{one.directory}{name}" for one in wanted for name in ("", "/heartbeat", "/errors")]
+    names = iter(hands.list_names(folders) if folders else [])
+    listed = [(set(next(names)), _json_names(next(names)), _json_names(next(names))) for _ in wanted]
+    reads = list(further)
+    for one, (_, beats, errors) in zip(wanted, listed, strict=True):
+        files = [*(f"heartbeat/{name}" for name in beats), *(f"errors/{name}" for name in errors)]
+        reads += [FileRead(f"{one.directory}/{file}") for file in files]
+    found = hands.read_parts(reads) if reads else []
+    parts = iter(found[len(further) :])
+    details = {}
+    for one, (plain, beats, errors) in zip(wanted, listed, strict=True):
+        heartbeats = [parse_heartbeat(_data(next(parts))) for _ in beats]
+        failures = [parse_error(_data(next(parts))) for _ in errors]
+        details[id(one)] = AttemptFacts(
+            number=one.number,
+            cancel_marked="cancel" in plain,
+            heartbeats=tuple(beat for beat in heartbeats if beat is not None),
+            errors=tuple(sorted((e for e in failures if e is not None), key=lambda error: (error.time, error.rank))),
+        )
+    return [_facts(one, details.get(id(one))) for one in beginnings], found[: len(further)]
+
+
+def _attempts(
+    record: RunRecord, folder: PurePosixPath, numbers: Sequence[int], parts: Sequence[FilePart | None]
+) -> RunAttempts:
+    if not numbers:
+        return RunAttempts(None)
+    starts = [parse_started(_data(part)) for part in parts[:-3]]
+    submission = record.submissions[-1].number if record.submissions else None
+    # One that does not say yet is being begun at this moment, and so is the last submission's.
+    own = [one for one in starts if one is None or None in (one.submission, submission) or one.submission == submission]
+    newest = starts[-1]
+    if newest is not None and newest not in own:
+        return RunAttempts(None, len(numbers))
+    ending, outcome, hostfile = (_data(part) for part in parts[-3:])
+    beginning = AttemptBeginning(
+        numbers[-1],
+        folder / str(numbers[-1]),
+        newest,
+        parse_ending(ending),
+        parse_outcome(outcome),
+        parse_hostfile(hostfile),
+    )
+    return RunAttempts(beginning, len(numbers), len(own))
+
+
+def _tells_more(beginning: AttemptBeginning) -> bool:
+    """Whether heartbeats and errors add to what is known: not where it ended well, or as it was told to."""
+    ending = beginning.ending
+    return (
+        ending is None or not ending.is_final or ending.reason not in ("completed", "stopped", "cancelled", "timeout")
+    )
+
+
+def _facts(beginning: AttemptBeginning | None, details: AttemptFacts | None) -> AttemptFacts | None:
+    if beginning is None:
+        return None
+    return AttemptFacts(
+        number=beginning.number,
+        started=beginning.started,
+        ending=beginning.ending,
+        outcome=beginning.outcome,
+        cancel_marked=details is not None and details.cancel_marked,
+        heartbeats=details.heartbeats if details is not None else (),
+        errors=details.errors if details is not None else (),
+        hosts=beginning.hosts,
+    )
+
+
+def _json_names(names: Sequence[str]) -> list[str]:
+    # Names that begin with a dot are being written and renamed at this moment.
+    return [name for name in names if name.endswith(".json") and not name.startswith(".")]
+
+
+def _data(part: FilePart | None) -> bytes | None:
+    return part.data if part is not None else None

@@ -1,0 +1,118 @@
+"""Asking a scheduler about jobs: its queue, its accounting, and whether there is a job of a name.
+
+A scheduler that is restarting or overloaded is asked again, a few times and not for long. What does not answer then is
+told apart from an answer that holds nothing: only the second says that a job is not there.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmctl.backends.base import JobReport, QueueBackend
+from llmctl.command_result import CommandResult
+from llmctl.errors import SchedulerError
+from llmctl.hands import Hands
+
+TIMEOUT_S = 90.0
+"""Above the minute for which Slurm's clients themselves try to reach a controller whose configuration is wrong."""
+PAUSES_S = (1.0, 3.0)
+"""Between one try and the next."""
+PATIENCE_S = 20.0
+"""Clients that have waited this long by themselves are not asked again."""
+
+Sleep = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class QueueAnswer:
+    """What one question brought.
+
+    Attributes:
+        reports: by job id; also of jobs that were not asked about.
+        is_answer: whether the scheduler has answered at all. Otherwise nothing is known, of any job.
+        problem: why not, in the scheduler's words; empty if it has answered.
+    """
+
+    reports: Mapping[str, JobReport] = field(default_factory=dict)
+    is_answer: bool = True
+    problem: str = ""
+
+
+def read_queue(
+    backend: QueueBackend, job_ids: Sequence[str], hands: Hands, *, sleep: Sleep = time.sleep
+) -> QueueAnswer:
+    """What the queue says of jobs: one call, and again only where that failed for the moment."""
+    if not job_ids:
+        return QueueAnswer()
+    return _ask(backend, backend.status_argv(job_ids), backend.parse_status, hands, sleep)
+
+
+def read_accounting(
+    backend: QueueBackend, job_ids: Sequence[str], hands: Hands, *, sleep: Sleep = time.sleep
+) -> QueueAnswer:
+    """What the accounting says of jobs that have left the queue: one call, as ``read_queue``."""
+    if not job_ids:
+        return QueueAnswer()
+    argv = backend.accounting_argv(job_ids)
+    if argv is None:
+        return QueueAnswer(is_answer=False, problem="this scheduler keeps none")
+    return _ask(backend, argv, backend.parse_accounting, hands, sleep)
+
+
+def find_job(
+    backend: QueueBackend, job_name: str, hands: Hands, *, sleep: Sleep = time.sleep
+) -> tuple[JobReport | None, QueueAnswer]:
+    """The job of this name that is in the queue, for a submission whose answer was lost; the newest of several.
+
+    The answer is handed back as well: None says that there is no such job only if it ``is_answer``.
+    """
+    answer = _ask(backend, backend.find_argv(job_name), backend.parse_status, hands, sleep)
+    named = [report for report in answer.reports.values() if report.name == job_name]
+    living = [report for report in named if not report.state.is_finished]
+    return next(reversed(living or named), None), answer
+
+
+def run_patiently(
+    backend: QueueBackend, argv: Sequence[str], hands: Hands, *, sleep: Sleep = time.sleep
+) -> CommandResult:
+    """Run a scheduler's command, and run it again a few times where it failed for the moment.
+
+    Raises:
+        SchedulerError: it cannot be started, or did not come to an end.
+    """
+    begun = time.monotonic()
+    for pause_s in (*PAUSES_S, None):
+        is_last = pause_s is None or time.monotonic() - begun > PATIENCE_S
+        try:
+            result = hands.run(argv, timeout_s=TIMEOUT_S)
+        except SchedulerError as error:
+            if is_last or not error.transient:
+                raise
+        else:
+            if is_last or result.exit_status == 0 or not backend.is_transient(result.exit_status, result.stderr):
+                return result
+        sleep(pause_s or 0.0)
+    raise AssertionError("the last try returns or raises")
+
+
+def said(result: CommandResult) -> str:
+    """The last thing that a failed command said, on one line."""
+    lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else f"exit code {result.exit_status}, without a word"
+
+
+def _ask(
+    backend: QueueBackend,
+    argv: Sequence[str],
+    parse: Callable[[str], dict[str, JobReport]],
+    hands: Hands,
+    sleep: Sleep,
+) -> QueueAnswer:
+    try:
+        result = run_patiently(backend, argv, hands, sleep=sleep)
+    except SchedulerError as error:
+        return QueueAnswer(is_answer=False, problem=error.message)
+    if result.exit_status == 0 or backend.is_answer(result.exit_status, result.stderr):
+        return QueueAnswer(parse(result.stdout))
+    advice = backend.advice(result.stderr)
+    return QueueAnswer(is_answer=False, problem=said(result) + (f"; {advice}" if advice else ""))
