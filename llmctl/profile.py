@@ -1,7 +1,7 @@
 """ClusterProfile: what one site offers: one clusters/NAME.yaml, and the user's overlay of the same name over it."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -266,16 +266,24 @@ def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> 
         raise (UsageError if origin.startswith("-") or origin == ARGUMENT else ProfileError)(
             f"{problem}\nllmctl clusters new makes another"
         )
+    return profile_of(name, [(path, read_layer(path)) for path in files])
+
+
+def profile_of(name: str, layers: Sequence[tuple[Path, Mapping[str, Any]]]) -> ClusterProfile:
+    """The profile that layers make, each with the file it stands in, laid over each other in order.
+
+    Raises:
+        ProfileError: names the file, the key and what is valid.
+    """
     values: dict[str, Any] = {}
     owner: dict[str, Path] = {}
-    for path in files:
-        layer = read_layer(path)
+    for path, layer in layers:
         owner.update(dict.fromkeys(_dotted(layer), path))
         values = overlay(values, layer)
     try:
         return ClusterProfile(**{**values, "name": name})
     except ValidationError as error:
-        raise _profile_error(error, owner, files[-1]) from None
+        raise _profile_error(error, owner, layers[-1][0]) from None
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,11 +57,11 @@ def test_a_mistake_is_named_by_file_and_key(folders, text, said):
 
 def test_an_unknown_cluster_is_refused_with_those_there_are(folders):
     (folders.clusters / "lab.yaml").write_text("scheduler: local\nruns_root: /runs\n")
-    with pytest.raises(UsageError, match="no cluster is called '../x'; there are lab, local"):
+    with pytest.raises(UsageError, match="no cluster is called '../x'; there are .*lab, .*local"):
         load_profile(folders, "../x")
     with pytest.raises(ProfileError, match="LLMCTL_CLUSTER: no cluster is called 'no'"):
         load_profile(folders, "no", "LLMCTL_CLUSTER")
-    assert cluster_names(folders) == ["lab", "local"]
+    assert cluster_names(folders) == sorted({"lab", *(path.stem for path in bundled("clusters").glob("*.yaml"))})
 
 
 def test_the_default_cluster_comes_from_flag_environment_and_config_file(folders, monkeypatch, capsys):
@@ -114,15 +114,17 @@ def test_list_show_and_validate(folders, capsys, tmp_path):
     (folders.clusters / "bad.yaml").write_text("scheduler: local\nrun_root: x\n")
     (folders.clusters / "local.yaml").write_text(f"runs_root: {tmp_path}/runs\n")
     assert main(["clusters", "list"]) == 0
-    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == ["bad", "local"]
+    assert {"bad", "local", "slurm"} <= {line.split("\t")[0] for line in capsys.readouterr().out.splitlines()}
     assert main(["clusters", "show", "nowhere"]) == 2
     assert main(["clusters", "show", "local"]) == 0
     shown = capsys.readouterr().out
-    assert f"# {folders.clusters}/local.yaml" in shown
-    assert f"runs_root: {tmp_path}/runs" in shown
+    assert f"# {folders.clusters}/local.yaml  (yours)" in shown
+    assert f"runs_root: {tmp_path}/runs  # yours" in shown
+    assert "scheduler: local  # bundled" in shown
     assert main(["clusters", "validate"]) == 3
     output = capsys.readouterr()
-    assert output.out == "local: valid\n"
+    assert "local: valid" in output.out.splitlines()
+    assert "bad: valid" not in output.out
     assert f"{folders.clusters}/bad.yaml: run_root: unknown key; did you mean runs_root?" in output.err
 
 
@@ -132,7 +134,7 @@ def test_completion_offers_clusters_and_runs(folders, capsys, monkeypatch):
     monkeypatch.setenv("COMP_WORDS", "llmctl submit --cluster l")
     monkeypatch.setenv("COMP_CWORD", "3")
     assert main([]) == 0
-    assert capsys.readouterr().out.split() == ["lab", "local"]
+    assert capsys.readouterr().out.split() == ["lab", "leonardo", "local", "lumi"]
     monkeypatch.setenv("COMP_WORDS", "llmctl sta")
     monkeypatch.setenv("COMP_CWORD", "1")
     assert main([]) == 0

@@ -1,0 +1,262 @@
+"""``llmctl clusters new|setup``: what writes a file of the user's own. Asks on a terminal for what no flag says."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmctl.cli.completion import complete_cluster
+from llmctl.cli.console import is_for_people, say
+from llmctl.errors import LlmctlError, ProfileError, UsageError
+from llmctl.invocation import Invocation
+from llmctl.profile_names import ARGUMENT, NAME
+
+if TYPE_CHECKING:
+    from llmctl.cluster_setup import Answers
+    from llmctl.profile import ClusterProfile
+
+_KINDS = ("venv", "conda", "container")
+
+
+def _flag(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=text)
+
+
+_Runs = Annotated[str | None, _flag("--runs-root", "DIR", "Folder for the runs, seen by all nodes.")]
+_Group = Annotated[str | None, _flag("--group", "G", "What the site bills to.")]
+_Login = Annotated[str | None, _flag("--login", "HOST", "Login node, as ssh knows it; empty: this machine is one.")]
+_Hosts = Annotated[list[str] | None, _flag("--host", "HOST", "ssh: one of the machines, the head first. Repeatable.")]
+_Venv = Annotated[str | None, _flag("--venv", "DIR", "Virtual environment of the jobs.")]
+_Conda = Annotated[str | None, _flag("--conda", "DIR", "Conda environment of the jobs.")]
+_Image = Annotated[str | None, _flag("--container-image", "IMAGE", "Container image of the jobs.")]
+_Python = Annotated[str | None, _flag("--python", "FILE", "Interpreter of the jobs, instead of the environment's.")]
+_Modules = Annotated[list[str] | None, _flag("--module", "NAME", "Environment module to load. Repeatable.")]
+_Interface = Annotated[str | None, _flag("--interface", "NAME", "Network interface that the ranks meet at.")]
+
+
+def new(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="What to call it.")] = None,
+    scheduler: Annotated[str | None, _flag("--scheduler", "NAME", "What starts jobs there.")] = None,
+    runs_root: _Runs = None,
+    description: Annotated[str | None, _flag("--description", "TEXT", "One line about it.")] = None,
+    group: _Group = None,
+    login: _Login = None,
+    host: _Hosts = None,
+    resource_type: Annotated[str | None, _flag("--resource-type", "T", "Kind of node, in the site's word.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus-per-node", metavar="G", min=0, help="GPUs of one node.")] = None,
+    interface: _Interface = None,
+    venv: _Venv = None,
+    conda: _Conda = None,
+    container_image: _Image = None,
+    python: _Python = None,
+    module: _Modules = None,
+) -> None:
+    """Write a commented profile to your own folder. On a terminal it asks for what no flag says."""
+    from llmctl.backends import MODULES
+    from llmctl.new_profile import NewProfile, profile_text
+
+    invocation: Invocation = ctx.obj
+    asks = is_for_people() and scheduler is None
+    chosen = _name(name if name is not None or not asks else typer.prompt("Name of the cluster"))
+    path = invocation.folders.clusters / f"{chosen}.yaml"
+    if path.exists():
+        raise UsageError(f"NAME {chosen}: {path} is there already and is never overwritten; edit it")
+    kind, place = _environment(venv, conda, container_image)
+    scheduler = scheduler or (typer.prompt(f"Scheduler ({', '.join(MODULES)})", default="local") if asks else None)
+    if scheduler not in MODULES:
+        raise UsageError(f"--scheduler {scheduler or ''}: give one of {', '.join(MODULES)}")
+    question = _Questions(asks, scheduler)
+    values = NewProfile(
+        scheduler=scheduler,
+        description=description or question.ask("One line about it") or "",
+        login=login
+        if login is not None
+        else question.ask("Login node, as ssh knows it (empty: this machine)", "queue"),
+        hosts=tuple(host or question.words("Machines, the head first, as ssh knows them", "ssh")),
+        runs_root=runs_root or question.ask("Folder for the runs, seen by all nodes", default="~/llmctl-runs") or "",
+        group=group or question.ask("Group, project or account to bill (empty: none)", "queue"),
+        resource_type=resource_type or question.ask("Kind of node, in the site's word (empty: later)", "nodes"),
+        gpus=gpus if gpus is not None else question.number("GPUs of one node", "nodes"),
+        interface=interface or question.ask("Network interface of the nodes (empty: found by itself)", "nodes"),
+        kind=kind,
+        path=place,
+        python=python,
+        modules=tuple(module or ()),
+    )
+    _write(path, profile_text(values))
+    _check_written(invocation, chosen, path)
+    print(path)
+
+
+def setup(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The cluster.", autocompletion=complete_cluster)],
+    group: _Group = None,
+    runs_root: _Runs = None,
+    login: _Login = None,
+    host: _Hosts = None,
+    venv: _Venv = None,
+    conda: _Conda = None,
+    container_image: _Image = None,
+    python: _Python = None,
+    module: _Modules = None,
+    interface: _Interface = None,
+) -> None:
+    """Write your own values for a cluster. On a terminal, without flags, it asks for them."""
+    from llmctl.cluster_setup import Answers, below_home, write_overlay
+    from llmctl.profile import load_profile
+
+    invocation: Invocation = ctx.obj
+    folders = invocation.folders
+    profile = load_profile(folders, name, ARGUMENT)
+    kind, place = _environment(venv, conda, container_image)
+    flags = (group, runs_root, login, host, place, python, module, interface)
+    answers = Answers(
+        login=login,
+        group=group,
+        runs_root=runs_root and below_home(runs_root, folders),
+        kind=kind,
+        path=place and below_home(place, folders),
+        python=python and below_home(python, folders),
+        modules=None if module is None else tuple(module),
+        interface=interface,
+        hosts=None if host is None else tuple(host),
+    )
+    if all(flag is None for flag in flags):
+        if not is_for_people():
+            raise UsageError(f"clusters setup {name}: say what to write, as in --group G --runs-root DIR --venv DIR")
+        answers = _asked(invocation, profile)
+    elif runs_root is None:
+        answers = _with_work_area(invocation, profile, answers)
+    path = write_overlay(folders, name, answers)
+    print(path)
+    say(f"llmctl doctor --cluster {name} says whether it works")
+
+
+def _asked(invocation: Invocation, profile: "ClusterProfile") -> "Answers":
+    """What the user answers to one question after the other; the present values are offered."""
+    from llmctl.cluster_setup import Answers
+
+    question = _Questions(True, profile.scheduler)
+    login = hosts = None
+    if profile.scheduler == "ssh":
+        hosts = question.words("Machines, the head first, as ssh knows them", default=" ".join(profile.hosts))
+    elif profile.scheduler != "local":
+        here = "Login node, as ssh knows it (empty: this machine is one)"
+        login = question.ask(here, default=profile.login.host or "") or ""
+    group = profile.group
+    if profile.group_required or profile.scheduler in ("slurm", "sge", "pbs"):
+        group = question.ask("Group, project or account to bill", default=profile.group or "")
+    runs = _suggestion(invocation, profile, group, login)
+    kind = question.choice("Environment of the jobs", (*_KINDS, "none"), profile.environment.kind or "none")
+    path = None if kind == "none" else question.ask(_what(kind), default=profile.environment.path or "")
+    modules = question.ask("Modules to load, with spaces between", default=" ".join(profile.environment.modules))
+    return Answers(
+        login=login,
+        hosts=hosts,
+        group=group,
+        runs_root=question.ask("Folder for the runs, seen by all nodes", default=runs or ""),
+        kind=kind if path else None,
+        path=path,
+        modules=tuple((modules or "").split()) if modules or profile.environment.modules else None,
+    )
+
+
+def _suggestion(invocation: Invocation, profile: "ClusterProfile", group: str | None, login: str | None) -> str | None:
+    from llmctl.cluster_setup import suggested_runs_root
+
+    return profile.runs_root or suggested_runs_root(
+        profile, group=group, login=login or profile.login.host, environment=invocation.environment
+    )
+
+
+def _with_work_area(invocation: Invocation, profile: "ClusterProfile", answers: "Answers") -> "Answers":
+    """The answers, with the site's own place for runs where neither profile nor flags name one."""
+    from dataclasses import replace
+
+    if profile.runs_root is not None:
+        return answers
+    runs = _suggestion(invocation, profile, answers.group or profile.group, answers.login)
+    if runs is None:
+        return answers
+    say(f"runs_root: {runs}, where work belongs on {profile.name}; --runs-root names another")
+    return replace(answers, runs_root=runs)
+
+
+def _environment(venv: str | None, conda: str | None, image: str | None) -> tuple[str | None, str | None]:
+    """Kind and place of the environment that is given."""
+    given = {"--venv": venv, "--conda": conda, "--container-image": image}
+    named = [flag for flag, value in given.items() if value]
+    if len(named) > 1:
+        raise UsageError(f"{named[1]}: excludes {named[0]}; give one of the two")
+    if not named:
+        return None, None
+    return _KINDS[list(given).index(named[0])], given[named[0]]
+
+
+def _what(kind: str) -> str:
+    return "Image: a file, or a name of a registry" if kind == "container" else f"Folder of the {kind} environment"
+
+
+class _Questions:
+    """Questions to the user; those that do not apply, or with nobody to answer, have no answer."""
+
+    def __init__(self, asks: bool, scheduler: str) -> None:
+        self._asks = asks
+        self._topics = {
+            "all": True,
+            "queue": scheduler in ("slurm", "sge", "pbs"),
+            "nodes": scheduler != "local",
+            "ssh": scheduler == "ssh",
+        }
+
+    def ask(self, question: str, topic: str = "all", *, default: str = "") -> str | None:
+        """One line; None for an empty one."""
+        if not self._asks or not self._topics[topic]:
+            return default or None
+        return str(typer.prompt(question, default=default, show_default=bool(default))).strip() or None
+
+    def words(self, question: str, topic: str = "all", *, default: str = "") -> tuple[str, ...]:
+        """Words with spaces between."""
+        return tuple((self.ask(question, topic, default=default) or "").replace(",", " ").split())
+
+    def number(self, question: str, topic: str) -> int | None:
+        """A number; None where it is not asked."""
+        return int(typer.prompt(question, default=0, type=int)) if self._asks and self._topics[topic] else None
+
+    def choice(self, question: str, choices: Sequence[str], default: str) -> str:
+        """One of some words."""
+        while True:
+            answer = str(typer.prompt(f"{question} ({', '.join(choices)})", default=default)).strip()
+            if answer in choices:
+                return answer
+            say(f"give one of {', '.join(choices)}")
+
+
+def _name(text: str | None) -> str:
+    if text is None or not NAME.fullmatch(text):
+        raise UsageError(f"NAME {text or ''}: give letters, digits, dashes and underscores, as in `clusters new lab`")
+    return text
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} is there already and is never overwritten; edit it") from None
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _check_written(invocation: Invocation, name: str, path: Path) -> None:
+    from llmctl.profile import load_profile
+
+    try:
+        load_profile(invocation.folders, name, ARGUMENT)
+    except LlmctlError:
+        path.unlink()
+        raise

@@ -1,0 +1,125 @@
+"""The bundled profiles, one by one: they load, agree with themselves, and say where each of their numbers is from."""
+
+import re
+
+import pytest
+
+from llmctl.backends import load_backend
+from llmctl.cluster_setup import suggested_runs_root
+from llmctl.profile import load_profile, read_layer
+from llmctl.profile_origins import annotated_lines, origins
+from llmctl.resources import UserFolders, bundled
+
+PATHS = sorted(bundled("clusters").glob("*.yaml"))
+NAMES = [path.stem for path in PATHS]
+WANTED = {
+    *("abci", "abci3", "aws-p5", "azure-nd", "coreweave", "frontier", "gcp-a3", "juwels-booster", "leonardo", "local"),
+    *("lumi", "mdx", "miyabi", "perlmutter", "slurm", "slurm-pyxis", "ssh", "tsubame4"),
+}
+SITES = [name for name in NAMES if name not in ("local", "slurm", "slurm-pyxis", "ssh")]
+NUMBER = re.compile(r"(?<![\w./:-])\d+(?:\.\d+)?(?![\w./])|\d+:\d\d:\d\d")
+TAG = re.compile(r"\[[A-Z0-9][A-Za-z0-9]*[,: \]]")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return UserFolders(tmp_path, tmp_path / "config/llmctl", tmp_path / "state/llmctl")
+
+
+def test_every_site_of_the_documents_has_a_profile():
+    assert WANTED - set(NAMES) == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_agrees_with_itself(folders, name):
+    profile = load_profile(folders, name)
+    assert profile.description
+    chosen = profile.defaults.resource_type
+    assert profile.scheduler == "local" or chosen in profile.resource_types
+    assert profile.launch.launcher is None or profile.launch.launcher in load_backend(profile.scheduler).launchers
+    limits = profile.limits
+    queues = {kind.queue for kind in profile.resource_types.values()}
+    assert set(limits.queues) <= queues
+    for kind in profile.resource_types.values():
+        own = limits.queues.get(kind.queue or "")
+        most = (own and own.max_nodes) or limits.max_nodes
+        assert not (kind.max_nodes and most) or kind.max_nodes <= most
+        longest = (own and own.max_time) or limits.max_time
+        assert not (kind.max_time and longest) or kind.max_time <= longest
+        assert not kind.fraction or kind.max_nodes in (None, 1)
+        assert (kind.gpu is None) == (kind.gpu_memory_gib is None)
+        assert kind.gpus or kind.gpu is None
+    default = profile.resource_types.get(chosen or "")
+    longest = (default and default.max_time) or limits.max_time
+    assert not (profile.defaults.time and longest) or profile.defaults.time <= longest
+    steps = [nodes for nodes, _ in limits.time_by_nodes]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_a_site_asks_for_no_place_in_the_home_directory(folders, name):
+    profile = load_profile(folders, name)
+    assert profile.work_area or (profile.runs_root and not profile.runs_root.startswith("~"))
+    group = "grp01" if "{group}" in (profile.work_area or "") else None
+    if profile.work_area:
+        suggested = suggested_runs_root(profile, group=group, login="ada@gate", environment={})
+        assert suggested is not None and suggested.startswith("/") and "{" not in suggested
+        assert "ada" in suggested
+
+
+def legend(text):
+    """The tags that the head of a profile explains."""
+    return set(re.findall(r"^#\s+(?:Sources:\s*)?\[([A-Za-z0-9]+)\]\s", text, re.MULTILINE))
+
+
+def unsourced(text):
+    """Lines of YAML with a number whose own comment, or the last comment above it, names no source."""
+    above, wrong = "", []
+    for line in text.splitlines():
+        code, mark, comment = line.partition("#")
+        if not code.strip():
+            # Neighbouring comment lines are one comment; an empty line ends it.
+            above = f"{above} {comment}" if mark and above.endswith("\n") else comment
+            above = f"{above}\n" if mark else ""
+            continue
+        above = above.rstrip("\n")
+        has_number = NUMBER.search(re.sub(r"^\s*[\w-]+:|(?<=\{)[\w-]+:", "", code)) is not None
+        if has_number and not TAG.search(f"{comment} ") and not TAG.search(above):
+            wrong.append(line)
+    return wrong
+
+
+def test_a_number_without_a_source_is_found():
+    text = "# Cores [SYS].\na: 1\nb: {gpus: 8}\n\nc: 5\nd: 6  # [JOB]\ne: '1:00:00'\n# no source\nf: 7\ng: rt_F\n"
+    assert unsourced(text) == ["c: 5", "e: '1:00:00'", "f: 7"]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_every_number_has_its_source_beside_it(path):
+    text = path.read_text(encoding="utf-8")
+    if path.stem == "local":
+        assert "Where the ranks meet" in text  # its numbers are llmctl's own and explained where they stand
+        return
+    assert unsourced(text) == []
+    assert set(re.findall(r"\[([A-Z][A-Z0-9]{1,3})[]:,]", text)) <= legend(text)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_a_profile_is_ascii_and_has_no_empty_value(path):
+    path.read_text(encoding="ascii")
+    assert [key for key, value in read_layer(path).items() if value is None] == []
+
+
+def test_show_names_the_origin_of_every_value_and_stays_yaml(folders):
+    import yaml
+
+    folders.clusters.mkdir(parents=True)
+    (folders.clusters / "gcp-a3.yaml").write_text('group: g\nenv: {NCCL_ALGO: "Tree, Ring"}\nlogin: {host: a}\n')
+    found = origins(folders, "gcp-a3")
+    assert found["env.NCCL_ALGO"] == folders.clusters / "gcp-a3.yaml"
+    assert found["env.NCCL_PROTO"] == bundled("clusters") / "gcp-a3.yaml"
+    assert "env" not in found and "cost.unit" not in found
+    values = load_profile(folders, "gcp-a3").model_dump(mode="json")
+    text = "\n".join(annotated_lines(values, {key: path.parent.name for key, path in found.items()}))
+    assert yaml.safe_load(text) == values
+    assert "group: g  # clusters" in text
