@@ -1,30 +1,25 @@
-"""Ending a run: everything that it started on this machine, and nothing else."""
+"""Ending a run: everything that it started, wherever that is, and nothing else."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from llmctl.attempt_reader import newest_attempt
+from llmctl.backends.base import QueueBackend
 from llmctl.errors import RecordError, SchedulerError
+from llmctl.file_acts import FileWrite
 from llmctl.hands import Hands
+from llmctl.job_answers import SchedulerWatch
 from llmctl.job_state import JobState
 from llmctl.processes import ProcessIdentity
-from llmctl.run_lock import run_lock
+from llmctl.queue_cancel import QueueCancel, end_by_name
 from llmctl.run_observer import is_elsewhere, leaders_of, observe_run
-from llmctl.run_record import RunRecord, write_file
+from llmctl.run_record import RunRecord
 from llmctl.run_view import RunView
 
 GRACE_S = 10.0
 """Seconds to save: enough for a step and a small checkpoint; whoever wants more says --grace."""
-
-
-class CancelHands(Hands, Protocol):
-    """What ending asks of a transport, on top of looking."""
-
-    def end_run(self, run_dir: str, leaders: Sequence[ProcessIdentity], *, grace_s: float) -> list[ProcessIdentity]:
-        """See llmctl.processes."""
 
 
 @dataclass(frozen=True)
@@ -35,60 +30,96 @@ class CancelOutcome:
     had_ended: bool
 
 
-def cancel_run(record: RunRecord, hands: CancelHands, *, grace_s: float = GRACE_S) -> CancelOutcome:
+def cancel_run(
+    record: RunRecord, hands: Hands, backend: QueueBackend | None = None, *, grace_s: float = GRACE_S
+) -> CancelOutcome:
     """End a run; one that has ended already stays as it is.
 
-    job.sh gets SIGTERM, and the trainer saves at its next step. Whatever of the run is left after the grace is killed.
-    A process is only signalled once it is known to belong to the run.
+    The trainer is told to save at its next step. Whatever of the run is left after the grace is killed, by the
+    scheduler if it has one. Nothing is ended that is not known to belong to the run.
+
+    Args:
+        record: of the run.
+        hands: the machine of its files, and of its processes or its scheduler's commands.
+        backend: of its scheduler; None where jobs are processes.
+        grace_s: seconds to save.
 
     Raises:
-        SchedulerError: something could not be ended, or runs where this machine cannot see it.
+        SchedulerError: something could not be ended, or nobody can tell whether it is this run's.
         RecordError: the record cannot be written, or another llmctl is at work on the run.
     """
-    with run_lock(record.run_dir):
+    with hands.lock(f"{record.run_dir}/.lock"):
         record = RunRecord.load(record.run_dir)
-        beginning = newest_attempt(record, hands)
-        view = observe_run(record, hands)
-        leaders = leaders_of(record, beginning)
-        run_dir = str(record.run_dir)
-        if is_elsewhere(beginning, leaders, hands) and not view.state.is_finished:
-            raise SchedulerError(f"{record.run_id}: {view.detail}", transient=False)
-        if view.state.is_finished and not hands.processes_of_run(run_dir, leaders):
-            return CancelOutcome(view, had_ended=True)
-        if view.state is JobState.PENDING and not leaders:
-            raise SchedulerError(f"{record.run_id} is being submitted at this moment", transient=True)
-        if not view.state.is_finished:
-            record = record.with_cancel_requested(time.time())
-            record.save()
-            if beginning is not None:
-                _mark(record, beginning.number, grace_s)
-        _end(record.run_dir, leaders, hands, grace_s)
-        return CancelOutcome(observe_run(record, hands), had_ended=view.state.is_finished)
+        if backend is None:
+            return _cancel_processes(record, hands, grace_s)
+        view = observe_run(record, hands, SchedulerWatch(backend, hands))
+        had_ended = view.state.is_finished
+        if not had_ended:
+            record = _cancel_in_queue(record, hands, backend, grace_s)
+            view = observe_run(record, hands, SchedulerWatch(backend, hands))
+        return CancelOutcome(view, had_ended)
 
 
-def end_without_record(run_dir: Path, hands: CancelHands, *, grace_s: float = GRACE_S) -> int:
-    """End what still runs of a run whose record is gone or damaged; how many processes that were.
+def end_without_record(
+    run_dir: Path, hands: Hands, backend: QueueBackend | None = None, *, grace_s: float = GRACE_S
+) -> str:
+    """End what still runs of a run whose record is gone or damaged; what that was, empty if there was nothing.
 
-    They are known by their environment alone.
+    Processes are known by their environment alone, jobs of a scheduler by their name.
 
     Raises:
-        SchedulerError: something could not be ended.
+        SchedulerError: something could not be ended, or the scheduler is silent.
     """
+    if backend is not None:
+        return "its job" if end_by_name(run_dir.name, backend, hands) else ""
     present = hands.processes_of_run(str(run_dir), [])
     _end(run_dir, [], hands, grace_s)
-    return len(present)
+    return f"{len(present)} processes" if present else ""
 
 
-def _end(run_dir: Path, leaders: Sequence[ProcessIdentity], hands: CancelHands, grace_s: float) -> None:
+def _cancel_in_queue(record: RunRecord, hands: Hands, backend: QueueBackend, grace_s: float) -> RunRecord:
+    marked = record.with_cancel_requested(time.time())
+
+    def mark(attempt: int | None) -> None:
+        marked.save()
+        if attempt is not None:
+            _mark(record, attempt, hands, grace_s)
+
+    QueueCancel(record, backend, hands, grace_s, mark).end()
+    return marked
+
+
+def _cancel_processes(record: RunRecord, hands: Hands, grace_s: float) -> CancelOutcome:
+    beginning = newest_attempt(record, hands)
+    view = observe_run(record, hands)
+    leaders = leaders_of(record, beginning)
+    run_dir = str(record.run_dir)
+    if is_elsewhere(beginning, leaders, hands) and not view.state.is_finished:
+        raise SchedulerError(f"{record.run_id}: {view.detail}", transient=False)
+    if view.state.is_finished and not hands.processes_of_run(run_dir, leaders):
+        return CancelOutcome(view, had_ended=True)
+    if view.state is JobState.PENDING and not leaders:
+        raise SchedulerError(f"{record.run_id} is being submitted at this moment", transient=True)
+    if not view.state.is_finished:
+        record = record.with_cancel_requested(time.time())
+        record.save()
+        if beginning is not None:
+            _mark(record, beginning.number, hands, grace_s)
+    _end(record.run_dir, leaders, hands, grace_s)
+    return CancelOutcome(observe_run(record, hands), had_ended=view.state.is_finished)
+
+
+def _end(run_dir: Path, leaders: Sequence[ProcessIdentity], hands: Hands, grace_s: float) -> None:
     left = hands.end_run(str(run_dir), leaders, grace_s=grace_s)
     if left:
         pids = ", ".join(str(identity.pid) for identity in left)
         raise SchedulerError(f"{run_dir.name}: processes {pids} could not be ended", transient=True)
 
 
-def _mark(record: RunRecord, attempt: int, grace_s: float) -> None:
+def _mark(record: RunRecord, attempt: int, hands: Hands, grace_s: float) -> None:
     """attempts/K/cancel tells job.sh that this is a cancel, and how many seconds the trainer has to save."""
+    path = f"{record.run_dir}/attempts/{attempt}/cancel"
     try:
-        write_file(record.run_dir / "attempts" / str(attempt) / "cancel", f"{round(grace_s)}\n")
+        hands.write_files([FileWrite(path, f"{round(grace_s)}\n".encode())])
     except OSError as error:
         raise RecordError(f"{record.run_dir}: cannot be written: {error.strerror}") from None

@@ -8,6 +8,7 @@ import typer
 from llmctl.cancel import GRACE_S, cancel_run, end_without_record
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
+from llmctl.cluster_reach import ClusterReach
 from llmctl.errors import LlmctlError, RecordError
 from llmctl.invocation import Invocation
 from llmctl.run_record import RunRecord
@@ -42,14 +43,15 @@ def cancel(
 
 def _cancel(invocation: Invocation, reference: str, grace_s: float) -> str:
     entry = invocation.index.find(reference)
+    reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
     try:
         record = RunRecord.load(entry.run_dir)
     except RecordError as error:
-        ended = end_without_record(entry.run_dir, invocation.transport, grace_s=grace_s)
+        ended = end_without_record(entry.run_dir, reach.hands, reach.backend, grace_s=grace_s)
         if not ended:
             raise
-        return f"{entry.run_id}: ended what still ran ({ended} processes); {error.message}"
-    outcome = cancel_run(record, invocation.transport, grace_s=grace_s)
+        return f"{entry.run_id}: ended what still ran ({ended}); {error.message}"
+    outcome = cancel_run(record, reach.hands, reach.backend, grace_s=grace_s)
     view = outcome.view
     invocation.index.update_state(view.run_id, view.state.value, time.time())
     if outcome.had_ended:

@@ -1,0 +1,51 @@
+"""One cluster as this call of llmctl reaches it: its profile, the hands on its machine, and its scheduler, if any."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmctl.backends import load_queue_backend
+from llmctl.backends.base import QueueBackend
+from llmctl.hands import Hands
+from llmctl.invocation import Invocation
+from llmctl.job_answers import SchedulerWatch
+from llmctl.job_state import JobState
+from llmctl.profile import ClusterProfile
+
+
+@dataclass(frozen=True)
+class ClusterReach:
+    """A cluster that runs are looked at on, or ended.
+
+    Attributes:
+        profile: of the cluster.
+        hands: the machine of its files and commands; connected when first used.
+        backend: of its scheduler; None where jobs are processes.
+    """
+
+    profile: ClusterProfile
+    hands: Hands
+    backend: QueueBackend | None
+
+    @classmethod
+    def of(cls, invocation: Invocation, cluster: str, origin: str) -> "ClusterReach":
+        """Reach for a cluster.
+
+        Args:
+            invocation: this call of llmctl.
+            cluster: its name.
+            origin: where the name came from, for the message.
+
+        Raises:
+            ProfileError: it has no profile, or one that cannot be used.
+            UsageError: the same, and ``origin`` is a flag.
+        """
+        profile = invocation.profile(cluster, origin)
+        return cls(profile, invocation.connect(profile), load_queue_backend(profile.scheduler))
+
+    def watch(
+        self, *, interval_s: float = 0.0, remembered: Mapping[str, tuple[JobState, float]] | None = None
+    ) -> SchedulerWatch | None:
+        """The scheduler, to be asked about jobs; None where jobs are processes. See SchedulerWatch."""
+        if self.backend is None:
+            return None
+        return SchedulerWatch(self.backend, self.hands, interval_s=interval_s, remembered=remembered)
