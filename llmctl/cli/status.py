@@ -1,7 +1,7 @@
 """``llmctl status``: what is true about runs, for people, pipes and programs."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +10,11 @@ import typer
 from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
 from llmctl.durations import clock, spoken
-from llmctl.errors import RecordError, UsageError
+from llmctl.errors import SchedulerError, UsageError
 from llmctl.invocation import Invocation
 from llmctl.job_state import JobState
-from llmctl.run_observer import observe_runs
-from llmctl.run_record import IndexEntry, RunRecord
+from llmctl.run_record import IndexEntry
+from llmctl.run_survey import RunSurvey, has_finished
 from llmctl.run_view import RunView
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 RECENT = 10
 """Finished runs that are shown without --all."""
 WATCH_INTERVAL_S = 2.0
+"""Between two looks at the files of the runs."""
+SCHEDULER_INTERVAL_S = 30.0
+"""Between two questions to a scheduler, which many users ask."""
 WIDE = 100
 """Columns of a terminal on which the table can be airy."""
 COLUMNS = ("RUN", "CLUSTER", "STATE", "TRY", "ITERATION", "LOSS", "TOKENS/S", "MFU", "ETA", "AGE")
@@ -62,17 +65,21 @@ def status(
         raise UsageError("--watch: --json writes one document; leave one of the two out")
     invocation: Invocation = context.obj
     entries, more = _select(invocation, runs or [], cluster, every)
-    if as_json:
-        views = _observe(invocation, entries)
-        print_json({"runs": [_document(*pair) for pair in zip(views, entries, strict=True)], "more": more})
-    elif watch:
-        _watch(invocation, entries)
+    survey = RunSurvey(invocation, interval_s=SCHEDULER_INTERVAL_S if watch else 0.0)
+    if watch:
+        _watch(survey, entries, remember=not runs)
     else:
-        _show(_observe(invocation, entries))
-        if not entries:
+        views = survey.look(entries, remember=not runs)
+        if as_json:
+            print_json({"runs": [_document(*pair) for pair in zip(views, entries, strict=True)], "more": more})
+        else:
+            _show(views)
+        if not entries and not as_json:
             say("there is no run yet: llmctl submit starts one; llmctl status --cluster NAME looks for older ones")
     if more and not as_json:
         say(f"{more} more that ended earlier: llmctl status --all")
+    if entries and survey.unreachable.keys() == {entry.cluster for entry in entries}:
+        raise next(iter(survey.unreachable.values()))
 
 
 def _select(
@@ -81,62 +88,23 @@ def _select(
     """The runs to show, newest first, and how many were left away."""
     if cluster:
         profile = invocation.profile(cluster)
-        invocation.index.rebuild(Path(profile.runs_root))
+        try:
+            invocation.index.rebuild(Path(invocation.runs_root(profile)))
+        except SchedulerError as error:
+            say(f"{cluster}: its runs_root cannot be looked through: {error.message}")
     if references:
         found = [invocation.index.find(reference) for reference in references]
         return list(dict.fromkeys(entry for entry in found if cluster in ("", entry.cluster))), 0
     entries = [entry for entry in invocation.index.entries() if cluster in ("", entry.cluster)][::-1]
     if every:
         return entries, 0
-    finished = [entry for entry in entries if _has_finished(entry)]
+    finished = [entry for entry in entries if has_finished(entry)]
     hidden = set(finished[RECENT:])
     return [entry for entry in entries if entry not in hidden], len(hidden)
 
 
-def _has_finished(entry: IndexEntry) -> bool:
-    return entry.last_state in {state.value for state in JobState if state.is_finished}
-
-
-def _observe(invocation: Invocation, entries: Sequence[IndexEntry]) -> list[RunView]:
-    """The views of runs, in order; remembers the states seen."""
-    loaded = [_load(entry) for entry in entries]
-    records = [record for record in loaded if isinstance(record, RunRecord)]
-    seen: Iterator[RunView] = iter(observe_runs(records, invocation.transport))
-    views = []
-    for entry, record in zip(entries, loaded, strict=True):
-        view = next(seen) if isinstance(record, RunRecord) else _view_without_record(entry, record, invocation)
-        if isinstance(record, RunRecord) and entry.last_state != view.state.value:
-            invocation.index.update_state(entry.run_id, view.state.value, time.time())
-        views.append(view)
-    return views
-
-
-def _load(entry: IndexEntry) -> "RunRecord | RecordError":
-    try:
-        return RunRecord.load(entry.run_dir)
-    except RecordError as error:
-        return error
-
-
-def _view_without_record(entry: IndexEntry, error: RecordError, invocation: Invocation) -> RunView:
-    detail = error.message + (f"; last seen {entry.last_state}" if entry.last_state else "")
-    if isinstance(error.__context__, FileNotFoundError):
-        detail += f"; to forget the run, remove {invocation.index.folder / entry.run_id}.json"
-    empty: dict[str, Any] = dict.fromkeys(RunView.__dataclass_fields__)
-    return RunView(
-        **{
-            **empty,
-            "run_id": entry.run_id,
-            "name": entry.name,
-            "cluster": entry.cluster,
-            "state": JobState.UNKNOWN,
-            "detail": detail,
-        }
-    )
-
-
 def _document(view: RunView, entry: IndexEntry) -> dict[str, Any]:
-    return {**view.as_json(), "run_dir": str(entry.run_dir), "job_ids": list(entry.job_ids)}
+    return {**view.as_json(), "run_dir": str(entry.run_dir)}
 
 
 def _cells(view: RunView) -> list[str]:
@@ -196,21 +164,21 @@ def _table(views: Sequence[RunView], width: int) -> "Group":
     return Group(table, *details)
 
 
-def _watch(invocation: Invocation, entries: Sequence[IndexEntry]) -> None:
+def _watch(survey: RunSurvey, entries: Sequence[IndexEntry], *, remember: bool) -> None:
+    views = survey.look(entries, remember=remember)
     if not is_for_people():
-        while True:
-            views = _observe(invocation, entries)
-            _show(views)
-            if all(view.state.is_finished for view in views):
-                return
+        _show(views)
+        while not all(view.state.is_finished for view in views):
             print(flush=True)
             time.sleep(WATCH_INTERVAL_S)
+            views = survey.look(entries, remember=remember)
+            _show(views)
+        return
     from rich.live import Live
 
-    views = _observe(invocation, entries)
     console = rich_console()
     with Live(_table(views, console.width), console=console, auto_refresh=False) as live:
         while not all(view.state.is_finished for view in views):
             time.sleep(WATCH_INTERVAL_S)
-            views = _observe(invocation, entries)
+            views = survey.look(entries, remember=remember)
             live.update(_table(views, console.width), refresh=True)
