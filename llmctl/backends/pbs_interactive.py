@@ -1,0 +1,78 @@
+"""A shell on a node of a PBS allocation: ``qsub -I`` as it is, and what it lacks. Pure.
+
+qsub -I waits without a word on why, runs no script, and always leaves with 0 (qsub(1B), -I and -W block). So that the
+script, the command and its exit code travel, they stand in a folder that the nodes see; PBS itself is only told the
+path: what stands behind ``--`` everybody can read with qstat -f.
+"""
+
+ENTER = r"""folder=${0%/*}
+mapfile -d '' -t words <"$folder/words"
+: >"$folder/begun"
+cd "${PBS_O_WORKDIR:-.}" || echo "llmctl: this node does not see $PBS_O_WORKDIR" >&2
+bash -c "${words[@]}"
+code=$?
+echo "$code" >"$folder/code"
+exit "$code"
+"""
+"""Run on the node."""
+
+SUBMIT = r"""umask 077
+root=$1 asked=$2 enter=$3 count=$4
+shift 4
+options=("${@:1:count}")
+shift "$count"
+mkdir -p "$root" && folder=$(mktemp -d "$root/.interactive.XXXXXXXX") || exit 4
+trap 'rm -rf "$folder"' EXIT
+printf '%s' "$enter" >"$folder/enter" && printf '%s\0' "$@" >"$folder/words" || exit 4
+name=llmctl-${folder##*.}
+
+# The scheduler's word on why it does not run, told when it changes.
+tell_why() {
+    local ids why pause told=''
+    trap 'kill "$pause"; exit' TERM
+    sleep 10 &
+    pause=$!
+    wait "$pause"
+    while [[ -d $folder && ! -e $folder/begun ]]; do
+        mapfile -t ids < <(qselect -N "$name" 2>/dev/null)
+        if ((${#ids[@]} > 0)); then
+            why=$(qstat -f "${ids[@]}" 2>/dev/null | awk '
+                function tell() { if (line ~ /^ *comment = /) { sub(/^ *comment = /, "", line); print line } }
+                /^\t/ { line = line substr($0, 2); next }
+                { tell(); line = $0 }
+                END { tell() }')
+            if [[ -n $why && $why != "$told" && ! -e $folder/begun ]]; then
+                echo "llmctl: PBS says: $why" >&2
+                told=$why
+            fi
+        fi
+        sleep 60 &
+        pause=$!
+        wait "$pause"
+    done
+}
+
+end_job() {
+    local ids
+    mapfile -t ids < <(qselect -N "$name")
+    if ((${#ids[@]} > 0)); then qdel "${ids[@]}"; else kill "$qsub" 2>/dev/null; fi
+}
+
+echo "llmctl: asks PBS for $asked and waits until it is free; Ctrl-C, then y, gives up" >&2
+tell_why </dev/null &
+why=$!
+trap : INT
+trap end_job TERM HUP
+qsub -I -N "$name" "${options[@]}" -- /bin/bash -l "$folder/enter" <&0 &
+qsub=$!
+# A signal ends the wait, and what is waited for may still be there.
+until wait "$qsub"; status=$?; ! kill -0 "$qsub" 2>/dev/null; do :; done
+kill "$why" 2>/dev/null
+if [[ -s $folder/code ]]; then exit "$(<"$folder/code")"; fi
+if [[ -e $folder/begun ]]; then echo "llmctl: PBS ended the job before the command had come to its end" >&2; fi
+exit $((status == 0 ? 4 : status))
+"""
+"""Run on the login node with FOLDER ASKED ENTER COUNT, COUNT options of qsub, and the words for ``bash -c``."""
+
+VISIT = 'mapfile -d "" -t words < <(base64 -d <<<{words}); exec bash -c "${{words[@]}}"'
+"""Run on a node. One line of plain characters, for the user's login shell reads it first, and that may be a csh."""
