@@ -1,0 +1,436 @@
+"""A real Slurm cluster on this machine, for root: a login node with controller and accounting, and compute nodes.
+
+Every machine is a set of namespaces with a network, a host name and process ids of its own. The login node's network
+is private too, so that nothing of a cluster (ports, interfaces, addresses) can meet another one or the machine's own,
+and ending one process ends all of it; the kernel does that also when the tests are killed.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "ip", "nsenter", "setpriv")
+NETWORK = "10.98.1"
+LOGIN = "login"
+_SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+_SLURM_CONF = """\
+ClusterName=testbed
+SlurmctldHost={login}({network}.254)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={state}/run/munge.sock
+SlurmctldPort=16817
+SlurmdPort=16818
+StateSaveLocation={state}/ctld
+SlurmdSpoolDir={state}/spool/%n
+SlurmctldPidFile={state}/run/slurmctld.pid
+SlurmdPidFile={state}/spool/%n/slurmd.pid
+SlurmctldLogFile={state}/log/slurmctld.log
+SlurmdLogFile={state}/log/slurmd-%n.log
+ReturnToService=2
+# Nodes may claim more CPUs and memory than this machine has.
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=5
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=100
+GresTypes=gpu
+# Short times, so that tests need not wait.
+SlurmdTimeout=10
+SlurmctldTimeout=10
+KillWait=5
+MinJobAge={min_job_age_s}
+InactiveLimit=0
+BatchStartTimeout=10
+MessageTimeout=10
+SchedulerParameters=sched_interval=2,sched_min_interval=100000,bf_interval=5,batch_sched_delay=0
+EnforcePartLimits=ALL
+MpiDefault=none
+PlugStackConfig={state}/plugstack.conf
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageTRES=gres/gpu
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort=16819
+AccountingStoragePass={state}/run/munge.sock
+AccountingStoreFlags=job_comment,job_env,job_script
+{nodes}
+PartitionName=debug Nodes={names} Default=YES MaxTime=30 DefaultTime=10 State=UP
+PartitionName=gpu Nodes={names} MaxTime=4:00:00 State=UP
+PartitionName=small Nodes=n1 MaxNodes=1 MaxTime=5 State=UP
+PartitionName=closed Nodes={names} State=DOWN
+"""
+
+_SLURMDBD_CONF = """\
+AuthType=auth/munge
+AuthInfo=socket={state}/run/munge.sock
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort=16819
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort=13306
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm_acct
+LogFile={state}/log/slurmdbd.log
+PidFile={state}/run/slurmdbd.pid
+DebugLevel=info
+"""
+
+_DATABASE = (
+    "create user 'slurm'@'%' identified by 'slurm'; grant all on slurm_acct.* to 'slurm'@'%';"
+    "create user 'slurm'@'localhost' identified by 'slurm'; grant all on slurm_acct.* to 'slurm'@'localhost';"
+)
+
+
+class SlurmCluster:
+    """The cluster. ``start`` brings it up, ``stop`` leaves nothing of it behind.
+
+    Attributes:
+        state: folder of everything that it writes.
+        nodes: names of the compute nodes.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        *,
+        nodes: int = 4,
+        gpus: int = 2,
+        cpus: int = 8,
+        memory_mib: int = 8000,
+        min_job_age_s: int = 300,
+    ) -> None:
+        self.state = state
+        self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self._gpus, self._cpus, self._memory_mib, self._min_job_age_s = gpus, cpus, memory_mib, min_job_age_s
+        self._machines: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+
+    # --- Its life
+
+    def start(self) -> None:
+        """Bring everything up; if that fails, nothing is left."""
+        try:
+            self._write_files()
+            self._start_machine(LOGIN)
+            self._prepare_network()
+            self._start_munge()
+            self._start_database()
+            for name in self.nodes:
+                self._start_machine(name)
+                self._connect(name)
+            self.start_accounting()
+            self._register()
+            self._daemon("slurmctld", "slurmctld")
+            wait_for(lambda: self.call("scontrol", "ping").returncode == 0, 20, "slurmctld")
+            for name in self.nodes:
+                self._start_slurmd(name)
+            wait_for(
+                lambda: (
+                    self.run("sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D").strip() == f"{len(self.nodes)}"
+                ),
+                30,
+                "nodes",
+            )
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every process; network and mounts go with them."""
+        for name in (*self.nodes, LOGIN):
+            self._kill_machine(name)
+
+    # --- What tests do to it
+
+    def argv(self, *command: str) -> list[str]:
+        """``command``, as it is run on the login node. The files are this machine's own."""
+        return [
+            "nsenter",
+            f"--net=/proc/{self._pid(LOGIN)}/ns/net",
+            f"--uts=/proc/{self._pid(LOGIN)}/ns/uts",
+            "--",
+            *command,
+        ]
+
+    def environ(self) -> dict[str, str]:
+        """What a user of the login node has in the environment on top."""
+        return {"SLURM_CONF": str(self.state / "slurm.conf"), "PATH": f"{_SEARCHED}:{os.environ['PATH']}"}
+
+    def call(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command on the login node; any exit status is an answer."""
+        return subprocess.run(
+            self.argv(*command),
+            env={**os.environ, **self.environ()},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def run(self, *command: str) -> str:
+        """Run a command on the login node that must succeed; its output."""
+        done = self.call(*command)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def on_node(self, name: str, *command: str) -> str:
+        """Run a command on a machine, as root."""
+        flags = [
+            f"--{kind}=/proc/{self._pid(name)}/ns/{space}"
+            for kind, space in (("net", "net"), ("uts", "uts"), ("mount", "mnt"), ("pid", "pid"))
+        ]
+        done = subprocess.run(
+            ["nsenter", *flags, "--", *command], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, f"{name}: {' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def cut_power(self, name: str) -> None:
+        """Every process of the node is gone at once; the cable first, so that its peers get no FIN or RST."""
+        self.run("ip", "link", "del", f"to-{name}")
+        self._kill_machine(name)
+
+    def restore_power(self, name: str) -> None:
+        """Bring a node back that was cut off."""
+        self._start_machine(name)
+        self._connect(name)
+        self._start_slurmd(name)
+
+    def drain(self, name: str, reason: str) -> None:
+        """Take a node out of service."""
+        self.run("scontrol", "update", f"nodename={name}", "state=drain", f"reason={reason}")
+
+    def resume(self, name: str) -> None:
+        """Put a node back into service."""
+        self.run("scontrol", "update", f"nodename={name}", "state=resume")
+
+    def load_plugins(self, lines: str) -> None:
+        """What plugstack.conf says: srun, sbatch and the step's daemon read it each time."""
+        (self.state / "plugstack.conf").write_text(lines)
+
+    def start_accounting(self) -> None:
+        """Start slurmdbd."""
+        self._daemon("slurmdbd", "slurmdbd")
+        wait_for(lambda: self.call("sacctmgr", "-n", "show", "cluster").returncode == 0, 30, "slurmdbd")
+
+    def stop_accounting(self) -> None:
+        """End slurmdbd; the controller keeps what it would have told it."""
+        pid_file = self.state / "run" / "slurmdbd.pid"
+        self.on_node(LOGIN, "kill", pid_file.read_text().strip())
+        wait_for(lambda: self.call("sacctmgr", "-n", "show", "cluster").returncode != 0, 20, "the end of slurmdbd")
+
+    def processes(self, needle: str) -> list[str]:
+        """Command lines of all processes on compute nodes whose environment holds ``needle``."""
+        spaces = {
+            (Path("/proc") / str(self._pid(name)) / "ns" / "pid").readlink()
+            for name in self.nodes
+            if name in self._machines
+        }
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (folder / "ns" / "pid").readlink() in spaces and needle.encode() in (
+                    folder / "environ"
+                ).read_bytes():
+                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        return found
+
+    # --- How it is made
+
+    def _write_files(self) -> None:
+        for folder in ("log", "ctld", "spool", "run", "db", "dev", "machines"):
+            (self.state / folder).mkdir(parents=True)
+        (self.state / "run").chmod(0o777)
+        addresses = [f"{NETWORK}.{number} {name}" for number, name in enumerate(self.nodes, 1)]
+        self._write("hosts", "\n".join(["127.0.0.1 localhost", f"{NETWORK}.254 {LOGIN}", *addresses, ""]))
+        self._write("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+        self._write("resolv.conf", "")
+        self._write("plugstack.conf", "")
+        self._write("cgroup.conf", "CgroupPlugin=cgroup/v1\n")
+        names = f"n[1-{len(self.nodes)}]" if len(self.nodes) > 1 else "n1"
+        gres = f"Gres=gpu:{self._gpus} " if self._gpus else ""
+        size = f"CPUs={self._cpus} RealMemory={self._memory_mib} {gres}State=UNKNOWN"
+        lines = [f"NodeName={name} NodeAddr={NETWORK}.{number} {size}" for number, name in enumerate(self.nodes, 1)]
+        values = {"state": self.state, "network": NETWORK, "login": LOGIN, "names": names, "nodes": "\n".join(lines)}
+        self._write("slurm.conf", _SLURM_CONF.format(**values, min_job_age_s=self._min_job_age_s))
+        self._write("slurmdbd.conf", _SLURMDBD_CONF.format(state=self.state), mode=0o600)
+        # Slurm wants character devices: only then does it set CUDA_VISIBLE_DEVICES. These are copies of /dev/null.
+        for number in range(self._gpus):
+            os.mknod(self.state / "dev" / f"nvidia{number}", 0o666 | 0o020000, os.makedev(1, 3))
+        last = f"[0-{self._gpus - 1}]" if self._gpus > 1 else "0"
+        self._write(
+            "gres.conf", f"NodeName={names} Name=gpu File={self.state}/dev/nvidia{last}\n" if self._gpus else ""
+        )
+        self._write("munge.key", os.urandom(64).hex(), mode=0o600)
+
+    def _write(self, name: str, text: str, mode: int = 0o644) -> None:
+        (self.state / name).write_text(text)
+        (self.state / name).chmod(mode)
+
+    def _start_machine(self, name: str) -> None:
+        (self.state / "machines" / name).unlink(missing_ok=True)
+        init = str(Path(__file__).parent / "slurm_node.sh")
+        spaces = ["--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        # The kernel ends the machine together with the tests, however those end.
+        argv = ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, init, name, str(self.state)]
+        with (self.state / "log" / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        self._machines[name] = process, 0
+        wait_for((self.state / "machines" / name).exists, 20, f"machine {name}")
+        self._machines[name] = process, _child_of(process.pid)
+
+    def _kill_machine(self, name: str) -> None:
+        if name not in self._machines:
+            return
+        process, pid = self._machines.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid or process.pid, 9)
+        process.wait(20)
+
+    def _pid(self, name: str) -> int:
+        return self._machines[name][1]
+
+    def _prepare_network(self) -> None:
+        for words in ("link add nodes type bridge", f"addr add {NETWORK}.254/24 dev nodes", "link set nodes up"):
+            self.run("ip", *words.split())
+
+    def _connect(self, name: str) -> None:
+        number = self.nodes.index(name) + 1
+        # A fixed address, so that the others' ARP entries stay right when the node comes back.
+        peer = ["peer", "name", "eth0", "address", f"02:98:01:00:00:{number:02x}", "netns", str(self._pid(name))]
+        self.run("ip", "link", "add", f"to-{name}", "type", "veth", *peer)
+        self.run("ip", "link", "set", f"to-{name}", "master", "nodes", "up")
+        self.on_node(name, "ip", "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
+        self.on_node(name, "ip", "link", "set", "eth0", "up")
+
+    def _daemon(self, log: str, *argv: str, machine: str = LOGIN) -> None:
+        """Start a program that puts itself into the background. It inherits a log, not a pipe of ours."""
+        flags = [
+            f"--{kind}=/proc/{self._pid(machine)}/ns/{space}"
+            for kind, space in (("net", "net"), ("uts", "uts"), ("mount", "mnt"), ("pid", "pid"))
+        ]
+        with (self.state / "log" / f"{log}.start.log").open("ab") as output:
+            done = subprocess.run(
+                ["nsenter", *flags, "--", *argv],
+                env={**os.environ, **self.environ()},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=60,
+                check=False,
+            )
+        assert done.returncode == 0, f"{argv[0]}: {(self.state / 'log' / f'{log}.start.log').read_text()}"
+
+    def _start_munge(self) -> None:
+        run = self.state / "run"
+        places = [
+            "--socket",
+            f"{run}/munge.sock",
+            "--pid-file",
+            f"{run}/munged.pid",
+            "--seed-file",
+            f"{run}/munge.seed",
+        ]
+        self._daemon(
+            "munged",
+            "munged",
+            "--force",
+            "--key-file",
+            f"{self.state}/munge.key",
+            *places,
+            "--log-file",
+            f"{self.state}/log/munged.log",
+        )
+
+    def _start_database(self) -> None:
+        data, socket = self.state / "db", self.state / "run" / "db.sock"
+        shutil.chown(data, "mysql")
+        self._daemon(
+            "mariadb-install-db",
+            "mariadb-install-db",
+            "--no-defaults",
+            "--user=mysql",
+            f"--datadir={data}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+        )
+        small = [
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-log-file-size=8M",
+            "--innodb-flush-log-at-trx-commit=0",
+            "--performance-schema=OFF",
+            "--key-buffer-size=1M",
+        ]
+        places = [
+            f"--datadir={data}",
+            f"--socket={socket}",
+            f"--pid-file={data}/db.pid",
+            "--bind-address=127.0.0.1",
+            "--port=13306",
+        ]
+        command = ["mariadbd", "--no-defaults", "--user=mysql", *places, "--skip-name-resolve", *small]
+        self._daemon("mariadbd", "bash", "-c", 'setsid "$@" &', "bash", *command)
+        client = ("mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e")
+        wait_for(lambda: self.call(*client, "select 1").returncode == 0, 40, "mariadbd")
+        self.run(*client, _DATABASE)
+
+    def _register(self) -> None:
+        self.run("sacctmgr", "-i", "add", "cluster", "testbed")
+        self.run("sacctmgr", "-i", "add", "account", "test", "Description=test", "Organization=test")
+        self.run("sacctmgr", "-i", "add", "user", "root", "Account=test")
+
+    def _start_slurmd(self, name: str) -> None:
+        (self.state / "spool" / name).mkdir(exist_ok=True)
+        self._daemon(f"slurmd-{name}", "slurmd", "-N", name, machine=name)
+
+
+def wait_for(condition: Callable[[], bool], patience_s: float, what: str) -> None:
+    """Wait until something holds; fail with its name after ``patience_s`` seconds."""
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, f"waited {patience_s} s for {what}"
+        time.sleep(0.1)
+
+
+def _child_of(parent: int) -> int:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    assert len(children) == 1, f"process {parent} has the children {children}"
+    return int(children[0])
+
+
+def missing_programs() -> Sequence[str]:
+    """What of a cluster is not installed here."""
+    return [program for program in PROGRAMS if shutil.which(program, path=_SEARCHED) is None]
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[SlurmCluster]:
+    """One cluster for all tests of a session; skipped loudly where it cannot be brought up."""
+    if os.geteuid() != 0:
+        pytest.skip("real Slurm needs root")
+    if missing_programs():
+        pytest.skip(f"real Slurm needs {', '.join(missing_programs())}")
+    # Sockets have short names only (108 characters), so that pytest's own folder may be too deep.
+    with tempfile.TemporaryDirectory(prefix="llmctl-slurm-") as folder:
+        Path(folder).chmod(0o755)
+        cluster = SlurmCluster(Path(folder))
+        cluster.start()
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
