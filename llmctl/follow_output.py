@@ -12,7 +12,13 @@ from llmctl.metrics_reader import MetricsTable, Row, number
 
 
 class FollowOutput(Protocol):
-    """Shows lines and progress; a context manager."""
+    """Shows lines and progress; a context manager.
+
+    Attributes:
+        shows_progress: whether ``progress`` is of any use: otherwise no metrics need be read.
+    """
+
+    shows_progress: bool
 
     def __enter__(self) -> Self:
         """Begin to show."""
@@ -34,6 +40,8 @@ class FollowOutput(Protocol):
 
 class PlainOutput:
     """Lines as they come, remarks on standard error, no progress: the log has its own lines."""
+
+    shows_progress = False
 
     def __init__(self, stream: TextIO | None = None) -> None:
         """Show lines on ``stream``; None is standard output."""
@@ -62,6 +70,8 @@ class PlainOutput:
 
 class TerminalOutput(PlainOutput):
     """A line of progress that stays at the bottom while the log scrolls above it."""
+
+    shows_progress = True
 
     def __init__(self, name: str, train_iters: int | None) -> None:
         """For a run called ``name``; ``train_iters`` None (a COMMAND) shows the state alone."""

@@ -5,15 +5,15 @@ that does not hold a job ends nothing: only the accounting's own word does.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from llmctl.attempt_reader import RunAttempts
 from llmctl.backends.base import JobReport, QueueBackend
 from llmctl.durations import spoken
 from llmctl.hands import Hands
 from llmctl.job_state import JobState
-from llmctl.queue_reader import QueueAnswer, find_job, read_accounting, read_queue
+from llmctl.queue_reader import PATIENT, Patience, QueueAnswer, find_job, read_accounting, read_queue
 from llmctl.run_record import RunRecord
 from llmctl.run_state import SUBMITTING_S, JobAnswer
 
@@ -49,7 +49,7 @@ class SchedulerWatch:
         *,
         interval_s: float = 0.0,
         remembered: Mapping[str, tuple[JobState, float]] | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        patience: Patience = PATIENT,
     ) -> None:
         """Ask ``backend``'s commands through ``hands``.
 
@@ -59,13 +59,13 @@ class SchedulerWatch:
             interval_s: between two calls; in between the last answer is taken.
             remembered: runs that were seen to have ended: run id -> state, and when that was seen. They are not asked
                 about unless they have been submitted again since.
-            sleep: waits between tries.
+            patience: with a scheduler that fails for the moment; one that is asked again anyway needs none.
         """
         self.backend = backend
         self._hands = hands
         self._interval_s = interval_s
         self._remembered = dict(remembered or {})
-        self._sleep = sleep
+        self._patience = patience if not interval_s else replace(patience, pauses_s=())
         self._queue = _Kept()
         self._accounting = _Kept()
         self._attempts: dict[str, int | None] = {}
@@ -77,7 +77,7 @@ class SchedulerWatch:
         lost = [question for question in asked if not question.job_ids]
         ids = [job_id for question in asked for job_id in question.job_ids]
         if self._queue.is_due(ids, self._interval_s):
-            self._queue.keep(read_queue(self.backend, ids, self._hands, sleep=self._sleep), ids)
+            self._queue.keep(read_queue(self.backend, ids, self._hands, self._patience), ids)
             self._attempts = {question.record.run_id: question.attempt for question in asked}
         found = {question.record.run_id: self._find(question) for question in lost}
         return [
@@ -95,7 +95,7 @@ class SchedulerWatch:
         """
         ids = [job_id for question in questions for job_id in question.job_ids]
         if ids and self._accounting.is_due(ids, self._interval_s):
-            self._accounting.keep(read_accounting(self.backend, ids, self._hands, sleep=self._sleep), ids)
+            self._accounting.keep(read_accounting(self.backend, ids, self._hands, self._patience), ids)
         return [
             self._by_accounting(question, self._accounting.answer, time.time() - sign)
             for question, sign in zip(questions, signs_of_life, strict=True)
@@ -154,7 +154,7 @@ class SchedulerWatch:
         return known
 
     def _by_name(self, name: str) -> JobAnswer:
-        report, answer = find_job(self.backend, name, self._hands, sleep=self._sleep)
+        report, answer = find_job(self.backend, name, self._hands, self._patience)
         if report is not None:
             return JobAnswer(report.state, words_of(report), source="queue", report=report)
         if not answer.is_answer:

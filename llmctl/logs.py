@@ -113,6 +113,7 @@ class LogFollower:
         """Read through ``read``, a transport's ``read_parts``."""
         self._read = read
         self._tails: dict[str, LogTail] = {}
+        self._ready: list[LogLine] = []
 
     def follow(self, files: Mapping[str, str], offsets: Mapping[str, int]) -> None:
         """Follow exactly these files: source -> path.
@@ -127,8 +128,10 @@ class LogFollower:
         self._tails = tails
 
     def poll(self) -> list[LogLine]:
-        """The lines that have become whole since the last poll, in order of source."""
-        lines: list[LogLine] = []
+        """The lines that have become whole since the last poll, in order of source.
+
+        Where reading fails halfway, what was read before is kept for the next poll.
+        """
         waiting = dict(self._tails)
         while waiting:
             parts = self._read([FileRead(tail.path, tail.offset) for tail in waiting.values()])
@@ -140,11 +143,12 @@ class LogFollower:
                     tail.restart()
                     again[source] = tail
                     continue
-                lines += [LogLine(source, line) for line in tail.take(part.data)]
+                self._ready += [LogLine(source, line) for line in tail.take(part.data)]
                 tail.offset = part.end
                 if part.data and part.end < part.size:
                     again[source] = tail
             waiting = again
+        lines, self._ready = self._ready, []
         return lines
 
     def flush(self) -> list[LogLine]:

@@ -13,7 +13,7 @@ from llmctl.file_reads import FileRead
 from llmctl.hands import Hands
 from llmctl.job_answers import SchedulerWatch, question_of
 from llmctl.job_state import JobState
-from llmctl.queue_reader import find_job, run_patiently, said
+from llmctl.queue_reader import Patience, find_job, run_patiently, said
 from llmctl.run_record import RunRecord
 from llmctl.run_state import JobAnswer
 
@@ -80,7 +80,7 @@ class QueueCancel:
         assert job.report is not None
         job_id = job.report.job_id
         for command in self.backend.cancel_commands([job_id]):
-            result = run_patiently(self.backend, command.argv, self.hands, sleep=self.sleep)
+            result = run_patiently(self.backend, command.argv, self.hands, self._patience)
             # Ending a job that has ended meanwhile is refused by most schedulers: the queue tells what is true.
             if result.exit_status != 0 and self._is_there(self._ask() or job):
                 raise _refusal(self.record.run_id, self.backend, command.argv, result)
@@ -118,7 +118,11 @@ class QueueCancel:
     def _ask(self) -> JobAnswer | None:
         # A watch of its own for each question: what the queue said before is of no use here.
         question = question_of(self.record, find_attempts([self.record], self.hands)[0])
-        return SchedulerWatch(self.backend, self.hands, sleep=self.sleep).ask_queue([question])[0]
+        return SchedulerWatch(self.backend, self.hands, patience=self._patience).ask_queue([question])[0]
+
+    @property
+    def _patience(self) -> Patience:
+        return Patience(sleep=self.sleep)
 
     @staticmethod
     def _is_there(job: JobAnswer) -> bool:

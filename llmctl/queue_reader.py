@@ -15,12 +15,24 @@ from llmctl.hands import Hands
 
 TIMEOUT_S = 90.0
 """Above the minute for which Slurm's clients themselves try to reach a controller whose configuration is wrong."""
-PAUSES_S = (1.0, 3.0)
-"""Between one try and the next."""
 PATIENCE_S = 20.0
 """Clients that have waited this long by themselves are not asked again."""
 
-Sleep = Callable[[float], None]
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a command that failed for the moment is run again.
+
+    Attributes:
+        pauses_s: between one try and the next; none for those who look again and again anyway.
+        sleep: waits.
+    """
+
+    pauses_s: tuple[float, ...] = (1.0, 3.0)
+    sleep: Callable[[float], None] = time.sleep
+
+
+PATIENT = Patience()
 
 
 @dataclass(frozen=True)
@@ -39,16 +51,16 @@ class QueueAnswer:
 
 
 def read_queue(
-    backend: QueueBackend, job_ids: Sequence[str], hands: Hands, *, sleep: Sleep = time.sleep
+    backend: QueueBackend, job_ids: Sequence[str], hands: Hands, patience: Patience = PATIENT
 ) -> QueueAnswer:
     """What the queue says of jobs: one call, and again only where that failed for the moment."""
     if not job_ids:
         return QueueAnswer()
-    return _ask(backend, backend.status_argv(job_ids), backend.parse_status, hands, sleep)
+    return _ask(backend, backend.status_argv(job_ids), backend.parse_status, hands, patience)
 
 
 def read_accounting(
-    backend: QueueBackend, job_ids: Sequence[str], hands: Hands, *, sleep: Sleep = time.sleep
+    backend: QueueBackend, job_ids: Sequence[str], hands: Hands, patience: Patience = PATIENT
 ) -> QueueAnswer:
     """What the accounting says of jobs that have left the queue: one call, as ``read_queue``."""
     if not job_ids:
@@ -56,24 +68,24 @@ def read_accounting(
     argv = backend.accounting_argv(job_ids)
     if argv is None:
         return QueueAnswer(is_answer=False, problem="this scheduler keeps none")
-    return _ask(backend, argv, backend.parse_accounting, hands, sleep)
+    return _ask(backend, argv, backend.parse_accounting, hands, patience)
 
 
 def find_job(
-    backend: QueueBackend, job_name: str, hands: Hands, *, sleep: Sleep = time.sleep
+    backend: QueueBackend, job_name: str, hands: Hands, patience: Patience = PATIENT
 ) -> tuple[JobReport | None, QueueAnswer]:
     """The job of this name that is in the queue, for a submission whose answer was lost; the newest of several.
 
     The answer is handed back as well: None says that there is no such job only if it ``is_answer``.
     """
-    answer = _ask(backend, backend.find_argv(job_name), backend.parse_status, hands, sleep)
+    answer = _ask(backend, backend.find_argv(job_name), backend.parse_status, hands, patience)
     named = [report for report in answer.reports.values() if report.name == job_name]
     living = [report for report in named if not report.state.is_finished]
     return next(reversed(living or named), None), answer
 
 
 def run_patiently(
-    backend: QueueBackend, argv: Sequence[str], hands: Hands, *, sleep: Sleep = time.sleep
+    backend: QueueBackend, argv: Sequence[str], hands: Hands, patience: Patience = PATIENT
 ) -> CommandResult:
     """Run a scheduler's command, and run it again a few times where it failed for the moment.
 
@@ -81,7 +93,7 @@ def run_patiently(
         SchedulerError: it cannot be started, or did not come to an end.
     """
     begun = time.monotonic()
-    for pause_s in (*PAUSES_S, None):
+    for pause_s in (*patience.pauses_s, None):
         is_last = pause_s is None or time.monotonic() - begun > PATIENCE_S
         try:
             result = hands.run(argv, timeout_s=TIMEOUT_S)
@@ -91,7 +103,7 @@ def run_patiently(
         else:
             if is_last or result.exit_status == 0 or not backend.is_transient(result.exit_status, result.stderr):
                 return result
-        sleep(pause_s or 0.0)
+        patience.sleep(pause_s or 0.0)
     raise AssertionError("the last try returns or raises")
 
 
@@ -106,10 +118,10 @@ def _ask(
     argv: Sequence[str],
     parse: Callable[[str], dict[str, JobReport]],
     hands: Hands,
-    sleep: Sleep,
+    patience: Patience,
 ) -> QueueAnswer:
     try:
-        result = run_patiently(backend, argv, hands, sleep=sleep)
+        result = run_patiently(backend, argv, hands, patience)
     except SchedulerError as error:
         return QueueAnswer(is_answer=False, problem=error.message)
     if result.exit_status == 0 or backend.is_answer(result.exit_status, result.stderr):

@@ -77,6 +77,7 @@ class RankError:
     type: str
     message: str
     time: float
+    traceback: str = ""
 
     def summary(self) -> str:
         """``rank 3 (pp 1, dp 0, tp 1) on node7: RuntimeError: first line of the message``."""
@@ -186,6 +187,7 @@ def parse_error(data: bytes | None) -> RankError | None:
         _text(values, "type") or "error",
         _text(values, "message"),
         _float(values, "time") or 0.0,
+        _text(values, "traceback"),
     )
 
 

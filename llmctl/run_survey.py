@@ -1,4 +1,4 @@
-"""The views of many runs, cluster by cluster. What cannot be reached is shown as it was seen last, and hides no other."""
+"""The views of many runs, cluster by cluster. What cannot be reached is shown as seen last, and hides no other."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from llmctl.invocation import Invocation
 from llmctl.job_answers import SchedulerWatch
 from llmctl.job_state import JobState
 from llmctl.run_observer import observe_runs
-from llmctl.run_record import IndexEntry, RunRecord
+from llmctl.run_record import IndexEntry, RecordAbsent, RunRecord
+from llmctl.run_record import load_records as load_run_records
 from llmctl.run_view import RunView
 
 SEEN_EVERY_S = 600.0
@@ -98,20 +99,12 @@ def has_finished(entry: IndexEntry) -> bool:
 
 def load_records(entries: Sequence[IndexEntry], reach: ClusterReach) -> list[RunRecord | RecordError]:
     """The records of runs of one cluster, in order; an error for one that cannot be read."""
-    del reach
-    return [_load(entry) for entry in entries]
-
-
-def _load(entry: IndexEntry) -> RunRecord | RecordError:
-    try:
-        return RunRecord.load(entry.run_dir)
-    except RecordError as error:
-        return error
+    return load_run_records([entry.run_dir for entry in entries], reach.hands)
 
 
 def _without_record(entry: IndexEntry, error: RecordError, invocation: Invocation) -> RunView:
     detail = error.message + (f"; last seen {entry.last_state}" if entry.last_state else "")
-    if isinstance(error.__context__, FileNotFoundError):
+    if isinstance(error, RecordAbsent):
         detail += f"; to forget the run, remove {invocation.index.folder / entry.run_id}.json"
     return _unknown(entry, detail)
 

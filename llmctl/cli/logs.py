@@ -3,7 +3,8 @@
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +14,17 @@ import typer
 from llmctl.attempt_reader import attempt_numbers
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
+from llmctl.cluster_reach import ClusterReach
 from llmctl.errors import RecordError, UsageError
 from llmctl.file_reads import FileRead
-from llmctl.follow import default_choice, follow_run
+from llmctl.follow import default_choice, follow_run, pending_words
+from llmctl.hands import Hands
 from llmctl.invocation import Invocation
+from llmctl.job_state import JobState
 from llmctl.log_choice import LogChoice, spans
-from llmctl.logs import LogLine, last_lines
+from llmctl.logs import LogLine, clean, last_lines
 from llmctl.run_facts import RankError, first_error, parse_error
+from llmctl.run_observer import observe_run
 from llmctl.run_record import RunRecord
 
 LINES_OF_ONE = 100
@@ -61,17 +66,20 @@ def logs(
         raise UsageError("--download: copies what is there now; leave out -f")
     choice = LogChoice("job") if job else LogChoice.parse(rank) if rank is not None else None
     invocation: Invocation = ctx.obj
-    record = RunRecord.load(invocation.index.find(run).run_dir)
-    found = _find(invocation, record, choice, attempt, follow)
+    entry = invocation.index.find(run)
+    reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
+    found = _find(RunRecord.load(entry.run_dir, reach.hands), reach, choice, attempt, follow)
     if download is not None:
-        return _download(found, invocation, (invocation.cwd / download).resolve())
+        return _download(found, (invocation.cwd / download).resolve())
     _say_what_failed(found)
     count = lines if lines is not None else LINES_OF_ONE if len(found.files) < 2 else LINES_OF_MANY
-    ends = _show_last(found, invocation, count, whole_only=follow)
+    ends = _show_last(found, count, whole_only=follow)
     sys.stdout.flush()
     if not follow:
         return 0
-    return follow_run(record, invocation.transport, choice=choice, attempt=found.attempt, offsets=ends)
+    return follow_run(
+        found.record, reach.hands, backend=reach.backend, choice=choice, attempt=found.attempt, offsets=ends
+    )
 
 
 @dataclass(frozen=True)
@@ -79,16 +87,15 @@ class Found:
     """The log files meant: source -> path, and the errors of the attempt, the cause first."""
 
     record: RunRecord
+    reach: ClusterReach
     choice: LogChoice
     attempt: int | None
     files: dict[str, str]
     errors: tuple[RankError, ...]
 
 
-def _find(
-    invocation: Invocation, record: RunRecord, choice: LogChoice | None, attempt: int | None, follow: bool
-) -> Found:
-    hands = invocation.transport
+def _find(record: RunRecord, reach: ClusterReach, choice: LogChoice | None, attempt: int | None, follow: bool) -> Found:
+    hands = reach.hands
     attempts = attempt_numbers(record, hands)
     if attempt is not None and attempt not in attempts:
         there = f"there are attempts {spans(attempts)}" if attempts else "it has made none yet"
@@ -98,10 +105,10 @@ def _find(
     number = attempt if attempt is not None else max(attempts, default=None)
     if number is None:
         chosen = choice or LogChoice("job")
-        return Found(record, chosen, None, LogChoice("job").files(str(record.run_dir), 0, [], []), ())
+        return Found(record, reach, chosen, None, LogChoice("job").files(str(record.run_dir), 0, [], []), ())
     folder = f"{record.run_dir}/attempts/{number}"
     names, error_names = hands.list_names([folder, f"{folder}/errors"])
-    errors = _errors(invocation, [f"{folder}/errors/{name}" for name in error_names if not name.startswith(".")])
+    errors = _errors(hands, [f"{folder}/errors/{name}" for name in error_names if not name.startswith(".")])
     chosen = choice or default_choice(record, names)
     absence = chosen.absence(names)
     if absence and not follow:
@@ -109,11 +116,11 @@ def _find(
     if absence:
         say(f"{record.run_id}: {absence}; waiting for it")
     files = chosen.files(str(record.run_dir), number, names, [error.rank for error in errors])
-    return Found(record, chosen, number, files, errors)
+    return Found(record, reach, chosen, number, files, errors)
 
 
-def _errors(invocation: Invocation, paths: Sequence[str]) -> tuple[RankError, ...]:
-    parts = invocation.transport.read_parts([FileRead(path) for path in paths])
+def _errors(hands: Hands, paths: Sequence[str]) -> tuple[RankError, ...]:
+    parts = hands.read_parts([FileRead(path) for path in paths])
     parsed = [parse_error(part.data) for part in parts if part is not None]
     errors = tuple(sorted((one for one in parsed if one is not None), key=lambda error: (error.time, error.rank)))
     cause = first_error(errors)
@@ -129,35 +136,57 @@ def _say_what_failed(found: Found) -> None:
         say(f"{'first' if number == 0 else 'then'}: {error.summary()}")
 
 
-def _show_last(found: Found, invocation: Invocation, count: int, *, whole_only: bool) -> dict[str, int]:
+def _show_last(found: Found, count: int, *, whole_only: bool) -> dict[str, int]:
     """Print the last lines of every file; where following goes on, by source."""
-    ends = last_lines(invocation.transport.read_parts, list(found.files.values()), count, whole_only=whole_only)
+    ends = last_lines(found.reach.hands.read_parts, list(found.files.values()), count, whole_only=whole_only)
     shown = {source: tail for source, tail in zip(found.files, ends, strict=True) if tail[0]}
+    _show_traceback(found, {source: texts for source, (texts, _) in shown.items()})
     for source, (texts, _) in shown.items():
         for text in texts:
             print(str(LogLine(source, text)) if len(shown) > 1 else text)
     if not shown and found.choice.kind != "failed" and not whole_only:
-        say(f"{found.record.run_id}: nothing has been printed yet; llmctl status {found.record.run_id} says how it is")
+        say(f"{found.record.run_id}: {_why_nothing(found)}")
     return {source: end for source, (_, end) in zip(found.files, ends, strict=True)}
 
 
-def _download(found: Found, invocation: Invocation, folder: Path) -> int:
+def _show_traceback(found: Found, shown: Mapping[str, Sequence[str]]) -> None:
+    """What the first rank to fail died of, where the shown end of its log does not hold it."""
+    cause = found.errors[0] if found.choice.kind == "failed" and found.errors else None
+    lines = cause.traceback.rstrip().splitlines() if cause is not None else []
+    if cause is None or not lines:
+        return
+    source = f"rank {cause.rank}"
+    if lines[-1].strip() not in (text.strip() for text in shown.get(source, ())):
+        for line in lines:
+            print(LogLine(source, clean(line.encode())))
+
+
+def _why_nothing(found: Found) -> str:
+    """Why a run has printed nothing: most likely it has not begun."""
+    if found.attempt is not None:
+        return f"nothing has been printed yet; llmctl status {found.record.run_id} says how it is"
+    view = observe_run(found.record, found.reach.hands, found.reach.watch())
+    how = pending_words(view, time.time()) if view.state is JobState.PENDING else f"{view.state}: {view.detail}"
+    return f"nothing has been printed yet; {how}"
+
+
+def _download(found: Found, folder: Path) -> int:
     """Copy every file to ``folder``, each under a temporary name until it is whole."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        copied = [_copy(invocation, path, folder / Path(path).name) for path in found.files.values()]
+        copied = [_copy(found.reach.hands, path, folder / Path(path).name) for path in found.files.values()]
     except OSError as error:
         raise UsageError(f"--download: {folder} cannot be written: {error.strerror}") from None
     print(f"{sum(copied)} files in {folder}")
     return 0
 
 
-def _copy(invocation: Invocation, source: str, target: Path) -> bool:
+def _copy(hands: Hands, source: str, target: Path) -> bool:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             while True:
-                (part,) = invocation.transport.read_parts([FileRead(source, file.tell())])
+                (part,) = hands.read_parts([FileRead(source, file.tell())])
                 if part is None:
                     return False
                 file.write(part.data)
