@@ -49,7 +49,7 @@ def cancel_run(
         RecordError: the record cannot be written, or another llmctl is at work on the run.
     """
     with hands.lock(f"{record.run_dir}/.lock"):
-        record = RunRecord.load(record.run_dir)
+        record = RunRecord.load(record.run_dir, hands)
         if backend is None:
             return _cancel_processes(record, hands, grace_s)
         view = observe_run(record, hands, SchedulerWatch(backend, hands))
@@ -81,7 +81,7 @@ def _cancel_in_queue(record: RunRecord, hands: Hands, backend: QueueBackend, gra
     marked = record.with_cancel_requested(time.time())
 
     def mark(attempt: int | None) -> None:
-        marked.save()
+        marked.save(hands)
         if attempt is not None:
             _mark(record, attempt, hands, grace_s)
 
@@ -102,7 +102,7 @@ def _cancel_processes(record: RunRecord, hands: Hands, grace_s: float) -> Cancel
         raise SchedulerError(f"{record.run_id} is being submitted at this moment", transient=True)
     if not view.state.is_finished:
         record = record.with_cancel_requested(time.time())
-        record.save()
+        record.save(hands)
         if beginning is not None:
             _mark(record, beginning.number, hands, grace_s)
     _end(record.run_dir, leaders, hands, grace_s)

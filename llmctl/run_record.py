@@ -6,20 +6,25 @@ runs_root. Both are written to a temporary file and renamed, mode 0600, so that 
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmctl.backends.base import SubmittedJob
 from llmctl.errors import RecordError
+from llmctl.file_acts import FileWrite, write_files
+from llmctl.file_reads import FileRead
+
+if TYPE_CHECKING:
+    from llmctl.hands import Hands
 
 SCHEMA = 1
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """What a run id and a run's name may look like: it becomes a folder's and a scheduler's job name."""
 
-
+_LIMIT = 1 << 24
+"""Bytes of a run.json that are read: far above what a config and a hundred submissions take."""
 _NUMBER = (int, float)
 _MAYBE = type(None)
 _RECORD_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -100,14 +105,32 @@ class RunRecord:
     cwd: str | None = None
 
     @classmethod
-    def load(cls, run_dir: Path) -> "RunRecord":
+    def load(cls, run_dir: Path, hands: "Hands") -> "RunRecord":
         """The record of a run directory.
 
+        Args:
+            run_dir: on the machine of ``hands``.
+            hands: the machine.
+
         Raises:
-            RecordError: there is none, or it cannot be read.
+            RecordAbsent: there is none.
+            RecordError: it cannot be read.
+            SchedulerError: the machine cannot be reached.
+        """
+        (found,) = load_records([run_dir], hands)
+        if isinstance(found, RecordError):
+            raise found
+        return found
+
+    @classmethod
+    def of_json(cls, run_dir: Path, text: bytes) -> "RunRecord":
+        """The record that ``text``, of the run.json in ``run_dir``, holds.
+
+        Raises:
+            RecordError: it is damaged, or no record.
         """
         path = run_dir / "run.json"
-        values = _read_json(path)
+        values = _parse_json(path, text)
         try:
             if values["schema"] != SCHEMA:
                 raise RecordError(f"{path}: schema {values['schema']} is not known to this llmctl; use a newer one")
@@ -125,14 +148,22 @@ class RunRecord:
         # The directory may have been moved: where it was found is where it is.
         return cls(**{**fields, "run_dir": run_dir, "command": tuple(values["command"]), "submissions": submissions})
 
-    def save(self) -> None:
-        """Write run.json, all or nothing.
+    def save(self, hands: "Hands") -> None:
+        """Write run.json, all or nothing, on the machine of ``hands``.
 
         Raises:
             RecordError: it cannot be written.
+            SchedulerError: the machine cannot be reached.
         """
-        values = {"schema": SCHEMA, **asdict(self), "run_dir": str(self.run_dir)}
-        _write_json(self.run_dir / "run.json", values)
+        path = self.run_dir / "run.json"
+        try:
+            hands.write_files([FileWrite(str(path), self.as_json())])
+        except OSError as error:
+            raise RecordError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def as_json(self) -> bytes:
+        """The bytes of run.json."""
+        return _json_bytes({"schema": SCHEMA, **asdict(self), "run_dir": str(self.run_dir)})
 
     def with_submission(self, submission: Submission) -> "RunRecord":
         """The record with ``submission`` added, or put in the place of the one with the same number."""
@@ -144,6 +175,36 @@ class RunRecord:
         if not self.submissions or self.submissions[-1].cancel_requested is not None:
             return self
         return self.with_submission(replace(self.submissions[-1], cancel_requested=time))
+
+
+class RecordAbsent(RecordError):
+    """A run directory without a record, or none at all."""
+
+
+def load_records(run_dirs: Sequence[Path], hands: "Hands") -> list[RunRecord | RecordError]:
+    """The records of run directories of one machine, in order; an error for one that cannot be read.
+
+    One round trip, whatever their number, and another where some cannot be read.
+
+    Raises:
+        SchedulerError: the machine cannot be reached.
+    """
+    paths = [str(run_dir / "run.json") for run_dir in run_dirs]
+    parts = hands.read_parts([FileRead(path, limit=_LIMIT) for path in paths])
+    lost = [path for path, part in zip(paths, parts, strict=True) if part is None]
+    facts = dict(zip(lost, hands.look_at(lost), strict=True)) if lost else {}
+    found: list[RunRecord | RecordError] = []
+    for run_dir, path, part in zip(run_dirs, paths, parts, strict=True):
+        try:
+            if part is None:
+                is_there = facts[path].kind or not facts[path].nearest_kind
+                raise (RecordError if is_there else RecordAbsent)(
+                    f"{path}: {'cannot be read' if is_there else 'is not there'}"
+                )
+            found.append(RunRecord.of_json(run_dir, part.data))
+        except RecordError as error:
+            found.append(error)
+    return found
 
 
 @dataclass(frozen=True)
@@ -223,15 +284,18 @@ class RunIndex:
         if entry is not None:
             self._write(replace(entry, last_state=str(state), last_seen=seen))
 
-    def rebuild(self, runs_root: Path) -> list[IndexEntry]:
-        """Enter every run found in ``runs_root``; returns the entries of these, oldest first.
+    def rebuild(self, runs_root: Path, hands: "Hands") -> list[IndexEntry]:
+        """Enter every run found in ``runs_root`` of a machine; returns the entries of these, oldest first.
 
         Entries of runs elsewhere are kept. A directory without a readable record is passed over.
+
+        Raises:
+            SchedulerError: the machine cannot be reached.
         """
+        (names,) = hands.list_names([str(runs_root)])
         found = set()
-        for path in sorted(runs_root.glob("*/run.json")):
-            with suppress(RecordError):
-                record = RunRecord.load(path.parent)
+        for record in load_records([runs_root / name for name in names if RUN_ID.fullmatch(name)], hands):
+            if isinstance(record, RunRecord):
                 self.add(record)
                 found.add(record.run_id)
         return [entry for entry in self.entries() if entry.run_id in found]
@@ -261,27 +325,6 @@ def new_run_id(name: str, local_time: str) -> str:
     return f"{name}-{local_time}-{os.urandom(2).hex()}"
 
 
-def write_file(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a file all or nothing, readable by its owner from the first byte on. Bytes that are no UTF-8 are kept.
-
-    Raises:
-        OSError: it cannot be written; nothing is left behind.
-    """
-    # Not tempfile: importing it costs as much as the rest of `llmctl --help`.
-    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            os.fchmod(descriptor, mode)
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def _submission_of(values: Mapping[str, Any]) -> Submission:
     _check_types(values, _SUBMISSION_TYPES)
     for job in values["jobs"]:
@@ -309,14 +352,19 @@ def _names(entries: Iterable[IndexEntry]) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return _parse_json(path, path.read_bytes())
+    except FileNotFoundError:
+        raise RecordAbsent(f"{path}: is not there") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _parse_json(path: Path, text: bytes) -> dict[str, Any]:
     import json
 
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecordError(f"{path}: is not there") from None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+        values = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path}: is damaged: {error}") from None
     if not isinstance(values, dict):
@@ -325,10 +373,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    import json
-
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_file(path, json.dumps(values, indent=1) + "\n")
+        write_files([FileWrite(str(path), _json_bytes(values))])
     except OSError as error:
         raise RecordError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _json_bytes(values: Mapping[str, Any]) -> bytes:
+    import json
+
+    return (json.dumps(values, indent=1) + "\n").encode()

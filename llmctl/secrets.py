@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmctl.errors import UsageError
+from llmctl.file_acts import FileWrite, write_files
 from llmctl.resources import UserFolders
-from llmctl.run_record import write_file
 
 
 def secrets_file(folders: UserFolders, run_id: str, submission: int) -> Path:
@@ -35,4 +35,5 @@ def write_secrets(path: Path, names: Sequence[str], environ: Mapping[str, str]) 
         OSError: the file cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_file(path, "".join(f"{name}\0{environ[name]}\0" for name in names))
+    text = "".join(f"{name}\0{environ[name]}\0" for name in names)
+    write_files([FileWrite(str(path), text.encode("utf-8", "surrogateescape"))])

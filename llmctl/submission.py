@@ -17,13 +17,14 @@ from llmctl import __version__, submit_checks
 from llmctl.backends import load_backend
 from llmctl.backends.base import HostCommand, JobRequest, SubmittedJob
 from llmctl.errors import LlmctlError, RecordError, UsageError
+from llmctl.file_acts import FileWrite
 from llmctl.gpus import visible_gpus
 from llmctl.invocation import Invocation
 from llmctl.job import JobError, JobSpec
 from llmctl.profile import ClusterProfile, overlay
 from llmctl.render import RenderedJob, RunPlace, job_python, render
 from llmctl.resolve import Flag, Origin, Resolved, find_config, parse_settings, resolve
-from llmctl.run_record import RUN_ID, RunRecord, Submission, new_run_id, write_file
+from llmctl.run_record import RUN_ID, RunRecord, Submission, new_run_id
 from llmctl.secrets import check_secrets, secrets_file, write_secrets
 from trainer.config import TrainConfig
 
@@ -205,7 +206,7 @@ def perform(plan: Plan, invocation: Invocation) -> RunRecord:
         submit_checks.check_torch(plan.profile, invocation)
     number = max((submission.number for submission in plan.record.submissions), default=0) + 1
     submission = Submission(number, time.time())
-    before = None if plan.is_new else RunRecord.load(plan.record.run_dir)
+    before = None if plan.is_new else RunRecord.load(plan.record.run_dir, invocation.transport)
     try:
         record = _prepare(plan, invocation, submission, before)
         try:
@@ -217,7 +218,7 @@ def perform(plan: Plan, invocation: Invocation) -> RunRecord:
         problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
         raise submit_checks.runs_root_error(plan.profile, invocation, problem) from None
     record = record.with_submission(replace(submission, jobs=jobs))
-    record.save()
+    record.save(invocation.transport)
     invocation.index.add(record)
     return record
 
@@ -335,7 +336,7 @@ def _prepare(plan: Plan, invocation: Invocation, submission: Submission, before:
         _make_run_dir(plan)
     try:
         record = _write_run(plan, invocation).with_submission(submission)
-        record.save()
+        record.save(invocation.transport)
         invocation.index.add(record)
     except BaseException:
         _undo(plan, invocation, before)
@@ -369,16 +370,18 @@ def _write_run(plan: Plan, invocation: Invocation) -> RunRecord:
         import yaml
 
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-        write_file(run_dir / "config.yaml", yaml.dump(dict(record.config), Dumper=dumper, sort_keys=False))
+        text = yaml.dump(dict(record.config), Dumper=dumper, sort_keys=False)
+        invocation.transport.write_files([FileWrite(str(run_dir / "config.yaml"), text.encode())])
     if plan.secrets_file is not None:
         write_secrets(plan.secrets_file, plan.job.secrets, invocation.environment)
-    write_file(plan.rendered.path, plan.rendered.script, 0o700)
+    script = plan.rendered.script.encode("utf-8", "surrogateescape")
+    invocation.transport.write_files([FileWrite(str(plan.rendered.path), script, 0o700)])
     return record
 
 
 def _start(plan: Plan, command: HostCommand, invocation: Invocation) -> SubmittedJob:
     run_dir = plan.record.run_dir
-    identity = invocation.transport.start_detached(command.argv, cwd=run_dir, log=run_dir / "job.log")
+    identity = invocation.transport.start_detached(command.argv, cwd=str(run_dir), log=str(run_dir / "job.log"))
     job_id = load_backend(plan.profile.scheduler).parse_job_id(str(identity.pid))
     return SubmittedJob(command.host, job_id, identity.pid, identity.start_time, identity.boot_id)
 
@@ -389,7 +392,7 @@ def _undo(plan: Plan, invocation: Invocation, before: RunRecord | None) -> None:
         if plan.secrets_file is not None:
             plan.secrets_file.unlink(missing_ok=True)
         if before is not None:
-            before.save()
+            before.save(invocation.transport)
             return
         invocation.index.remove(plan.record.run_id)
         shutil.rmtree(plan.record.run_dir, ignore_errors=True)

@@ -45,7 +45,7 @@ def _cancel(invocation: Invocation, reference: str, grace_s: float) -> str:
     entry = invocation.index.find(reference)
     reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
     try:
-        record = RunRecord.load(entry.run_dir)
+        record = RunRecord.load(entry.run_dir, reach.hands)
     except RecordError as error:
         ended = end_without_record(entry.run_dir, reach.hands, reach.backend, grace_s=grace_s)
         if not ended:

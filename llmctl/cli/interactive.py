@@ -45,7 +45,7 @@ def interactive(
     invocation: Invocation = ctx.obj
     visit, name, origin = None, "", ""
     if run is not None:
-        record = RunRecord.load(invocation.index.find(run).run_dir)
+        record = RunRecord.load(invocation.index.find(run).run_dir, invocation.transport)
         if cluster not in (None, record.cluster):
             raise UsageError(f"--cluster {cluster}: {record.run_id} is on {record.cluster}; leave --cluster out")
         visit, name, origin = visit_run(record, invocation.transport, rank), record.cluster, f"run {record.run_id}"
@@ -94,4 +94,4 @@ def _enter(invocation: Invocation, profile: "ClusterProfile", visit: "RunVisit |
     )
     request = JobRequest(profile, job_name="interactive", run_dir="")
     argv = load_backend(profile.scheduler).interactive_argv(request, script, invocation.command)
-    return invocation.transport.run_interactive(argv, cwd=invocation.cwd)
+    return invocation.transport.run_interactive(argv, cwd=str(invocation.cwd))

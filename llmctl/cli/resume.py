@@ -42,7 +42,7 @@ def resume(
     invocation: Invocation = ctx.obj
     run_dir = invocation.index.find(run).run_dir
     with nullcontext() if dry_run else run_lock(run_dir):
-        record = RunRecord.load(run_dir)
+        record = RunRecord.load(run_dir, invocation.transport)
         if not dry_run:
             check_ended(record, invocation.transport)
         plan = plan_resume(invocation, record, nodes=nodes, settings=settings or ())

@@ -89,7 +89,7 @@ def _select(
     if cluster:
         profile = invocation.profile(cluster)
         try:
-            invocation.index.rebuild(Path(invocation.runs_root(profile)))
+            invocation.index.rebuild(Path(invocation.runs_root(profile)), invocation.connect(profile))
         except SchedulerError as error:
             say(f"{cluster}: its runs_root cannot be looked through: {error.message}")
     if references:

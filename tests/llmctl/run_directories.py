@@ -9,6 +9,9 @@ from pathlib import Path
 from llmctl.backends.base import SubmittedJob
 from llmctl.processes import ProcessIdentity
 from llmctl.run_record import RunRecord, Submission
+from llmctl.transport import LocalTransport
+
+HANDS = LocalTransport({})
 
 
 @dataclass
@@ -29,7 +32,7 @@ class MadeRun:
             jobs = (job,)
         number = len(self.record.submissions) + 1
         self.record = self.record.with_submission(Submission(number, time.time() - age_s, jobs))
-        self.record.save()
+        self.record.save(HANDS)
         return self
 
     def start_attempt(self, number: int = 1, *, host: str | None = None, **changes: object) -> Path:
@@ -128,7 +131,7 @@ def make_run(runs_root: Path, run_id: str = "demo-261121-120000-abcd", *, train_
         origins={},
         code={"trainer": None, "commit": None, "diff": None},
     )
-    record.save()
+    record.save(HANDS)
     return MadeRun(record)
 
 

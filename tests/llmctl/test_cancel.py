@@ -16,7 +16,7 @@ from llmctl.cli.main import main
 from llmctl.processes import identify, is_alive, processes_of_run
 from llmctl.run_lock import run_lock
 from llmctl.run_record import RunIndex, RunRecord
-from tests.llmctl.run_directories import leave, make_run, recycled
+from tests.llmctl.run_directories import HANDS, leave, make_run, recycled
 
 # job.sh in small: makes its attempt, starts two workers in sessions of their own, and writes exit.json at its end.
 JOB = """
@@ -105,7 +105,7 @@ def test_a_run_ends_in_good_order_and_the_decoys_live(start, decoys, index, caps
     assert not any(is_alive(member) for member in members)
     assert (made.attempt / "stop").exists()
     assert (made.attempt / "cancel").read_text() == "10\n"
-    record = RunRecord.load(made.run.path)
+    record = RunRecord.load(made.run.path, HANDS)
     assert record.submissions[-1].cancel_requested == pytest.approx(time.time(), abs=60)
     assert index.entries()[0].last_state == "cancelled"
 

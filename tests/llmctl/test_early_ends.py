@@ -10,6 +10,7 @@ import pytest
 from llmctl import submission
 from llmctl.cli.main import main
 from llmctl.run_record import RunRecord
+from tests.llmctl.run_directories import HANDS
 
 CONFIG = """
 model: {num_layers: 1, hidden_size: 16, num_attention_heads: 1}
@@ -59,7 +60,7 @@ def test_a_job_told_to_stop_before_its_ranks_begin_starts_none(place, what):
     )
     assert main(["submit", "--run-id", "r", *what]) == 0
     wait_for(place / "loading")
-    os.kill(RunRecord.load(place / "runs/r").submissions[-1].jobs[0].pid, signal.SIGTERM)
+    os.kill(RunRecord.load(place / "runs/r", HANDS).submissions[-1].jobs[0].pid, signal.SIGTERM)
     (place / "go").touch()
     end = ending(place, "r")
     assert (end["reason"], end["signal"], end["code"]) == ("stopped", "TERM", 0)
@@ -98,14 +99,14 @@ def test_a_submit_cut_off_before_the_start_leaves_nothing(place, capsys, monkeyp
 def test_a_resume_cut_off_before_the_start_leaves_the_record_as_it_was(place, monkeypatch):
     assert main(["submit", "--run-id", "r", "--", "true"]) == 0
     ending(place, "r")
-    before = RunRecord.load(place / "runs/r")
+    before = RunRecord.load(place / "runs/r", HANDS)
 
     def cut_off(*_, **__):
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(submission, "_start", cut_off)
     assert main(["resume", "r", "--set", "job.env.A=b"]) == 3
-    assert RunRecord.load(place / "runs/r") == before
+    assert RunRecord.load(place / "runs/r", HANDS) == before
 
 
 def test_the_users_variables_are_the_commands_and_not_the_scripts(place, capsys):

@@ -74,7 +74,7 @@ def test_a_command_runs_again_in_the_same_directory(home, capsys):
     assert "runs its command again" in err
     wait_until_ended(run_dir, 2)
     assert (run_dir / "attempts" / "2" / "node-00000.log").read_text() == "attempt 2\n"
-    record = RunRecord.load(run_dir)
+    record = RunRecord.load(run_dir, HANDS)
     assert [submission.number for submission in record.submissions] == [1, 2]
     assert document["job_ids"] == [record.submissions[-1].jobs[0].job_id]
     assert json.loads((run_dir / "attempts" / "2" / "started.json").read_text())["submission"] == 2
@@ -105,7 +105,7 @@ def test_a_running_run_is_refused_with_its_job_and_then_cancelled(home, capsys):
     submit("busy", "echo begun; sleep 120")
     run_id = capsys.readouterr().out.strip()
     wait_for_file(home / "runs" / run_id / "attempts" / "1" / "node-00000.log")
-    record = RunRecord.load(home / "runs" / run_id)
+    record = RunRecord.load(home / "runs" / run_id, HANDS)
     assert main(["resume", "busy"]) == 5
     err = capsys.readouterr().err
     assert f"is still running (job {record.submissions[-1].jobs[0].job_id} on localhost)" in err
@@ -114,7 +114,7 @@ def test_a_running_run_is_refused_with_its_job_and_then_cancelled(home, capsys):
     assert capsys.readouterr().out == f"{run_id}: cancelled\n"
     exit_file = json.loads((home / "runs" / run_id / "attempts" / "1" / "exit.json").read_text())
     assert exit_file["reason"] == "cancelled"
-    assert RunRecord.load(home / "runs" / run_id).submissions[-1].number == 1
+    assert RunRecord.load(home / "runs" / run_id, HANDS).submissions[-1].number == 1
 
 
 def test_a_dry_run_prints_the_script_and_touches_nothing(home, capsys):

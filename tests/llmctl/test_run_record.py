@@ -8,7 +8,11 @@ import pytest
 
 from llmctl.backends.base import SubmittedJob
 from llmctl.errors import RecordError
-from llmctl.run_record import RunIndex, RunRecord, Submission, new_run_id, write_file
+from llmctl.file_acts import FileWrite, write_files
+from llmctl.run_record import RunIndex, RunRecord, Submission, new_run_id
+from llmctl.transport import LocalTransport
+
+HANDS = LocalTransport({})
 
 
 def record_of(root, run_id, name="n", created=1.0, jobs=()):
@@ -32,13 +36,13 @@ def record_of(root, run_id, name="n", created=1.0, jobs=()):
 def saved(root, *arguments, **more):
     record = record_of(root, *arguments, **more)
     record.run_dir.mkdir(parents=True)
-    record.save()
+    record.save(HANDS)
     return record
 
 
 def test_a_record_is_read_back_as_it_was_written(tmp_path):
     record = saved(tmp_path, "a-1", jobs=("12",))
-    assert RunRecord.load(record.run_dir) == record
+    assert RunRecord.load(record.run_dir, HANDS) == record
     path = record.run_dir / "run.json"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in record.run_dir.iterdir()] == ["run.json"]
@@ -57,7 +61,7 @@ def test_submissions_are_replaced_by_number_and_the_first_cancel_stays(tmp_path)
 def test_what_is_no_record_is_an_error_that_names_the_file(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(RecordError, match="run.json"):
-        RunRecord.load(tmp_path)
+        RunRecord.load(tmp_path, HANDS)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_values_of_another_kind_are_damage_too(tmp_path, change):
     path = record.run_dir / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(RecordError, match="is not a run record"):
-        RunRecord.load(record.run_dir)
+        RunRecord.load(record.run_dir, HANDS)
 
 
 def test_a_damaged_entry_hides_no_other(tmp_path):
@@ -137,7 +141,7 @@ def test_the_index_is_rebuilt_from_the_run_directories(tmp_path):
     saved(root, "b-2", created=3.0)
     (root / "torn").mkdir()
     (root / "torn" / "run.json").write_text("{")
-    assert [entry.run_id for entry in index.rebuild(root)] == ["a-1", "b-2"]
+    assert [entry.run_id for entry in index.rebuild(root, HANDS)] == ["a-1", "b-2"]
     assert len(index.entries()) == 3
     (index.folder / "a-1.json").write_text("torn")
     assert len(index.entries()) == 2
@@ -146,14 +150,14 @@ def test_the_index_is_rebuilt_from_the_run_directories(tmp_path):
 def test_a_moved_run_directory_is_where_it_was_found(tmp_path):
     record = saved(tmp_path, "a-1")
     record.run_dir.rename(tmp_path / "moved")
-    assert RunRecord.load(tmp_path / "moved").run_dir == tmp_path / "moved"
+    assert RunRecord.load(tmp_path / "moved", HANDS).run_dir == tmp_path / "moved"
 
 
 def test_concurrent_writers_leave_one_whole_file(tmp_path):
     path = tmp_path / "f"
     texts = [str(number) * 50_000 for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda text: write_file(path, text), texts))
+        list(pool.map(lambda text: write_files([FileWrite(str(path), text.encode())]), texts))
     assert path.read_text() in texts
     assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
     index = RunIndex(tmp_path / "state")
@@ -172,4 +176,4 @@ def test_a_record_that_cannot_be_written_is_an_error(tmp_path):
     record = replace(record_of(tmp_path, "a"), run_dir=tmp_path / "file" / "x")
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="cannot be written"):
-        record.save()
+        record.save(HANDS)

@@ -13,6 +13,7 @@ import yaml
 
 from llmctl.cli.main import main
 from llmctl.run_record import RunIndex, RunRecord
+from tests.llmctl.run_directories import HANDS
 
 CONFIG = {
     "model": {"num_layers": 8, "hidden_size": 256, "num_attention_heads": 8},
@@ -60,7 +61,7 @@ def wait_for(path: Path, patience_s: float = 30) -> None:
 
 
 def job_of(place: Path, run_id: str) -> int:
-    return RunRecord.load(place / "runs" / run_id).submissions[-1].jobs[0].pid
+    return RunRecord.load(place / "runs" / run_id, HANDS).submissions[-1].jobs[0].pid
 
 
 REFUSED = [
@@ -96,7 +97,7 @@ REFUSED = [
     (["--secret", "NOT_SET_HERE"], 2, ["--secret NOT_SET_HERE", "not set in your environment"]),
     (["--run-id", "a b"], 2, ["--run-id a b", "letters"]),
     (["--name", "a/b"], 2, ["--name", "letters"]),
-    (["--cluster", "nowhere"], 2, ["--cluster", "nowhere", "there are local"]),
+    (["--cluster", "nowhere"], 2, ["--cluster", "nowhere", "there are abci"]),
     (["nofile.yaml"], 2, ["CONFIG", "nofile.yaml"]),
 ]
 
