@@ -154,10 +154,11 @@ start_agent() {
     set +m
 }
 
-# Told to stop: the trainer saves at its next step and leaves. Told again: it ends at once.
+# Told to stop: the trainer saves at its next step and leaves. Told again: it ends at once, but for a warning of the time
+# limit, which comes from the scheduler and from our own timer.
 on_signal() {
     if [[ -n $signal ]]; then
-        deadline=$SECONDS
+        if [[ $1 != USR? ]]; then deadline=$SECONDS; fi
         return
     fi
     signal=$1
