@@ -260,6 +260,8 @@ def expand_hosts(text: str, limit: int = 65536) -> tuple[str, ...]:
         limit: of hosts; a list that names more is not believed.
     """
     found: list[str] = []
+    if text.count("[") != text.count("]"):
+        return ()
     for part in re.findall(r"(?:\[[^\]]*\]|[^,\[\]])+", text.strip()):
         pieces = re.split(r"\[([^\]]*)\]", part)
         # Every second piece stood in brackets.
