@@ -29,7 +29,9 @@ COMMANDS = {
     "logs": ("llmctl.cli.logs", "Show or follow what a run prints, rank by rank."),
     "cancel": ("llmctl.cli.cancel", "End runs, and every process that they started."),
     "resume": ("llmctl.cli.resume", "Go on with a run from its latest checkpoint."),
+    "nodes": ("llmctl.cli.nodes", "Show the nodes of a cluster: idle, in use, or drained and why."),
     "clusters": ("llmctl.cli.clusters", "List, show, check and write cluster profiles."),
+    "doctor": ("llmctl.cli.doctor", "Check a cluster, and say what puts right what is wrong."),
 }
 
 TAKES_COMMAND = frozenset({"submit", "interactive"})

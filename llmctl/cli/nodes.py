@@ -1,0 +1,108 @@
+"""``llmctl nodes``: what the nodes of a cluster are doing, and why some of them are not."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from llmctl.backends.base import NodeReport
+from llmctl.cli.completion import complete_cluster
+from llmctl.cli.console import is_for_people, print_json, rich_console, say
+from llmctl.cluster_reach import ClusterReach
+from llmctl.invocation import Invocation
+from llmctl.nodes import NodeGroup, QueueSummary, group_nodes, read_nodes, summarize
+
+COLUMNS = ("QUEUES", "STATE", "NODES", "GPUS", "CORES", "MEMORY", "NAMES", "REASON")
+COLOURS = {"idle": "green", "mixed": "cyan", "allocated": "blue", "draining": "yellow", "drained": "yellow"}
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def nodes(
+    ctx: typer.Context,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which cluster.", autocompletion=complete_cluster)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Show the nodes of a cluster: state with its full reason, GPUs and cores in use, memory.
+
+    GPUS and CORES are those in use of those there are.
+    """
+    invocation: Invocation = ctx.obj
+    name, origin = invocation.cluster(cluster)
+    found = read_nodes(ClusterReach.of(invocation, name, origin))
+    if as_json:
+        queues = [asdict(summary) for summary in summarize(found)]
+        print_json({"cluster": name, "nodes": [asdict(node) for node in found], "queues": queues})
+        return
+    if not found:
+        say(f"{name}: the scheduler names no node")
+        return
+    _show(group_nodes(found))
+    for summary in summarize(found):
+        print(_sentence(summary))
+
+
+def _show(groups: Sequence[NodeGroup]) -> None:
+    rows = [_cells(group) for group in groups]
+    # What no node has a value for would only take room from the others.
+    shown = [number for number in range(len(COLUMNS)) if {row[number] for row in rows} != {"-"}]
+    if is_for_people():
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for number in shown:
+            table.add_column(COLUMNS[number], overflow="fold")
+        for group, row in zip(groups, rows, strict=True):
+            cells = [Text(cell) for cell in row]
+            cells[COLUMNS.index("STATE")].stylize(COLOURS.get(group.nodes[0].state, "red"))
+            table.add_row(*(cells[number] for number in shown))
+        rich_console().print(table)
+        return
+    lines = [[COLUMNS[number] for number in shown], *([row[number] for number in shown] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(shown))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cells(group: NodeGroup) -> list[str]:
+    first = group.nodes[0]
+    return [
+        ",".join(first.queues) or "-",
+        first.state if first.state != "unknown" else f"unknown: {first.raw}",
+        str(len(group.nodes)),
+        _share([(node.gpus_used, node.gpus) for node in group.nodes]),
+        _share([(node.cores_used, node.cores) for node in group.nodes]),
+        f"{first.memory_gib:g} GiB" if first.memory_gib is not None else "-",
+        group.names,
+        _reason(first) or "-",
+    ]
+
+
+def _reason(node: NodeReport) -> str:
+    if node.reason:
+        return node.reason
+    return node.raw if node.state == "down" else ""
+
+
+def _share(pairs: Sequence[tuple[int | None, int | None]]) -> str:
+    """``3/32``, used and there; ``32`` where the use is not known."""
+    totals = [total for _, total in pairs if total is not None]
+    used = [count for count, _ in pairs if count is not None]
+    if not sum(totals):
+        return "-"
+    return f"{sum(used)}/{sum(totals)}" if len(used) == len(pairs) else str(sum(totals))
+
+
+def _sentence(summary: QueueSummary) -> str:
+    states = ", ".join(f"{count} {state}" for state, count in summary.states.items())
+    words = f"{summary.nodes} node{'s' if summary.nodes > 1 else ''}: {states}"
+    if summary.gpus:
+        used = f"{summary.gpus_used} of {summary.gpus} GPUs in use" if summary.gpus_used is not None else ""
+        free = f"{summary.gpus_idle} can be had" if summary.gpus_idle is not None else ""
+        words += "; " + (", ".join(part for part in (used, free) if part) or f"{summary.gpus} GPUs")
+    return f"{summary.queue}: {words}" if summary.queue else words
