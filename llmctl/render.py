@@ -8,6 +8,7 @@ from typing import Any
 from llmctl import __version__
 from llmctl.backends import load_backend, load_queue_backend
 from llmctl.backends.base import HostCommand, JobRequest
+from llmctl.container import ContainerPlan
 from llmctl.job import JobSpec
 from llmctl.profile import ClusterProfile, expand_home
 from llmctl.resources import UserFolders, search_path
@@ -139,6 +140,7 @@ def interactive_script(
     run_id: str | None = None,
     run_dir: Path | None = None,
     env: tuple[tuple[str, str], ...] = (),
+    container: ContainerPlan | None = None,
 ) -> str:
     """Text that runs its arguments, or a shell if there are none, in the environment of a cluster's jobs.
 
@@ -150,10 +152,12 @@ def interactive_script(
         run_id: of the run whose code and variables are wanted; None for none.
         run_dir: its directory.
         env: further variables, such as the run's own.
+        container: what it runs in. With pyxis the text itself is run inside; the others it enters by itself.
     """
     environment = job_environment(profile, on_cpu=on_cpu) | dict(env)
     variables = {
         **_software(profile, folders),
+        "container": container,
         "run_id": run_id,
         "run_dir": run_dir,
         "python_dir": Path(python).parent,
