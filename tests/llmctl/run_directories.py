@@ -35,6 +35,14 @@ class MadeRun:
         self.record.save(HANDS)
         return self
 
+    def submit_to_queue(self, job_id: str | None, *, age_s: float = 3600.0) -> "MadeRun":
+        """Record one more submission, which a scheduler knows as ``job_id``; None: its answer was never recorded."""
+        jobs = (SubmittedJob("login", job_id),) if job_id is not None else ()
+        number = len(self.record.submissions) + 1
+        self.record = self.record.with_submission(Submission(number, time.time() - age_s, jobs))
+        self.record.save(HANDS)
+        return self
+
     def start_attempt(self, number: int = 1, *, host: str | None = None, **changes: object) -> Path:
         """attempts/K as job.sh makes it for the last submission."""
         folder = self.path / "attempts" / str(number)
@@ -114,7 +122,13 @@ def outcome(attempt: Path, reason: str, iteration: int) -> None:
     (attempt / "outcome.json").write_text(json.dumps({"reason": reason, "iteration": iteration, "time": time.time()}))
 
 
-def make_run(runs_root: Path, run_id: str = "demo-261121-120000-abcd", *, train_iters: int | None = 100) -> MadeRun:
+def make_run(
+    runs_root: Path,
+    run_id: str = "demo-261121-120000-abcd",
+    *,
+    train_iters: int | None = 100,
+    cluster: str = "local",
+) -> MadeRun:
     """A new run directory without a submission. ``train_iters`` None makes it a COMMAND's."""
     run_dir = runs_root / run_id
     run_dir.mkdir(parents=True)
@@ -123,7 +137,7 @@ def make_run(runs_root: Path, run_id: str = "demo-261121-120000-abcd", *, train_
         name=run_id.partition("-")[0],
         created=time.time() - 10,
         llmctl_version="0.1.0",
-        cluster="local",
+        cluster=cluster,
         run_dir=run_dir,
         command=("llmctl", "submit"),
         job={"nodes": 2},
