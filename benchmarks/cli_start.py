@@ -25,17 +25,22 @@ app()
 """
 
 
-def cpu_ms(argv: list[str], folder: str) -> float:
-    """CPU time of one run in milliseconds.
+def clean_environment(folder: str) -> dict[str, str]:
+    """Our own environment, with ``folder`` for a home and without settings of llmctl's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LLMCTL_", "XDG_"))}
+    return kept | {"HOME": folder}
+
+
+def cpu_ms(argv: list[str], folder: str, environment: dict[str, str] | None = None) -> float:
+    """CPU time of one run in milliseconds, in ``environment`` or a clean one.
 
     Raises:
         RuntimeError: the command failed.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LLMCTL_", "XDG_"))}
     process = subprocess.Popen(
         argv,
         cwd=folder,
-        env=environment | {"HOME": folder},
+        env=environment or clean_environment(folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
