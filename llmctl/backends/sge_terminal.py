@@ -1,0 +1,83 @@
+"""A shell on a node under Grid Engine: qrsh, and what it lacks. Pure.
+
+A server-side check of submissions (JSV) reads the command line by line, and shells on the way read it once more or not
+at all. So everything that could hold a quote or a newline travels as base64, in one word that every shell takes alike.
+"""
+
+import base64
+import os
+import shlex
+from collections.abc import Sequence
+
+_ASK = r"""told=$1 words=$2
+shift 2
+echo "$told" >&2
+pty=no
+if [[ -t 0 && -t 1 ]]; then pty=yes; fi
+here=$(printf %s "$PWD" | base64 -w0)
+exec qrsh -now yes -pty "$pty" "$@" \
+    "bash -c 'cd \"\$(echo $here | base64 -d)\" 2>/dev/null; eval \"exec \$(echo $words | base64 -d)\"'"
+"""
+"""Run on the login node with WHAT IS TOLD, WORDS and the options of qrsh."""
+
+_ENTER = r"""words=$1 rows=$2 columns=$3
+export TERM=$4
+if [[ $rows == 0 ]] || ! command -v script >/dev/null; then
+    eval "$(echo "$words" | base64 -d)"
+    exit "$?"
+fi
+script -qec "bash -c 'stty rows $rows cols $columns; eval \"\$(echo $words | base64 -d)\"'" /dev/null
+exit "$?"
+"""
+"""Run on the node of a visited job. Never becomes the command: Grid Engine ends the whole job when a task of it dies by
+a signal ("tightly integrated parallel task failed - killing job")."""
+
+_VISIT = r"""host=$1 enter=$2 words=$3
+export JOB_ID=$4 SGE_TASK_ID=undefined
+# Were qrsh to die, with this terminal or by Ctrl-C, Grid Engine would end the whole job.
+trap '' HUP INT TERM
+rows=0 columns=0
+if [[ -t 0 && -t 1 ]]; then read -r rows columns < <(stty size); fi
+line="bash -c 'eval \"\$(echo $enter | base64 -d)\"' bash $words $rows $columns ${TERM:-dumb}"
+# Jobs without a parallel environment, such as those on a part of a node, take no task from outside.
+if ! qrsh -inherit -nostdin "$host" true 2>/dev/null; then
+    trap - HUP INT TERM
+    tty=-T
+    if [[ $rows != 0 ]]; then tty=-t line=${line/ $rows $columns / 0 0 }; fi
+    exec ssh "$tty" "$host" "$line"
+fi
+if [[ $rows == 0 ]]; then exec qrsh -inherit "$host" "$line"; fi
+# Tasks get no terminal of their own: the node makes one, and ours passes on every key.
+saved=$(stty -g)
+stty raw -echo
+qrsh -inherit "$host" "$line"
+code=$?
+stty "$saved"
+exit "$code"
+"""
+"""Run on the login node with HOST, ENTER, WORDS and the job's id."""
+
+
+def ask_argv(told: str, options: Sequence[str], script: str, command: Sequence[str]) -> list[str]:
+    """Runs a script in a new allocation, in a folder called like our own, or says at once that nothing is free.
+
+    Args:
+        told: what is told first.
+        options: of qrsh: what is asked for.
+        script: text for bash.
+        command: its arguments.
+    """
+    return ["bash", "-c", _ASK, "bash", told, _words(script, command), *options]
+
+
+def visit_argv(job_id: str, host: str, script: str, command: Sequence[str]) -> list[str]:
+    """Runs a script as a task of a job that runs, on one of its hosts; the login node must be a submit host."""
+    return ["bash", "-c", _VISIT, "bash", host, _base64(_ENTER), _words(script, command), job_id]
+
+
+def _words(script: str, command: Sequence[str]) -> str:
+    return _base64(shlex.join(["bash", "-c", script, "bash", *command]))
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(os.fsencode(text)).decode()
