@@ -4,6 +4,7 @@ Sources: sbatch(1), squeue(1), sacct(1), salloc(1), srun(1), scancel(1), https:/
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -211,29 +212,26 @@ def _attached(container: ContainerPlan | None) -> ContainerPlan | None:
 def _on_terminal(
     argv: Sequence[str], container: ContainerPlan | None, script: str, command: Sequence[str], told: str = ""
 ) -> list[str]:
-    """``argv`` with --pty where there is a terminal: without one srun would complain and go on."""
+    """``argv`` as one bash command; with --pty where there is a terminal: without one srun would complain and go on."""
     lines = ["pty=()", "if [[ -t 0 ]]; then pty=(--pty); fi"]
-    lines += ['printf "%s\\n" "$1" >&2'] if told else []
-    options, inside = (container.srun_options, container.prefix) if container is not None else ((), ())
-    if container is not None and inside:
-        inside = (*inside, container.argument)
-    count = len(argv) + 1
-    lines.append(f'exec "${{@:2:{count - 1}}}" "${{pty[@]}}" "${{@:{count + 1}}}"')
-    return [
-        "bash",
-        "-c",
-        "\n".join(lines),
-        "bash",
-        told,
-        *argv,
-        *options,
-        *inside,
-        "bash",
-        "-c",
-        script,
-        "bash",
-        *command,
-    ]
+    if told:
+        lines.append(f"echo {shlex.quote(told)} >&2")
+    inside = ("bash", "-c", script, "bash", *command)
+    if container is not None and container.imported is not None:
+        # A job imports the image first; until one has, it is fetched for this time alone.
+        words = _contained(replace(container, imported=None), inside)
+        imported = shlex.quote(container.imported)
+        lines.append(f'if [[ ! -e {imported} ]]; then exec {shlex.join(argv)} "${{pty[@]}}" {shlex.join(words)}; fi')
+    words = inside if container is None else _contained(container, inside)
+    lines.append(f'exec {shlex.join(argv)} "${{pty[@]}}" {shlex.join(words)}')
+    return ["bash", "-c", "\n".join(lines)]
+
+
+def _contained(container: ContainerPlan, words: Sequence[str]) -> tuple[str, ...]:
+    """``words`` for srun, run in a container: by pyxis' options, or by a command before them."""
+    if not container.prefix:
+        return (*container.srun_options, *words)
+    return (*container.prefix, container.argument, *words)
 
 
 def _plain_id(text: str) -> str | None:

@@ -321,15 +321,19 @@ def test_lists_of_hosts(text: str, hosts: list[str]) -> None:
 # --- A terminal on a node
 
 
+def stand_ins(folder: Path) -> dict[str, str]:
+    """salloc and srun that write their words down and run what follows their options; the environment to find them."""
+    for name in ("salloc", "srun"):
+        body = f'printf "%s\\n" "$@" >{folder}/{name}.said\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
+        (folder / name).write_text(f"#!/bin/bash\n{body}")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
 def test_a_shell_in_an_allocation_of_its_own(tmp_path: Path) -> None:
     asked = request_of(nodes=2, gpus_per_node=8, cores_per_node=96, resource_type="gpu")
     argv = BACKEND.interactive_argv(asked, 'exec "$@"', ["echo", "a b", "$x"])
-    # Stand-ins that write down their options and run the rest.
-    for name in ("salloc", "srun"):
-        body = f'printf "%s\\n" "$@" >{tmp_path}/{name}.said\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}")
-        (tmp_path / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    env = stand_ins(tmp_path)
     done = subprocess.run(
         argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=True
     )
@@ -340,10 +344,23 @@ def test_a_shell_in_an_allocation_of_its_own(tmp_path: Path) -> None:
     assert {"--overlap", "--nodes=1", "--cpus-per-task=96"} <= said[1] and "--pty" not in said[1]
 
 
-def test_a_visit_beside_a_rank() -> None:
-    argv = BACKEND.visit_argv("17", "n3", "script", ["py-spy", "top"])
-    assert argv[0] == "bash" and argv[-6:] == ["bash", "-c", "script", "bash", "py-spy", "top"]
-    assert {"--jobid=17", "--overlap", "--nodelist=n3", "--ntasks=1"} <= set(argv)
+def test_a_visit_beside_a_rank(tmp_path: Path) -> None:
+    argv = BACKEND.visit_argv("17", "n3", 'exec "$@"', ["printf", "%s", "a'b\n"])
+    done = subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"a'b\n", b"")
+    said = (tmp_path / "srun.said").read_text().split("\n")
+    assert {"--jobid=17", "--overlap", "--nodelist=n3", "--ntasks=1"} <= set(said)
+
+
+def test_containers_are_entered_by_name(tmp_path: Path) -> None:
     profile = ClusterProfile(name="s", scheduler="slurm", container={"runtime": "pyxis", "name": "llm:create"})
-    plan = ContainerPlan("pyxis", "/i.sqsh", None, ("/a:/a",), profile.container)
-    assert "--container-name=llm:exec" in BACKEND.visit_argv("17", "n3", "script", (), plan)
+    plan = ContainerPlan("pyxis", "reg#img", f"{tmp_path}/i.sqsh", ("/a:/a",), profile.container)
+    argv = BACKEND.visit_argv("17", "n3", "true", (), plan)
+    said = tmp_path / "srun.said"
+    for image in ("reg#img", f"{tmp_path}/i.sqsh"):
+        subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, timeout=20, check=True)
+        assert {"--container-name=llm:exec", f"--container-image={image}"} <= set(said.read_text().split("\n"))
+        (tmp_path / "i.sqsh").touch()
+    unnamed = profile.container.model_copy(update={"name": None})
+    nameless = BACKEND.visit_argv("17", "n3", "true", (), ContainerPlan("pyxis", "/i.sqsh", None, (), unnamed))
+    assert "--container" not in nameless[-1]
