@@ -1,74 +1,165 @@
-"""The environment of a cluster's jobs, or of one run, for a person: what a shell in it is given."""
+"""The environment of a cluster's jobs, or of one run, for a person: what a shell in it is given, and where it is."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
-from llmctl.attempt_reader import attempt_numbers
-from llmctl.errors import RecordError
-from llmctl.file_reads import FileRead
+from llmctl.backends import load_backend
+from llmctl.backends.base import JobRequest
+from llmctl.container import ContainerPlan, plan_container
+from llmctl.errors import ProfileError
+from llmctl.gpus import visible_gpus
 from llmctl.hands import Hands
-from llmctl.log_choice import spans
-from llmctl.logs import rank_logs
-from llmctl.run_facts import Heartbeat, parse_heartbeat
-from llmctl.run_record import RunRecord
+from llmctl.invocation import Invocation, is_remote
+from llmctl.job import JobSpec
+from llmctl.profile import ClusterProfile
+from llmctl.render import interactive_script, job_python
+from llmctl.resolve import Flag, resolve
+from llmctl.submit_checks import check_job, check_job_section, check_offered
+
+if TYPE_CHECKING:
+    from llmctl.backends.base import QueueBackend
+    from llmctl.run_visit import RunVisit
+
+NAME = "llmctl-interactive"
+"""Of the scheduler's job."""
 
 
 @dataclass(frozen=True)
-class RunVisit:
-    """A run whose environment is wanted.
+class Session:
+    """One command for a person's terminal.
 
     Attributes:
-        record: of the run.
-        variables: those of its jobs that can be given to a visitor; secrets are not.
-        remark: what the visitor should know; may be empty.
+        hands: the machine it is started on.
+        argv: the command.
+        cwd: where it is started; None: the home directory.
     """
 
-    record: RunRecord
-    variables: Mapping[str, str]
-    remark: str = ""
+    hands: Hands
+    argv: Sequence[str]
+    cwd: str | None
 
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether its config keeps it off the GPUs."""
-        return bool((self.record.config or {}).get("training", {}).get("device") == "cpu")
+    def run(self) -> int:
+        """Exit status of the command, 128 + N when signal N ended it."""
+        return self.hands.run_interactive(self.argv, cwd=self.cwd)
 
 
-def visit_run(record: RunRecord, hands: Hands, rank: int | None) -> RunVisit:
-    """What a visitor of a run is given; with ``rank``, also which process that rank is.
+def new_session(invocation: Invocation, profile: ClusterProfile, flags: Sequence[Flag]) -> Session:
+    """A shell, or the command of the invocation, on a node that is asked for; on this machine where there is no queue.
 
     Raises:
-        RecordError: the rank is not there; says which are.
+        UsageError, ConfigFileError, ProfileError: what is asked for cannot be, by flag or file.
+        SchedulerError: the cluster cannot be reached.
     """
-    variables = dict(record.job.get("env", {}))
-    attempts = attempt_numbers(record, hands)
-    if attempts:
-        variables["LLMCTL_ATTEMPT"] = str(attempts[-1])
-    if rank is None:
-        return RunVisit(record, variables)
-    if not attempts:
-        raise RecordError(f"{record.run_id}: there is no rank {rank}; it has made no attempt yet")
-    folder = f"{record.run_dir}/attempts/{attempts[-1]}"
-    (names,) = hands.list_names([folder])
-    present = rank_logs(names)
-    if rank not in present:
-        there = f"there are ranks {spans(sorted(present))}" if present else "no rank has started yet"
-        raise RecordError(f"{record.run_id}: there is no rank {rank} in attempt {attempts[-1]}; {there}")
-    variables["LLMCTL_RANK"] = str(rank)
-    (part,) = hands.read_parts([FileRead(f"{folder}/heartbeat/rank-{rank:05d}.json")])
-    heartbeat = parse_heartbeat(part.data if part is not None else None)
-    if heartbeat is None or not _lives(record, heartbeat, hands):
-        return RunVisit(record, variables, f"rank {rank} has ended")
-    variables["LLMCTL_RANK_PID"] = str(heartbeat.pid)
-    doing = f"in phase {heartbeat.phase} of iteration {heartbeat.iteration}"
-    return RunVisit(record, variables, f"rank {rank} is process {heartbeat.pid} on {heartbeat.host}, {doing}")
+    request = _request(invocation, profile, flags)
+    hands = invocation.connect(profile)
+    container = _without_import(request.container, hands)
+    script = interactive_script(
+        request.profile,
+        invocation.folders,
+        _python(request.profile, invocation, container),
+        on_cpu=not request.gpus_per_node,
+        env=tuple(_code_variables(invocation, request.profile, hands).items()),
+        container=container,
+    )
+    # The other runtimes are entered by the script itself, once the modules that they may need are loaded.
+    inside = container if container is not None and container.runtime == "pyxis" else None
+    backend = load_backend(profile.scheduler)
+    argv = backend.interactive_argv(replace(request, container=inside), script, invocation.command)
+    return Session(hands, argv, _cwd(invocation, profile))
 
 
-def _lives(record: RunRecord, heartbeat: Heartbeat, hands: Hands) -> bool:
-    # Only what carries the run in its environment: the pid in an old heartbeat may be another process's by now.
-    return heartbeat.pid in {one.pid for one in hands.processes_of_run(str(record.run_dir), [])}
+def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVisit") -> Session:
+    """A shell, or the command of the invocation, in the environment of a run, and beside it where it runs."""
+    container = _named_container(visit, profile, invocation)
+    script = interactive_script(
+        profile,
+        invocation.folders,
+        _python(profile, invocation, container),
+        on_cpu=visit.is_on_cpu or (profile.scheduler == "local" and not visible_gpus(invocation)),
+        run_id=visit.record.run_id,
+        run_dir=visit.record.run_dir,
+        env=tuple(visit.variables.items()),
+        container=container,
+    )
+    backend = load_backend(profile.scheduler)
+    if visit.place is None:
+        request = JobRequest(profile, job_name=NAME, run_dir=str(visit.record.run_dir))
+        argv = backend.interactive_argv(request, script, invocation.command)
+    else:
+        visiting = cast("QueueBackend", backend).visit_argv
+        more = {"container": container} if container is not None else {}
+        argv = visiting(visit.place.job_id, visit.place.host, script, invocation.command, **more)
+    return Session(invocation.connect(profile), argv, _cwd(invocation, profile))
 
 
-def code_variables(code: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def _named_container(visit: "RunVisit", profile: ClusterProfile, invocation: Invocation) -> ContainerPlan | None:
+    """The container that a run's ranks are in, where it can be joined; others are looked at from the node itself."""
+    if profile.container.runtime != "pyxis" or profile.container.name is None or visit.place is None:
+        return None
+    job = JobSpec.from_plain(visit.record.job)
+    return plan_container(
+        job, profile, cwd=visit.record.cwd or str(invocation.cwd), own_mounts=(str(visit.record.run_dir.parent),)
+    )
+
+
+def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
     """PYTHONPATH with a folder of code before what is there."""
-    return {"PYTHONPATH": ":".join(path for path in (str(code), environ.get("PYTHONPATH", "")) if path)}
+    return {"PYTHONPATH": ":".join(path for path in (code, environ.get("PYTHONPATH", "")) if path)}
+
+
+def _request(invocation: Invocation, profile: ClusterProfile, flags: Sequence[Flag]) -> JobRequest:
+    """What is asked for, checked as for a submission."""
+    from llmctl.job_request import build_request, check_group, size_of_node
+
+    resolved = resolve(invocation, profile, None, flags, job_only=True)
+    job: JobSpec = check_job(resolved, check_job_section(resolved), NAME)
+    check_offered(resolved, job, profile)
+    root = invocation.runs_root(profile)
+    profile = profile.model_copy(update={"runs_root": root})
+    if profile.scheduler == "local":
+        return JobRequest(profile, job_name=NAME, run_dir=root, gpus_per_node=len(visible_gpus(invocation)))
+    check_group(job, profile, invocation.folders)
+    ranks_per_node, gpus_per_node = size_of_node(resolved, job, profile, False)
+    return build_request(
+        job,
+        profile,
+        run_id=NAME,
+        run_dir=root,
+        ranks_per_node=ranks_per_node,
+        gpus_per_node=gpus_per_node,
+        own_mounts=(root,),
+        cwd=str(invocation.cwd),
+    )
+
+
+def _without_import(container: ContainerPlan | None, hands: Hands) -> ContainerPlan | None:
+    """With pyxis nothing of ours runs before the container does: an image that is not imported yet pyxis fetches."""
+    if container is None or container.runtime != "pyxis" or container.imported is None:
+        return container
+    (facts,) = hands.look_at([container.imported])
+    return container if facts.kind == "file" else replace(container, imported=None)
+
+
+def _code_variables(invocation: Invocation, profile: ClusterProfile, hands: Hands) -> dict[str, str]:
+    """The trainer as jobs find it, from a snapshot that is made where there is none yet."""
+    from llmctl.snapshot import digest, own_code
+
+    files = own_code()
+    folder = f"{profile.runs_root}/.code/{digest(files)}"
+    try:
+        hands.put_tree(folder, files)
+    except OSError as error:
+        raise ProfileError(f"{profile.name}: runs_root: {profile.runs_root} cannot be written: {error}") from None
+    return code_variables(folder, {} if is_remote(profile) else invocation.environment)
+
+
+def _python(profile: ClusterProfile, invocation: Invocation, container: ContainerPlan | None) -> str:
+    own = "python3" if is_remote(profile) else sys.executable
+    return job_python(profile, invocation.folders, own, in_container=container is not None)
+
+
+def _cwd(invocation: Invocation, profile: ClusterProfile) -> str | None:
+    return None if is_remote(profile) else os.fspath(invocation.cwd)

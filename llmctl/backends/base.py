@@ -237,8 +237,18 @@ class QueueBackend(Backend, Protocol):
     def parse_nodes(self, outputs: Sequence[str]) -> list[NodeReport]:
         """The nodes in what the commands of ``nodes_argv`` printed, in order."""
 
-    def visit_argv(self, job_id: str, host: str, script: str, command: Sequence[str]) -> list[str]:
-        """Like ``interactive_argv``, but on ``host`` of a job that runs already, beside its ranks."""
+    def visit_argv(
+        self,
+        job_id: str,
+        host: str,
+        script: str,
+        command: Sequence[str],
+        container: "ContainerPlan | None" = None,
+    ) -> list[str]:
+        """Like ``interactive_argv``, but on ``host`` of a job that runs already, beside its ranks.
+
+        ``container``: with pyxis, the one that the ranks run in, if it has a name to be found by.
+        """
 
     def is_transient(self, exit_status: int, stderr: str) -> bool:
         """Whether a failed command may succeed a little later: a server that is restarting or overloaded."""

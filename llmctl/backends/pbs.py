@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from llmctl.backends.base import LOGIN, HostCommand, JobReport, JobRequest, NodeReport
 from llmctl.backends.pbs_interactive import ENTER, SUBMIT, VISIT
 from llmctl.backends.pbs_reports import parse_jobs, parse_nodes, plain_job_id
+from llmctl.container import ContainerPlan
 from llmctl.errors import SchedulerError
 
 _CHUNK = "-l select=:"
@@ -139,9 +140,11 @@ class PbsBackend:
         count = str(len(options))
         return ["bash", "-c", SUBMIT, "bash", root, _asked(request), ENTER, count, *options, script, "bash", *command]
 
-    def visit_argv(self, job_id: str, host: str, script: str, command: Sequence[str]) -> list[str]:
+    def visit_argv(
+        self, job_id: str, host: str, script: str, command: Sequence[str], container: ContainerPlan | None = None
+    ) -> list[str]:
         """By ssh to the node: PBS's own way there (pbs_tmrsh) exists inside the job only."""
-        del job_id
+        del job_id, container
         words = b"".join(os.fsencode(word) + b"\0" for word in (script, "bash", *command))
         line = VISIT.format(words=base64.b64encode(words).decode())
         choose = 'if [[ -t 0 ]]; then exec ssh -t "$@"; fi; exec ssh -T "$@"'

@@ -1,24 +1,32 @@
 """``llmctl interactive``: a shell, or one command, in the environment that jobs find."""
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.cli.console import say
-from llmctl.errors import ProfileError, UsageError
+from llmctl.errors import UsageError
 from llmctl.invocation import Invocation
 
 if TYPE_CHECKING:
-    from llmctl.interactive import RunVisit
     from llmctl.profile import ClusterProfile
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _Text = str | None
+_JOB_FLAGS = {
+    "nodes": "--nodes",
+    "gpus_per_node": "--gpus-per-node",
+    "time": "--time",
+    "group": "--group",
+    "resource_type": "--resource-type",
+    "queue": "--queue",
+    "reservation": "--reservation",
+    "container": "--container",
+}
+"""Key of the config's job section, which is also the name of our parameter -> its flag."""
 
 
 @app.command(epilog="llmctl interactive [OPTIONS] -- COMMAND... runs COMMAND and leaves with its exit code.")
@@ -26,72 +34,64 @@ def interactive(
     ctx: typer.Context,
     cluster: Annotated[_Text, typer.Option(metavar="NAME", help="Where.", autocompletion=complete_cluster)] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of nodes.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", metavar="G", min=1, help="GPUs of each node.")
+    ] = None,
     resource_type: Annotated[_Text, typer.Option("--resource-type", metavar="T", help="Kind of node.")] = None,
     time: Annotated[_Text, typer.Option(metavar="H:M:S", help="Time limit.")] = None,
+    group: Annotated[_Text, typer.Option(metavar="G", help="Group, project or account to bill.")] = None,
+    queue: Annotated[_Text, typer.Option(metavar="Q", help="Queue or partition.")] = None,
+    reservation: Annotated[_Text, typer.Option(metavar="ID", help="Nodes reserved earlier.")] = None,
     container: Annotated[_Text, typer.Option(metavar="IMAGE", help="Container image.")] = None,
     run: Annotated[
-        _Text, typer.Option(metavar="RUN", help="With this run's code and variables.", autocompletion=complete_run)
+        _Text, typer.Option(metavar="RUN", help="Beside this run, on one of its nodes.", autocompletion=complete_run)
     ] = None,
     rank: Annotated[int | None, typer.Option(metavar="R", min=0, help="Where this rank of RUN is.")] = None,
 ) -> int:
-    """Open a shell in a job's environment: modules, Python, variables, and the code that jobs run.
+    """Open a shell on a node of a cluster, in a job's environment: modules, Python, variables, and jobs' own code.
 
-    With --run: LLMCTL_RUN_ID, LLMCTL_RUN_DIR and LLMCTL_ATTEMPT of that run, and its code; with --rank also LLMCTL_RANK
-    and the rank's process id, LLMCTL_RANK_PID, for a debugger.
+    With --run it is opened on a node of that run, beside its ranks, with LLMCTL_RUN_ID, LLMCTL_RUN_DIR and
+    LLMCTL_ATTEMPT and the run's code; with --rank also LLMCTL_RANK and the rank's process id, LLMCTL_RANK_PID, for a
+    debugger.
     """
-    from llmctl.interactive import visit_run
-    from llmctl.run_record import RunRecord
-
+    given = {key: value for key, value in locals().items() if key in _JOB_FLAGS and value is not None}
     invocation: Invocation = ctx.obj
-    visit, name, origin = None, "", ""
     if run is not None:
-        record = RunRecord.load(invocation.index.find(run).run_dir, invocation.transport)
-        if cluster not in (None, record.cluster):
-            raise UsageError(f"--cluster {cluster}: {record.run_id} is on {record.cluster}; leave --cluster out")
-        visit, name, origin = visit_run(record, invocation.transport, rank), record.cluster, f"run {record.run_id}"
-    elif rank is not None:
+        return _visit(invocation, run, rank, cluster, given)
+    if rank is not None:
         raise UsageError("--rank: says which rank of a run; give --run RUN too")
-    else:
-        name, origin = invocation.cluster(cluster)
-    profile = invocation.profile(name, origin)
-    given = {"--nodes": nodes if nodes != 1 else None, "--time": time}
-    _check_offered(profile, {**given, "--resource-type": resource_type, "--container": container})
-    if visit is not None and visit.remark:
+    from llmctl.interactive import new_session
+    from llmctl.resolve import Flag
+
+    profile = invocation.profile(*invocation.cluster(cluster))
+    _check_offered(profile, given)
+    flags = [Flag(_JOB_FLAGS[key], f"job.{key}", value) for key, value in given.items()]
+    return new_session(invocation, profile, flags).run()
+
+
+def _visit(invocation: Invocation, run: str, rank: int | None, cluster: str | None, given: Mapping[str, Any]) -> int:
+    from llmctl.cluster_reach import ClusterReach
+    from llmctl.interactive import visit_session
+    from llmctl.run_record import RunRecord
+    from llmctl.run_visit import visit_run
+
+    entry = invocation.index.find(run)
+    if cluster not in (None, entry.cluster):
+        raise UsageError(f"--cluster {cluster}: {entry.run_id} is on {entry.cluster}; leave --cluster out")
+    if given:
+        flag = _JOB_FLAGS[next(iter(given))]
+        raise UsageError(f"{flag}: {entry.run_id} has its nodes already; leave {flag} out")
+    reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
+    visit = visit_run(RunRecord.load(entry.run_dir, reach.hands), reach, rank)
+    if visit.remark:
         say(visit.remark)
-    return _enter(invocation, profile, visit)
+    return visit_session(invocation, reach.profile, visit).run()
 
 
-def _check_offered(profile: "ClusterProfile", flags: Mapping[str, object]) -> None:
-    """Refuse what only a scheduler can give."""
-    flag = next((flag for flag, value in flags.items() if value is not None), None)
+def _check_offered(profile: "ClusterProfile", given: Mapping[str, Any]) -> None:
+    """Refuse on this machine what only a scheduler can give."""
+    if profile.scheduler != "local":
+        return
+    flag = next((_JOB_FLAGS[key] for key, value in given.items() if (key, value) != ("nodes", 1)), None)
     if flag is not None:
         raise UsageError(f"{flag}: {profile.name} has no scheduler; the shell runs on this machine; leave {flag} out")
-
-
-def _enter(invocation: Invocation, profile: "ClusterProfile", visit: "RunVisit | None") -> int:
-    from llmctl.backends import load_backend
-    from llmctl.backends.base import JobRequest
-    from llmctl.gpus import visible_gpus
-    from llmctl.interactive import code_variables
-    from llmctl.render import interactive_script, job_python
-    from llmctl.snapshot import store_own_code
-
-    if visit is not None:
-        variables = dict(visit.variables)
-    else:
-        try:
-            variables = code_variables(store_own_code(Path(profile.runs_root))[1], invocation.environment)
-        except OSError as error:
-            raise ProfileError(f"{profile.name}: runs_root: {profile.runs_root} cannot be written: {error}") from None
-    script = interactive_script(
-        profile,
-        invocation.folders,
-        job_python(profile, invocation.folders, sys.executable),
-        on_cpu=not visible_gpus(invocation) or (visit is not None and visit.is_on_cpu),
-        run_id=visit.record.run_id if visit is not None else None,
-        run_dir=visit.record.run_dir if visit is not None else None,
-        env=tuple(variables.items()),
-    )
-    request = JobRequest(profile, job_name="interactive", run_dir="")
-    argv = load_backend(profile.scheduler).interactive_argv(request, script, invocation.command)
-    return invocation.transport.run_interactive(argv, cwd=str(invocation.cwd))
