@@ -1,0 +1,51 @@
+"""``llmctl doctor``: looks at a cluster, one line a check, and says what puts right what is wrong."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from llmctl.cli.completion import complete_cluster
+from llmctl.cli.console import is_for_people, print_json, rich_console
+from llmctl.doctor import examine, exit_code
+from llmctl.doctor_python import Check
+from llmctl.invocation import Invocation
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "FAULT": "bold red"}
+
+
+@app.command()
+def doctor(
+    ctx: typer.Context,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The cluster. Default: as for submit.", autocompletion=complete_cluster),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Check a cluster: connection, scheduler, group, places, quota, Python, torch against the GPUs, containers.
+
+    Every line begins with ok, note (it could not be told from here), warning or FAULT, and a line that needs it is
+    followed by what puts it right. The exit code is 0, or the class of the first fault: 3 profile, 4 connection.
+    """
+    invocation: Invocation = ctx.obj
+    profile = invocation.profile(*invocation.cluster(cluster))
+    checks: list[Check] = []
+    console = rich_console() if is_for_people() and not as_json else None
+    for check in examine(invocation, profile):
+        checks.append(check)
+        if as_json:
+            continue
+        if console is None:
+            print(f"{check.state:8} {check.name:17} {check.detail}")
+        else:
+            console.print(f"{check.state:8}", style=_STYLES[check.state], end=" ")
+            console.print(f"{check.name:17} {check.detail}", markup=False, soft_wrap=True)
+        if check.mend:
+            print(f"{'':8} {'':17} mend: {check.mend}")
+    if as_json:
+        faults = sum(check.state == "FAULT" for check in checks)
+        print_json({"cluster": profile.name, "faults": faults, "checks": [asdict(check) for check in checks]})
+    return exit_code(checks)
