@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from llmctl.processes import RUN_VARIABLES, ProcessIdentity, boot_id, identify
 
@@ -28,15 +29,30 @@ class CommandOutput:
 
 
 def run_command(
-    argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float, cwd: str | None = None, stdin: bytes = b""
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    timeout_s: float,
+    cwd: str | None = None,
+    stdin: bytes = b"",
+    executable: str | None = None,
 ) -> CommandOutput:
     """Run a command to its end, in a session of its own: no terminal, and nothing of it is left when its time is over.
+
+    Args:
+        argv: what.
+        env: all its variables.
+        timeout_s: it is ended after that.
+        cwd: where; None: here.
+        stdin: its input.
+        executable: the program, where ``argv[0]`` does not name it.
 
     Raises:
         OSError: it cannot be started.
     """
     process = subprocess.Popen(
         list(argv),
+        executable=executable,
         env=dict(env),
         cwd=cwd,
         stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
@@ -53,6 +69,42 @@ def run_command(
         _end_group(process)
         raise
     return CommandOutput(process.returncode, stdout, stderr)
+
+
+def run_on_terminal(argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None = None) -> int:
+    """Run a command on our own terminal and return its exit status, 128 + N when signal N ended it.
+
+    What the terminal sends (Ctrl-C and the like) is the command's to answer, which shares our foreground group; a
+    request to end that reaches us alone is handed on.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def hand_on(sent: int, _frame: object) -> None:
+        if started:
+            started[0].send_signal(sent)
+        else:
+            early.append(sent)
+
+    # Handlers, not SIG_IGN: a handler is reset when the command is executed, an ignored signal stays ignored.
+    before: dict[int, Any] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGQUIT):
+            before[number] = signal.signal(number, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, hand_on)
+        process = subprocess.Popen(list(argv), env=dict(env), cwd=cwd)
+        started.append(process)
+        for sent in early:
+            process.send_signal(sent)
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
 
 
 def start_detached(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: str) -> ProcessIdentity:

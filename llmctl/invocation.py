@@ -59,7 +59,7 @@ class Invocation:
         if profile.name not in self.connections:
             from llmctl.remote import hands_of
 
-            self.connections[profile.name] = hands_of(profile, self.environment, self.folders)
+            self.connections[profile.name] = hands_of(profile, self.environment)
         return self.connections[profile.name]
 
     def close(self) -> None:

@@ -1,8 +1,6 @@
 """Hands on this machine. The only place, with llmctl.remote, that starts processes."""
 
 import shutil
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -69,36 +67,13 @@ class LocalTransport:
     def run_interactive(self, argv: Sequence[str], *, cwd: str | None = None) -> int:
         """Run a command on our own terminal and return its exit status, 128 + N when signal N ended it.
 
-        What the terminal sends (Ctrl-C and the like) is the command's to answer, which shares our foreground group; a
-        request to end that reaches us alone is handed on.
-
         Raises:
             SchedulerError: it cannot be started.
         """
-        started: list[subprocess.Popen[bytes]] = []
-        early: list[int] = []
-
-        def hand_on(sent: int, _frame: object) -> None:
-            if started:
-                started[0].send_signal(sent)
-            else:
-                early.append(sent)
-
-        # Handlers, not SIG_IGN: a handler is reset when the command is executed, an ignored signal stays ignored.
-        before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
-        before |= {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
-            process = subprocess.Popen(argv, env=dict(self.environment), cwd=cwd)
-            started.append(process)
-            for number in early:
-                process.send_signal(number)
-            status = process.wait()
+            return commands.run_on_terminal(argv, env=self.environment, cwd=cwd)
         except OSError as error:
             raise start_error(argv, error) from None
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        return status if status >= 0 else 128 - status
 
     def start_detached(self, argv: Sequence[str], *, cwd: str, log: str) -> ProcessIdentity:
         """Start a command that outlives us and the terminal: own session, no input, output appended to ``log``.

@@ -1,0 +1,239 @@
+"""The user's ssh configuration as OpenSSH itself resolves it, Include and Match too: ``ssh -G`` (ssh(1))."""
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llmctl.errors import SchedulerError
+
+_TIMEOUT_S = 30.0
+_MAX_HOPS = 8
+_DEFAULT_AGENT = "SSH_AUTH_SOCK"
+
+
+@dataclass(frozen=True)
+class SshConfig:
+    """What counts for one host. Paths are absolute, tokens are expanded.
+
+    Attributes:
+        name: as the user calls the host; goes to the ssh command, and into messages.
+        hostname: what is connected to.
+        port: TCP port.
+        user: the name there.
+        identity_files: private keys to try, in order.
+        certificate_files: certificates of these keys.
+        identities_only: offer no keys of the agent but these.
+        identity_agent: socket of the agent; None: the one of SSH_AUTH_SOCK; empty: none at all.
+        proxy_jump: hosts to go through, as for ``ssh -J``; empty for none.
+        says_jump: whether the ssh command must be told of ``proxy_jump``: its configuration does not say.
+        proxy_command: command whose standard input and output are the connection; empty for none.
+        known_hosts: files of known host keys, the user's first.
+        host_key_alias: the name that the host's key is known by; empty: its own.
+        has_control_path: whether a ControlMaster could be running.
+        connect_timeout_s: how long reaching it may take; None for our own default.
+        methods: ways to authenticate, in order of preference.
+        password_prompts: how often a password is asked for.
+    """
+
+    name: str
+    hostname: str
+    port: int = 22
+    user: str = ""
+    identity_files: tuple[str, ...] = ()
+    certificate_files: tuple[str, ...] = ()
+    identities_only: bool = False
+    identity_agent: str | None = None
+    proxy_jump: str = ""
+    says_jump: bool = False
+    proxy_command: str = ""
+    known_hosts: tuple[str, ...] = ()
+    host_key_alias: str = ""
+    has_control_path: bool = False
+    connect_timeout_s: float | None = None
+    methods: tuple[str, ...] = ("publickey", "keyboard-interactive", "password")
+    password_prompts: int = 3
+
+
+def resolve_chain(host: str, environment: Mapping[str, str], *, proxy_jump: str | None = None) -> list[SshConfig]:
+    """The host, last, and before it the hosts to go through, each with its own configuration.
+
+    Args:
+        host: as the ssh command knows it.
+        environment: of the ssh command.
+        proxy_jump: hosts to go through, where the user's configuration names none.
+
+    Raises:
+        SchedulerError: there is no ssh command, or it refuses the configuration.
+    """
+    own = resolve(host, environment)
+    if proxy_jump is not None and not own.proxy_jump and not own.proxy_command:
+        own = replace(own, proxy_jump=proxy_jump, says_jump=True)
+    chain = [own]
+    while chain[0].proxy_jump:
+        if len(chain) > _MAX_HOPS:
+            raise SchedulerError(
+                f"{host}: more than {_MAX_HOPS} hosts to go through; does a ProxyJump lead in a circle?",
+                transient=False,
+            )
+        *before, last = chain[0].proxy_jump.split(",")
+        hop = resolve(last, environment)
+        # ssh -J a,b: reach b through a, whatever b's own entry says; the first of them goes by its own entry.
+        if before:
+            hop = replace(hop, proxy_jump=",".join(before), says_jump=True, proxy_command="")
+        chain.insert(0, hop)
+    return chain
+
+
+def resolve(host: str, environment: Mapping[str, str]) -> SshConfig:
+    """What ``ssh -G`` says of one host; [user@]host[:port] and ssh:// are understood, as ProxyJump writes them.
+
+    Raises:
+        SchedulerError: there is no ssh command, or it refuses the configuration.
+    """
+    argv = [ssh_program(environment), "-G", *_target_words(host)]
+    try:
+        done = subprocess.run(
+            argv,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
+    except subprocess.TimeoutExpired:
+        raise SchedulerError(
+            f"ssh -G {host}: no answer within {_TIMEOUT_S:.0f} s; does a Match exec of ~/.ssh/config hang?",
+            transient=True,
+            argv=argv,
+        ) from None
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise SchedulerError(f"ssh -G {host}: {said}", transient=False, argv=argv, exit_status=done.returncode)
+    return parse(host, done.stdout, home=pwd.getpwuid(os.getuid()).pw_dir, local_user=_local_user())
+
+
+def ssh_program(environment: Mapping[str, str]) -> str:
+    """Where the ssh command is.
+
+    Raises:
+        SchedulerError: nowhere.
+    """
+    found = shutil.which("ssh", path=environment.get("PATH"))
+    if found is None:
+        raise SchedulerError("there is no ssh command here; install OpenSSH's client", transient=False)
+    return found
+
+
+def parse(name: str, text: str, *, home: str, local_user: str) -> SshConfig:
+    """What ``ssh -G`` printed.
+
+    Args:
+        name: as the user calls the host.
+        text: what was printed: a key and its value per line, keys in lower case.
+        home: the user's home directory, of the password database as in OpenSSH.
+        local_user: the user's name on this machine.
+    """
+    values: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        key, _, value = line.strip().partition(" ")
+        values.setdefault(key.lower(), []).append(value)
+
+    def first(key: str, default: str = "") -> str:
+        value = values.get(key, [default])[0]
+        return "" if value == "none" else value
+
+    hostname = first("hostname", name)
+    tokens = {
+        "%": "%",
+        "d": home,
+        "h": hostname,
+        "k": first("hostkeyalias") or hostname,
+        "n": _target_words(name)[-1],
+        "p": first("port", "22"),
+        "r": first("user", local_user),
+        "u": local_user,
+    }
+
+    def path(value: str) -> str:
+        return expand(re.sub(r"^~(?=/|$)", lambda _: home, value), tokens)
+
+    agent = values.get("identityagent", [_DEFAULT_AGENT])[0]
+    timeout = first("connecttimeout")
+    preferred = first("preferredauthentications")
+    return SshConfig(
+        name=name,
+        hostname=hostname,
+        port=int(tokens["p"]),
+        user=tokens["r"],
+        identity_files=tuple(path(value) for value in values.get("identityfile", []) if value != "none"),
+        certificate_files=tuple(path(value) for value in values.get("certificatefile", []) if value != "none"),
+        identities_only=first("identitiesonly") == "yes",
+        identity_agent=None if agent == _DEFAULT_AGENT else "" if agent == "none" else path(agent),
+        proxy_jump=first("proxyjump"),
+        proxy_command=expand(first("proxycommand"), tokens),
+        known_hosts=tuple(
+            path(file)
+            for key in ("userknownhostsfile", "globalknownhostsfile")
+            for value in values.get(key, [])
+            for file in _paths(value)
+            if file != "none"
+        ),
+        host_key_alias=first("hostkeyalias"),
+        has_control_path=bool(first("controlpath")),
+        connect_timeout_s=float(timeout) if timeout.isdecimal() and int(timeout) > 0 else None,
+        methods=_methods(preferred, first),
+        password_prompts=int(first("numberofpasswordprompts", "3")),
+    )
+
+
+def expand(text: str, tokens: Mapping[str, str]) -> str:
+    """Replace ssh's %-tokens (ssh_config(5)); one that is not known stays as it is."""
+    return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
+
+
+def _methods(preferred: str, first: Callable[..., str]) -> tuple[str, ...]:
+    switches = {
+        "publickey": first("pubkeyauthentication", "yes"),
+        "keyboard-interactive": first("kbdinteractiveauthentication", "yes"),
+        "password": first("passwordauthentication", "yes"),
+    }
+    order: Sequence[str] = preferred.split(",") if preferred else tuple(switches)
+    return tuple(method for method in order if switches.get(method, "no") not in ("no", "false"))
+
+
+def _paths(value: str) -> list[str]:
+    # Printed without quotes: what begins neither with / nor ~ belongs to the path before it.
+    found: list[str] = []
+    for word in value.split(" "):
+        if found and not word.startswith(("/", "~")) and word != "none":
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _target_words(host: str) -> list[str]:
+    """The words for ssh's command line: a user and a port that stand in the name become options."""
+    plain = host.removeprefix("ssh://")
+    user, at, place = plain.rpartition("@")
+    found = re.fullmatch(r"(\[[^\]]+\]|[^:]*)(?::(\d+))?", place)
+    words = ["-l", user] if at else []
+    if found is not None:
+        place = found[1].strip("[]")
+        words += ["-p", found[2]] if found[2] else []
+    return [*words, "--", place]
+
+
+def target_words(config: SshConfig) -> list[str]:
+    """The words that name a host on the command line of ssh, ``--`` and the name last."""
+    return [*(["-J", config.proxy_jump] if config.says_jump else []), *_target_words(config.name)]
+
+
+def _local_user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
