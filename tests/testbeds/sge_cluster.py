@@ -1,0 +1,101 @@
+"""A real Grid Engine cluster on this machine, for root: a login node and execution hosts, see sge_up.sh."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = (
+    *("/usr/lib/gridengine/sge_qmaster", "/usr/lib/gridengine/sge_execd", "/usr/lib/gridengine/qsub"),
+    *("/usr/lib/gridengine/spoolinit", "ip", "nsenter", "perl", "unshare"),
+)
+SCRIPTS = Path(__file__).parent
+LOGIN = "es1"
+
+
+class SgeCluster:
+    """The cluster.
+
+    Attributes:
+        state: folder of everything that it writes.
+        hosts: names of the execution hosts.
+        groups: the groups (projects) that jobs can be billed to.
+    """
+
+    def __init__(self, state: Path, *, hosts: int = 4) -> None:
+        self.state = state
+        self.hosts = tuple(f"g{number:04d}" for number in range(1, hosts + 1))
+        self.groups = ("gaa50001", "gaa50002")
+
+    def start(self) -> None:
+        """Bring everything up; if that fails, nothing is left."""
+        done = subprocess.run(
+            ["bash", SCRIPTS / "sge_up.sh", self.state, str(len(self.hosts))],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=_without_session(os.environ),
+        )
+        if done.returncode != 0:
+            self.stop()
+            raise RuntimeError(f"sge_up.sh left with {done.returncode}: {done.stderr[-2000:]}")
+
+    def stop(self) -> None:
+        """Ends every process of every host; their networks go with them."""
+        subprocess.run(["bash", SCRIPTS / "sge_down.sh", self.state], timeout=30, check=True)
+
+    def argv(self, host: str, command: Sequence[str]) -> list[str]:
+        """What runs a command on a host. TESTBED_HOME and TESTBED_KEEP say what it gets of our environment."""
+        return [str(self.state / "on"), host, *command]
+
+    def run(
+        self,
+        *command: str,
+        host: str = LOGIN,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host to its end."""
+        return subprocess.run(
+            self.argv(host, command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            cwd=cwd,
+            env=dict(env) if env is not None else None,
+        )
+
+
+def _without_session(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a machine that has just been switched on knows of us."""
+    return {name: environ[name] for name in ("PATH", "LANG", "HOME") if name in environ}
+
+
+def missing_programs() -> list[str]:
+    """What of a cluster is not installed here."""
+    return [Path(program).name for program in PROGRAMS if shutil.which(program) is None]
+
+
+@pytest.fixture(scope="session")
+def sge_cluster() -> Iterator[SgeCluster]:
+    """One cluster for all tests of a session; skipped loudly where it cannot be brought up."""
+    if os.geteuid() != 0:
+        pytest.skip("real Grid Engine needs root")
+    if missing_programs():
+        pytest.skip(f"real Grid Engine needs {', '.join(missing_programs())}")
+    with tempfile.TemporaryDirectory(prefix="llmctl-sge-") as folder:
+        Path(folder).chmod(0o755)
+        cluster = SgeCluster(Path(folder) / "testbed")
+        cluster.start()
+        try:
+            yield cluster
+        finally:
+            cluster.stop()

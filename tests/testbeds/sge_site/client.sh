@@ -1,0 +1,14 @@
+#!/bin/bash
+# qsub, qrsh and qlogin of a site that bills to groups: "-g GROUP", which 8.1.9 does not have, becomes its "-P GROUP".
+# Only before the script or command, and only on the command line.
+words=()
+while (($# > 0)); do
+    case $1 in
+        -g) words+=(-P "${2-}"); shift 2 || break ;;
+        -pe) words+=("$1" "$2" "$3"); shift 3 ;;
+        -[acelmMNopqSvw] | -ar | -hold_jid | -now | -pty | -dl | -wd | -tc | -sync | -t) words+=("$1" "$2"); shift 2 ;;
+        -*) words+=("$1"); shift ;;
+        *) break ;;
+    esac
+done
+exec "/usr/lib/gridengine/${0##*/}" "${words[@]}" "$@"
