@@ -1,6 +1,6 @@
 """One cluster as this call of llmctl reaches it: its profile, the hands on its machine, and its scheduler, if any."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from llmctl.backends import load_queue_backend
@@ -10,6 +10,8 @@ from llmctl.invocation import Invocation
 from llmctl.job_answers import SchedulerWatch
 from llmctl.job_state import JobState
 from llmctl.profile import ClusterProfile
+from llmctl.run_record import RunRecord
+from llmctl.secrets import secrets_file
 
 
 @dataclass(frozen=True)
@@ -49,3 +51,18 @@ class ClusterReach:
         if self.backend is None:
             return None
         return SchedulerWatch(self.backend, self.hands, interval_s=interval_s, remembered=remembered)
+
+    def remove_secrets(self, invocation: Invocation, records: Iterable[RunRecord]) -> None:
+        """Remove the secrets of runs that have ended: a job that never ran, or was killed, leaves them.
+
+        Raises:
+            SchedulerError: the machine cannot be reached.
+        """
+        paths = [
+            secrets_file(invocation, self.profile, record.run_id, submission.number)
+            for record in records
+            if record.job.get("secrets")
+            for submission in record.submissions
+        ]
+        if paths:
+            self.hands.remove(paths)

@@ -161,7 +161,7 @@ class SchedulerWatch:
             words = f"no job id was recorded, and the scheduler does not answer: {answer.problem}"
             return JobAnswer(JobState.UNKNOWN, words, source="queue", is_silent=True)
         words = f"no job id was recorded: submit was interrupted; the queue has no job called {name}"
-        return JobAnswer(JobState.UNKNOWN, words, source="queue")
+        return JobAnswer(JobState.UNKNOWN, words, source="queue", has_left=True)
 
 
 class _Kept:

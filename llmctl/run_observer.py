@@ -139,9 +139,10 @@ def _ask_accounting(
     details: Sequence[AttemptFacts | None],
     jobs: dict[int, JobAnswer | None],
 ) -> None:
-    questions = [question_of(records[index], attempts[index]) for index in indices]
-    signs = [_last_sign_of_life(records[index], details[index]) for index in indices]
-    jobs.update(zip(indices, scheduler.ask_accounting(questions, signs), strict=True))
+    asked = {index: question_of(records[index], attempts[index]) for index in indices}
+    asked = {index: question for index, question in asked.items() if question.job_ids}
+    signs = [_last_sign_of_life(records[index], details[index]) for index in asked]
+    jobs.update(zip(asked, scheduler.ask_accounting([*asked.values()], signs), strict=True))
 
 
 def _last_sign_of_life(record: RunRecord, attempt: AttemptFacts | None) -> float:

@@ -231,7 +231,8 @@ def _doubtful(facts: RunFacts, job: JobAnswer) -> Verdict:
         return Verdict(JobState.RUNNING, f"by its heartbeat {spoken(age)} ago; {job.raw}")
     if job.has_left and facts.cancel_requested is not None:
         # A job that never ran leaves no exit.json, and in some accountings nothing at all.
-        return Verdict(JobState.CANCELLED, f"cancelled; {job.raw}")
+        how = "cancelled before it began" if facts.attempt is None else f"cancelled; {job.raw}"
+        return Verdict(JobState.CANCELLED, how)
     if age is None:
         return Verdict(JobState.UNKNOWN, job.raw)
     return Verdict(JobState.UNKNOWN, f"{job.raw}; last heartbeat {spoken(age)} ago")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,13 +64,17 @@ class RunSurvey:
             return [_last_seen(entry, f"{cluster} cannot be reached: {error.message}") for entry in entries]
         except LlmctlError as error:
             return [_unknown(entry, error.message) for entry in entries]
-        views = []
+        views, ended = [], []
         for entry, record in zip(entries, loaded, strict=True):
             if isinstance(record, RecordError):
                 views.append(_without_record(entry, record, self.invocation))
                 continue
             views.append(next(seen))
             self._note(entry, views[-1])
+            if views[-1].state.is_finished and not has_finished(entry):
+                ended.append(record)
+        with suppress(SchedulerError):
+            reach.remove_secrets(self.invocation, ended)
         return views
 
     def _reach(

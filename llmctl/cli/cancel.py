@@ -53,6 +53,8 @@ def _cancel(invocation: Invocation, reference: str, grace_s: float) -> str:
         return f"{entry.run_id}: ended what still ran ({ended}); {error.message}"
     outcome = cancel_run(record, reach.hands, reach.backend, grace_s=grace_s)
     view = outcome.view
+    if view.state.is_finished:
+        reach.remove_secrets(invocation, [record])
     invocation.index.update_state(view.run_id, view.state.value, time.time())
     if outcome.had_ended:
         return f"{view.run_id} had ended already: {view.detail or view.state}"

@@ -14,7 +14,6 @@ import pytest
 
 from llmctl.cli.main import main
 from llmctl.processes import identify, is_alive, processes_of_run
-from llmctl.run_lock import run_lock
 from llmctl.run_record import RunIndex, RunRecord
 from tests.llmctl.run_directories import HANDS, leave, make_run, recycled
 
@@ -203,7 +202,7 @@ def test_a_run_whose_directory_was_removed_is_ended(start, decoys, capsys):
 
 def test_two_at_once_are_told_apart(start, capsys):
     made = start("demo-1", SLEEPERS, OBEDIENT)
-    with run_lock(made.run.path):
+    with HANDS.lock(f"{made.run.path}/.lock"):
         assert main(["cancel", "demo-1"]) == 5
     assert "by another llmctl" in capsys.readouterr().err
     assert made.job.poll() is None

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from llmctl.job_answers import SchedulerWatch
 from llmctl.job_state import JobState
 from llmctl.run_observer import observe_runs
 from llmctl.transport import LocalTransport
-from tests.llmctl.run_directories import beat, leave, make_run, outcome
+from tests.llmctl.run_directories import HANDS, beat, leave, make_run, outcome
 from tests.llmctl.scripted_cluster import ScriptedCluster
 
 
@@ -194,6 +195,21 @@ def test_what_had_ended_is_not_asked_about_again_unless_it_is_named(cluster, cap
     assert len(cluster.backend.calls()) == asked
     assert state_of(capsys, "demo-1")[1].startswith("a node failed (NODE_FAIL)")
     assert len(cluster.backend.calls()) == asked + 1
+
+
+def test_secrets_of_a_run_that_is_seen_to_have_ended_are_removed(cluster, tmp_path, capsys):
+    made = cluster.run()
+    made.record = replace(made.record, job={"nodes": 1, "secrets": ["TOKEN"]})
+    made.record.save(HANDS)
+    secrets = tmp_path / "state" / "llmctl" / "secrets" / "demo-1.1"
+    secrets.parent.mkdir(parents=True)
+    secrets.write_text("TOKEN\0hidden\0")
+    cluster.backend.says("queue", "17|RUNNING")
+    assert state_of(capsys)[0] == "running"
+    assert secrets.exists()
+    cluster.backend.says("queue", "17|NODE_FAIL")
+    assert state_of(capsys)[0] == "node_fail"
+    assert not secrets.exists()
 
 
 def test_a_resumed_run_is_looked_at_again(cluster, capsys):
