@@ -216,22 +216,13 @@ def _on_terminal(
     lines = ["pty=()", "if [[ -t 0 ]]; then pty=(--pty); fi"]
     if told:
         lines.append(f"echo {shlex.quote(told)} >&2")
-    inside = ("bash", "-c", script, "bash", *command)
-    if container is not None and container.imported is not None:
-        # A job imports the image first; until one has, it is fetched for this time alone.
-        words = _contained(replace(container, imported=None), inside)
-        imported = shlex.quote(container.imported)
-        lines.append(f'if [[ ! -e {imported} ]]; then exec {shlex.join(argv)} "${{pty[@]}}" {shlex.join(words)}; fi')
-    words = inside if container is None else _contained(container, inside)
+    words: tuple[str, ...] = ("bash", "-c", script, "bash", *command)
+    if container is not None and container.prefix:
+        words = (*container.prefix, container.argument, *words)
+    elif container is not None:
+        words = (*container.srun_options, *words)
     lines.append(f'exec {shlex.join(argv)} "${{pty[@]}}" {shlex.join(words)}')
     return ["bash", "-c", "\n".join(lines)]
-
-
-def _contained(container: ContainerPlan, words: Sequence[str]) -> tuple[str, ...]:
-    """``words`` for srun, run in a container: by pyxis' options, or by a command before them."""
-    if not container.prefix:
-        return (*container.srun_options, *words)
-    return (*container.prefix, container.argument, *words)
 
 
 def _plain_id(text: str) -> str | None:
