@@ -183,7 +183,7 @@ class SshHosts:
         self.start_sshd(name)
 
     def processes(self, needle: str) -> dict[str, list[str]]:
-        """Host -> command lines of its processes that hold ``needle`` there or in their environment, where there are any."""
+        """Host -> command lines of its processes that hold ``needle`` in them or in their environment."""
         spaces = {
             (Path("/proc") / str(pid) / "ns" / "pid").readlink(): name for name, (_, pid) in self._machines.items()
         }
