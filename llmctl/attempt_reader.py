@@ -20,6 +20,9 @@ from llmctl.run_facts import (
 )
 from llmctl.run_record import RunRecord
 
+_SMALL = 16 * 1024
+"""Bytes read of a file with one small object: a connection carries many of them at once if little is wished for."""
+_HOSTFILE = 64 * 1024
 MOST_STARTS = 20
 """Attempts whose started.json is read: more than a scheduler starts a job again before somebody looks."""
 
@@ -59,9 +62,13 @@ def find_attempts(records: Sequence[RunRecord], hands: Hands) -> list[RunAttempt
     reads: list[FileRead] = []
     for folder, present in zip(folders, numbers, strict=True):
         if present:
-            reads += [FileRead(f"{folder}/{number}/started.json") for number in present[-MOST_STARTS:]]
+            starts = [f"{folder}/{number}/started.json" for number in present[-MOST_STARTS:]]
             newest = f"{folder}/{present[-1]}"
-            reads += [FileRead(f"{newest}/{name}") for name in ("exit.json", "outcome.json", "hostfile")]
+            small = [*starts, f"{newest}/exit.json", f"{newest}/outcome.json"]
+            reads += [
+                *(FileRead(path, limit=_SMALL) for path in small),
+                FileRead(f"{newest}/hostfile", limit=_HOSTFILE),
+            ]
     parts = iter(hands.read_parts(reads) if reads else [])
     found = []
     for record, folder, present in zip(records, folders, numbers, strict=True):
@@ -91,8 +98,8 @@ def read_details(
     listed = [(set(next(names)), _json_names(next(names)), _json_names(next(names))) for _ in wanted]
     reads = list(further)
     for one, (_, beats, errors) in zip(wanted, listed, strict=True):
-        files = [*(f"heartbeat/{name}" for name in beats), *(f"errors/{name}" for name in errors)]
-        reads += [FileRead(f"{one.directory}/{file}") for file in files]
+        reads += [FileRead(f"{one.directory}/heartbeat/{name}", limit=_SMALL) for name in beats]
+        reads += [FileRead(f"{one.directory}/errors/{name}") for name in errors]
     found = hands.read_parts(reads) if reads else []
     parts = iter(found[len(further) :])
     details = {}

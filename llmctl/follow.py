@@ -48,6 +48,7 @@ def follow_run(
     attempt: int | None = None,
     offsets: Mapping[str, int] | None = None,
     output: FollowOutput | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Show a run's log until the run ends. Ctrl-C stops the showing and leaves the run alone.
 
@@ -59,6 +60,7 @@ def follow_run(
         attempt: that ``offsets`` are about; a later one is shown from its start.
         offsets: where to begin, by source; absent ones begin at their start.
         output: None: progress on a terminal, plain lines in a pipe.
+        sleep: waits between looks.
 
     Returns:
         0 if the run completed; 130 after Ctrl-C, or when whoever read the output has left before the run ended.
@@ -70,7 +72,7 @@ def follow_run(
     try:
         session = _Session(record, hands, backend, choice, attempt, dict(offsets or {}), output)
         with output:
-            view = session.run()
+            view = session.run(sleep)
     except KeyboardInterrupt:
         output.remark(
             f"llmctl: no longer following; {record.run_id} goes on"
@@ -127,7 +129,7 @@ class _Session:
         self._has_prefix = False
         self._waits_for_rank_0 = False
 
-    def run(self, sleep: Callable[[float], None] = time.sleep) -> RunView:
+    def run(self, sleep: Callable[[float], None]) -> RunView:
         """Follow until the run has ended; the view of its end.
 
         Raises:

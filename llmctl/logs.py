@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from llmctl.file_reads import FilePart, FileRead
+from llmctl.file_reads import DEFAULT_LIMIT, FilePart, FileRead
 
 ReadParts = Callable[[Sequence[FileRead]], list[FilePart | None]]
 
@@ -17,6 +17,8 @@ LONGEST_LINE = 16 * 1024
 TAIL_BLOCK = 64 * 1024
 TAIL_LIMIT = 8 * 1024 * 1024
 """Most bytes of one file searched for its last lines: a file that is one endless line must not be read whole."""
+AT_ONCE = 32 * 1024 * 1024
+"""Most bytes of all followed files in one look, so that it stays one round trip for any number of ranks."""
 
 _RANK_LOG = re.compile(r"rank-(\d{5,})\.log")
 _NODE_LOG = re.compile(r"node-(\d{5,})\.log")
@@ -134,7 +136,8 @@ class LogFollower:
         """
         waiting = dict(self._tails)
         while waiting:
-            parts = self._read([FileRead(tail.path, tail.offset) for tail in waiting.values()])
+            limit = min(DEFAULT_LIMIT, max(TAIL_BLOCK, AT_ONCE // len(waiting)))
+            parts = self._read([FileRead(tail.path, tail.offset, limit) for tail in waiting.values()])
             again: dict[str, LogTail] = {}
             for (source, tail), part in zip(waiting.items(), parts, strict=True):
                 if part is None:
