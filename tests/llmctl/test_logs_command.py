@@ -1,5 +1,7 @@
 """``llmctl logs`` as it is typed."""
 
+import json
+
 import pytest
 
 from llmctl.cli.main import main
@@ -114,3 +116,23 @@ def test_a_run_without_an_attempt_shows_what_job_sh_said(tmp_path, monkeypatch, 
     (made.path / "job.log").write_text("cannot load the module\n")
     assert shown(capsys, "new")[0] == ["cannot load the module"]
     assert "it has made none yet" in shown(capsys, "new", "--attempt", "1", code=5)[1]
+
+
+def test_the_traceback_of_the_first_to_fail_is_shown_where_its_log_has_it_not(run, capsys):
+    path = run.path / "attempts/2/errors/rank-00002.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "traceback": "Traceback:\n  at line 7\nValueError: loss is NaN\n"}))
+    lines, _ = shown(capsys, "demo", "-n", "1", "--rank", "failed")
+    assert lines[:3] == ["[rank 2] Traceback:", "[rank 2]   at line 7", "[rank 2] ValueError: loss is NaN"]
+    with (run.path / "attempts/2/rank-00002.log").open("a") as file:
+        file.write("ValueError: loss is NaN\n")
+    lines, _ = shown(capsys, "demo", "-n", "1", "--rank", "failed")
+    assert lines == ["[rank 2] ValueError: loss is NaN", "[rank 0] attempt 2 rank 0 line 30"]
+
+
+def test_a_pending_run_says_why_and_since_when(cluster, capsys):
+    cluster.run(age_s=300)
+    cluster.backend.says("queue", "17|PENDING|job-demo-1|nodes are busy")
+    lines, err = shown(capsys, "demo-1")
+    assert lines == []
+    assert err == "demo-1: nothing has been printed yet; pending for 5 min: nodes are busy\n"
