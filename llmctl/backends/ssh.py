@@ -1,0 +1,49 @@
+"""Machines behind ssh, without a scheduler: job.sh is started on each of them, and runs that node's part of the job.
+
+As on the ``local`` cluster a job's id is the process id of its job.sh, here on its host; see llmctl.ssh_start for how
+the hosts are brought to begin together, and llmctl.host_group for how they are seen as one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmctl.backends.base import HostCommand, JobRequest
+from llmctl.errors import SchedulerError
+
+
+@dataclass(frozen=True)
+class SshBackend:
+    """Answers for jobs that are processes of several machines."""
+
+    name: str = "ssh"
+    template: str = "ssh.sh.j2"
+    job_keys: frozenset[str] = frozenset(
+        {
+            *("name", "nodes", "gpus_per_node", "time", "group", "resource_type", "launcher"),
+            *("container", "mounts", "env", "secrets", "code"),
+        }
+    )
+    launchers: tuple[str, ...] = ("torchrun", "mpirun")
+    has_queue: bool = False
+
+    def submit_commands(self, request: JobRequest) -> list[HostCommand]:
+        """job.sh with the number of its node for each host, the head first; mpirun reaches the others by itself."""
+        script = f"{request.run_dir}/job.sh"
+        hosts = request.profile.hosts[: request.nodes]
+        if request.launcher == "mpirun":
+            return [HostCommand(hosts[0], ("bash", script))]
+        return [HostCommand(host, ("bash", script, str(node))) for node, host in enumerate(hosts)]
+
+    def parse_job_id(self, output: str) -> str:
+        """The process id that starting job.sh gave."""
+        if not output.strip().isdecimal():
+            raise SchedulerError(f"starting the job gave no process id but {output!r}", transient=False)
+        return output.strip()
+
+    def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
+        """A bash on the host itself, with the script on its command line: the terminal stays free for the command."""
+        del request
+        return ["bash", "-c", script, "bash", *command]
+
+
+BACKEND = SshBackend()
