@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # A stub of the environment modules of a site: it knows a few names and keeps LOADEDMODULES as the real function does.
 module() {
     local name
