@@ -14,7 +14,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("llmctl", "trainer")
 # All that the command line may take from the trainer: what checks a job before the queue.
 OPEN_TO_LLMCTL = ("trainer.config", "trainer.planning", "trainer.pipeline.schedule")
-ENTRY_POINTS = ("llmctl/cli/main.py", "trainer/__main__.py")
+# The last two are where llmctl begins on a login node.
+ENTRY_POINTS = (
+    "llmctl/cli/main.py",
+    "trainer/__main__.py",
+    "llmctl/remote/agent_program.py",
+    "llmctl/remote/session_program.py",
+)
 REFUSED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
