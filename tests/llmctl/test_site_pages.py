@@ -1,0 +1,108 @@
+"""The pages of the sites: every ``llmctl`` line on them is one that this llmctl takes, for profiles that are there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from llmctl.cli.main import load_command, main, split_command
+from llmctl.profile import load_profile
+from llmctl.resources import UserFolders, bundled
+
+PAGES = Path(__file__).parents[2] / "docs/sites"
+SITES = sorted(path.stem for path in bundled("clusters").glob("*.yaml"))
+
+
+def commands_of(site):
+    """The llmctl lines of a page's blocks, as words."""
+    text = (PAGES / f"{site}.md").read_text(encoding="utf-8")
+    return [shlex.split(line, comments=True) for line in re.findall(r"^    (llmctl .*)$", text, re.MULTILINE)]
+
+
+def test_there_is_a_page_for_every_profile_and_the_list_names_them_all():
+    assert sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "README") == SITES
+    listed = re.findall(r"\]\(([\w-]+)\.md\)", (PAGES / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == SITES
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_links_between_pages_lead_somewhere(site):
+    text = (PAGES / f"{site}.md").read_text(encoding="ascii")
+    assert f"clusters/{site}.yaml" in text
+    for target in re.findall(r"\]\(([^)]+\.md)\)", text):
+        assert (PAGES / target).is_file()
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_every_command_of_a_page_is_taken(site, tmp_path):
+    commands = commands_of(site)
+    named = {words[1] for words in commands}
+    assert named >= {"submit", "interactive", "status", "logs", "cancel", "resume", "nodes", "doctor", "clusters"}
+    folders = UserFolders(tmp_path, tmp_path / "config", tmp_path / "state")
+    for _, *words in commands:
+        own, command = split_command(words)
+        assert bool(command) == ("--" in words)
+        entry = load_command(own[0])
+        arguments = own[1:]
+        if hasattr(entry, "commands"):
+            entry = entry.commands[arguments[0]]
+            arguments = arguments[1:]
+        # Parses flags and arguments, and refuses what is unknown or missing, without running anything.
+        context = entry.make_context(own[0], list(arguments), resilient_parsing=False)
+        values = context.params
+        cluster = values.get("cluster")
+        if cluster is not None and cluster not in ("lab", "mycluster"):
+            profile = load_profile(folders, cluster)
+            assert values.get("resource_type") in (None, *profile.resource_types)
+
+
+def test_a_wrong_command_would_be_noticed():
+    with pytest.raises(Exception, match="--nods"):
+        load_command("submit").make_context("submit", ["--nods", "3"])
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_the_set_up_of_a_page_works_and_gives_what_a_run_needs(site, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LOGNAME", "ada")
+    for name in ("LLMCTL_RUNS_ROOT", "LLMCTL_GROUP", "LLMCTL_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    written = [words[1:] for words in commands_of(site) if words[1] == "clusters"]
+    assert written
+    for words in written:
+        assert main(words) == 0, capsys.readouterr().err
+    folders = UserFolders(tmp_path / "home", tmp_path / "config/llmctl", tmp_path / "state/llmctl")
+    profile = load_profile(folders, site)
+    assert profile.runs_root is not None
+    assert profile.group is not None or not profile.group_required
+    assert profile.environment.kind is not None
+    assert profile.scheduler != "ssh" or profile.hosts
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_eight_nodes_are_within_the_limits_of_the_profile(site, tmp_path):
+    profile = load_profile(UserFolders(tmp_path, tmp_path, tmp_path), site)
+    for _, *words in commands_of(site):
+        if words[0] != "submit":
+            continue
+        values = load_command("submit").make_context("submit", list(words[1:])).params
+        kind = profile.resource_types.get(values["resource_type"] or profile.defaults.resource_type or "")
+        assert kind is None or kind.max_nodes is None or values["nodes"] <= kind.max_nodes
+        sizes = [value for value in values["settings"] or () if "tensor_model_parallel_size" in value]
+        assert not (sizes and kind) or kind.gpus % int(sizes[0].rpartition("=")[2]) == 0
+
+
+def test_no_page_names_a_flag_that_no_command_has():
+    known = set()
+    for name in ("submit", "interactive", "status", "logs", "cancel", "resume", "nodes", "doctor", "clusters"):
+        entry = load_command(name)
+        for command in (entry, *getattr(entry, "commands", {}).values()):
+            known |= {option for parameter in command.params for option in parameter.opts}
+    foreign = {"--time", "--index-url", "--exclusive", "--mem", "--wait-all-nodes", "--auto-resume", "--network"}
+    foreign |= {"--container", "--gpu-bind", "--target", "--document-name", "--parameters", "--constraint", "--qos"}
+    foreign |= {"--version", "--force"}
+    for page in PAGES.glob("*.md"):
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")):
+            assert flag in known | foreign, f"{page.name}: {flag}"
