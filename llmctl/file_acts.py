@@ -192,7 +192,9 @@ def _write(file: FileWrite) -> None:
 def _look_at(path: Path) -> PathFacts:
     nearest = next(place for place in (path, *path.parents) if place.exists() or place.is_symlink())
     kind = _kind(nearest)
-    space = os.statvfs(nearest) if kind else None
+    space = None
+    with suppress(OSError):  # a link to nothing
+        space = os.statvfs(nearest)
     return PathFacts(
         kind=kind if nearest == path else "",
         nearest=str(nearest),

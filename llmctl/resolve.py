@@ -1,15 +1,16 @@
 """Layers of values, the later one over the earlier: profile, config file, environment, flags. Each knows its origin."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llmctl.errors import ConfigFileError, LlmctlError, UsageError
-from llmctl.invocation import Invocation
+from llmctl.invocation import Invocation, is_remote
 from llmctl.profile import ClusterProfile, expand_home, overlay
 from llmctl.resources import UserFolders, bundled
+from llmctl.settled_profile import expand
 from trainer.config import ConfigError, build_config, read_yaml, unknown_key_problem
 
 DEFAULT_CONFIG = "llmctl.yaml"
@@ -27,7 +28,10 @@ PATH_KEYS = frozenset(
         "job.code",
     }
 )
-"""Values that are paths: relative ones count from the folder of their file, or from where their flag is typed."""
+"""Values that are paths: relative ones count from the folder of their file, or from where their flag is typed.
+
+On a cluster that is reached by ssh they are that cluster's, and relative ones, but for ``job.code``, stay as they are.
+"""
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ def resolve(
         ConfigFileError: the file cannot be read.
         UsageError: a flag sets a key below a plain value.
     """
-    layers = _Layers(invocation.folders)
+    layers = _Layers(invocation.folders, invocation.connect(profile).home if is_remote(profile) else None)
     if profile.group is not None:
         layers.add("job.group", profile.group, Origin("profile"), invocation.cwd)
     if config is not None:
@@ -194,10 +198,12 @@ def unknown_job_key(key: str) -> str:
 class _Layers:
     """Values and origins while layers are being laid over each other. Earlier values are never changed in place."""
 
-    def __init__(self, folders: UserFolders) -> None:
+    def __init__(self, folders: UserFolders, remote_home: Callable[[], str] | None) -> None:
+        """``remote_home`` tells the home directory of the machine that the paths are on, if it is not this one."""
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
         self._folders = folders
+        self._remote_home = remote_home
 
     def listed(self, key: str) -> list[Any]:
         """The list that stands under a key of a section; empty if there is none."""
@@ -238,6 +244,9 @@ class _Layers:
             return [self._absolute(key, entry, base) for entry in value]
         if not isinstance(value, str) or not value:
             return value
+        if self._remote_home is not None and key != "job.code":  # code is read here and sent
+            path = expand(value, self._remote_home)
+            return os.path.normpath(path) if path.startswith("/") else path
         path = os.path.normpath(base / expand_home(value, self._folders))
         # A trailing slash or /. asks for the content of a folder instead of the folder (snapshot.find_user_code).
         return f"{path}/." if key == "job.code" and (value == "." or value.endswith(("/", "/."))) else path

@@ -3,14 +3,15 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from llmctl.attempt_reader import newest_attempt
-from llmctl.errors import RecordError, UsageError
+from llmctl.cluster_reach import ClusterReach
+from llmctl.errors import RecordError, SchedulerError, UsageError
 from llmctl.file_reads import FileRead
 from llmctl.hands import Hands
 from llmctl.job_state import JobState
+from llmctl.queue_reader import find_job
 from llmctl.run_observer import leaders_of, observe_run
 from llmctl.run_record import RunRecord
 
@@ -26,20 +27,22 @@ class StartPoint:
     sentence: str
 
 
-def check_ended(record: RunRecord, hands: Hands) -> None:
+def check_ended(record: RunRecord, reach: ClusterReach) -> None:
     """Refuse to start a run a second time while the first may still write to its directory.
 
     Raises:
         RecordError: it still runs (names the job), or nobody can tell whether it does.
+        SchedulerError: the cluster cannot be reached.
     """
-    view = observe_run(record, hands)
+    hands = reach.hands
+    view = observe_run(record, hands, reach.watch())
     if view.state.is_finished:
         return
     jobs = record.submissions[-1].jobs if record.submissions else ()
     names = ", ".join(f"{job.job_id} on {job.host}" for job in jobs) or "not recorded"
     leaders = leaders_of(record, newest_attempt(record, hands))
     is_unborn = view.state is JobState.UNKNOWN and not leaders
-    if is_unborn and not hands.processes_of_run(str(record.run_dir), leaders):
+    if is_unborn and not _was_taken(record, reach):
         return  # submit was cut off before it had started anything
     if view.state is JobState.UNKNOWN:
         raise RecordError(f"{record.run_id} may still be running (job {names}): {view.detail}")
@@ -47,6 +50,18 @@ def check_ended(record: RunRecord, hands: Hands) -> None:
         f"{record.run_id} is still {view.state} (job {names}){f': {view.detail}' if view.detail else ''}"
         f"\nfollow it: llmctl logs -f {record.run_id}   end it: llmctl cancel {record.run_id}"
     )
+
+
+def _was_taken(record: RunRecord, reach: ClusterReach) -> bool:
+    """Whether a submission that no job is recorded of has started something, or waits somewhere, all the same."""
+    if reach.backend is None:
+        return bool(reach.hands.processes_of_run(str(record.run_dir), []))
+    if record.submissions and record.submissions[-1].jobs:
+        return True
+    report, answer = find_job(reach.backend, reach.backend.job_name(record.run_id), reach.hands)
+    if not answer.is_answer:
+        raise SchedulerError(f"{record.run_id} may still be running: {answer.problem}", transient=True)
+    return report is not None and not report.state.is_finished
 
 
 def start_point(record: RunRecord, hands: Hands) -> StartPoint:
@@ -60,7 +75,7 @@ def start_point(record: RunRecord, hands: Hands) -> StartPoint:
         return StartPoint(None, "runs its command again")
     settings: Mapping[str, Any] = record.config.get("checkpoint", {})
     folder = settings.get("save") or str(record.run_dir / "checkpoints")
-    iteration = _latest_iteration(str(Path(folder).expanduser()), hands)
+    iteration = _latest_iteration(folder, hands)
     total = record.config.get("training", {}).get("train_iters")
     if iteration is not None:
         return StartPoint(iteration, f"resumes from iteration {iteration} of {total}")

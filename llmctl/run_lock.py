@@ -1,20 +1,10 @@
 """One resume or cancel of a run at a time, so that two of them cannot start or miss a job between look and act."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
-from llmctl import file_acts
 from llmctl.errors import RecordError
-
-
-def run_lock(run_dir: Path) -> AbstractContextManager[None]:
-    """Hold a run of this machine.
-
-    Raises:
-        RecordError: another llmctl holds it, or the run directory cannot be written.
-    """
-    return lock_file(str(run_dir / ".lock"), file_acts.take_lock, file_acts.release_lock)
 
 
 @contextmanager

@@ -1,20 +1,19 @@
 """The code that a run goes on with: a snapshot of llmctl's own trainer, and of the user's project.
 
 The trainer's snapshot is content-addressed: ``<runs_root>/.code/<sha256>/{trainer,csrc}``, made once and linked to from
-every run that uses it. It is copied aside and renamed, so that a half-made one is never found.
+every run that uses it. Hands.put_tree makes it aside and renames it, so that a half-made one is never found.
 """
 
 import hashlib
 import os
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmctl.errors import ConfigFileError
+from llmctl.hands import Hands
 from llmctl.resources import bundled, trainer_package
-from llmctl.transport import LocalTransport
 
 LIMIT_MB = 50
 _NEVER = frozenset({"__pycache__", ".git"})
@@ -52,8 +51,8 @@ def digest(files: dict[str, Path]) -> str:
     return total.hexdigest()
 
 
-def store_own_code(runs_root: Path) -> tuple[str, Path]:
-    """The content address of the trainer's snapshot, and its folder, made if it is not there yet.
+def store_own_code(runs_root: Path, hands: Hands) -> tuple[str, Path]:
+    """The content address of the trainer's snapshot, and its folder on a machine, made if it is not there yet.
 
     Raises:
         OSError: it cannot be written.
@@ -61,33 +60,16 @@ def store_own_code(runs_root: Path) -> tuple[str, Path]:
     files = own_code()
     address = digest(files)
     folder = runs_root / ".code" / address
-    if folder.is_dir():
-        return address, folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
-    try:
-        _copy(aside, files.items())
-        aside.chmod(0o755)
-        aside.rename(folder)
-    except OSError:
-        shutil.rmtree(aside, ignore_errors=True)
-        if not folder.is_dir():  # else another submit was faster, with the same content
-            raise
+    hands.put_tree(str(folder), files)
     return address, folder
 
 
-def link_own_code(run_dir: Path, folder: Path) -> None:
-    """Let ``<run_dir>/code/{trainer,csrc}`` point at the snapshot, relative so that runs_root can be moved."""
-    code = run_dir / "code"
-    code.mkdir(exist_ok=True)
-    for entry in sorted(folder.iterdir()):
-        link = code / entry.name
-        if link.is_symlink():
-            link.unlink()
-        link.symlink_to(os.path.relpath(entry, code))
+def own_code_links(run_dir: Path, address: str) -> dict[str, str]:
+    """Links that let ``<run_dir>/code`` show the snapshot, relative so that runs_root can be moved: path -> target."""
+    return {f"{run_dir}/code/{name}": f"../../.code/{address}/{name}" for name in ("trainer", "csrc")}
 
 
-def find_user_code(paths: Sequence[str], transport: LocalTransport) -> UserCode:
+def find_user_code(paths: Sequence[str], hands: Hands) -> UserCode:
     """The files that ``job.code`` names; of a git repository the tracked and the untracked that it does not ignore.
 
     A folder's own name is kept below code/user, so that ``code: [mypkg]`` is imported as ``mypkg``; with a
@@ -105,7 +87,7 @@ def find_user_code(paths: Sequence[str], transport: LocalTransport) -> UserCode:
         if not root.exists():
             raise ConfigFileError(f"job.code: there is no {root}; name files and folders of your project")
         prefix = "" if text.endswith("/.") else root.name
-        listed, commit, changed = _list_project(root, transport)
+        listed, commit, changed = _list_project(root, hands)
         commits.append(commit)
         state.update(changed)
         for path in listed:
@@ -123,26 +105,15 @@ def find_user_code(paths: Sequence[str], transport: LocalTransport) -> UserCode:
     return UserCode(tuple((path, name) for name, path in sorted(named.items())), commit, diff)
 
 
-def copy_user_code(run_dir: Path, code: UserCode) -> None:
-    """Copy the user's files to ``<run_dir>/code/user``.
-
-    Raises:
-        OSError: a file cannot be read or written.
-    """
-    _copy(run_dir / "code" / "user", [(name, path) for path, name in code.files])
-
-
-def _list_project(root: Path, transport: LocalTransport) -> tuple[list[Path], str | None, bytes]:
+def _list_project(root: Path, hands: Hands) -> tuple[list[Path], str | None, bytes]:
     """Files below ``root``, the commit checked out, and bytes that tell what differs from it."""
     folder = root if root.is_dir() else root.parent
     git = ["git", "-C", str(folder)]
-    top = (
-        transport.run([*git, "rev-parse", "--show-toplevel"], timeout_s=_GIT_TIMEOUT_S) if shutil.which("git") else None
-    )
+    top = hands.run([*git, "rev-parse", "--show-toplevel"], timeout_s=_GIT_TIMEOUT_S) if shutil.which("git") else None
     if top is None or top.exit_status != 0:
         return list(_files(root)), None, b""
     where = str(root)
-    listed = transport.run(
+    listed = hands.run(
         [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--full-name", "--", where],
         timeout_s=_GIT_TIMEOUT_S,
     )
@@ -151,13 +122,13 @@ def _list_project(root: Path, transport: LocalTransport) -> tuple[list[Path], st
     files = sorted({path for path in (Path(top.stdout.strip()) / name for name in names) if path.is_file()})
     real = root.resolve()
     files = [root / path.resolve().relative_to(real) if path.resolve() != real else root for path in files]
-    head = transport.run([*git, "rev-parse", "HEAD"], timeout_s=_GIT_TIMEOUT_S)
+    head = hands.run([*git, "rev-parse", "HEAD"], timeout_s=_GIT_TIMEOUT_S)
     commit = head.stdout.strip() if head.exit_status == 0 else None
-    return files, commit, _changes(git, where, commit, transport)
+    return files, commit, _changes(git, where, commit, hands)
 
 
-def _changes(git: list[str], where: str, commit: str | None, transport: LocalTransport) -> bytes:
-    others = transport.run(
+def _changes(git: list[str], where: str, commit: str | None, hands: Hands) -> bytes:
+    others = hands.run(
         [*git, "ls-files", "-z", "--others", "--exclude-standard", "--", where], timeout_s=_GIT_TIMEOUT_S
     ).stdout
     untracked = "".join(
@@ -166,7 +137,7 @@ def _changes(git: list[str], where: str, commit: str | None, transport: LocalTra
         if name
     )
     against = [commit] if commit else ["--cached"]
-    diff = transport.run([*git, "diff", "--binary", *against, "--", where], timeout_s=_GIT_TIMEOUT_S).stdout
+    diff = hands.run([*git, "diff", "--binary", *against, "--", where], timeout_s=_GIT_TIMEOUT_S).stdout
     return (diff + untracked).encode()
 
 
@@ -181,10 +152,3 @@ def _files(root: Path) -> Iterator[Path]:
             yield from _files(path)
         elif path.is_file():
             yield path
-
-
-def _copy(target: Path, files: Iterable[tuple[str, Path]]) -> None:
-    for name, path in files:
-        place = target / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)

@@ -1,18 +1,14 @@
 """What must hold before anything is written, queued or started: one function per concern, each naming the culprit."""
 
-import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmctl.backends import load_backend
-from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, UsageError
-from llmctl.invocation import Invocation
+from llmctl.cluster_paths import PathWish
+from llmctl.errors import ConfigFileError, LlmctlError, RecordError
+from llmctl.file_acts import PathFacts
 from llmctl.job import JobError, JobSpec, parse_time
 from llmctl.profile import ClusterProfile
-from llmctl.profile_names import profile_files
-from llmctl.render import environment_script, job_python
 from llmctl.resolve import Resolved, unknown_job_key
 from llmctl.run_record import RunRecord
 from trainer.config import ConfigError, JobConfig, TrainConfig, build_config
@@ -22,8 +18,6 @@ if TYPE_CHECKING:
 
 MOST_LOCAL_NODES = 1024
 """Far above what trains on one machine, far below what exhausts its process table by a slip of the pen."""
-_PROBE_TIMEOUT_S = 60
-_PIP = "pip install 'llmctl[train]'"
 
 
 def check_config(resolved: Resolved) -> TrainConfig:
@@ -90,19 +84,6 @@ def check_offered(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> 
         )
 
 
-def check_launcher(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> None:
-    """Refuse a launcher that the scheduler cannot start the ranks with.
-
-    Raises:
-        UsageError, ConfigFileError: names the flag or file that it came from.
-    """
-    launchers = load_backend(profile.scheduler).launchers
-    if job.launcher is not None and job.launcher not in launchers:
-        raise resolved.refusal(
-            "job.launcher", f"{job.launcher} cannot start ranks on {profile.name}; use {' or '.join(launchers)}"
-        )
-
-
 def place_on_this_machine(
     resolved: Resolved, job: JobSpec, gpu_ids: Sequence[str], *, on_cpu: bool
 ) -> tuple[tuple[str, ...], ...]:
@@ -157,123 +138,19 @@ def check_layout(resolved: Resolved, config: TrainConfig, nodes: int, ranks_per_
         ) from None
 
 
-def check_places(resolved: Resolved, config: TrainConfig) -> None:
-    """Refuse data, a tokenizer or a checkpoint that is not there, and folders that cannot be written.
+def snapshot_wish(record: RunRecord) -> PathWish:
+    """A run goes on with the code that it began with: its snapshot of the trainer is still there."""
+    code = f"{record.run_dir}/code/trainer"
 
-    Raises:
-        UsageError, ConfigFileError: names the key, the place looked at and the remedy.
-    """
-    data = config.data
-    if not (data.data_path or data.train_data_path or data.mock_data):
-        raise resolved.refusal(
-            "data.data_path",
-            "is unset: give the prefix of a .bin/.idx pair, which `python -m trainer preprocess` makes from text, "
-            "or set data.mock_data=true",
-        )
-    for key in ("data_path", "train_data_path", "valid_data_path"):
-        for prefix in getattr(data, key):
-            missing = next((end for end in (".bin", ".idx") if not Path(f"{prefix}{end}").is_file()), None)
-            if missing is not None:
-                raise resolved.refusal(
-                    f"data.{key}",
-                    f"there is no {prefix}{missing}; name the prefix of a .bin/.idx pair, which "
-                    "`python -m trainer preprocess` makes from text",
-                )
-    for key, place in (("data.tokenizer_model", data.tokenizer_model), ("checkpoint.load", config.checkpoint.load)):
-        if place is not None and not Path(place).exists():
-            raise resolved.refusal(key, f"there is no {place}; name one that is there, or leave it out")
-    for key, place in (("checkpoint.save", config.checkpoint.save), ("data.data_cache_path", data.data_cache_path)):
-        problem = _why_unwritable(Path(place)) if place is not None else ""
-        if problem:
-            raise resolved.refusal(key, f"{place} cannot be written: {problem}; name another, or leave it out")
-
-
-def check_runs_root(profile: ClusterProfile, invocation: Invocation) -> None:
-    """Refuse a folder for the runs that cannot be made or written.
-
-    Raises:
-        ProfileError: names the folder, what is wrong with it, and where it is set.
-    """
-    wrong = next((letter for letter in profile.runs_root if letter == ":" or ord(letter) < 32), None)
-    if wrong is not None:
-        raise runs_root_error(profile, invocation, f"PYTHONPATH and hostfiles cannot carry {wrong!r}; name another")
-    problem = _why_unwritable(Path(profile.runs_root))
-    if problem:
-        raise runs_root_error(profile, invocation, problem)
-
-
-def _why_unwritable(folder: Path) -> str:
-    """Why a folder, to be made with its parents where it is not there, cannot be written; empty if it can."""
-    there = next(place for place in (folder, *folder.parents) if place.exists() or place.is_symlink())
-    if not there.is_dir():
-        return f"{there} is not a folder"
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"{there} is not writable for you"
-    if os.statvfs(there).f_flag & os.ST_RDONLY:
-        return f"{there} is on a file system mounted read-only"
-    if there != folder and str(there).startswith(("/proc", "/sys")):
-        return f"{there} is the kernel's and holds no files of yours"
-    return ""
-
-
-def runs_root_error(profile: ClusterProfile, invocation: Invocation, problem: str) -> ProfileError:
-    """The refusal of runs_root, naming where its value came from and where to set another."""
-    if invocation.environment.get("LLMCTL_RUNS_ROOT"):
-        where = "LLMCTL_RUNS_ROOT"
-    else:
-        where = f"{profile_files(invocation.folders, profile.name)[-1]}: runs_root"
-    remedy = f"set LLMCTL_RUNS_ROOT, or runs_root in {invocation.folders.clusters / profile.name}.yaml"
-    return ProfileError(f"{where}: {profile.runs_root} cannot hold the runs: {problem}\n{remedy}")
-
-
-def check_torch(profile: ClusterProfile, invocation: Invocation) -> None:
-    """Refuse to train with a Python that has no torch. Asks without importing it.
-
-    Raises:
-        ProfileError: there is none, or no such Python; gives the command that installs it.
-        SchedulerError: the Python does not answer.
-    """
-    python = job_python(profile, invocation.folders, sys.executable)
-    software = profile.environment
-    if python == sys.executable and not (software.modules or software.setup or software.kind):
-        from importlib.util import find_spec
-
-        if find_spec("torch") is None:
-            raise ProfileError(f"{python} has no torch, which the trainer needs; install it:\n{python} -m {_PIP}")
-        return
-    probe = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec('torch') is None else 0)"
-    script = environment_script(profile, invocation.folders)
-    answer = invocation.transport.run(["bash", "-c", script, "bash", python, "-c", probe], timeout_s=_PROBE_TIMEOUT_S)
-    if answer.exit_status == 3:
-        raise ProfileError(f"{python} has no torch, which the trainer needs; install it:\n{python} -m {_PIP}")
-    if answer.exit_status != 0:
-        file = profile_files(invocation.folders, profile.name)[-1]
-        said = " ".join(answer.stderr.split())[-300:] or f"exit status {answer.exit_status}"
-        raise ProfileError(f"{file}: environment: {python} does not start: {said}\nllmctl clusters validate checks it")
-
-
-def check_new_run(run_dir: Path, run_id: str) -> None:
-    """Refuse a --run-id that is taken.
-
-    Raises:
-        UsageError: its run directory is there.
-    """
-    if run_dir.exists():
-        raise UsageError(f"--run-id {run_id}: {run_dir} is there already; a run id is used once, leave the flag out")
-
-
-def check_snapshot(record: RunRecord) -> None:
-    """Refuse to go on with other code than a run began with.
-
-    Raises:
-        RecordError: the snapshot of the trainer is gone; says how the work is saved.
-    """
-    code = record.run_dir / "code" / "trainer"
-    if record.code.get("trainer") is not None and not code.is_dir():
+    def judge(facts: PathFacts) -> LlmctlError | None:
+        if record.code.get("trainer") is None or facts.kind == "folder":
+            return None
         remedy = "submit its command anew"
         if record.config is not None:
             remedy = f"llmctl submit {record.run_dir}/config.yaml --set checkpoint.load={record.run_dir}/checkpoints"
-        raise RecordError(f"{code}: the snapshot of the trainer that the run began with is gone\n{remedy}")
+        return RecordError(f"{code}: the snapshot of the trainer that the run began with is gone\n{remedy}")
+
+    return PathWish(code, judge)
 
 
 def _job_refusal(resolved: Resolved, error: "ValidationError") -> LlmctlError:

@@ -77,7 +77,9 @@ def validate(
     ] = None,
 ) -> int:
     """Check profiles: keys and values, and on the cluster that runs_root can hold runs and the jobs' Python starts."""
-    from llmctl.submit_checks import check_runs_root, check_torch
+    from llmctl.cluster_paths import check_runs_root
+    from llmctl.settled_profile import settle_profile
+    from llmctl.software_probes import check_job_python
 
     invocation: Invocation = ctx.obj
     worst = 0
@@ -85,8 +87,9 @@ def validate(
         try:
             profile = invocation.profile(name, ARGUMENT)
             if names or _is_in_use(invocation, name):
+                profile = settle_profile(profile, invocation)
                 check_runs_root(profile, invocation)
-                check_torch(profile, invocation)
+                check_job_python(profile, invocation)
         except LlmctlError as error:
             say(f"llmctl: {error.message}")
             worst = max(worst, error.exit_code)

@@ -1,8 +1,9 @@
-"""How ``submit`` and ``resume`` show a plan and what came of it."""
+"""How ``submit`` and ``resume`` show a plan, carry it out, and show what came of it."""
 
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llmctl.cli.console import print_json, say
@@ -13,14 +14,16 @@ if TYPE_CHECKING:
     from llmctl.submission import Plan
 
 
-def show_plan(plan: "Plan", *, as_json: bool, more: Mapping[str, Any]) -> None:
-    """``--dry-run``: the script and the submit commands, byte for byte what would be run.
+def show_plan(plan: "Plan", invocation: "Invocation", *, as_json: bool, more: Mapping[str, Any]) -> None:
+    """``--dry-run``: the script and the submit commands, byte for byte what would be run. Writes nothing.
 
     Args:
         plan: what would be done.
+        invocation: of this call.
         as_json: as one JSON document instead.
         more: further fields of the document.
     """
+    _say_beforehand(plan, invocation)
     if not as_json:
         sys.stdout.flush()
         sys.stdout.buffer.write(plan.rendered.as_bytes())
@@ -29,37 +32,64 @@ def show_plan(plan: "Plan", *, as_json: bool, more: Mapping[str, Any]) -> None:
     print_json({**_summary(plan.record, plan), **more, "script": plan.rendered.script, "commands": commands})
 
 
-def show_started(
-    record: "RunRecord",
-    plan: "Plan",
-    invocation: "Invocation",
-    *,
-    as_json: bool,
-    follow: bool,
-    more: Mapping[str, Any],
-) -> int:
-    """Say what was started, and follow it if that was asked for; returns the exit code.
+def carry_out(
+    plan: "Plan", invocation: "Invocation", *, as_json: bool, follow: bool, more: Mapping[str, Any]
+) -> "RunRecord":
+    """Submit, and say what was started; returns the record with the new submission.
 
     Args:
-        record: with the new submission.
-        plan: that was carried out.
+        plan: to be carried out.
         invocation: of this call.
-        as_json: one JSON document on standard output; what is followed then goes to standard error.
-        follow: show the run until it ends.
+        as_json: one JSON document on standard output.
+        follow: the run is followed afterwards, which says more.
         more: further fields of the document.
     """
+    from llmctl.notices import remember_notice
+    from llmctl.perform import perform
+
+    _say_beforehand(plan, invocation)
+    with suppress(OSError):  # else it is told again
+        remember_notice(plan.profile, invocation.folders)
+    record = perform(plan, invocation, say)
     if as_json:
         print_json({**_summary(record, plan), **more})
         sys.stdout.flush()
-    elif not follow:
-        print(record.run_id)
-        say(f"started on {record.cluster}: {record.run_dir}\nllmctl logs -f {record.run_id}")
+        return record
+    jobs = ", ".join(dict.fromkeys(job.job_id for job in record.submissions[-1].jobs))
+    queue = f" in queue {plan.request.queue}" if plan.request.queue else ""
+    how = f"job {jobs}{queue} on {record.cluster}" if plan.has_queue else f"started on {record.cluster}"
     if not follow:
-        return 0
+        print(record.run_id)
+        say(f"{how}: {record.run_dir}\nllmctl logs -f {record.run_id}")
+    elif plan.has_queue:
+        say(f"{record.run_id}: {how}")
+    return record
+
+
+def follow_started(record: "RunRecord", invocation: "Invocation", *, as_json: bool) -> int:
+    """Show the run until it ends; returns the exit code.
+
+    Args:
+        record: of the run.
+        invocation: of this call.
+        as_json: a document stands on standard output; what is followed goes to standard error.
+    """
+    from llmctl.cluster_reach import ClusterReach
     from llmctl.follow import follow_run
     from llmctl.follow_output import PlainOutput
 
-    return follow_run(record, invocation.transport, output=PlainOutput(sys.stderr) if as_json else None)
+    reach = ClusterReach.of(invocation, record.cluster, f"run {record.run_id}")
+    output = PlainOutput(sys.stderr) if as_json else None
+    return follow_run(record, reach.hands, backend=reach.backend, output=output)
+
+
+def _say_beforehand(plan: "Plan", invocation: "Invocation") -> None:
+    from llmctl.notices import untold_notice
+
+    notice = untold_notice(plan.profile, invocation.folders)
+    for line in (notice and f"{plan.profile.name}: {notice}", *plan.remarks, plan.cost and f"asks for {plan.cost}"):
+        if line:
+            say(line)
 
 
 def _summary(record: "RunRecord", plan: "Plan") -> dict[str, Any]:
@@ -70,5 +100,7 @@ def _summary(record: "RunRecord", plan: "Plan") -> dict[str, Any]:
         "cluster": record.cluster,
         "run_dir": str(record.run_dir),
         "job_ids": [job.job_id for job in jobs],
+        "queue": plan.request.queue,
+        "cost": plan.cost.as_json() if plan.cost is not None else None,
         "submitted": [shlex.join(command.argv) for command in plan.rendered.commands],
     }

@@ -33,25 +33,26 @@ def resume(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Go on with a run that has ended, from its latest checkpoint, with the config and code that it has."""
-    from llmctl.cli.plan_output import show_plan, show_started
+    from llmctl.cli.plan_output import carry_out, follow_started, show_plan
+    from llmctl.cluster_reach import ClusterReach
     from llmctl.resume import check_ended, check_work_left, start_point
-    from llmctl.run_lock import run_lock
     from llmctl.run_record import RunRecord
-    from llmctl.submission import perform, plan_resume
+    from llmctl.submission import plan_resume
 
     invocation: Invocation = ctx.obj
-    run_dir = invocation.index.find(run).run_dir
-    with nullcontext() if dry_run else run_lock(run_dir):
-        record = RunRecord.load(run_dir, invocation.transport)
+    entry = invocation.index.find(run)
+    reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
+    with nullcontext() if dry_run else reach.hands.lock(f"{entry.run_dir}/.lock"):
+        record = RunRecord.load(entry.run_dir, reach.hands)
         if not dry_run:
-            check_ended(record, invocation.transport)
-        plan = plan_resume(invocation, record, nodes=nodes, settings=settings or ())
-        point = start_point(plan.record, invocation.transport)
+            check_ended(record, reach)
+        plan = plan_resume(invocation, record, nodes=nodes, settings=settings or (), dry_run=dry_run)
+        point = start_point(plan.record, reach.hands)
         check_work_left(plan.record, point)
         say(f"{record.run_id}: {point.sentence}")
         more = {"resumes_from": point.iteration}
         if dry_run:
-            show_plan(plan, as_json=as_json, more=more)
+            show_plan(plan, invocation, as_json=as_json, more=more)
             return 0
-        record = perform(plan, invocation)
-    return show_started(record, plan, invocation, as_json=as_json, follow=follow, more=more)
+        record = carry_out(plan, invocation, as_json=as_json, follow=follow, more=more)
+    return follow_started(record, invocation, as_json=as_json) if follow else 0

@@ -5,7 +5,6 @@ from typing import Any
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
-from llmctl.cli.console import say
 from llmctl.invocation import Invocation
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -89,9 +88,9 @@ def submit(
 ) -> int:
     """Start a training run, or any command, on a cluster."""
     given = {key: value for key, value in locals().items() if key in _JOB_FLAGS and value is not None}
-    from llmctl.cli.plan_output import show_plan, show_started
+    from llmctl.cli.plan_output import carry_out, follow_started, show_plan
     from llmctl.resolve import Flag
-    from llmctl.submission import Request, perform, plan_submission
+    from llmctl.submission import Request, plan_submission
 
     invocation: Invocation = ctx.obj
     request = Request(
@@ -105,12 +104,11 @@ def submit(
         command=invocation.command,
         run_id=run_id,
         installed=installed,
+        dry_run=dry_run,
     )
     plan = plan_submission(invocation, request)
-    for remark in plan.remarks:
-        say(remark)
     if dry_run:
-        show_plan(plan, as_json=as_json, more={})
+        show_plan(plan, invocation, as_json=as_json, more={})
         return 0
-    record = perform(plan, invocation)
-    return show_started(record, plan, invocation, as_json=as_json, follow=follow, more={})
+    record = carry_out(plan, invocation, as_json=as_json, follow=follow, more={})
+    return follow_started(record, invocation, as_json=as_json) if follow else 0

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from llmctl import submission
+from llmctl import perform
 from llmctl.cli.main import main
 from llmctl.run_record import RunRecord
 from tests.llmctl.run_directories import HANDS
@@ -88,7 +88,7 @@ def test_a_submit_cut_off_before_the_start_leaves_nothing(place, capsys, monkeyp
     def cut_off(*_):
         raise error
 
-    monkeypatch.setattr(submission, "write_secrets", cut_off)
+    monkeypatch.setattr(perform, "secrets_bytes", cut_off)
     assert main(["submit", "--run-id", "r", "--secret", "TOKEN", "--", "true"]) in (3, 130)
     assert not (place / "runs/r").exists()
     assert "Errno" not in capsys.readouterr().err
@@ -104,7 +104,7 @@ def test_a_resume_cut_off_before_the_start_leaves_the_record_as_it_was(place, mo
     def cut_off(*_, **__):
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(submission, "_start", cut_off)
+    monkeypatch.setattr(perform, "_start", cut_off)
     assert main(["resume", "r", "--set", "job.env.A=b"]) == 3
     assert RunRecord.load(place / "runs/r", HANDS) == before
 

@@ -8,15 +8,17 @@ import time
 import pytest
 
 from llmctl.cli.main import main
+from llmctl.cluster_reach import ClusterReach
 from llmctl.errors import RecordError, UsageError
 from llmctl.processes import identify, processes_of_run
+from llmctl.profile import ClusterProfile
 from llmctl.resume import StartPoint, check_ended, check_work_left, start_point
-from llmctl.run_lock import run_lock
 from llmctl.run_record import RunIndex, RunRecord
 from llmctl.transport import LocalTransport
 from tests.llmctl.run_directories import leave, make_run, recycled
 
 HANDS = LocalTransport({})
+REACH = ClusterReach(ClusterProfile(name="local", scheduler="local"), HANDS, None)
 
 
 @pytest.fixture
@@ -167,7 +169,7 @@ def test_two_resumes_at_once_start_one_job(home, capsys):
     submit("once", "true")
     run_dir = home / "runs" / capsys.readouterr().out.strip()
     wait_until_ended(run_dir, 1)
-    with run_lock(run_dir):
+    with HANDS.lock(f"{run_dir}/.lock"):
         assert main(["resume", "once"]) == 5
     assert "by another llmctl" in capsys.readouterr().err
 
@@ -192,13 +194,13 @@ def test_doubt_whether_it_has_ended_is_a_refusal(tmp_path, sleeper):
     run.start_attempt(host="elsewhere", boot_id="other", pid_start_time=1)
     check = make_run(tmp_path, "b-1").submit(recycled(sleeper))
     leave(check.start_attempt(), "failed", 1)
-    check_ended(check.record, HANDS)
+    check_ended(check.record, REACH)
     with pytest.raises(RecordError, match="still running"):
-        check_ended(run.record, HANDS)
+        check_ended(run.record, REACH)
     unborn = make_run(tmp_path, "c-1").submit(None, age_s=3600)
-    check_ended(unborn.record, HANDS)
+    check_ended(unborn.record, REACH)
     with pytest.raises(RecordError, match="pending"):
-        check_ended(make_run(tmp_path, "d-1").submit(None, age_s=1).record, HANDS)
+        check_ended(make_run(tmp_path, "d-1").submit(None, age_s=1).record, REACH)
 
 
 def test_an_unknown_run_lists_those_there_are(home, capsys, sleeper):

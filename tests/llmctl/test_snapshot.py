@@ -8,7 +8,7 @@ import pytest
 
 from llmctl import snapshot
 from llmctl.errors import ConfigFileError
-from llmctl.snapshot import copy_user_code, find_user_code, link_own_code, store_own_code
+from llmctl.snapshot import find_user_code, own_code_links, store_own_code
 from llmctl.transport import LocalTransport
 
 HANDS = LocalTransport(
@@ -56,7 +56,7 @@ def test_tracked_changed_and_untracked_files_go_along_but_not_ignored_or_deleted
     assert names(changed) == ["pkg/a.py", "pkg/new file.py"]
     assert changed.commit == clean.commit
     assert changed.diff is not None
-    copy_user_code(tmp_path, changed)
+    HANDS.put_tree(f"{tmp_path}/code/user", {name: path for path, name in changed.files})
     assert (tmp_path / "code/user/pkg/a.py").read_text() == "a = 2\n"
     (project / "pkg" / "new file.py").write_text("b = 2\n")
     assert find_user_code([str(project / "pkg")], HANDS).diff != changed.diff
@@ -87,14 +87,13 @@ def test_what_cannot_go_along_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_trainers_snapshot_is_addressed_by_content_and_runs(tmp_path, monkeypatch):
-    address, folder = store_own_code(tmp_path)
-    assert store_own_code(tmp_path) == (address, folder)
+    address, folder = store_own_code(tmp_path, HANDS)
+    assert store_own_code(tmp_path, HANDS) == (address, folder)
     assert folder == tmp_path / ".code" / address
     assert [path.name for path in folder.parent.iterdir()] == [address]
     assert not list(folder.rglob("__pycache__"))
-    (tmp_path / "run").mkdir()
-    link_own_code(tmp_path / "run", folder)
-    link_own_code(tmp_path / "run", folder)
+    (tmp_path / "run/code").mkdir(parents=True)
+    HANDS.link(own_code_links(tmp_path / "run", address))
     moved = tmp_path.with_name(f"{tmp_path.name}-moved")
     shutil.copytree(tmp_path, moved, symlinks=True)
     done = subprocess.run(
@@ -110,4 +109,4 @@ def test_the_trainers_snapshot_is_addressed_by_content_and_runs(tmp_path, monkey
     shutil.copytree(snapshot.trainer_package(), changed, ignore=shutil.ignore_patterns("__pycache__"))
     (changed / "__init__.py").write_text("x = 1\n")
     monkeypatch.setattr(snapshot, "trainer_package", lambda: changed)
-    assert store_own_code(tmp_path)[0] != address
+    assert store_own_code(tmp_path, HANDS)[0] != address

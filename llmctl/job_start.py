@@ -1,0 +1,164 @@
+"""Handing a job over: to a scheduler, never twice, or to the machines that run it.
+
+A scheduler's answer can be lost after it has taken the job: the connection drops, the command is ended because it took
+too long, or it prints no id. Then the queue is looked through for the job's name, which holds the run id. A job is
+handed over again only where the scheduler itself said that it could not take it, and its queue says that it has not.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from llmctl.backends.base import HostCommand, QueueBackend, SubmittedJob
+from llmctl.command_result import CommandResult
+from llmctl.errors import LlmctlError, SchedulerError
+from llmctl.hands import Hands
+from llmctl.processes import ProcessIdentity
+from llmctl.queue_reader import Patience, find_job, said
+
+TIMEOUT_S = 120.0
+"""Above the minute for which Slurm's clients try to reach a controller, and what a site's filter may take."""
+LOOK_PAUSES_S = (1.0, 3.0, 8.0, 20.0)
+"""Before each look for a job whose answer was lost: a slow scheduler may take it long after its client has left."""
+RETRY_PAUSES_S = (2.0, 5.0, 15.0)
+"""Before each further try of a submission that the scheduler could not take."""
+
+Tell = Callable[[str], None]
+
+
+class SubmissionLost(SchedulerError):
+    """Nobody can tell whether the job was taken; the run keeps its directory, so that it is found if it was."""
+
+
+@dataclass(frozen=True)
+class QueueSubmission:
+    """One job on its way into a queue.
+
+    Attributes:
+        run_id: of the run, for messages.
+        run_dir: where the command is run.
+        backend: of the scheduler.
+        hands: the machine where its commands are run.
+        known_ids: jobs of earlier submissions of the run, which have the same name.
+        tell: says what is being waited for.
+        sleep: waits.
+    """
+
+    run_id: str
+    run_dir: str
+    backend: QueueBackend
+    hands: Hands
+    known_ids: Collection[str]
+    tell: Tell
+    sleep: Callable[[float], None] = field(default=time.sleep)
+
+    def submit(self, command: HostCommand) -> SubmittedJob:
+        """The job that the scheduler has taken.
+
+        Raises:
+            SubmissionLost: nobody can tell whether it was taken.
+            SchedulerError: it was not; the message holds the scheduler's own words.
+        """
+        for pause_s in RETRY_PAUSES_S:
+            job = self._try(command)
+            if isinstance(job, SubmittedJob):
+                return job
+            self.tell(f"{command.argv[0]}: {said(job)}; trying again in {pause_s:g} s")
+            self.sleep(pause_s)
+        job = self._try(command)
+        if isinstance(job, SubmittedJob):
+            return job
+        raise self._refusal(command, job)
+
+    def _try(self, command: HostCommand) -> SubmittedJob | CommandResult:
+        """The job, or the answer of a scheduler that could not take it for the moment, and has not."""
+        try:
+            result = self.hands.run(command.argv, timeout_s=TIMEOUT_S, cwd=self.run_dir)
+        except SchedulerError as error:
+            if not error.transient:
+                raise  # it could not even be started
+            return self._find(command, error.message)
+        if result.exit_status == 0:
+            try:
+                return SubmittedJob(command.host, self.backend.parse_job_id(result.stdout))
+            except SchedulerError as error:
+                return self._find(command, error.message)
+        if not self.backend.is_transient(result.exit_status, result.stderr):
+            raise self._refusal(command, result)
+        report, answer = find_job(self.backend, self.backend.job_name(self.run_id), self.hands, Patience(sleep=self.sleep))
+        if not answer.is_answer:
+            return self._find(command, said(result))
+        if report is not None and report.job_id not in self.known_ids:
+            return SubmittedJob(command.host, report.job_id)
+        return result
+
+    def _find(self, command: HostCommand, why: str) -> SubmittedJob:
+        """The job whose answer was lost, by its name."""
+        name = self.backend.job_name(self.run_id)
+        self.tell(f"{command.argv[0]}: no job id came back: {why}\nlooking for a job called {name}")
+        problem = ""
+        for pause_s in LOOK_PAUSES_S:
+            self.sleep(pause_s)
+            report, answer = find_job(self.backend, name, self.hands, Patience(sleep=self.sleep))
+            if report is not None and report.job_id not in self.known_ids:
+                self.tell(f"found it: job {report.job_id}")
+                return SubmittedJob(command.host, report.job_id)
+            problem = answer.problem or f"there is no job called {name}"
+        raise SubmissionLost(
+            f"{self.run_id}: nobody can tell whether it was submitted: {why}; and now: {problem}\n"
+            f"llmctl status {self.run_id} finds it if it was; if not, llmctl resume {self.run_id} submits it",
+            transient=True,
+            argv=command.argv,
+        )
+
+    def _refusal(self, command: HostCommand, result: CommandResult) -> SchedulerError:
+        lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
+        words = " ".join(lines)[-600:] or said(result)
+        advice = self.backend.advice(result.stderr)
+        return SchedulerError(
+            f"not submitted: {command.argv[0]}: {words}" + (f"\n{advice}" if advice else ""),
+            transient=self.backend.is_transient(result.exit_status, result.stderr),
+            argv=command.argv,
+            exit_status=result.exit_status,
+            stderr_tail=result.stderr,
+        )
+
+
+def start_on_hosts(commands: Sequence[HostCommand], run_dir: str, hands: Hands) -> tuple[SubmittedJob, ...]:
+    """Start job.sh where there is no scheduler: on this machine, or on each host. All of them, or none.
+
+    Raises:
+        SchedulerError: one could not be started; what had been started is ended again.
+        SubmissionLost: the same, and something may still run.
+    """
+    hands_of: Callable[[str], Hands] | None = getattr(hands, "hands_of", None)
+    started: list[SubmittedJob] = []
+    for number, command in enumerate(commands):
+        place = hands_of(command.host) if hands_of is not None else hands
+        log = f"{run_dir}/job.log" if number == 0 else f"{run_dir}/job-{number:05d}.log"
+        try:
+            identity = place.start_detached(command.argv, cwd=run_dir, log=log)
+        except (LlmctlError, OSError) as error:
+            if hands.is_remote:
+                _end_again(run_dir, started, hands, error)
+            raise
+        pid = identity.pid
+        started.append(SubmittedJob(command.host, str(pid), pid, identity.start_time, identity.boot_id))
+    return tuple(started)
+
+
+def _end_again(run_dir: str, started: Sequence[SubmittedJob], hands: Hands, cause: Exception) -> None:
+    leaders = [ProcessIdentity(job.pid, job.pid_start_time, job.boot_id) for job in started if job.pid is not None]
+    try:
+        left = hands.end_run(run_dir, leaders, grace_s=0)
+    except SchedulerError as error:
+        left, problem = [], error.message
+    else:
+        problem = f"{len(left)} processes could not be ended" if left else ""
+    if problem:
+        run_id = run_dir.rpartition("/")[2]
+        raise SubmissionLost(
+            f"{run_id}: not started everywhere: {cause}; what had been started may still run: {problem}\n"
+            f"llmctl cancel {run_id} ends it",
+            transient=True,
+        )

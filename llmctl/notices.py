@@ -1,0 +1,32 @@
+"""What a site's profile wants to be told once to everyone who uses it."""
+
+import hashlib
+
+from llmctl.file_acts import FileWrite, write_files
+from llmctl.profile import ClusterProfile
+from llmctl.resources import UserFolders
+
+
+def untold_notice(profile: ClusterProfile, folders: UserFolders) -> str:
+    """The profile's notice, unless this user has been told it; a changed one is new."""
+    if not profile.notice:
+        return ""
+    path = folders.state / "notices" / profile.name
+    try:
+        told = path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        told = ""
+    return "" if told == _digest(profile.notice) else " ".join(profile.notice.split())
+
+
+def remember_notice(profile: ClusterProfile, folders: UserFolders) -> None:
+    """Note that this user has been told it.
+
+    Raises:
+        OSError: it cannot be noted.
+    """
+    write_files([FileWrite(str(folders.state / "notices" / profile.name), _digest(profile.notice).encode())])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,148 @@
+"""Carrying out a plan of submission: the run directory, the index, the job, in this order.
+
+The order of the acts is what makes a kill at any instant harmless: the run directory is complete and in the index
+before the job is started, and job.sh itself writes down who runs it (started.json).
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from llmctl.backends import load_queue_backend
+from llmctl.backends.base import SubmittedJob
+from llmctl.cluster_paths import runs_root_error
+from llmctl.errors import LlmctlError, RecordError
+from llmctl.file_acts import FileWrite
+from llmctl.hands import Hands
+from llmctl.invocation import Invocation
+from llmctl.job_start import QueueSubmission, SubmissionLost, start_on_hosts
+from llmctl.run_record import RunRecord, Submission
+from llmctl.secrets import secrets_bytes
+from llmctl.software_probes import check_container_plugin, check_torch
+from llmctl.submission import Plan
+
+Tell = Callable[[str], None]
+
+
+def perform(plan: Plan, invocation: Invocation, tell: Tell) -> RunRecord:
+    """Carry out a plan: write the run directory, enter the run in the index, start the job, note its id.
+
+    Args:
+        plan: of the submission.
+        invocation: of this call.
+        tell: says on standard error what was found and what is being waited for.
+
+    Raises:
+        ProfileError: the job's Python has no torch, or the run directory cannot be made or written.
+        RecordError: the run is there already, or its record or index entry cannot be written.
+        SubmissionLost: nobody can tell whether the job was accepted; the run stays as it is.
+        SchedulerError: the job was not accepted; a new run leaves nothing behind.
+    """
+    hands = invocation.connect(plan.profile)
+    _check_software(plan, invocation, hands, tell)
+    submission = Submission(plan.number, time.time())
+    before = None if plan.is_new else RunRecord.load(plan.record.run_dir, hands)
+    try:
+        record = _prepare(plan, invocation, hands, submission, before)
+        try:
+            jobs = _start(plan, hands, tell)
+        except SubmissionLost:
+            raise
+        except (LlmctlError, OSError):  # an interrupt may come after the start: what runs keeps its directory
+            _undo(plan, invocation, hands, before)
+            raise
+    except OSError as error:
+        problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+        raise runs_root_error(plan.profile, invocation, problem) from None
+    record = record.with_submission(replace(submission, jobs=jobs))
+    invocation.index.add(record)  # first, since it is here: a connection may be lost before the record is written
+    record.save(hands)
+    return record
+
+
+def _check_software(plan: Plan, invocation: Invocation, hands: Hands, tell: Tell) -> None:
+    # Here and not in the plan: what would be run can be looked at where it cannot be run.
+    check_container_plugin(plan.profile, hands, plan.request)
+    if plan.record.config is None or plan.request.container is not None:
+        return
+    found = check_torch(plan.profile, invocation, hands, plan.placed.place.python, plan.request)
+    if found is not None:
+        tell(f"{hands.host}: {found}")
+
+
+def _prepare(
+    plan: Plan, invocation: Invocation, hands: Hands, submission: Submission, before: RunRecord | None
+) -> RunRecord:
+    """Everything but the start; whatever cuts it off, a Ctrl-C too, nothing of it is left."""
+    if plan.is_new:
+        try:
+            hands.make_folder(str(plan.record.run_dir), mode=0o700, exclusive=True)
+        except FileExistsError:
+            raise RecordError(f"{plan.record.run_dir} is there already; submit again for another run id") from None
+    try:
+        record = (_send_code(plan, hands) if plan.is_new else plan.record).with_submission(submission)
+        for folder in plan.placed.folders:
+            hands.make_folder(folder)
+        hands.write_files(_files(plan, record, invocation))
+        invocation.index.add(record)
+    except BaseException:
+        _undo(plan, invocation, hands, before)
+        raise
+    return record
+
+
+def _send_code(plan: Plan, hands: Hands) -> RunRecord:
+    """Put the code in its place; returns the record with its address."""
+    from llmctl.snapshot import own_code_links, store_own_code
+
+    record, run_dir = plan.record, plan.record.run_dir
+    if plan.user_code is None:
+        hands.make_folder(f"{run_dir}/code/user")
+    else:
+        hands.put_tree(f"{run_dir}/code/user", {name: path for path, name in plan.user_code.files})
+    if plan.installed:
+        return record
+    address, _ = store_own_code(run_dir.parent, hands)
+    hands.link(own_code_links(run_dir, address))
+    return replace(record, code={**record.code, "trainer": address})
+
+
+def _files(plan: Plan, record: RunRecord, invocation: Invocation) -> list[FileWrite]:
+    """All that is written at once; the record last, which makes a directory a run."""
+    run_dir, files = record.run_dir, []
+    if record.config is not None:
+        import yaml
+
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        text = yaml.dump(dict(record.config), Dumper=dumper, sort_keys=False)
+        files.append(FileWrite(f"{run_dir}/config.yaml", text.encode()))
+    secrets = plan.placed.place.secrets_file
+    if secrets is not None:
+        files.append(FileWrite(str(secrets), secrets_bytes(plan.job.secrets, invocation.environment)))
+    script = plan.rendered.script.encode("utf-8", "surrogateescape")
+    files.append(FileWrite(str(plan.rendered.path), script, 0o700))
+    return [*files, FileWrite(f"{run_dir}/run.json", record.as_json())]
+
+
+def _start(plan: Plan, hands: Hands, tell: Tell) -> tuple[SubmittedJob, ...]:
+    run_dir = str(plan.record.run_dir)
+    backend = load_queue_backend(plan.profile.scheduler)
+    if backend is None:
+        return start_on_hosts(plan.rendered.commands, run_dir, hands)
+    known = {job.job_id for submission in plan.record.submissions for job in submission.jobs}
+    queue = QueueSubmission(plan.record.run_id, run_dir, backend, hands, known, tell)
+    return tuple(queue.submit(command) for command in plan.rendered.commands)
+
+
+def _undo(plan: Plan, invocation: Invocation, hands: Hands, before: RunRecord | None) -> None:
+    """Nothing was started: leave nothing of it behind. A run that was there gets its record back."""
+    with suppress(OSError, LlmctlError):
+        if before is None:
+            invocation.index.remove(plan.record.run_id)
+        else:
+            invocation.index.add(before)
+        made = [plan.placed.place.secrets_file, plan.record.run_dir if before is None else None]
+        hands.remove([str(path) for path in made if path is not None])
+        if before is not None:
+            before.save(hands)

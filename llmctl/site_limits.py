@@ -1,0 +1,94 @@
+"""What the site would refuse, or leave in its queue for ever: refused here, before the queue. Pure."""
+
+from llmctl.durations import clock
+from llmctl.job import JobSpec
+from llmctl.job_request import queue_of, resource_type_of, time_of
+from llmctl.profile import ClusterProfile, LimitsProfile, QueueLimits, ResourceType
+from llmctl.resolve import Resolved
+
+_SIZE = ("job.nodes", "job.resource_type", "job.queue")
+_LENGTH = ("job.time", "job.nodes", "job.resource_type", "job.queue")
+
+
+def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> None:
+    """Refuse more nodes, time or node-hours than the site gives. A reservation goes by rules of its own.
+
+    Raises:
+        UsageError, ConfigFileError: names what was asked for, the limit, and whose it is.
+    """
+    kind = resource_type_of(job, profile)
+    resource = profile.resource_types.get(kind or "")
+    if resource is not None and resource.fraction and job.nodes > 1:
+        raise resolved.refusal(
+            "job.nodes",
+            f"{job.nodes} x {kind}: {kind} is a part of a node, and a job gets one of it; {_whole_nodes(profile)}",
+            also=_SIZE,
+        )
+    if profile.hosts and job.nodes > len(profile.hosts):
+        raise resolved.refusal(
+            "job.nodes",
+            f"{job.nodes} is above {len(profile.hosts)}, the hosts of {profile.name}: {', '.join(profile.hosts)}",
+        )
+    if job.reservation is not None:
+        return
+    for limit, whose in _limits(job, profile, resource):
+        _check_nodes(resolved, job, limit, whose)
+        _check_time(resolved, job, profile, limit.max_time, whose)
+        if isinstance(limit, LimitsProfile | QueueLimits):
+            _check_node_hours(resolved, job, profile, limit, whose)
+    longest = next((time for nodes, time in profile.limits.time_by_nodes if job.nodes <= nodes), None)
+    _check_time(resolved, job, profile, longest, f"{profile.name} for {job.nodes} nodes")
+
+
+def _limits(
+    job: JobSpec, profile: ClusterProfile, resource: ResourceType | None
+) -> list[tuple[ResourceType | LimitsProfile | QueueLimits, str]]:
+    """Whose limits hold. A queue's own lie over the general ones, key by key."""
+    queue = queue_of(job, profile)
+    found: list[tuple[ResourceType | LimitsProfile | QueueLimits, str]] = []
+    if resource is not None:
+        found.append((resource, f"{resource_type_of(job, profile)} on {profile.name}"))
+    own = profile.limits.queues.get(queue or "")
+    general = profile.limits
+    if own is not None:
+        found.append((own, f"queue {queue} of {profile.name}"))
+        general = general.model_copy(update={key: None for key in own.model_fields_set})
+    return [*found, (general, profile.name)]
+
+
+def _check_nodes(
+    resolved: Resolved, job: JobSpec, limit: ResourceType | LimitsProfile | QueueLimits, whose: str
+) -> None:
+    if limit.max_nodes is not None and job.nodes > limit.max_nodes:
+        raise resolved.refusal(
+            "job.nodes", f"{job.nodes} nodes are above {limit.max_nodes}, the limit of {whose}", also=_SIZE
+        )
+
+
+def _check_time(resolved: Resolved, job: JobSpec, profile: ClusterProfile, limit: int | None, whose: str) -> None:
+    time_s = time_of(job, profile)
+    if time_s is not None and limit is not None and time_s > limit:
+        raise resolved.refusal(
+            "job.time", f"{clock(time_s)} is above {clock(limit)}, the longest time of {whose}", also=_LENGTH
+        )
+
+
+def _check_node_hours(
+    resolved: Resolved, job: JobSpec, profile: ClusterProfile, limit: LimitsProfile | QueueLimits, whose: str
+) -> None:
+    time_s = time_of(job, profile)
+    if time_s is None or limit.max_node_hours is None:
+        return
+    hours = job.nodes * time_s / 3600
+    if hours > limit.max_node_hours:
+        raise resolved.refusal(
+            "job.time",
+            f"{job.nodes} nodes x {clock(time_s)} = {hours:g} node-hours, above {limit.max_node_hours:g}, "
+            f"the limit of {whose}; lower nodes or time",
+            also=_LENGTH,
+        )
+
+
+def _whole_nodes(profile: ClusterProfile) -> str:
+    whole = [name for name, kind in profile.resource_types.items() if not kind.fraction]
+    return f"whole nodes are {', '.join(whole)}" if whole else "ask for one"
