@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ def commands_of(site):
     """The llmctl lines of a page's blocks, as words."""
     text = (PAGES / f"{site}.md").read_text(encoding="utf-8")
     return [shlex.split(line, comments=True) for line in re.findall(r"^    (llmctl .*)$", text, re.MULTILINE)]
+
+
+def prepare(tmp_path, monkeypatch):
+    """A user without files of their own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LOGNAME", "ada")
+    for name in ("LLMCTL_RUNS_ROOT", "LLMCTL_GROUP", "LLMCTL_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_there_is_a_page_for_every_profile_and_the_list_names_them_all():
@@ -64,11 +74,7 @@ def test_a_wrong_command_would_be_noticed():
 
 @pytest.mark.parametrize("site", SITES)
 def test_the_set_up_of_a_page_works_and_gives_what_a_run_needs(site, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("LOGNAME", "ada")
-    for name in ("LLMCTL_RUNS_ROOT", "LLMCTL_GROUP", "LLMCTL_CLUSTER"):
-        monkeypatch.delenv(name, raising=False)
+    prepare(tmp_path, monkeypatch)
     written = [words[1:] for words in commands_of(site) if words[1] == "clusters"]
     assert written
     for words in written:
@@ -106,3 +112,47 @@ def test_no_page_names_a_flag_that_no_command_has():
     for page in PAGES.glob("*.md"):
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")):
             assert flag in known | foreign, f"{page.name}: {flag}"
+
+
+# What stands in a script of this site and of no other: the facts that make its first run start.
+TELLING = {
+    "abci3": ["#PBS -P GROUP", "#PBS -q rt_HF", "USE_SSH=1", ". /etc/profile.d/modules.sh"],
+    "abci": ["#$ -l rt_F=8", "-g GROUP", "bond0"],
+    "tsubame4": ["#$ -l node_f=8", "-g GROUP", "bond0"],
+    "miyabi": ["-W group_list=GROUP", "#PBS -q regular-g", "unset OMPI_MCA_mca_base_env_list", "ibP2s2"],
+    "gcp-a3": ["#SBATCH --partition=a3", "GPUDirectTCPX_v7", "enp0s12", "--container-image="],
+    "aws-p5": ["#SBATCH --wait-all-nodes=1", "FI_PROVIDER=efa", "^docker,lo,veth,eth"],
+    "coreweave": ["#SBATCH --distribution=block:block", "NCCL_IB_HCA=ibp", "--no-container-remap-root"],
+    "azure-nd": ["/opt/microsoft/ndv5-topo.xml", "--partition=hpc"],
+    "perlmutter": ["#SBATCH --constraint=gpu", "#SBATCH --qos=regular", "'AWS Libfabric'", "#SBATCH --account=GROUP"],
+    "lumi": ["#SBATCH --partition=standard-g", "NCCL_SOCKET_IFNAME=hsn", "singularity exec", "--rocm"],
+    "frontier": ["#SBATCH --network=disable_rdzv_get", "FI_CXI_RDZV_PROTO=alt_read", "--cpus-per-task=7"],
+    "leonardo": ["#SBATCH --partition=boost_usr_prod", "ib0", "HF_HUB_OFFLINE=1"],
+    "juwels-booster": ["#SBATCH --partition=booster", "GLOO_SOCKET_IFNAME=ib0"],
+}
+# A dry run looks at the places of a job where they are; without the machines there is nothing to look at.
+WITHOUT_MACHINES = [site for site in SITES if site not in ("mdx", "ssh")]
+
+
+@pytest.mark.parametrize("site", WITHOUT_MACHINES)
+def test_every_submit_of_a_page_renders_a_script_with_the_facts_of_the_site(site, tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    (tmp_path / "image.sqsh").touch()
+    for words in commands_of(site):
+        if words[1:3] == ["clusters", "setup"] and "--login" not in words:
+            images = [word for word in words if word.endswith((".sqsh", ".sif"))]
+            assert main([str(tmp_path / "image.sqsh") if word in images else word for word in words[1:]]) == 0
+    scripts = []
+    for words in commands_of(site):
+        if words[1] == "submit":
+            arguments = [word for word in words[1:] if word not in ("--dry-run", "--follow")]
+            capsys.readouterr()
+            assert main([*arguments, "--dry-run"]) == 0, capsys.readouterr().err
+            scripts.append(capsys.readouterr().out)
+    assert scripts
+    for script in scripts:
+        checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+    assert [fact for fact in TELLING.get(site, []) if fact not in scripts[-1]] == []
