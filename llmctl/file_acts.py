@@ -9,7 +9,6 @@ import errno
 import fcntl
 import os
 import shutil
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -159,6 +158,8 @@ def unpack(archive: str, folder: str) -> None:
 
 
 def _extract(archive: str, folder: Path) -> None:
+    import tarfile  # as slow to import as half of llmctl --help, and only receivers need it
+
     with tarfile.open(archive) as opened:
         for member in opened:
             place = folder / member.name

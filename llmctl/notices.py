@@ -1,7 +1,5 @@
 """What a site's profile wants to be told once to everyone who uses it."""
 
-import hashlib
-
 from llmctl.file_acts import FileWrite, write_files
 from llmctl.profile import ClusterProfile
 from llmctl.resources import UserFolders
@@ -25,8 +23,12 @@ def remember_notice(profile: ClusterProfile, folders: UserFolders) -> None:
     Raises:
         OSError: it cannot be noted.
     """
+    if not profile.notice:
+        return
     write_files([FileWrite(str(folders.state / "notices" / profile.name), _digest(profile.notice).encode())])
 
 
 def _digest(text: str) -> str:
+    import hashlib
+
     return hashlib.sha256(text.encode()).hexdigest()

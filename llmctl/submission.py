@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmctl import __version__, submit_checks
-from llmctl.after_run import jobs_before
 from llmctl.backends import load_backend
 from llmctl.backends.base import JobRequest
 from llmctl.cluster_paths import (
@@ -141,6 +140,8 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
     user_code = _find_user_code(job, invocation)
     after_ids: tuple[str, ...] = ()
     if job.after is not None:
+        from llmctl.after_run import jobs_before
+
         after_ids = jobs_before(invocation, job.after, profile, asks_scheduler=not request.dry_run)
     placed = place_job(invocation, resolved, job, config, profile, run_dir, submission=1, after_ids=after_ids)
     record = RunRecord(
