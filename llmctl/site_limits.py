@@ -37,7 +37,7 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> N
         if isinstance(limit, LimitsProfile | QueueLimits):
             _check_node_hours(resolved, job, profile, limit, whose)
     longest = next((time for nodes, time in profile.limits.time_by_nodes if job.nodes <= nodes), None)
-    _check_time(resolved, job, profile, longest, f"{profile.name} for {job.nodes} nodes")
+    _check_time(resolved, job, profile, longest, f"{profile.name} for {job.nodes} node{'s' if job.nodes > 1 else ''}")
 
 
 def _limits(
