@@ -9,7 +9,7 @@ from llmctl.attempt_reader import newest_attempt
 from llmctl.backends.base import QueueBackend
 from llmctl.errors import RecordError, SchedulerError
 from llmctl.file_acts import FileWrite
-from llmctl.hands import Hands
+from llmctl.hands import Hands, hands_for
 from llmctl.job_answers import SchedulerWatch
 from llmctl.job_state import JobState
 from llmctl.processes import ProcessIdentity
@@ -90,6 +90,7 @@ def _cancel_in_queue(record: RunRecord, hands: Hands, backend: QueueBackend, gra
 
 
 def _cancel_processes(record: RunRecord, hands: Hands, grace_s: float) -> CancelOutcome:
+    hands = hands_for(hands, int(record.job.get("nodes") or 1))
     beginning = newest_attempt(record, hands)
     view = observe_run(record, hands)
     leaders = leaders_of(record, beginning)

@@ -4,7 +4,7 @@
 (file_reads, file_acts, processes) on the other side of one ssh connection. Whoever takes Hands works in both places.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -106,3 +106,9 @@ class Hands(Protocol):
 
     def close(self) -> None:
         """Let go of the machine; the next call reaches for it again."""
+
+
+def hands_for(hands: Hands, nodes: int) -> Hands:
+    """Hands on the machines of a job: of a group of hosts the first so many, else all there is."""
+    first: Callable[[int], Hands] | None = getattr(hands, "first", None)
+    return first(nodes) if first is not None else hands

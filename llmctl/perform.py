@@ -8,19 +8,23 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from llmctl.backends import load_queue_backend
 from llmctl.backends.base import SubmittedJob
 from llmctl.cluster_paths import runs_root_error
 from llmctl.errors import LlmctlError, RecordError
 from llmctl.file_acts import FileWrite
-from llmctl.hands import Hands
+from llmctl.hands import Hands, hands_for
 from llmctl.invocation import Invocation
 from llmctl.job_start import QueueSubmission, SubmissionLost, start_on_hosts
 from llmctl.run_record import RunRecord, Submission
 from llmctl.secrets import secrets_bytes
 from llmctl.software_probes import check_container_plugin, check_torch
 from llmctl.submission import Plan
+
+if TYPE_CHECKING:
+    from llmctl.host_group import HostGroup
 
 Tell = Callable[[str], None]
 
@@ -39,14 +43,14 @@ def perform(plan: Plan, invocation: Invocation, tell: Tell) -> RunRecord:
         SubmissionLost: nobody can tell whether the job was accepted; the run stays as it is.
         SchedulerError: the job was not accepted; a new run leaves nothing behind.
     """
-    hands = invocation.connect(plan.profile)
+    hands = hands_for(invocation.connect(plan.profile), plan.job.nodes)
     _check_software(plan, invocation, hands, tell)
     submission = Submission(plan.number, time.time())
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, hands)
     try:
         record = _prepare(plan, invocation, hands, submission, before)
         try:
-            jobs = _start(plan, hands, tell)
+            jobs = _start(plan, invocation, hands, tell)
         except SubmissionLost:
             raise
         except (LlmctlError, OSError):  # an interrupt may come after the start: what runs keeps its directory
@@ -125,8 +129,15 @@ def _files(plan: Plan, record: RunRecord, invocation: Invocation) -> list[FileWr
     return [*files, FileWrite(f"{run_dir}/run.json", record.as_json())]
 
 
-def _start(plan: Plan, hands: Hands, tell: Tell) -> tuple[SubmittedJob, ...]:
+def _start(plan: Plan, invocation: Invocation, hands: Hands, tell: Tell) -> tuple[SubmittedJob, ...]:
     run_dir = str(plan.record.run_dir)
+    if plan.profile.scheduler == "ssh":
+        from llmctl.ssh_start import address_of_second, start_on_group
+
+        peer = address_of_second(plan.profile, plan.request, invocation.environment)
+        in_container = plan.request.container is not None
+        group = cast("HostGroup", hands)
+        return start_on_group(plan.rendered.commands, run_dir, plan.number, group, in_container=in_container, peer=peer)
     backend = load_queue_backend(plan.profile.scheduler)
     if backend is None:
         return start_on_hosts(plan.rendered.commands, run_dir, hands)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llmctl import __version__, submit_checks
 from llmctl.backends import load_backend
@@ -20,6 +20,7 @@ from llmctl.cluster_paths import (
 from llmctl.container_checks import check_container
 from llmctl.cost import JobCost
 from llmctl.errors import RecordError, UsageError
+from llmctl.hands import hands_for
 from llmctl.invocation import Invocation, is_remote
 from llmctl.job import JobError, JobSpec
 from llmctl.job_request import check_group, check_launcher
@@ -34,6 +35,7 @@ from llmctl.site_limits import check_limits
 from trainer.config import TrainConfig
 
 if TYPE_CHECKING:
+    from llmctl.host_group import HostGroup
     from llmctl.snapshot import UserCode
 
 
@@ -280,14 +282,21 @@ def _check(
     check_group(job, profile, invocation.folders)
     check_container(resolved, job, profile, invocation.folders)
     check_limits(resolved, job, profile)
+    if profile.scheduler == "ssh":
+        from llmctl.ssh_checks import check_hosts, check_unshared
+
+        check_hosts(resolved, job, profile)
+        check_unshared(resolved, job, config, profile)
     check_secrets(job.secrets, invocation.environment)
     paths = list(config_wishes(resolved, config, job, profile)) if config is not None else []
     image = image_file(invocation, job, profile)
     paths += [image_wish(resolved, image)] if image is not None else []
     paths += [runs_root_wish(profile, invocation), *wishes]
-    hands = invocation.connect(profile)
+    hands = hands_for(invocation.connect(profile), job.nodes)
     if dry_run and hands.is_remote:
         return (f"not looked at on {hands.host}: {', '.join(dict.fromkeys(wish.path for wish in paths))}",)
+    if profile.scheduler == "ssh":
+        cast("HostGroup", hands).check_reachable()
     check_wishes(paths, hands)
     return ()
 

@@ -17,6 +17,7 @@ def connect(
     proxy_jump: str | None = None,
     python: str | None = None,
     terminal: "Terminal | None" = None,
+    reconnect_patience_s: float | None = None,
 ) -> "RemoteTransport":
     """Hands on a host. Nothing is connected yet: the first call does it, and says what is in the way.
 
@@ -26,11 +27,14 @@ def connect(
         proxy_jump: host to go through, where the user's ssh configuration does not say.
         python: Python 3.7 or later on the host. Unset: the first that is found there.
         terminal: where passwords are asked; shared by hosts that are connected to at the same time.
+        reconnect_patience_s: how long a lost connection is tried again. Unset: two minutes.
     """
     from llmctl.remote.route import Route
-    from llmctl.remote.transport import RemoteTransport
+    from llmctl.remote.transport import RECONNECT_PATIENCE_S, RemoteTransport
 
-    return RemoteTransport(Route(host, environment, proxy_jump=proxy_jump, terminal=terminal), python=python)
+    route = Route(host, environment, proxy_jump=proxy_jump, terminal=terminal)
+    patience_s = RECONNECT_PATIENCE_S if reconnect_patience_s is None else reconnect_patience_s
+    return RemoteTransport(route, python=python, reconnect_patience_s=patience_s)
 
 
 def hands_of(profile: "ClusterProfile", environment: Mapping[str, str]) -> "Hands":
@@ -48,8 +52,17 @@ def hands_of(profile: "ClusterProfile", environment: Mapping[str, str]) -> "Hand
     terminal = Terminal()
     return HostGroup(
         {
-            host: connect(host, environment, proxy_jump=login.proxy_jump, python=login.python, terminal=terminal)
+            host: connect(
+                host,
+                environment,
+                proxy_jump=login.proxy_jump,
+                python=login.python,
+                terminal=terminal,
+                # One of several: who else is there answers meanwhile.
+                reconnect_patience_s=10.0,
+            )
             for host in profile.hosts
         },
         shared=profile.shared,
+        runs_root=profile.runs_root,
     )
