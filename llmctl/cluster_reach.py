@@ -45,12 +45,18 @@ class ClusterReach:
         return cls(profile, invocation.connect(profile), load_queue_backend(profile.scheduler))
 
     def watch(
-        self, *, interval_s: float = 0.0, remembered: Mapping[str, tuple[JobState, float]] | None = None
+        self,
+        *,
+        interval_s: float = 0.0,
+        remembered: Mapping[str, tuple[JobState, float]] | None = None,
+        asks_again: bool = False,
     ) -> SchedulerWatch | None:
         """The scheduler, to be asked about jobs; None where jobs are processes. See SchedulerWatch."""
         if self.backend is None:
             return None
-        return SchedulerWatch(self.backend, self.hands, interval_s=interval_s, remembered=remembered)
+        return SchedulerWatch(
+            self.backend, self.hands, interval_s=interval_s, remembered=remembered, asks_again=asks_again
+        )
 
     def remove_secrets(self, invocation: Invocation, records: Iterable[RunRecord]) -> None:
         """Remove the secrets of runs that have ended: a job that never ran, or was killed, leaves them.

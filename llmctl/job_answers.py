@@ -49,6 +49,7 @@ class SchedulerWatch:
         *,
         interval_s: float = 0.0,
         remembered: Mapping[str, tuple[JobState, float]] | None = None,
+        asks_again: bool = False,
         patience: Patience = PATIENT,
     ) -> None:
         """Ask ``backend``'s commands through ``hands``.
@@ -59,12 +60,14 @@ class SchedulerWatch:
             interval_s: between two calls; in between the last answer is taken.
             remembered: runs that were seen to have ended: run id -> state, and when that was seen. They are not asked
                 about unless they have been submitted again since.
+            asks_again: ask about these too, and remember only where nobody knows better.
             patience: with a scheduler that fails for the moment; one that is asked again anyway needs none.
         """
         self.backend = backend
         self._hands = hands
         self._interval_s = interval_s
         self._remembered = dict(remembered or {})
+        self._asks_again = asks_again
         self._patience = patience if not interval_s else replace(patience, pauses_s=())
         self._queue = _Kept()
         self._accounting = _Kept()
@@ -73,18 +76,14 @@ class SchedulerWatch:
 
     def ask_queue(self, questions: Sequence[JobQuestion]) -> list[JobAnswer | None]:
         """The queue's word on each job: one call for all; None where the run has no job that is known."""
-        asked = [question for question in questions if self._memory(question) is None]
+        asked = [question for question in questions if self._asks_again or self._memory(question) is None]
         lost = [question for question in asked if not question.job_ids]
         ids = [job_id for question in asked for job_id in question.job_ids]
         if self._queue.is_due(ids, self._interval_s):
             self._queue.keep(read_queue(self.backend, ids, self._hands, self._patience), ids)
             self._attempts = {question.record.run_id: question.attempt for question in asked}
         found = {question.record.run_id: self._find(question) for question in lost}
-        return [
-            self._memory(question)
-            or (self._by_queue(question, self._queue.answer) if question.job_ids else found[question.record.run_id])
-            for question in questions
-        ]
+        return [self._settled(question, self._memory(question), found) for question in questions]
 
     def ask_accounting(self, questions: Sequence[JobQuestion], signs_of_life: Sequence[float]) -> list[JobAnswer]:
         """The accounting's word on jobs that the queue does not know any more: one call for all.
@@ -96,17 +95,30 @@ class SchedulerWatch:
         ids = [job_id for question in questions for job_id in question.job_ids]
         if ids and self._accounting.is_due(ids, self._interval_s):
             self._accounting.keep(read_accounting(self.backend, ids, self._hands, self._patience), ids)
-        return [
-            self._by_accounting(question, self._accounting.answer, time.time() - sign)
-            for question, sign in zip(questions, signs_of_life, strict=True)
-        ]
+        answers = []
+        for question, sign in zip(questions, signs_of_life, strict=True):
+            answer = self._by_accounting(question, self._accounting.answer, time.time() - sign)
+            answers.append(answer if answer.state.is_finished else self._memory(question) or answer)
+        return answers
+
+    def _settled(
+        self, question: JobQuestion, memory: JobAnswer | None, found: Mapping[str, JobAnswer | None]
+    ) -> JobAnswer | None:
+        if memory is not None and not self._asks_again:
+            return memory
+        if not question.job_ids:
+            return found[question.record.run_id]
+        answer = self._by_queue(question, self._queue.answer)
+        if answer.is_silent and memory is not None:
+            return replace(memory, raw=f"{memory.raw} ({answer.raw})")
+        return answer
 
     def _memory(self, question: JobQuestion) -> JobAnswer | None:
         state, seen = self._remembered.get(question.record.run_id, (None, 0.0))
         submissions = question.record.submissions
         if state is None or (submissions and submissions[-1].time > seen):
             return None
-        return JobAnswer(state, f"{state} when it was looked at {spoken(time.time() - seen)} ago", source="queue")
+        return JobAnswer(state, f"it was {state} when it was seen {spoken(time.time() - seen)} ago", source="memory")
 
     def _by_queue(self, question: JobQuestion, answer: QueueAnswer) -> JobAnswer:
         if not answer.is_answer:

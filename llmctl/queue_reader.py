@@ -15,8 +15,8 @@ from llmctl.hands import Hands
 
 TIMEOUT_S = 90.0
 """Above the minute for which Slurm's clients themselves try to reach a controller whose configuration is wrong."""
-PATIENCE_S = 20.0
-"""Clients that have waited this long by themselves are not asked again."""
+PATIENCE_S = 8.0
+"""Clients that have tried for this long by themselves are not asked again (Slurm's do for MessageTimeout, 10 s)."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,20 @@ def run_patiently(
     """
     begun = time.monotonic()
     for pause_s in (*patience.pauses_s, None):
-        is_last = pause_s is None or time.monotonic() - begun > PATIENCE_S
         try:
-            result = hands.run(argv, timeout_s=TIMEOUT_S)
+            result: CommandResult | SchedulerError = hands.run(argv, timeout_s=TIMEOUT_S)
         except SchedulerError as error:
-            if is_last or not error.transient:
-                raise
+            result = error
+        if isinstance(result, SchedulerError):
+            may_pass = result.transient
         else:
-            if is_last or result.exit_status == 0 or not backend.is_transient(result.exit_status, result.stderr):
-                return result
-        patience.sleep(pause_s or 0.0)
-    raise AssertionError("the last try returns or raises")
+            may_pass = result.exit_status != 0 and backend.is_transient(result.exit_status, result.stderr)
+        if pause_s is None or not may_pass or time.monotonic() - begun > PATIENCE_S:
+            break
+        patience.sleep(pause_s)
+    if isinstance(result, SchedulerError):
+        raise result
+    return result
 
 
 def said(result: CommandResult) -> str:

@@ -33,7 +33,7 @@ class JobAnswer:
         state: running or pending; a finished state if the job has certainly ended; unknown if it cannot be told.
         raw: the scheduler's words or, for a process, what was found.
         survivors: processes of the run that still live although its job.sh does not.
-        source: who says it.
+        source: who says it; ``memory``: it was seen to have ended, and nobody was asked, or knew better, since.
         report: the scheduler's report, if it has one.
         is_silent: the scheduler does not answer.
         has_left: its queue does not know the job any more.
@@ -42,7 +42,7 @@ class JobAnswer:
     state: JobState
     raw: str
     survivors: int = 0
-    source: Literal["process", "queue", "accounting"] = "process"
+    source: Literal["process", "queue", "accounting", "memory"] = "process"
     report: JobReport | None = None
     is_silent: bool = False
     has_left: bool = False
@@ -240,6 +240,8 @@ def _doubtful(facts: RunFacts, job: JobAnswer) -> Verdict:
 
 def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
     attempt = facts.attempt
+    if job.source == "memory":
+        return Verdict(job.state, job.raw)
     if job.survivors:
         detail = f"{job.raw}, but {job.survivors} of its processes still run; llmctl cancel {facts.run_id} ends them"
         return Verdict(JobState.RUNNING, detail)

@@ -85,9 +85,12 @@ class RunSurvey:
             known = {
                 entry.run_id: (JobState(entry.last_state), entry.last_seen)
                 for entry in entries
-                if remember and has_finished(entry) and entry.last_seen is not None
+                if has_finished(entry) and entry.last_seen is not None
             }
-            self._reaches[cluster] = reach, reach.watch(interval_s=self.interval_s, remembered=known)
+            self._reaches[cluster] = (
+                reach,
+                reach.watch(interval_s=self.interval_s, remembered=known, asks_again=not remember),
+            )
         return self._reaches[cluster]
 
     def _note(self, entry: IndexEntry, view: RunView) -> None:

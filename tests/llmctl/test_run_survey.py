@@ -191,10 +191,16 @@ def test_what_had_ended_is_not_asked_about_again_unless_it_is_named(cluster, cap
     assert state_of(capsys)[0] == "node_fail"
     asked = len(cluster.backend.calls())
     state, detail = state_of(capsys)
-    assert (state, detail.startswith("node_fail when it was looked at")) == ("node_fail", True)
+    assert (state, detail) == ("node_fail", "it was node_fail when it was seen 0 s ago")
     assert len(cluster.backend.calls()) == asked
     assert state_of(capsys, "demo-1")[1].startswith("a node failed (NODE_FAIL)")
     assert len(cluster.backend.calls()) == asked + 1
+    cluster.backend.fails("queue", "no route to it")
+    state, detail = state_of(capsys, "demo-1")
+    assert (state, "(the scheduler does not answer: no route to it)" in detail) == ("node_fail", True)
+    cluster.backend.says("queue")
+    cluster.backend.says("accounting")
+    assert state_of(capsys, "demo-1")[0] == "node_fail", "what was seen once is not forgotten with the job"
 
 
 def test_secrets_of_a_run_that_is_seen_to_have_ended_are_removed(cluster, tmp_path, capsys):
