@@ -30,6 +30,7 @@ from llmctl.doctor_python import Check, judge_driver, judge_python
 from llmctl.errors import LlmctlError, ProfileError, SchedulerError
 from llmctl.invocation import Invocation
 from llmctl.render import environment_script, job_python
+from llmctl.resources import UserFolders
 
 if TYPE_CHECKING:
     from llmctl.hands import Hands
@@ -47,15 +48,14 @@ def examine(invocation: Invocation, profile: "ClusterProfile") -> Iterator[Check
     if hands is None:
         return
     root, trouble = _runs_root(invocation, profile)
-    facts = hands.look_at([root])[0] if root is not None else None
-    nearest = facts.nearest if facts is not None and facts.nearest_kind == "folder" else None
-    began = time.time()
     try:
+        facts = hands.look_at([root])[0] if root is not None else None
+        nearest = facts.nearest if facts is not None and facts.nearest_kind == "folder" else None
+        began = time.time()
         answer = hands.run(["bash", "-c", probe_script(probes(profile, nearest))], timeout_s=_SCRIPT_TIMEOUT_S)
     except SchedulerError as error:
-        yield Check(
-            "questions", "FAULT", error.message, "try again; if it lasts, the node is overloaded", error.exit_code
-        )
+        again = "try again; if it lasts, the node is overloaded"
+        yield Check("questions", "FAULT", error.message, again, error.exit_code)
         return
     ended = time.time()
     sections = _Answers(parse_sections(answer.stdout))
@@ -70,6 +70,13 @@ def examine(invocation: Invocation, profile: "ClusterProfile") -> Iterator[Check
     yield judge_driver(parse_gpus(sections["gpus"].text), python, expected=is_own)
     yield from judge_container(profile, sections)
     yield from judge_node(profile, sections, began, ended)
+    if profile.scheduler == "ssh":
+        from llmctl.doctor_hosts import ask_hosts, judge_hosts
+        from llmctl.host_group import HostGroup
+
+        assert isinstance(hands, HostGroup)
+        interpreter = _interpreter(invocation, profile, hands)
+        yield from judge_hosts(profile, ask_hosts(hands, interpreter, root), interpreter)
 
 
 def exit_code(checks: list[Check]) -> int:
@@ -113,16 +120,14 @@ def _python(
 ) -> tuple[dict[str, Any] | None, list[Check]]:
     """Facts about the jobs' Python, None where it cannot be asked, and what is to be said about it."""
     software = profile.environment
-    folders = replace(invocation.folders, home=Path(hands.home()))
-    own = "python3" if hands.is_remote else sys.executable
-    argv = [job_python(profile, folders, own), "-c", PYTHON_PROGRAM]
+    argv = [_interpreter(invocation, profile, hands), "-c", PYTHON_PROGRAM]
     if software.kind == "container":
         image = str(software.path)
         if profile.container.runtime not in ("apptainer", "singularity") or not image.startswith("/"):
             return None, [Check("python", "note", f"is in the image {image}, which is not started on this node")]
         argv = [profile.container.runtime, "exec", image, *argv]
     try:
-        script = environment_script(profile, folders)
+        script = environment_script(profile, _folders_there(invocation, hands))
         answer = hands.run(["bash", "-c", script, "bash", *argv], timeout_s=_PYTHON_TIMEOUT_S)
     except SchedulerError as error:
         return None, [Check("environment", "FAULT", error.message, _mend_environment(profile))]
@@ -133,6 +138,15 @@ def _python(
     checks = [Check("modules", "ok", " ".join(software.modules))] if software.modules else []
     kind = profile.resource_types.get(profile.defaults.resource_type or "")
     return facts, [*checks, *judge_python(facts, kind.gpu if kind is not None else None)]
+
+
+def _folders_there(invocation: Invocation, hands: "Hands") -> UserFolders:
+    return replace(invocation.folders, home=Path(hands.home()))
+
+
+def _interpreter(invocation: Invocation, profile: "ClusterProfile", hands: "Hands") -> str:
+    own = "python3" if hands.is_remote else sys.executable
+    return job_python(profile, _folders_there(invocation, hands), own)
 
 
 def _mend_environment(profile: "ClusterProfile", said: str = "") -> str:

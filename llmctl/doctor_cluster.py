@@ -181,8 +181,8 @@ def _unwritable(place: str, facts: PathFacts) -> str:
 
 
 def _shared(profile: ClusterProfile, place: str, space: _Space | None, change: str) -> list[Check]:
-    if profile.scheduler == "local" or not profile.shared:
-        return []
+    if profile.scheduler in ("local", "ssh"):
+        return []  # one machine, or machines that are asked one by one
     if space is None:
         return [Check("shared", "note", f"whether other nodes see {place} is not known")]
     if _NETWORK_FILESYSTEMS.search(space.kind.lower()):
