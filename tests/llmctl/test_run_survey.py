@@ -11,6 +11,7 @@ from llmctl.errors import SchedulerError
 from llmctl.job_answers import SchedulerWatch
 from llmctl.job_state import JobState
 from llmctl.run_observer import observe_runs
+from llmctl.run_survey import RunSurvey
 from llmctl.transport import LocalTransport
 from tests.llmctl.run_directories import HANDS, beat, leave, make_run, outcome
 from tests.llmctl.scripted_cluster import ScriptedCluster
@@ -266,16 +267,19 @@ def test_a_cluster_whose_profile_is_gone_hides_no_other(cluster, tmp_path, capsy
 def test_watching_asks_the_scheduler_once_in_half_a_minute(cluster, monkeypatch, capsys):
     made = cluster.run()
     cluster.backend.says("queue", "17|PENDING|job-demo-1|nodes are busy")
-    rounds = []
+    looks = []
+    look = RunSurvey.look
 
-    def later(_):
-        rounds.append(None)
-        if len(rounds) == 3:
+    def look_later(self, *arguments, **options):
+        looks.append(None)
+        if len(looks) == 4:
             made.start_attempt()
-        if len(rounds) == 6:
+        if len(looks) == 7:
             leave(made.path / "attempts/1", "completed")
+        return look(self, *arguments, **options)
 
-    monkeypatch.setattr("llmctl.cli.status.time.sleep", later)
+    monkeypatch.setattr(RunSurvey, "look", look_later)
+    monkeypatch.setattr("llmctl.cli.status.WATCH_INTERVAL_S", 0.01)
     assert main(["status", "--watch"]) == 0
     out = capsys.readouterr().out
     assert len(cluster.backend.calls()) == 1
