@@ -1,13 +1,14 @@
 """What the nodes of a cluster are doing: asked once, grouped for people."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from llmctl.backends.base import NodeReport, QueueBackend
 from llmctl.cluster_reach import ClusterReach
 from llmctl.errors import SchedulerError
 from llmctl.hands import Hands
+from llmctl.host_group import HostGroup
 from llmctl.queue_reader import run_patiently, said
 
 STATES = ("idle", "mixed", "allocated", "draining", "drained", "down", "unknown")
@@ -65,8 +66,8 @@ def read_nodes(reach: ClusterReach) -> list[NodeReport]:
     """
     if reach.backend is not None:
         found = _ask(reach.backend, reach.hands)
-    elif reach.profile.scheduler == "ssh":
-        found = _read_hosts(reach)
+    elif isinstance(reach.hands, HostGroup):
+        found = _read_hosts(reach.hands)
     else:
         found = [read_machine(reach.hands)]
     return sorted(found, key=lambda node: _sort_key(node.name))
@@ -141,24 +142,29 @@ def _ask(backend: QueueBackend, hands: Hands) -> list[NodeReport]:
     return backend.parse_nodes(outputs)
 
 
-def _read_hosts(reach: ClusterReach) -> list[NodeReport]:
-    hands_of: Callable[[str], Hands] = getattr(reach.hands, "hands_of")  # noqa: B009 (only a group of hosts has it)
-    found, problems = [], []
-    for host in reach.profile.hosts:
+def _read_hosts(hosts: HostGroup) -> list[NodeReport]:
+    """Every host of a group, all at once; one out of reach is down."""
+    problems = []
+
+    def read(host: str, hands: Hands) -> NodeReport:
         try:
-            found.append(replace(read_machine(hands_of(host)), name=host))
+            return replace(read_machine(hands), name=host)
         except SchedulerError as error:
             problems.append(error)
-            found.append(NodeReport(host, "down", "unreachable", reason=error.message))
-    if len(problems) == len(found) and problems:
+            return NodeReport(host, "down", "unreachable", reason=error.message)
+
+    found = hosts.on_each(hosts.hosts, read)
+    if problems and len(problems) == len(found):
         raise problems[0]
-    return found
+    return list(found.values())
 
 
 def _lines(hands: Hands, argv: Sequence[str]) -> list[str]:
     try:
         result = hands.run(argv, timeout_s=_TIMEOUT_S)
-    except SchedulerError:
+    except SchedulerError as error:
+        if error.transient:
+            raise
         return []  # no such program: no such GPU
     return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.exit_status == 0 else []
 

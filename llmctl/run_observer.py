@@ -13,6 +13,7 @@ from llmctl.attempt_reader import AttemptBeginning, RunAttempts, find_attempts, 
 from llmctl.errors import SchedulerError
 from llmctl.file_reads import FilePart, FileRead
 from llmctl.hands import Hands
+from llmctl.host_group import HostGroup
 from llmctl.job_answers import SchedulerWatch, question_of
 from llmctl.job_state import JobState
 from llmctl.metrics_reader import table_of_tail, tail_of
@@ -192,18 +193,17 @@ def inspect_leaders(
         leaders: (host, process).
         hands: one machine, which all of them are looked for on, or a group of hosts.
     """
-    hands_of = getattr(hands, "hands_of", None)
-    places = dict.fromkeys(host if hands_of is not None else "" for host, _ in leaders)
+    group = hands if isinstance(hands, HostGroup) else None
+    places = dict.fromkeys(host if group is not None else "" for host, _ in leaders)
     alive: list[bool | None] = [None] * len(leaders)
     reports = [ProcessReport("", None, ())] * len(leaders)
     for place in places:
-        members = [index for index, (host, _) in enumerate(leaders) if hands_of is None or host == place]
+        members = [index for index, (host, _) in enumerate(leaders) if group is None or host == place]
+        one = group.hands_of(place) if group is not None else hands
         try:
-            report = (hands_of(place) if hands_of is not None else hands).inspect_processes(
-                [leaders[index][1] for index in members]
-            )
+            report = one.inspect_processes([leaders[index][1] for index in members])
         except SchedulerError as error:
-            if hands_of is None:
+            if group is None:
                 raise
             report = ProcessReport(error.message, None, (None,) * len(members))
         for index, lives in zip(members, report.alive, strict=True):

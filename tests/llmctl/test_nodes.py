@@ -1,14 +1,17 @@
 """``llmctl nodes``: nodes grouped for people, whole for programs, and a scheduler that does not answer."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from llmctl.backends.base import NodeReport
 from llmctl.cli.main import main
+from llmctl.cluster_reach import ClusterReach
 from llmctl.command_result import CommandResult
 from llmctl.errors import SchedulerError
-from llmctl.nodes import fold_names, group_nodes, read_machine, summarize
+from llmctl.host_group import HostGroup
+from llmctl.nodes import fold_names, group_nodes, read_machine, read_nodes, summarize
 
 NODES = (
     "n1|idle||8|0|gpu",
@@ -127,3 +130,17 @@ def test_this_machine(tmp_path, monkeypatch, capsys):
     assert document["cluster"] == "local"
     assert len(document["nodes"]) == 1
     assert document["nodes"][0]["cores"] > 0
+
+
+def test_hosts_behind_ssh_are_read_at_once_and_one_out_of_reach_is_down():
+    class Away(Machine):
+        def run(self, *_, **__):
+            raise SchedulerError("h2: no route to host", transient=True)
+
+    profile = SimpleNamespace(scheduler="ssh")
+    group = HostGroup({"h1": Machine(), "h2": Away()})
+    found = read_nodes(ClusterReach(profile, group, None))
+    assert [(node.name, node.state) for node in found] == [("h1", "mixed"), ("h2", "down")]
+    assert "no route to host" in found[1].reason
+    with pytest.raises(SchedulerError, match="no route"):
+        read_nodes(ClusterReach(profile, HostGroup({"h2": Away()}), None))

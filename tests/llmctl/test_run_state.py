@@ -9,10 +9,14 @@ from dataclasses import replace
 
 import pytest
 
+from llmctl.backends.base import SubmittedJob
+from llmctl.errors import SchedulerError
+from llmctl.host_group import HostGroup
 from llmctl.job_state import JobState
-from llmctl.processes import identify
+from llmctl.processes import ProcessReport, identify
 from llmctl.run_facts import AttemptFacts, Ending, Heartbeat, Outcome, RankError
 from llmctl.run_observer import observe_runs
+from llmctl.run_record import Submission
 from llmctl.run_state import JobAnswer, RunFacts, decide, lagging_ranks
 from llmctl.transport import LocalTransport
 from tests.llmctl.run_directories import beat, fail, leave, make_run, outcome, recycled
@@ -310,3 +314,30 @@ def test_many_runs_are_asked_in_a_fixed_number_of_round_trips(tmp_path):
         assert {seen.state for seen in observe_runs(runs, hands)} == {JobState.RUNNING}
         assert len(hands.trips) <= 6
         assert time.process_time() - begun < 1.0
+
+
+def test_job_sh_of_each_host_is_looked_for_on_its_own_host(tmp_path):
+    class Host(LocalTransport):
+        def __init__(self, name, alive):
+            super().__init__({})
+            object.__setattr__(self, "answer", (name, alive))
+
+        def inspect_processes(self, identities):
+            name, alive = self.answer
+            if alive == "away":
+                raise SchedulerError(f"{name}: no route to host", transient=True)
+            return ProcessReport(name, f"boot-{name}", (alive,) * len(identities))
+
+    def state_of(**alive):
+        group = HostGroup({name: Host(name, answer) for name, answer in alive.items()})
+        (seen,) = observe_runs([run.record], group)
+        return seen.state.value
+
+    run = make_run(tmp_path)
+    jobs = tuple(SubmittedJob(host, f"{number}", number, 5, f"boot-{host}") for number, host in enumerate(("h1", "h2")))
+    run.record = run.record.with_submission(Submission(1, time.time() - 100, jobs))
+    assert state_of(h1=True, h2=True) == "running"
+    assert state_of(h1=False, h2=True) == "running"
+    assert state_of(h1=True, h2="away") == "running"
+    assert state_of(h1=False, h2=False) == "failed"
+    assert state_of(h1=False, h2="away") == "unknown"
