@@ -57,7 +57,7 @@ class PbsBackend:
     job_keys: frozenset[str] = frozenset(
         {
             "name", "nodes", "gpus_per_node", "time", "group", "resource_type", "queue", "reservation", "priority",
-            "container", "mounts", "launcher", "env", "secrets", "code",
+            "after", "container", "mounts", "launcher", "env", "secrets", "code",
         }
     )  # fmt: skip
     launchers: tuple[str, ...] = ("torchrun", "mpirun")

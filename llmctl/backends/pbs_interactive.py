@@ -24,7 +24,7 @@ shift "$count"
 mkdir -p "$root" && folder=$(mktemp -d "$root/.interactive.XXXXXXXX") || exit 4
 trap 'rm -rf "$folder"' EXIT
 printf '%s' "$enter" >"$folder/enter" && printf '%s\0' "$@" >"$folder/words" || exit 4
-name=llmctl-${folder##*.}
+name=llmctl-${folder##*.} interrupted=''
 
 # The scheduler's word on why it does not run, told when it changes.
 tell_why() {
@@ -37,7 +37,7 @@ tell_why() {
         mapfile -t ids < <(qselect -N "$name" 2>/dev/null)
         if ((${#ids[@]} > 0)); then
             why=$(qstat -f "${ids[@]}" 2>/dev/null | awk '
-                function tell() { if (line ~ /^ *comment = /) { sub(/^ *comment = /, "", line); print line } }
+                function tell() { if (line ~ /^ *comment = /) { sub(/^ *comment = (Not Running: )?/, "", line); print line } }
                 /^\t/ { line = line substr($0, 2); next }
                 { tell(); line = $0 }
                 END { tell() }')
@@ -61,16 +61,17 @@ end_job() {
 echo "llmctl: asks PBS for $asked and waits until it is free; Ctrl-C, then y, gives up" >&2
 tell_why </dev/null &
 why=$!
-trap : INT
+trap 'interrupted=yes' INT
 trap end_job TERM HUP
 qsub -I -N "$name" "${options[@]}" -- /bin/bash -l "$folder/enter" <&0 &
 qsub=$!
 # A signal ends the wait, and what is waited for may still be there.
-until wait "$qsub"; status=$?; ! kill -0 "$qsub" 2>/dev/null; do :; done
+while wait "$qsub"; kill -0 "$qsub" 2>/dev/null; do :; done
 kill "$why" 2>/dev/null
 if [[ -s $folder/code ]]; then exit "$(<"$folder/code")"; fi
 if [[ -e $folder/begun ]]; then echo "llmctl: PBS ended the job before the command had come to its end" >&2; fi
-exit $((status == 0 ? 4 : status))
+if [[ -n $interrupted ]]; then exit 130; fi
+exit 4
 """
 """Run on the login node with FOLDER ASKED ENTER COUNT, COUNT options of qsub, and the words for ``bash -c``."""
 
