@@ -1,4 +1,4 @@
-"""Handing a job over: to a scheduler, never twice, or to the machines that run it.
+"""Handing a job over: to a scheduler, never twice, or to this machine.
 
 A scheduler's answer can be lost after it has taken the job: the connection drops, the command is ended because it took
 too long, or it prints no id. Then the queue is looked through for the job's name, which holds the run id. A job is
@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from llmctl.backends.base import HostCommand, QueueBackend, SubmittedJob
 from llmctl.command_result import CommandResult
-from llmctl.errors import LlmctlError, SchedulerError
+from llmctl.errors import SchedulerError
 from llmctl.hands import Hands
-from llmctl.processes import ProcessIdentity
 from llmctl.queue_reader import Patience, find_job, said
 
 TIMEOUT_S = 120.0
@@ -85,7 +84,9 @@ class QueueSubmission:
                 return self._find(command, error.message)
         if not self.backend.is_transient(result.exit_status, result.stderr):
             raise self._refusal(command, result)
-        report, answer = find_job(self.backend, self.backend.job_name(self.run_id), self.hands, Patience(sleep=self.sleep))
+        report, answer = find_job(
+            self.backend, self.backend.job_name(self.run_id), self.hands, Patience(sleep=self.sleep)
+        )
         if not answer.is_answer:
             return self._find(command, said(result))
         if report is not None and report.job_id not in self.known_ids:
@@ -124,41 +125,15 @@ class QueueSubmission:
         )
 
 
-def start_on_hosts(commands: Sequence[HostCommand], run_dir: str, hands: Hands) -> tuple[SubmittedJob, ...]:
-    """Start job.sh where there is no scheduler: on this machine, or on each host. All of them, or none.
+def start_here(commands: Sequence[HostCommand], run_dir: str, hands: Hands) -> tuple[SubmittedJob, ...]:
+    """Start job.sh on this machine, where there is no scheduler.
 
     Raises:
-        SchedulerError: one could not be started; what had been started is ended again.
-        SubmissionLost: the same, and something may still run.
+        SchedulerError: it cannot be started.
     """
-    hands_of: Callable[[str], Hands] | None = getattr(hands, "hands_of", None)
-    started: list[SubmittedJob] = []
-    for number, command in enumerate(commands):
-        place = hands_of(command.host) if hands_of is not None else hands
-        log = f"{run_dir}/job.log" if number == 0 else f"{run_dir}/job-{number:05d}.log"
-        try:
-            identity = place.start_detached(command.argv, cwd=run_dir, log=log)
-        except (LlmctlError, OSError) as error:
-            if hands.is_remote:
-                _end_again(run_dir, started, hands, error)
-            raise
+    started = []
+    for command in commands:
+        identity = hands.start_detached(command.argv, cwd=run_dir, log=f"{run_dir}/job.log")
         pid = identity.pid
         started.append(SubmittedJob(command.host, str(pid), pid, identity.start_time, identity.boot_id))
     return tuple(started)
-
-
-def _end_again(run_dir: str, started: Sequence[SubmittedJob], hands: Hands, cause: Exception) -> None:
-    leaders = [ProcessIdentity(job.pid, job.pid_start_time, job.boot_id) for job in started if job.pid is not None]
-    try:
-        left = hands.end_run(run_dir, leaders, grace_s=0)
-    except SchedulerError as error:
-        left, problem = [], error.message
-    else:
-        problem = f"{len(left)} processes could not be ended" if left else ""
-    if problem:
-        run_id = run_dir.rpartition("/")[2]
-        raise SubmissionLost(
-            f"{run_id}: not started everywhere: {cause}; what had been started may still run: {problem}\n"
-            f"llmctl cancel {run_id} ends it",
-            transient=True,
-        )

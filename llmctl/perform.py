@@ -17,7 +17,7 @@ from llmctl.errors import LlmctlError, RecordError
 from llmctl.file_acts import FileWrite
 from llmctl.hands import Hands, hands_for
 from llmctl.invocation import Invocation
-from llmctl.job_start import QueueSubmission, SubmissionLost, start_on_hosts
+from llmctl.job_start import QueueSubmission, SubmissionLost, start_here
 from llmctl.run_record import RunRecord, Submission
 from llmctl.secrets import secrets_bytes
 from llmctl.software_probes import check_container_plugin, check_torch
@@ -140,7 +140,7 @@ def _start(plan: Plan, invocation: Invocation, hands: Hands, tell: Tell) -> tupl
         return start_on_group(plan.rendered.commands, run_dir, plan.number, group, in_container=in_container, peer=peer)
     backend = load_queue_backend(plan.profile.scheduler)
     if backend is None:
-        return start_on_hosts(plan.rendered.commands, run_dir, hands)
+        return start_here(plan.rendered.commands, run_dir, hands)
     known = {job.job_id for submission in plan.record.submissions for job in submission.jobs}
     queue = QueueSubmission(plan.record.run_id, run_dir, backend, hands, known, tell)
     return tuple(queue.submit(command) for command in plan.rendered.commands)

@@ -24,11 +24,6 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> N
             f"{job.nodes} x {kind}: {kind} is a part of a node, and a job gets one of it; {_whole_nodes(profile)}",
             also=_SIZE,
         )
-    if profile.hosts and job.nodes > len(profile.hosts):
-        raise resolved.refusal(
-            "job.nodes",
-            f"{job.nodes} is above {len(profile.hosts)}, the hosts of {profile.name}: {', '.join(profile.hosts)}",
-        )
     if job.reservation is not None:
         return
     for limit, whose in _limits(job, profile, resource):

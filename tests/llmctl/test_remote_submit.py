@@ -61,7 +61,7 @@ def invocation(tmp_path, monkeypatch):
     write_profile(here)
     (here / "c.yaml").write_text(yaml.safe_dump(CONFIG))
     monkeypatch.chdir(here)
-    environment = {"HOME": str(here), "LLMCTL_GROUP": "g1", "PATH": os.environ["PATH"], "TOKEN": "hidden"}
+    environment = {"HOME": str(here), "LLMCTL_GROUP": "g1", "PATH": os.environ["PATH"], "TOKEN": "s3cret"}
     made = Invocation.of(("llmctl", "submit"), (), environment, here)
     made.connections["far"] = OtherMachine({"PATH": f"{there}/bin:/usr/bin:/bin"}, str(there))
     return made
@@ -112,9 +112,9 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(invocation, tmp_pat
     config = yaml.safe_load((there / "runs/r/config.yaml").read_text())
     assert config["data"]["data_path"] == [f"{there}/data/t"]
     secret = there / ".local/state/llmctl/secrets/r.1"
-    assert (secret.read_bytes(), stat.S_IMODE(secret.stat().st_mode)) == (b"TOKEN\0hidden\0", 0o600)
+    assert (secret.read_bytes(), stat.S_IMODE(secret.stat().st_mode)) == (b"TOKEN\0s3cret\0", 0o600)
     everything = [path for path in (there / "runs/r").rglob("*") if path.is_file() and path.name != "activate"]
-    assert not [path for path in everything if b"hidden" in path.read_bytes()]
+    assert not [path for path in everything if b"s3cret" in path.read_bytes()]
     assert f"{there}/venv/bin/python" in (there / "runs/r/job.sh").read_text()
     assert [entry.job_ids for entry in invocation.index.entries()] == [("100",)]
     assert not (tmp_path / "here/runs").exists()
