@@ -37,7 +37,7 @@ tell_why() {
         mapfile -t ids < <(qselect -N "$name" 2>/dev/null)
         if ((${#ids[@]} > 0)); then
             why=$(qstat -f "${ids[@]}" 2>/dev/null | awk '
-                function tell() { if (line ~ /^ *comment = /) { sub(/^ *comment = (Not Running: )?/, "", line); print line } }
+                function tell() { if (sub(/^ *comment = (Not Running: )?/, "", line)) print line }
                 /^\t/ { line = line substr($0, 2); next }
                 { tell(); line = $0 }
                 END { tell() }')
