@@ -133,6 +133,9 @@ def _python(
         return None, [Check("environment", "FAULT", error.message, _mend_environment(profile))]
     facts = parse_python(answer.stdout)
     if facts is None:
+        if "Exec format error" in answer.stderr:
+            detail = f"{argv[0]} is for another kind of processor than this node's; a job on a compute node can tell"
+            return None, [Check("python", "note", detail)]
         said = " ".join((answer.stderr or answer.stdout).split())[-300:] or f"exit status {answer.exit_status}"
         return None, [Check("environment", "FAULT", said, _mend_environment(profile, said))]
     checks = [Check("modules", "ok", " ".join(software.modules))] if software.modules else []

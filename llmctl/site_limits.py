@@ -31,6 +31,9 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> N
         _check_time(resolved, job, profile, limit.max_time, whose)
         if isinstance(limit, LimitsProfile | QueueLimits):
             _check_node_hours(resolved, job, profile, limit, whose)
+    own = profile.limits.queues.get(queue_of(job, profile) or "")
+    if own is not None and own.max_time is not None:
+        return  # such a queue does not go by the number of nodes
     longest = next((time for nodes, time in profile.limits.time_by_nodes if job.nodes <= nodes), None)
     _check_time(resolved, job, profile, longest, f"{profile.name} for {job.nodes} node{'s' if job.nodes > 1 else ''}")
 

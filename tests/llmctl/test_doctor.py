@@ -142,6 +142,16 @@ def test_modules_that_cannot_be_loaded_are_named(login_node, capsys, tmp_path):
     assert "module avail" in checks["environment"][2]
 
 
+def test_a_python_for_another_processor_is_not_judged(login_node, capsys, tmp_path):
+    python = tmp_path / "python"
+    python.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xb7\x00" + bytes(44))  # of an aarch64 machine
+    python.chmod(0o755)
+    login_node(environment={"python": str(python)})
+    code, checks = examined(capsys)
+    assert code == 0
+    assert checks["python"][0] == "note" and "another kind of processor" in checks["python"][1]
+
+
 def test_a_cluster_without_its_commands_here_is_told_how_to_name_its_login_node(login_node, capsys, monkeypatch):
     login_node(scheduler="pbs", container={})
     monkeypatch.setenv("PATH", f"{STANDINS}:/usr/bin:/bin")

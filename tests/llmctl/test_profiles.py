@@ -5,6 +5,7 @@ import re
 import pytest
 
 from llmctl.backends import load_backend
+from llmctl.cli.main import main
 from llmctl.cluster_setup import suggested_runs_root
 from llmctl.profile import load_profile, read_layer
 from llmctl.profile_origins import annotated_lines, origins
@@ -123,3 +124,24 @@ def test_show_names_the_origin_of_every_value_and_stays_yaml(folders):
     text = "\n".join(annotated_lines(values, {key: path.parent.name for key, path in found.items()}))
     assert yaml.safe_load(text) == values
     assert "group: g  # clusters" in text
+
+
+FRONTIER = [
+    ("--nodes 8 --time 2:00:00", ""),
+    ("--nodes 8 --time 2:00:01", "above 2:00:00, the longest time of frontier for 8 nodes"),
+    ("--nodes 183 --time 6:00:00", ""),
+    ("--nodes 184 --time 12:00:00", ""),
+    ("--nodes 183 --time 6:01:00", "above 6:00:00"),
+    ("--nodes 64 --time 24:00:00 --resource-type extended", ""),
+    ("--nodes 65 --time 1:00:00 --resource-type extended", "65 nodes are above 64"),
+    ("--nodes 200 --time 3:00:00 --resource-type debug", "above 2:00:00"),
+]
+
+
+@pytest.mark.parametrize(("flags", "refused"), FRONTIER, ids=[flags for flags, _ in FRONTIER])
+def test_frontiers_time_goes_by_nodes_but_in_its_queue_for_long_jobs(tmp_path, monkeypatch, capsys, flags, refused):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    code = main(["submit", "--cluster", "frontier", "--group", "abc", *flags.split(), "--dry-run"])
+    assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
