@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from llmctl.backends import load_queue_backend
 from llmctl.backends.base import SubmittedJob
 from llmctl.cluster_paths import runs_root_error
-from llmctl.errors import LlmctlError, RecordError
+from llmctl.errors import LlmctlError, RecordError, SchedulerError
 from llmctl.file_acts import FileWrite
 from llmctl.hands import Hands, hands_for
 from llmctl.invocation import Invocation
@@ -61,8 +61,23 @@ def perform(plan: Plan, invocation: Invocation, tell: Tell) -> RunRecord:
         raise runs_root_error(plan.profile, invocation, problem) from None
     record = record.with_submission(replace(submission, jobs=jobs))
     invocation.index.add(record)  # first, since it is here: a connection may be lost before the record is written
-    record.save(hands)
+    _save(record, hands)
     return record
+
+
+def _save(record: RunRecord, hands: Hands) -> None:
+    """Note the jobs; over a new connection where the old one was lost at this moment."""
+    try:
+        record.save(hands)
+    except SchedulerError:
+        try:
+            record.save(hands)
+        except LlmctlError as error:
+            jobs = ", ".join(job.job_id for job in record.submissions[-1].jobs)
+            raise RecordError(
+                f"{record.run_id} was submitted as job {jobs}, but its record could not be written: {error.message}\n"
+                f"nothing is lost: llmctl status {record.run_id} finds the job by its name"
+            ) from None
 
 
 def _check_software(plan: Plan, invocation: Invocation, hands: Hands, tell: Tell) -> None:

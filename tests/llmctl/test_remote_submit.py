@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, UsageError
+from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, SchedulerError, UsageError
 from llmctl.invocation import Invocation
 from llmctl.perform import perform
 from llmctl.run_record import RunRecord
@@ -189,3 +189,22 @@ def test_a_torch_for_cpus_will_do_on_cpus(invocation, tmp_path):
 def test_a_config_without_data_says_what_to_give(invocation):
     with pytest.raises((UsageError, ConfigFileError), match="data.data_path"):
         plan(invocation, "data.mock_data=false")
+
+
+@dataclass(frozen=True)
+class LosesRecords(OtherMachine):
+    """Fake hands: the connection drops with every record that holds a job."""
+
+    def write_files(self, files):
+        if any(file.path.endswith("run.json") and b'"job_id"' in file.data for file in files):
+            raise SchedulerError(f"{HOST}: the connection was lost", transient=True)
+        LocalTransport.write_files(files)
+
+
+def test_a_job_whose_record_could_not_be_written_is_said_to_be_submitted(invocation, tmp_path):
+    there = tmp_path / "there"
+    invocation.connections["far"] = LosesRecords({"PATH": f"{there}/bin:/usr/bin:/bin"}, str(there))
+    with pytest.raises(RecordError, match="r was submitted as job 100, but its record could not be written"):
+        perform(plan(invocation), invocation, lambda _: None)
+    assert RunRecord.load(there / "runs/r", invocation.connections["far"]).submissions[0].jobs == ()
+    assert [entry.job_ids for entry in invocation.index.entries()] == [("100",)]
