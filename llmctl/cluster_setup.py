@@ -2,11 +2,12 @@
 
 import getpass
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmctl.errors import ProfileError
+from llmctl.errors import ProfileError, SchedulerError
 from llmctl.file_acts import FileWrite, write_files
 from llmctl.overlay_file import edited
 from llmctl.profile import ClusterProfile, profile_of, read_layer
@@ -68,27 +69,38 @@ def bundled_login(profile: ClusterProfile, answers: Answers) -> dict[tuple[str, 
     return {("login", "host"): None} if answers.login == "" and profile.login.host is not None else {}
 
 
-def suggested_runs_root(
-    profile: ClusterProfile, *, group: str | None, login: str | None, environment: Mapping[str, str]
-) -> str | None:
+def suggested_runs_root(profile: ClusterProfile, *, group: str | None, user: str) -> str | None:
     """Where runs belong, by the profile's work_area; None if it names none, or the group is not known.
 
     Args:
         profile: of the cluster.
         group: what the site bills to.
-        login: the login node; ``user@`` in front of it is the user there.
-        environment: of this process.
+        user: the user's name there.
     """
     area = profile.work_area
     if area is None or ("{group}" in area and not group):
         return None
-    user = login.rpartition("@")[0] if login else ""
     try:
-        return area.format(group=group, user=user or environment.get("LOGNAME") or getpass.getuser())
-    except (KeyError, IndexError, ValueError, AttributeError, OSError):
+        return area.format(group=group, user=user)
+    except (KeyError, IndexError, ValueError, AttributeError):
         raise ProfileError(
             f"clusters/{profile.name}.yaml: work_area: {area!r} is not valid: {{group}} and {{user}} can be filled in"
         ) from None
+
+
+def user_on(host: str | None, environment: Mapping[str, str]) -> str:
+    """The user's name on a host, as ssh knows it; on this machine without one. Connects to nothing.
+
+    Args:
+        host: as the ssh command knows it.
+        environment: of this process.
+    """
+    if host:
+        from llmctl.remote.ssh_config import resolve
+
+        with suppress(SchedulerError):
+            return resolve(host, environment).user
+    return environment.get("LOGNAME") or getpass.getuser()
 
 
 def below_home(path: str, folders: UserFolders) -> str:

@@ -149,7 +149,7 @@ def _asked(invocation: Invocation, profile: "ClusterProfile") -> "Answers":
     group = profile.group
     if profile.group_required or profile.scheduler in ("slurm", "sge", "pbs"):
         group = question.ask("Group, project or account to bill", default=profile.group or "")
-    runs = _suggestion(invocation, profile, group, login)
+    runs = _suggestion(invocation, profile, Answers(login=login, group=group, hosts=hosts))
     kind = question.choice("Environment of the jobs", (*_KINDS, "none"), profile.environment.kind or "none")
     path = None if kind == "none" else question.ask(_what(kind), default=profile.environment.path or "")
     modules = question.ask("Modules to load, with spaces between", default=" ".join(profile.environment.modules))
@@ -164,12 +164,16 @@ def _asked(invocation: Invocation, profile: "ClusterProfile") -> "Answers":
     )
 
 
-def _suggestion(invocation: Invocation, profile: "ClusterProfile", group: str | None, login: str | None) -> str | None:
-    from llmctl.cluster_setup import suggested_runs_root
+def _suggestion(invocation: Invocation, profile: "ClusterProfile", answers: "Answers") -> str | None:
+    """Folder for the runs: the one there is, or where they belong at the site."""
+    from llmctl.cluster_setup import suggested_runs_root, user_on
 
-    return profile.runs_root or suggested_runs_root(
-        profile, group=group, login=login or profile.login.host, environment=invocation.environment
-    )
+    if profile.runs_root is not None or profile.work_area is None:
+        return profile.runs_root
+    hosts = answers.hosts or profile.hosts
+    host = profile.login.host if answers.login is None else answers.login
+    user = user_on(hosts[0] if hosts else host, invocation.environment)
+    return suggested_runs_root(profile, group=answers.group or profile.group, user=user)
 
 
 def _with_work_area(invocation: Invocation, profile: "ClusterProfile", answers: "Answers") -> "Answers":
@@ -178,7 +182,7 @@ def _with_work_area(invocation: Invocation, profile: "ClusterProfile", answers: 
 
     if profile.runs_root is not None:
         return answers
-    runs = _suggestion(invocation, profile, answers.group or profile.group, answers.login)
+    runs = _suggestion(invocation, profile, answers)
     if runs is None:
         return answers
     say(f"runs_root: {runs}, where work belongs on {profile.name}; --runs-root names another")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmctl.cli import cluster_files
 from llmctl.cli.main import main
-from llmctl.cluster_setup import below_home, suggested_runs_root
+from llmctl.cluster_setup import below_home, suggested_runs_root, user_on
 from llmctl.errors import ProfileError
 from llmctl.overlay_file import changed_text, edited
 from llmctl.profile import ClusterProfile, load_profile
@@ -127,9 +127,9 @@ def test_setup_asks_on_a_terminal(folders, monkeypatch, capsys):
 
 
 def test_setup_names_the_machines_of_a_cluster_behind_ssh(folders):
-    assert main(["clusters", "setup", "mdx", "--host", "gpu-1", "--host", "gpu-2"]) == 0
+    assert main(["clusters", "setup", "mdx", "--host", "ada@gpu-1", "--host", "gpu-2"]) == 0
     profile = load_profile(folders, "mdx")
-    assert profile.hosts == ("gpu-1", "gpu-2")
+    assert profile.hosts == ("ada@gpu-1", "gpu-2")
     assert profile.runs_root == "/large/ada/llmctl-runs"
 
 
@@ -186,15 +186,24 @@ def test_new_asks_what_the_scheduler_needs(folders, monkeypatch):
 def test_the_place_for_runs_is_filled_in_or_not_offered():
     profile = ClusterProfile(name="a", scheduler="slurm", work_area="/p/{user[0]}/{user}/{group}")
 
-    def suggested(**more):
-        return suggested_runs_root(profile, **{"group": "g", "login": None, "environment": {"LOGNAME": "eve"}, **more})
-
-    assert suggested() == "/p/e/eve/g"
-    assert suggested(login="bob@gate") == "/p/b/bob/g"
-    assert suggested(group=None) is None
+    assert suggested_runs_root(profile, group="g", user="eve") == "/p/e/eve/g"
+    assert suggested_runs_root(profile, group=None, user="eve") is None
     wrong = profile.model_copy(update={"work_area": "/p/{project}"})
     with pytest.raises(ProfileError, match="work_area"):
-        suggested_runs_root(wrong, group="g", login=None, environment={"LOGNAME": "eve"})
+        suggested_runs_root(wrong, group="g", user="eve")
+
+
+def test_the_users_name_is_that_of_the_ssh_configuration(tmp_path):
+    config = tmp_path / "ssh.conf"
+    config.write_text("Host gate\n  User bob\n")
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {config} "$@"\n')
+    ssh.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOGNAME": "eve"}
+    assert user_on("gate", environment) == "bob"
+    assert user_on("ann@gate", environment) == "ann"
+    assert user_on("", environment) == user_on(None, environment) == "eve"
+    assert user_on("gate", {"PATH": str(tmp_path / "nothing"), "LOGNAME": "eve"}) == "eve"
 
 
 def test_a_path_below_home_is_written_with_a_tilde(tmp_path):

@@ -63,7 +63,7 @@ def test_a_site_asks_for_no_place_in_the_home_directory(folders, name):
     assert profile.work_area or (profile.runs_root and not profile.runs_root.startswith("~"))
     group = "grp01" if "{group}" in (profile.work_area or "") else None
     if profile.work_area:
-        suggested = suggested_runs_root(profile, group=group, login="ada@gate", environment={})
+        suggested = suggested_runs_root(profile, group=group, user="ada")
         assert suggested is not None and suggested.startswith("/") and "{" not in suggested
         assert "ada" in suggested
 
