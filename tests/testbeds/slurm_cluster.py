@@ -7,6 +7,7 @@ and ending one process ends all of it; the kernel does that also when the tests 
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -189,13 +190,8 @@ class SlurmCluster:
 
     def on_node(self, name: str, *command: str) -> str:
         """Run a command on a machine, as root."""
-        flags = [
-            f"--{kind}=/proc/{self._pid(name)}/ns/{space}"
-            for kind, space in (("net", "net"), ("uts", "uts"), ("mount", "mnt"), ("pid", "pid"))
-        ]
-        done = subprocess.run(
-            ["nsenter", *flags, "--", *command], capture_output=True, text=True, timeout=60, check=False
-        )
+        argv = self._entered(name, *command)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{name}: {' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -221,6 +217,12 @@ class SlurmCluster:
     def load_plugins(self, lines: str) -> None:
         """What plugstack.conf says: srun, sbatch and the step's daemon read it each time."""
         (self.state / "plugstack.conf").write_text(lines)
+
+    def forget_jobs_after(self, seconds: int) -> None:
+        """How long the queue knows jobs that have ended; it looks once a minute."""
+        path = self.state / "slurm.conf"
+        path.write_text(re.sub(r"MinJobAge=\d+", f"MinJobAge={seconds}", path.read_text()))
+        self.run("scontrol", "reconfigure")
 
     def start_accounting(self) -> None:
         """Start slurmdbd."""
@@ -301,6 +303,10 @@ class SlurmCluster:
             os.kill(pid or process.pid, 9)
         process.wait(20)
 
+    def _entered(self, name: str, *command: str) -> list[str]:
+        """``command``, as it is run on a machine."""
+        return ["nsenter", f"--target={self._pid(name)}", "--net", "--uts", "--mount", "--pid", "--", *command]
+
     def _pid(self, name: str) -> int:
         return self._machines[name][1]
 
@@ -319,13 +325,9 @@ class SlurmCluster:
 
     def _daemon(self, log: str, *argv: str, machine: str = LOGIN) -> None:
         """Start a program that puts itself into the background. It inherits a log, not a pipe of ours."""
-        flags = [
-            f"--{kind}=/proc/{self._pid(machine)}/ns/{space}"
-            for kind, space in (("net", "net"), ("uts", "uts"), ("mount", "mnt"), ("pid", "pid"))
-        ]
         with (self.state / "log" / f"{log}.start.log").open("ab") as output:
             done = subprocess.run(
-                ["nsenter", *flags, "--", *argv],
+                self._entered(machine, *argv),
                 env={**os.environ, **self.environ()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

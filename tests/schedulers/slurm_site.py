@@ -1,0 +1,161 @@
+"""llmctl as a user of the test's Slurm cluster calls it: a home with a profile, and what the runs leave behind."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.testbeds.slurm_cluster import SlurmCluster
+
+LLMCTL = str(Path(sys.executable).with_name("llmctl"))
+GRACE_S = 20
+CONFIG = {
+    "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2},
+    "training": {"train_iters": 12, "seq_length": 32, "micro_batch_size": 1, "global_batch_size": 8},
+    "optimizer": {"lr": 1e-3},
+    "data": {"mock_data": True},
+    "logging": {"log_interval": 1},
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """One user of the cluster.
+
+    Attributes:
+        cluster: that is used.
+        home: of the user; holds the config file ``c.yaml`` and the runs.
+    """
+
+    cluster: SlurmCluster
+    home: Path
+
+    def prepare(self) -> None:
+        """Write the profiles ``bed`` and ``bed-pyxis`` and the config file."""
+        folder = self.home / ".config" / "llmctl" / "clusters"
+        folder.mkdir(parents=True)
+        profile = {
+            "scheduler": "slurm",
+            "runs_root": str(self.home / "runs"),
+            "resource_types": {"cpu": {"gpus": 0, "cores": 8}, "gpu": {"gpus": 2, "cores": 8}},
+            "defaults": {"resource_type": "cpu", "queue": "debug"},
+            "stop_grace_s": GRACE_S,
+            # Open MPI wants to hear this from root.
+            "environment": {"setup": ["export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"]},
+        }
+        (folder / "bed.yaml").write_text(yaml.safe_dump(profile))
+        pyxis = {"runtime": "pyxis", "mount_home": False, "workdir": "/work", "env": ["NCCL_DEBUG"]}
+        (folder / "bed-pyxis.yaml").write_text(yaml.safe_dump({**profile, "container": pyxis}))
+        (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+
+    def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What a user has in the environment on the login node."""
+        return {**os.environ, **self.cluster.environ(), "HOME": str(self.home), "OMP_NUM_THREADS": "1", **(more or {})}
+
+    def start(self, *args: str, **more: Any) -> "subprocess.Popen[str]":
+        """Start llmctl on the login node."""
+        argv = self.cluster.argv(LLMCTL, *args)
+        output = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(argv, env=self.environ(), cwd=self.home, **{**output, **more})
+
+    def call(
+        self, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 120
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run llmctl on the login node; any exit status is an answer."""
+        return subprocess.run(
+            self.cluster.argv(LLMCTL, *args), env=self.environ(env), cwd=self.home, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+
+    def llmctl(self, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> str:
+        """Run llmctl, which must succeed; what it printed."""
+        done = self.call(*args, env=env, timeout_s=timeout_s)
+        assert done.returncode == 0, f"llmctl {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def on_terminal(self, keys: str, *args: str, patience_s: float = 60) -> tuple[int, str]:
+        """Run llmctl on a terminal of its own, typing ``keys`` once something was printed; (exit status, output)."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(self.home)
+            argv = self.cluster.argv(LLMCTL, *args)
+            os.execvpe(argv[0], argv, {**self.environ(), "PS1": "$ ", "TERM": "dumb"})
+        seen, typed, end = b"", False, time.monotonic() + patience_s
+        while time.monotonic() < end:
+            ready, _, _ = select.select([terminal], [], [], 0.5)
+            try:
+                piece = os.read(terminal, 65536) if ready else None
+            except OSError:
+                break  # the terminal has closed
+            if piece == b"":
+                break
+            seen += piece or b""
+            # The shell's prompt, on a line of its own after what the launcher says.
+            if not typed and seen.rstrip(b" ").endswith((b"#", b"$")):
+                os.write(terminal, keys.encode())
+                typed = True
+        else:
+            os.kill(pid, 9)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.close(terminal)
+        return status, seen.decode(errors="replace")
+
+    def submit(self, run_id: str, *args: str, cluster: str = "bed", env: Mapping[str, str] | None = None) -> str:
+        """Submit; training of c.yaml unless a command follows ``--``. The job's id."""
+        config = [] if "--" in args else ["c.yaml"]
+        self.llmctl("submit", *config, "--cluster", cluster, "--run-id", run_id, *args, env=env)
+        return str(self.status(run_id)["job_ids"][-1])
+
+    def status(self, run_id: str) -> dict[str, Any]:
+        """What status says of one run."""
+        (run,) = json.loads(self.llmctl("status", run_id, "--json"))["runs"]
+        return dict(run)
+
+    def wait_until(
+        self, run_id: str, condition: Callable[[dict[str, Any]], bool], patience_s: float = 90, step_s: float = 0.5
+    ) -> dict[str, Any]:
+        """Wait until something holds for what status says of a run."""
+        end = time.monotonic() + patience_s
+        while True:
+            run = self.status(run_id)
+            if condition(run):
+                return run
+            assert time.monotonic() < end, f"{run}\n{self.job_log(run_id)}"
+            time.sleep(step_s)
+
+    def ended(self, run_id: str, patience_s: float = 120) -> dict[str, Any]:
+        """Wait until a run has ended."""
+        going = ("pending", "running", "unknown")
+        return self.wait_until(run_id, lambda run: run["state"] not in going, patience_s)
+
+    def path(self, run_id: str) -> Path:
+        """The run directory."""
+        return self.home / "runs" / run_id
+
+    def job_log(self, run_id: str) -> str:
+        """What job.sh and the launcher said."""
+        path = self.path(run_id) / "job.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def losses(self, run_id: str) -> dict[int, float]:
+        """Loss by iteration, the last row of each."""
+        rows = [json.loads(line) for line in (self.path(run_id) / "metrics.jsonl").read_text().splitlines()]
+        return {row["iteration"]: row["lm_loss"] for row in rows if "lm_loss" in row}
+
+    def iteration(self, run_id: str) -> int:
+        """The last iteration in the metrics; 0 before the first."""
+        path = self.path(run_id) / "metrics.jsonl"
+        return max(self.losses(run_id), default=0) if path.exists() else 0
+
+    def queue(self, job_id: str) -> Sequence[str]:
+        """The lines that squeue has for a job."""
+        return self.cluster.run("squeue", "-h", "-o", "%i %T", "-j", job_id).splitlines()

@@ -1,0 +1,248 @@
+"""llmctl on a real Slurm with four nodes: runs, their lives and ends, and what the user sees of them."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.schedulers.slurm_site import Site
+from tests.testbeds.slurm_cluster import SlurmCluster, slurm_cluster, wait_for
+
+__all__ = ["slurm_cluster"]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+NODES = ("n1", "n2", "n3", "n4")
+# Summation over four ranks rounds otherwise than over one.
+TOLERANCE = 1e-5
+# Read while tests are collected: no test sees the LLMCTL_* of whoever runs them.
+REAL_PYXIS, REAL_IMAGE = os.environ.get("LLMCTL_TEST_PYXIS"), os.environ.get("LLMCTL_TEST_IMAGE")
+
+
+@pytest.fixture(scope="module")
+def site(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = Site(slurm_cluster, tmp_path_factory.mktemp("slurm"))
+    site.prepare()
+    yield site
+    slurm_cluster.run("scancel", "--user=root")
+
+
+def same(one: dict[int, float], other: dict[int, float]) -> bool:
+    return one.keys() == other.keys() and all(abs(one[at] - other[at]) <= TOLERANCE for at in one)
+
+
+def test_four_nodes_learn_what_one_process_learns(site: Site) -> None:
+    by_torchrun = site.submit("torchrun", "--nodes", "4")
+    by_srun = site.submit("srun", "--nodes", "4", "--launcher", "srun", "--after", "torchrun")
+    follower = site.start("logs", "-f", "torchrun")
+    waiting = site.status("srun")
+    assert waiting["state"] == "pending" and "another job" in waiting["detail"]
+    assert [len(site.queue(job_id)) for job_id in (by_torchrun, by_srun)] == [1, 1]
+    assert site.wait_until("torchrun", lambda run: run["state"] == "running")["hosts"] == [*NODES]
+    site.llmctl(
+        "submit",
+        "c.yaml",
+        "--cluster",
+        "local",
+        "--run-id",
+        "alone",
+        "--follow",
+        env={"LLMCTL_RUNS_ROOT": str(site.home / "runs")},
+    )
+    for run_id in ("torchrun", "srun"):
+        run = site.ended(run_id)
+        assert (run["state"], run["exit_code"], run["hosts"]) == ("completed", 0, [*NODES]), site.job_log(run_id)
+        attempt = site.path(run_id) / "attempts" / "1"
+        beats = [json.loads((attempt / "heartbeat" / f"rank-{rank:05d}.json").read_text()) for rank in range(4)]
+        assert [beat["host"] for beat in beats] == [*NODES]
+        assert same(site.losses(run_id), site.losses("alone"))
+    followed, _ = follower.communicate(timeout=30)
+    assert follower.returncode == 0 and "iteration 12/12" in followed
+
+
+def test_mpirun_starts_ranks_and_gpus_are_handed_on(site: Site) -> None:
+    site.submit("mpirun", "--nodes", "2", "--launcher", "mpirun")
+    site.submit("gpus", "--nodes", "2", "--resource-type", "gpu", "--", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert site.ended("mpirun")["state"] == "completed", site.job_log("mpirun")
+    assert same(site.losses("mpirun"), site.losses("alone"))
+    assert site.ended("gpus")["state"] == "completed", site.job_log("gpus")
+    logs = [(site.path("gpus") / "attempts/1" / f"node-{node:05d}.log").read_text() for node in range(2)]
+    assert logs == ["0,1\n", "0,1\n"]
+
+
+def test_a_shell_on_a_compute_node(site: Site) -> None:
+    done = site.call("interactive", "--cluster", "bed", "--", "bash", "-c", "hostname; exit 7")
+    assert (done.returncode, done.stdout) == (7, "n1\n"), done.stderr
+    status, seen = site.on_terminal("hostname; tty; exit 5\n", "interactive", "--cluster", "bed", "--nodes", "2")
+    assert status == 5 and re.search(r"^n1\r?$", seen, re.MULTILINE) and "/dev/pts/" in seen, seen
+    # What nobody can get is refused, not waited for.
+    refused = site.call("interactive", "--cluster", "bed", "--nodes", "9", "--", "true")
+    assert refused.returncode != 0 and "salloc: error: " in refused.stderr
+
+
+def test_power_cut_requeue_and_resume(site: Site) -> None:
+    """A node dies in the middle: Slurm puts the job back, and its second attempt goes on to the same losses."""
+    changes = ["--set", "training.train_iters=300", "--set", "checkpoint.save_interval=20"]
+    job_id = site.submit("cut", "--nodes", "4", "--launcher", "srun", *changes)
+    wait_for(lambda: site.iteration("cut") > 60, 150, "60 iterations")
+    before = site.iteration("cut")
+    assert before < 250, "the run was over before the power could be cut"
+    site.cluster.cut_power("n4")
+    run = site.wait_until("cut", lambda run: run["state"] == "pending", 90, 1)
+    assert run["attempts"] == 1 and run["detail"]
+    (down,) = [node for node in nodes_of(site) if node["name"] == "n4"]
+    assert down["state"] == "down"
+    site.cluster.restore_power("n4")
+    # Slurm waits two minutes before it starts a job again.
+    site.cluster.run("scontrol", "update", f"jobid={job_id}", "starttime=now")
+    assert len(site.queue(job_id)) == 1
+    run = site.ended("cut", 150)
+    assert (run["state"], run["attempts"], run["iteration"]) == ("completed", 2, 300), site.job_log("cut")
+    rows = [json.loads(line) for line in (site.path("cut") / "metrics.jsonl").read_text().splitlines()]
+    again = [row["iteration"] for row in rows if row["attempt"] == 2]
+    assert 40 < again[0] <= before + 21, "the second attempt did not go on from a checkpoint"
+    site.submit("whole", "--nodes", "1", *changes)
+    assert site.ended("whole")["state"] == "completed"
+    assert same(site.losses("cut"), site.losses("whole"))
+
+
+def nodes_of(site: Site) -> list[dict[str, object]]:
+    return list(json.loads(site.llmctl("nodes", "--cluster", "bed", "--json"))["nodes"])
+
+
+def test_a_drained_node_is_shown_with_its_reason(site: Site) -> None:
+    site.cluster.drain("n2", "bad gpu 0, see ticket 12 of the [ops] team")
+    try:
+        (node,) = [node for node in nodes_of(site) if node["name"] == "n2"]
+        assert node["state"] == "drained"
+        assert str(node["reason"]).startswith("bad gpu 0, see ticket 12 of the [ops] team (root, ")
+        assert (node["gpus"], node["cores"]) == (2, 8)
+        job_id = site.submit("undrained", "--nodes", "4", "--", "true")
+        run = site.wait_until("undrained", lambda run: "down, drained" in run["detail"], 30)
+        assert run["state"] == "pending" and len(site.queue(job_id)) == 1
+    finally:
+        site.cluster.resume("n2")
+    assert site.ended("undrained")["state"] == "completed"
+
+
+def test_a_time_limit_is_met_with_everything_saved_and_a_rank_can_be_visited(site: Site) -> None:
+    site.submit("short", "--nodes", "2", "--time", "0:00:50", "--set", "training.train_iters=1000000")
+    wait_for(lambda: site.iteration("short") > 2, 60, "the first iterations")
+    keys = "hostname; kill -0 $LLMCTL_RANK_PID && exit 3\n"
+    status, seen = site.on_terminal(keys, "interactive", "--run", "short", "--rank", "0")
+    assert status == 3 and re.search(r"^n1\r?$", seen, re.MULTILINE), seen
+    command = ("bash", "-c", "hostname; kill -0 $LLMCTL_RANK_PID")
+    beside = site.call("interactive", "--run", "short", "--rank", "1", "--", *command)
+    assert (beside.returncode, beside.stdout) == (0, "n2\n"), beside.stderr
+    run = site.ended("short")
+    assert run["state"] == "timeout" and "time limit" in run["detail"], run
+    latest = site.path("short") / "checkpoints" / "latest_checkpointed_iteration.txt"
+    assert int(latest.read_text()) == run["iteration"] > 0
+    assert run["ended"] - run["started"] < 50
+
+
+def secret_places(site: Site, job_id: str, run_id: str, secret: str) -> list[str]:
+    """Where a secret can be read, of all places that it must not be in."""
+    run = site.cluster.run
+    texts = {
+        "scontrol show job": run("scontrol", "--details", "show", "job", job_id),
+        "the batch script": run("scontrol", "write", "batch_script", job_id, "-"),
+        "sacct's script": run("sacct", "--jobs", job_id, "--batch-script"),
+        "sacct's environment": run("sacct", "--jobs", job_id, "--env-vars"),
+        "sacct": run("sacct", "--jobs", job_id, "--parsable2", "--format=ALL"),
+    }
+    texts.update(
+        {str(path): path.read_text(errors="replace") for path in site.path(run_id).rglob("*") if path.is_file()}
+    )
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            texts[f"the words of {folder.name}"] = (folder / "cmdline").read_text(errors="replace")
+        except OSError:
+            continue
+    assert "HOME=" in texts["sacct's environment"] and "job.sh" in texts["sacct's script"]
+    return [place for place, text in texts.items() if secret in text]
+
+
+def test_cancel_leaves_no_process_and_a_secret_leaves_no_trace(site: Site) -> None:
+    secret = "swordfish-" + os.urandom(8).hex()
+    told = site.home / "told"
+    command = f'test "$WORD" = "$EXPECTED" && echo "$SLURM_NODEID" >> {told}; sleep 600 & sleep 600'
+    job_id = site.submit(
+        "doomed", "--nodes", "4", "--secret", "WORD", "--secret", "EXPECTED", "--", "bash", "-c", command,
+        env={"WORD": secret, "EXPECTED": secret},
+    )  # fmt: skip
+    waiting = site.submit("never", "--after", "doomed", "--", "true")
+    wait_for(lambda: told.exists() and len(told.read_text().split()) == 4, 60, "the secret on four nodes")
+    environment = ("sacct", "--jobs", job_id, "--env-vars")
+    wait_for(lambda: "HOME=" in site.cluster.run(*environment), 60, "the accounting, which is a little behind")
+    assert secret_places(site, job_id, "doomed", secret) == []
+    assert len(site.cluster.processes("LLMCTL_RUN_ID=doomed")) >= 8
+    site.llmctl("cancel", "never", "doomed")
+    assert site.ended("doomed")["state"] == "cancelled"
+    assert site.ended("never")["state"] == "cancelled"
+    wait_for(lambda: not site.cluster.processes("LLMCTL_RUN_ID=doomed"), 20, "the end of all processes")
+    wait_for(lambda: not site.queue(job_id) and not site.queue(waiting), 20, "an empty queue")
+    assert not list((site.home / ".local/state/llmctl/secrets").glob("doomed*"))
+
+
+def kill_job_script(site: Site, run_id: str) -> None:
+    """As if the kernel had run out of memory: no exit.json is written."""
+    started = json.loads((site.path(run_id) / "attempts/1/started.json").read_text())
+    site.cluster.on_node(started["host"], "kill", "-KILL", str(started["pid"]))
+
+
+def test_without_accounting(site: Site) -> None:
+    """Of a job without exit.json the queue knows for some minutes how it ended, then only the accounting does."""
+    jobs = {run_id: site.submit(run_id, "--", "sleep", "600") for run_id in ("seen", "forgotten")}
+    for run_id in jobs:
+        site.wait_until(run_id, lambda run: run["state"] == "running" and run["attempt"] == 1)
+    site.cluster.stop_accounting()
+    try:
+        kill_job_script(site, "seen")
+        assert site.ended("seen", 60)["state"] == "failed"
+        site.cluster.forget_jobs_after(2)
+        kill_job_script(site, "forgotten")
+        known = ("squeue", "--noheader", "--states=all", "--format=%i")
+        wait_for(lambda: jobs["forgotten"] not in site.cluster.run(*known).split(), 150, "an empty queue")
+        run = site.status("forgotten")
+        assert run["state"] == "unknown" and "accounting" in run["detail"], run
+    finally:
+        site.cluster.start_accounting()
+        site.cluster.forget_jobs_after(300)
+    run = site.ended("forgotten", 60)
+    assert (run["state"], run["exit_code"]) == ("failed", 137)
+
+
+def test_containers_by_pyxis(site: Site, tmp_path: Path) -> None:
+    """With the stand-in, or the real plugin where LLMCTL_TEST_PYXIS names it and LLMCTL_TEST_IMAGE an image."""
+    image, records = REAL_IMAGE or str(tmp_path / "image.sqsh"), tmp_path / "records"
+    asked = ("--nodes", "2", "--container", image, "--mount", f"{tmp_path}:/work", "--", "hostname")
+    refused = site.call("submit", "--cluster", "bed-pyxis", "--run-id", "refused", *asked)
+    assert refused.returncode != 0 and "pyxis" in refused.stderr
+    site.cluster.load_plugins(f"required {REAL_PYXIS}\n" if REAL_PYXIS else stand_in_for_pyxis(tmp_path, records))
+    try:
+        job_id = site.submit("contained", *asked, cluster="bed-pyxis")
+        assert site.ended("contained")["state"] == "completed", site.job_log("contained")
+    finally:
+        site.cluster.load_plugins("")
+    logs = [(site.path("contained") / "attempts/1" / f"node-{node:05d}.log").read_text() for node in range(2)]
+    assert [log.strip() for log in logs] == ["n1", "n2"]
+    if REAL_PYXIS:
+        return
+    found = {path.name: path.read_text().split("\0") for path in records.iterdir()}
+    assert found.keys() == {f"{job_id}.0.0", f"{job_id}.0.1"}
+    for given in found.values():
+        assert {f"container-image={image}", "container-workdir=/work", "no-container-mount-home="} <= set(given)
+        mounts = next(word for word in given if word.startswith("container-mounts=")).partition("=")[2].split(",")
+        assert f"{tmp_path}:/work" in mounts and f"{site.path('contained')}:{site.path('contained')}" in mounts
+
+
+def stand_in_for_pyxis(folder: Path, records: Path) -> str:
+    """Build it, and an image; the line of plugstack.conf that loads it."""
+    records.mkdir()
+    (folder / "image.sqsh").touch()
+    plugin, source = folder / "pyxis_standin.so", Path(__file__).parents[1] / "standins" / "pyxis_standin.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)], check=True)
+    return f"required {plugin} {records}\n"
