@@ -98,8 +98,8 @@ def run_on_terminal(argv: Sequence[str], *, env: Mapping[str, str], cwd: str | N
             before[number] = signal.signal(number, hand_on)
         process = subprocess.Popen(list(argv), env=dict(env), cwd=cwd)
         started.append(process)
-        for sent in early:
-            process.send_signal(sent)
+        for early_signal in early:
+            process.send_signal(early_signal)
         status = process.wait()
     finally:
         for number, handler in before.items():

@@ -66,7 +66,7 @@ class PortRule(_Part):
 class RendezvousProfile(_Part):
     """Where the ranks of a job meet."""
 
-    interface: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,32}$")
+    interface: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:-]{1,32}$")
     """Network interface whose IPv4 address the head node is reached at. Unset: the one towards the other nodes."""
     ports: tuple[int, int] = (20000, 29999)
     """First and last port to try. Below Linux's ephemeral ports, so that no client socket sits there."""
@@ -84,9 +84,9 @@ class RendezvousProfile(_Part):
 class LoginProfile(_Part):
     """Where the cluster's commands are run. Without ``host``: on this machine, which then is a login node."""
 
-    host: str | None = Field(None, pattern=_SSH_NAME)
+    host: str | None = Field(default=None, pattern=_SSH_NAME)
     """As the ssh command knows it: a name, an alias of ~/.ssh/config or user@name."""
-    proxy_jump: str | None = Field(None, pattern=_SSH_NAME)
+    proxy_jump: str | None = Field(default=None, pattern=_SSH_NAME)
     """Host to go through, where ~/.ssh/config does not say."""
     python: str | None = None
     """Python 3.7 or later of the login node. Unset: the first that is found there."""
@@ -95,22 +95,22 @@ class LoginProfile(_Part):
 class ResourceType(_Part):
     """One kind of node, in the site's word for it."""
 
-    gpus: int = Field(0, ge=0)
+    gpus: int = Field(default=0, ge=0)
     """GPUs of one node; of a fractional type, of the part."""
-    cores: int | None = Field(None, gt=0)
-    memory_gib: float | None = Field(None, gt=0)
+    cores: int | None = Field(default=None, gt=0)
+    memory_gib: float | None = Field(default=None, gt=0)
     fraction: bool = False
     """A part of a node: one of it only, and other jobs beside it."""
-    max_nodes: int | None = Field(None, gt=0)
+    max_nodes: int | None = Field(default=None, gt=0)
     max_time: Time = None
-    gpu_memory_gib: float | None = Field(None, gt=0)
+    gpu_memory_gib: float | None = Field(default=None, gt=0)
     gpu: str | None = None
     """The GPU as people call it, such as H200: doctor compares it with what torch was built for."""
     gpu_type: str | None = None
     """The scheduler's word for the GPU, where it wants one (Slurm: ``--gpus-per-node=TYPE:N``)."""
     queue: str | None = None
     """Queue or partition that this kind of node is in."""
-    points_per_hour: float | None = Field(None, ge=0)
+    points_per_hour: float | None = Field(default=None, ge=0)
     """What one node costs for an hour, in the site's units."""
     options: tuple[str, ...] = ()
     """Further directives for jobs on this kind of node, each one line without the scheduler's prefix."""
@@ -119,9 +119,9 @@ class ResourceType(_Part):
 class LimitsProfile(_Part):
     """What the site refuses. A reservation goes by rules of its own: these are not applied to it."""
 
-    max_nodes: int | None = Field(None, gt=0)
+    max_nodes: int | None = Field(default=None, gt=0)
     max_time: Time = None
-    max_node_hours: float | None = Field(None, gt=0)
+    max_node_hours: float | None = Field(default=None, gt=0)
     time_by_nodes: tuple[tuple[int, Time], ...] = ()
     """(up to so many nodes, longest time): the first that is large enough counts."""
     queues: dict[str, "QueueLimits"] = {}
@@ -130,9 +130,9 @@ class LimitsProfile(_Part):
 class QueueLimits(_Part):
     """Limits of one queue or partition, over the general ones."""
 
-    max_nodes: int | None = Field(None, gt=0)
+    max_nodes: int | None = Field(default=None, gt=0)
     max_time: Time = None
-    max_node_hours: float | None = Field(None, gt=0)
+    max_node_hours: float | None = Field(default=None, gt=0)
 
 
 class DefaultsProfile(_Part):
@@ -169,7 +169,7 @@ class ContainerProfile(_Part):
     mounts: tuple[str, ...] = ()
     """``SRC:DST[:FLAGS]`` for every container. The run directory is always mounted."""
     workdir: str | None = None
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(:(auto|create|exec|no_exec))?$")
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(:(auto|create|exec|no_exec))?$")
     """pyxis: keep the container's file system under this name; it then goes before the image."""
     save: str | None = None
     """pyxis: file that the end state is written to."""
@@ -189,7 +189,7 @@ class CostProfile(_Part):
     """What a job is charged. Zero effort for sites without points: node-hours are always told."""
 
     unit: str = "points"
-    reserved_factor: float = Field(1.0, gt=0)
+    reserved_factor: float = Field(default=1.0, gt=0)
     priority_factors: dict[int, float] = {}
     """Priority -> factor."""
 
@@ -208,7 +208,7 @@ class ClusterProfile(_Part):
     """ssh: the machines, the head first, as the ssh command knows them."""
     shared: bool = True
     """ssh: whether runs_root is one folder that all hosts see."""
-    runs_root: str | None = Field(None, min_length=1)
+    runs_root: str | None = Field(default=None, min_length=1)
     """Folder that holds the run directories, on the file system that the nodes share. ``~`` is the home directory."""
     group: str | None = None
     """What the site bills to."""
@@ -229,7 +229,7 @@ class ClusterProfile(_Part):
     cost: CostProfile = CostProfile()
     env: dict[str, str] = {}
     """Variables that every job gets."""
-    stop_grace_s: int = Field(120, gt=0)
+    stop_grace_s: int = Field(default=120, gt=0)
     """Seconds that a run gets to save once it has been told to stop."""
 
     @field_validator("scheduler")
