@@ -4,11 +4,14 @@ A person is asked only when the connection is first made, never again in the mid
 """
 
 import base64
+import queue
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import paramiko
 from paramiko.agent import AgentSSH
@@ -19,6 +22,9 @@ from llmctl.remote.ssh_config import SshConfig
 from llmctl.remote.terminal import Terminal
 
 AUTH_TIMEOUT_S = 60.0
+_PERSON_TIMEOUT_S = 300.0
+"""A person may have to fetch a phone; sshd itself waits two minutes (LoginGraceTime)."""
+_Questions = tuple[str, str, list[tuple[str, bool]]]
 _INTERACTIVE = ("keyboard-interactive", "password")
 
 
@@ -127,16 +133,39 @@ class Login:
         return self._transport.auth_password(config.user, password, fallback=False)
 
     def _ask_questions(self) -> list[str]:
-        def answer(title: str, instructions: str, prompts: list[tuple[str, bool]]) -> list[str]:
-            intro = "".join(f"{text.strip()}\n" for text in (title, instructions) if text.strip())
-            answers = []
-            for question, shows in prompts:
-                shown = f"{intro}({self._config.user}@{self._config.hostname}) {question}"
-                answers.append(self._credentials.terminal.ask(shown, shows_answer=shows))
-                intro = ""
-            return answers
+        # paramiko asks in a thread of its own; a person is asked in this one, which Ctrl-C reaches.
+        asked: queue.SimpleQueue[_Questions | None] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        outcome: list[Any] = []
 
-        return self._transport.auth_interactive(self._config.user, answer)
+        def hand_over(title: str, instructions: str, prompts: list[tuple[str, bool]]) -> list[str]:
+            asked.put((title, instructions, prompts))
+            return answers.get()
+
+        def authenticate() -> None:
+            try:
+                outcome.append(self._transport.auth_interactive(self._config.user, hand_over))
+            except Exception as error:
+                outcome.append(error)
+            asked.put(None)
+
+        self._transport.auth_timeout = _PERSON_TIMEOUT_S
+        threading.Thread(target=authenticate, daemon=True).start()
+        while (questions := asked.get()) is not None:
+            answers.put(self._answer(*questions))
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        further: list[str] = outcome[0]
+        return further
+
+    def _answer(self, title: str, instructions: str, prompts: list[tuple[str, bool]]) -> list[str]:
+        intro = "".join(f"{text.strip()}\n" for text in (title, instructions) if text.strip())
+        answers = []
+        for question, shows in prompts:
+            shown = f"{intro}({self._config.user}@{self._config.hostname}) {question}"
+            answers.append(self._credentials.terminal.ask(shown, shows_answer=shows))
+            intro = ""
+        return answers
 
     def _keys(self) -> Iterator[tuple[str, paramiko.PKey]]:
         """Keys in OpenSSH's order: of the agent those that the configuration names, its others, then key files."""

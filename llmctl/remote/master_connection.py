@@ -43,6 +43,9 @@ class _PipeSocket:
             raise EOFError
         return data
 
+    def get_name(self) -> str:
+        return "sftp"  # for paramiko's log
+
     def close(self) -> None:
         self._channel.close()
 

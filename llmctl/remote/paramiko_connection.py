@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import cast
 
 import paramiko
 
@@ -189,6 +190,27 @@ class ParamikoConnection:
         raise SchedulerError(f"{self._name}: the command was ended by a signal", transient=False)
 
 
+class _TunnelSocket:
+    """A channel to the next host, as the socket of the connection to it."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        self.settimeout = channel.settimeout
+        self.send = channel.send
+        self.recv = channel.recv
+        self.getpeername = channel.getpeername
+
+    @property
+    def _closed(self) -> bool:
+        """Asked by paramiko, of whatever it takes for a socket."""
+        return self._channel.closed
+
+    def close(self) -> None:
+        # In a thread of paramiko's, which would print a traceback where the connection below has gone first.
+        with suppress(EOFError, OSError, paramiko.SSHException):
+            self._channel.close()
+
+
 class _Liveness:
     """Asks the other side for an answer every few seconds, as OpenSSH's ServerAliveInterval does."""
 
@@ -259,9 +281,9 @@ def connect(
 def _tunnel(transport: paramiko.Transport, hop: SshConfig, config: SshConfig) -> paramiko.Channel:
     patience = config.connect_timeout_s or CONNECT_TIMEOUT_S
     try:
-        return transport.open_channel(
-            "direct-tcpip", (config.hostname, config.port), ("127.0.0.1", 0), timeout=patience
-        )
+        place = config.hostname, config.port
+        channel = transport.open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=patience)
+        return cast(paramiko.Channel, _TunnelSocket(channel))
     except paramiko.ChannelException as error:
         # RFC 4254, 5.1: 1 is "administratively prohibited", 2 "connect failed".
         what = "forwards no connections" if error.code == 1 else "cannot reach it"

@@ -57,6 +57,10 @@ class Route:
             return master_connection.MasterConnection(self._chain[-1], self._environment)
         return self._open_own(self._chain)
 
+    def give_up_asking(self) -> None:
+        """Leave the terminal as it was, whoever still waits for an answer."""
+        self._terminal.restore()
+
     def may_try_again(self, error: SchedulerError) -> bool:
         """Whether a transient failure is worth another attempt at once: not where a person would have to be asked."""
         return not isinstance(error, PromptRefused)

@@ -11,7 +11,7 @@ import threading
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from llmctl.remote.failures import PromptRefused
 
@@ -28,6 +28,7 @@ class Terminal:
     def __init__(self, path: str = _TTY) -> None:
         self.path = path
         self._asking = threading.Lock()
+        self._before: list[Any] | None = None
 
     @property
     def is_there(self) -> bool:
@@ -55,10 +56,22 @@ class Terminal:
             finally:
                 os.close(descriptor)
 
+    def restore(self) -> None:
+        """Show again what is typed, also where a question was given up and whoever asked still waits in a thread."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        with suppress(OSError, termios.error):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            try:
+                termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+            finally:
+                os.close(descriptor)
+
     def _ask(self, descriptor: int, question: str, shows_answer: bool) -> str:
-        before = termios.tcgetattr(descriptor)
         silent = termios.tcgetattr(descriptor)
         silent[3] &= ~termios.ECHO
+        self._before = termios.tcgetattr(descriptor)
         try:
             if not shows_answer:
                 termios.tcsetattr(descriptor, termios.TCSAFLUSH, silent)
@@ -70,7 +83,7 @@ class Terminal:
                     raise PromptRefused(f"the terminal was closed: {question.strip()}")
                 answer += data
         finally:
-            termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+            self.restore()
             if not shows_answer:
                 with suppress(OSError):
                     os.write(descriptor, b"\n")

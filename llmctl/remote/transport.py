@@ -30,6 +30,7 @@ RECONNECT_PATIENCE_S = 120.0
 """The same for a connection that was there and was lost."""
 _READ_AT_ONCE = 1 << 26
 _CHUNK = 1 << 22
+_CLOSE_PATIENCE_S = 2.0
 _DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 
 
@@ -201,13 +202,19 @@ class RemoteTransport:
 
     def close(self) -> None:
         """End the agent and the connection; the next call makes another."""
-        with self._guard:
+        self._route.give_up_asking()
+        # Another thread of ours may be waiting for somebody's password: then there is nothing yet that could be closed.
+        if not self._guard.acquire(timeout=_CLOSE_PATIENCE_S):
+            return
+        try:
             agent, connection = self._agent, self._connection
             self._agent = self._connection = None
             if agent is not None:
                 agent.close()
             if connection is not None:
                 connection.close()
+        finally:
+            self._guard.release()
 
     def _look(self, act: str, *args: Any) -> Any:
         with self._guard:

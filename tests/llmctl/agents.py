@@ -53,6 +53,9 @@ class PipeRoute:
         self.opened.append(PipeConnection(self.shell, self.environment))
         return self.opened[-1]
 
+    def give_up_asking(self):
+        """Nobody was asked."""
+
     def may_try_again(self, error):
         return error.transient
 

@@ -1,0 +1,71 @@
+"""Clients of the tests' ssh hosts, each with a configuration of its own, and a terminal that answers questions."""
+
+import os
+import pty
+import shutil
+import threading
+import time
+from pathlib import Path
+
+from llmctl.remote.route import Route
+from llmctl.remote.terminal import Terminal
+from llmctl.remote.transport import RemoteTransport
+from tests.testbeds.ssh_hosts import SshHosts
+
+SEARCHED = "/usr/bin:/bin"
+
+
+def client_environ(hosts: SshHosts, folder: Path, *lines: str, without: str = "", **variables: str) -> dict[str, str]:
+    """The environment of a client: the hosts' configuration, ``lines`` before it, lines with ``without`` left out."""
+    folder.mkdir(exist_ok=True)
+    kept = [line for line in hosts.config.read_text().splitlines() if not without or without not in line]
+    (folder / "config").write_text("".join(f"{line}\n" for line in (*lines, *kept)))
+    wrapper = folder / "ssh"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh", path=SEARCHED)} -F {folder}/config "$@"\n')
+    wrapper.chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **variables}
+
+
+def hands_on(
+    host: str, environ: dict[str, str], terminal: Terminal | None = None, **options: object
+) -> RemoteTransport:
+    """Hands on a host that nobody can be asked about, unless there is a terminal; ``remarks`` holds what they say."""
+    remarks: list[str] = []
+    route = Route(host, environ, terminal=terminal or Terminal("/nonexistent"))
+    hands = RemoteTransport(route, remark=remarks.append, **options)  # type: ignore[arg-type]
+    hands.remarks = remarks  # type: ignore[attr-defined]
+    return hands
+
+
+class Person:
+    """Somebody at a terminal: types an answer to each question that is expected, in order."""
+
+    def __init__(self, *answers: tuple[str, str]) -> None:
+        self._ours, self._theirs = pty.openpty()
+        self.terminal = Terminal(os.ttyname(self._theirs))
+        self.seen = ""
+        self._answers = list(answers)
+        threading.Thread(target=self._type, daemon=True).start()
+
+    @property
+    def unused(self) -> list[tuple[str, str]]:
+        """The questions that did not come."""
+        return self._answers
+
+    def _type(self) -> None:
+        answered = 0
+        while True:
+            try:
+                self.seen += os.read(self._ours, 1024).decode()
+            except OSError:
+                return
+            if self._answers and self._answers[0][0] in self.seen[answered:]:
+                answered = len(self.seen)
+                # A person is slower than the switch of the echo.
+                time.sleep(0.1)
+                os.write(self._ours, f"{self._answers.pop(0)[1]}\n".encode())
+
+    def leave(self) -> None:
+        """Close the terminal."""
+        os.close(self._theirs)
+        os.close(self._ours)
