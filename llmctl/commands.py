@@ -102,8 +102,8 @@ def run_on_terminal(argv: Sequence[str], *, env: Mapping[str, str], cwd: str | N
             process.send_signal(early_signal)
         status = process.wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for changed, handler in before.items():
+            signal.signal(changed, handler)
     return status if status >= 0 else 128 - status
 
 
