@@ -92,7 +92,8 @@ leave() {
     code=${code:-$?}
     trap '' TERM INT USR1 HUP
     end_all
-    write_json exit.json '{"code": %d, "reason": "%s", "signal": %s, "time": %d, "node": "%s"}' \
+    write_json exit.json \
+        '{"code": %d, "reason": "%s", "signal": %s, "time": %d, "node": "%s"}' \
         "$code" "$(ending_reason)" "${signal:+\"}${signal:-null}${signal:+\"}" "$(date +%s)" "$HOSTNAME"
     exit "$code"
 }

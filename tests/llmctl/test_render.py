@@ -5,6 +5,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from llmctl.job import JobSpec
 from llmctl.profile import ClusterProfile, EnvironmentProfile
 from llmctl.render import RunPlace, interactive_script
 from llmctl.resources import UserFolders, bundled
+from tests.llmctl import script_cases
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 REFRESH = os.environ.get("LLMCTL_REFRESH_GOLDEN") == "1"
@@ -78,6 +80,39 @@ def test_the_script_is_the_one_reviewed(case: str) -> None:
     if REFRESH:
         path.write_text(script)
     assert script == path.read_text()
+
+
+@pytest.mark.parametrize("case", script_cases.CASES, ids=str)
+def test_the_script_of_every_profile_and_launcher_is_the_one_reviewed(case: script_cases.ScriptCase) -> None:
+    script = case.rendered().script.replace(f"llmctl {__version__}.", "llmctl VERSION.")
+    path = GOLDEN / f"{case}.sh"
+    if REFRESH:
+        path.write_text(script)
+    assert script == path.read_text()
+    read = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+    assert read.stderr == ""
+    assert not re.search(r"set -\w*x|eval ", script)
+    assert "{{" not in script
+
+
+def test_no_golden_script_is_left_of_a_profile_that_is_gone() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.sh")} == {*CASES, *map(str, script_cases.CASES)}
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+@pytest.mark.parametrize("scheduler", ["local", "pbs", "sge", "slurm", "ssh"])
+def test_shellcheck_has_nothing_to_say(scheduler: str) -> None:
+    scripts = [GOLDEN / f"{case}.sh" for case in CASES] if scheduler == "local" else []
+    seen = set()
+    for case in script_cases.CASES:
+        profile = case.profile()
+        # What profiles of one scheduler differ in is words, but for these.
+        kind = (case.launcher, case.in_container and profile.container.runtime, bool(profile.rendezvous.port_rule))
+        if profile.scheduler == scheduler and kind not in seen:
+            seen.add(kind)
+            scripts.append(GOLDEN / f"{case}.sh")
+    done = subprocess.run(["shellcheck", "-s", "bash", *scripts], capture_output=True, text=True, check=False)
+    assert done.stdout + done.stderr == ""
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,502 @@
+#!/usr/bin/env bash
+# Run gpt-261121-101500-ab12 on machines behind ssh, submission 1. Written by llmctl VERSION.
+# job.sh NODE runs on each machine and is that node's part of the run. No scheduler tells one of the other.
+run_id=gpt-261121-101500-ab12
+run_dir=/runs/gpt-261121-101500-ab12
+submission=1
+nodes=2
+ranks_per_node=8
+python=/home/ada/venv/bin/python
+is_training=yes
+port_range=20000-29999
+stop_grace_s=120
+# Seconds after which the run is told to stop; 0: never.
+stop_after_s=7200
+attempt_dir=
+secrets=()
+all_hosts=(node1 node2 )
+
+find_job() { job_id=$$; }
+
+list_hosts() { printf '%s\n' "${all_hosts[@]}"; }
+
+this_node=0
+# Appended to the names of started.json and exit.json, which are the head's: what they say, they say of the run.
+node_suffix=
+
+on_every_node() { start_agent "$@" "$this_node"; }
+
+# Every host gives the attempt the same number: that of the submission, since nothing ever starts it again.
+begin_attempt() {
+    attempt=$submission
+    attempt_dir=$run_dir/attempts/$attempt
+    mkdir -p "$run_dir/attempts" || exit 1
+    if ((this_node == 0)); then
+        mkdir "$attempt_dir" || exit 1
+    fi
+    if ((this_node > 0)); then
+        printf -v node_suffix -- '-%05d' "$this_node"
+        exec >>"$attempt_dir/node$node_suffix.log" 2>&1
+    fi
+    if ((this_node == 0)); then cp "$run_dir/job.sh" "$attempt_dir/"; fi
+    if ((this_node == 0)) && [[ -f $run_dir/config.yaml ]]; then cp "$run_dir/config.yaml" "$attempt_dir/"; fi
+    trap leave_host EXIT
+    write_started
+}
+
+# The head finds the place; llmctl starts the others once it is known, and takes it to those that cannot see it.
+meet_everywhere() {
+    local file=$attempt_dir/rendezvous until=$((SECONDS + 60))
+    if ((this_node == 0)); then
+        if [[ -s $run_dir/second-host ]]; then read -r "hosts[1]" <"$run_dir/second-host"; fi
+        meet || exit 1
+        echo "${master_addr:--} ${master_port:--}" >"$file.new" && mv "$file.new" "$file"
+        return
+    fi
+    until [[ -s $file ]]; do
+        if ((SECONDS >= until)); then echo "llmctl: no word from the head node in $file" >&2; exit 1; fi
+        sleep 0.5
+        # Opening the folder makes a network file system look again.
+        : "$attempt_dir"/rende*
+    done
+    read -r master_addr master_port <"$file"
+    master_addr=${master_addr#-} master_port=${master_port#-}
+}
+
+# How the hosts know of each other: each says every few seconds that it is there (beat-NNNNN), and how its part ended
+# (exit-NNNNN.json). Counted in looks and not by the clock: one that hangs in a slow file system is not thought dead.
+looks=0
+looks_per_beat=13
+beats_to_die=10
+# A host that has not begun at all gets longer: 120 s.
+beats_to_come=$((240 / looks_per_beat + 1))
+peer_beat=()
+peer_silence=()
+peer_end=()
+
+watch_peers() {
+    local peer text beat='' is_beat=''
+    if ((looks % looks_per_beat == 0)); then
+        is_beat=yes
+        printf -v beat '%s/beat-%05d' "$attempt_dir" "$this_node"
+        echo "$looks" >"$beat"
+    fi
+    looks=$((looks + 1))
+    if [[ -z $signal && -e $attempt_dir/stop ]]; then on_signal TERM; fi
+    # Opening the folder makes a network file system look again.
+    : "$attempt_dir"/exit-*
+    for ((peer = 0; peer < nodes; peer++)); do
+        if ((peer == this_node)) || [[ -n ${peer_end[peer]-} ]]; then continue; fi
+        printf -v text '%s/exit-%05d.json' "$attempt_dir" "$peer"
+        if [[ -s $text ]]; then
+            peer_end[peer]=ended
+            text=$(<"$text")
+            if [[ $text =~ \"code\":\ ([0-9]+) && ${BASH_REMATCH[1]} != 0 ]]; then
+                lose_peer "$peer" "${BASH_REMATCH[1]}" "ended with exit code ${BASH_REMATCH[1]}"
+            fi
+        elif [[ -n $is_beat ]]; then
+            hear_peer "$peer"
+        fi
+    done
+}
+
+hear_peer() {
+    local peer=$1 file beat='' patience=$beats_to_die
+    printf -v file '%s/beat-%05d' "$attempt_dir" "$peer"
+    if [[ -e $file ]]; then read -r beat <"$file"; fi
+    if [[ $beat != "${peer_beat[peer]-}" ]]; then
+        peer_beat[peer]=$beat peer_silence[peer]=0
+        return
+    fi
+    peer_silence[peer]=$((${peer_silence[peer]-0} + 1))
+    if [[ -z $beat ]]; then patience=$beats_to_come; fi
+    if ((peer_silence[peer] > patience)); then
+        peer_end[peer]=lost
+        lose_peer "$peer" 1 "has not been heard of for $((patience * looks_per_beat / 2)) s"
+    fi
+}
+
+# A part that has failed takes the others along, like an agent of our own.
+lose_peer() {
+    echo "llmctl: node $1 (${all_hosts[$1]}) $3" >&2
+    if [[ $code == 0 ]]; then code=$2; fi
+    if [[ -z $deadline ]]; then deadline=$((SECONDS + failure_grace_s)); fi
+}
+
+# The run has ended once every host's part has.
+wait_for_peers() {
+    if ((this_node > 0)); then return; fi
+    write_json exit-00000.json '{"code": %d, "time": %d, "node": "%s"}' "$code" "$(date +%s)" "$HOSTNAME"
+    while ((${#peer_end[@]} < nodes - 1)); do
+        watch_peers
+        sleep 0.5 &
+        wait "$!"
+    done
+}
+
+leave_host() {
+    # The head ends last. Where it has left a mark, home directories are shared too, and the file is the head's.
+    if ((this_node == 0)); then
+        rm -f /home/ada/.local/state/llmctl/secrets/gpt.1 /home/ada/.local/state/llmctl/secrets/gpt.1.head
+    elif [[ ! -e /home/ada/.local/state/llmctl/secrets/gpt.1.head ]]; then
+        rm -f /home/ada/.local/state/llmctl/secrets/gpt.1
+    fi
+    leave
+}
+
+run_host() {
+    this_node=${1-0}
+    trap '' HUP
+    trap 'on_signal TERM' TERM
+    trap 'on_signal INT' INT
+    trap 'on_signal USR1' USR1
+    trap 'on_signal USR2' USR2
+    cd "$run_dir" || exit 1
+    find_job
+    begin_attempt
+    if ((this_node == 0)); then : >/home/ada/.local/state/llmctl/secrets/gpt.1.head; fi
+    load_environment || exit 1
+    export LLMCTL_ENVIRONMENT="$run_id.$attempt"
+    if ((this_node == 0)); then write_hostfile || exit 1; fi
+    meet_everywhere
+    # Told to stop before anything has begun: nothing begins.
+    if [[ -n $signal ]]; then exit 0; fi
+    start_ranks
+    wait_for_agents
+    wait_for_peers
+    exit "$code"
+}
+
+job_id=
+hosts=()
+
+load_environment() {
+    return 0
+}
+
+# The variables that the user asked for. Apart from the software, for they may be called like a variable of this script.
+export_variables() {
+    # An array would stay one, and arrays are not handed on.
+    unset -v NCCL_IB_GID_INDEX NCCL_IB_TC
+    export NCCL_IB_GID_INDEX=3
+    export NCCL_IB_TC=106
+    return 0
+}
+
+# An attempt has a number of its own; mkdir settles who gets it, also when the scheduler starts the job again.
+new_attempt() {
+    attempt=1
+    mkdir -p "$run_dir/attempts" || exit 1
+    while ! mkdir "$run_dir/attempts/$attempt" 2>/dev/null; do
+        if [[ ! -d $run_dir/attempts/$attempt ]]; then
+            echo "llmctl: $run_dir/attempts/$attempt cannot be made" >&2
+            exit 1
+        fi
+        attempt=$((attempt + 1))
+    done
+    attempt_dir=$run_dir/attempts/$attempt
+    cp "$run_dir/job.sh" "$attempt_dir/"
+    if [[ -f $run_dir/config.yaml ]]; then cp "$run_dir/config.yaml" "$attempt_dir/"; fi
+    trap leave EXIT
+    write_started
+}
+
+write_started() {
+    local start_time=null boot_id=null line fields
+    # proc(5): the 22nd field is the start time; the name before it stands in parentheses and may hold anything.
+    if read -r line <"/proc/$$/stat"; then
+        read -r -a fields <<<"${line##*) }"
+        start_time=${fields[19]}
+    fi
+    if read -r line </proc/sys/kernel/random/boot_id; then boot_id="\"$line\""; fi
+    write_json "started$node_suffix.json" \
+        '{"attempt": %d, "submission": %d, "job_id": "%s", "host": "%s", "pid": %d, "pid_start_time": %s, "boot_id": %s, "time": %d}' \
+        "$attempt" "$submission" "$job_id" "$HOSTNAME" "$$" "$start_time" "$boot_id" "$(date +%s)"
+} 2>/dev/null
+
+# Readers never see half a file: it is written aside and renamed.
+write_json() {
+    local name=$1 format=$2
+    shift 2
+    printf "$format\n" "$@" >"$attempt_dir/.$name" && mv "$attempt_dir/.$name" "$attempt_dir/$name"
+}
+
+# Why it ended: what the user asked for comes first, then what rank 0 wrote down, then the exit code.
+ending_reason() {
+    local outcome=
+    if [[ -f $attempt_dir/outcome.json ]]; then outcome=$(<"$attempt_dir/outcome.json"); fi
+    if [[ -e $attempt_dir/cancel ]]; then
+        echo cancelled
+    elif [[ $is_timeout == yes && ! ($code == 0 && $outcome =~ \"reason\":[[:space:]]*\"completed\") ]]; then
+        echo timeout
+    elif [[ $code == 0 && $outcome =~ \"reason\":[[:space:]]*\"stopped\" ]]; then
+        echo stopped
+    elif [[ -n $signal && ($is_training == no || $started == no) ]]; then
+        echo stopped
+    elif [[ $code == 0 ]]; then
+        echo completed
+    else
+        echo failed
+    fi
+}
+
+leave() {
+    code=${code:-$?}
+    trap '' TERM INT USR1 HUP
+    end_all
+    write_json "exit$node_suffix.json" \
+        '{"code": %d, "reason": "%s", "signal": %s, "time": %d, "node": "%s"}' \
+        "$code" "$(ending_reason)" "${signal:+\"}${signal:-null}${signal:+\"}" "$(date +%s)" "$HOSTNAME"
+    exit "$code"
+}
+
+# Seconds: to save once told to stop (stop_grace_s), to save once cancelled (unless attempts/K/cancel says how many), and
+# to follow an agent that has failed.
+cancel_grace_s=10
+failure_grace_s=10
+kill_grace_s=10
+signal=
+deadline=
+code=
+started=no
+is_timeout=
+is_cancelled=
+agents=()
+
+signal_agents() {
+    local pid
+    for pid in "${agents[@]}"; do kill "-$1" -- "-$pid" 2>/dev/null; done
+}
+
+# Agents put their ranks into sessions of their own; what belongs to the attempt is known by its environment.
+kill_leftovers() {
+    local environ pid
+    for environ in $(grep -lszFx "LLMCTL_RUN_DIR=$run_dir" /proc/[0-9]*/environ); do
+        pid=${environ#/proc/}
+        if grep -qszFx "LLMCTL_ATTEMPT=$attempt" "$environ" && ! grep -qsz '^LLMCTL_INTERACTIVE=' "$environ"; then
+            kill -KILL "${pid%/environ}" 2>/dev/null
+        fi
+    done
+}
+
+end_all() {
+    signal_agents KILL
+    kill_leftovers
+}
+
+# Starts COMMAND... as one agent. Its output is job.sh's own, but for what it redirects itself.
+start_agent() {
+    set -m
+    "$@" </dev/null &
+    agents+=("$!")
+    set +m
+}
+
+# Told to stop: the trainer saves at its next step and leaves. Told again: it ends at once, but for a warning of the time
+# limit, which comes from the scheduler and from our own timer.
+on_signal() {
+    if [[ -n $signal ]]; then
+        if [[ $1 != USR? ]]; then deadline=$SECONDS; fi
+        return
+    fi
+    signal=$1
+    # Schedulers announce the end of the time by USR1 or USR2; what ends a job for any other reason is TERM.
+    if [[ $signal == USR? ]]; then is_timeout=yes; fi
+    if [[ -z $attempt_dir ]]; then return; fi
+    touch "$attempt_dir/stop"
+    deadline=$((SECONDS + stop_grace_s))
+    if [[ -e $attempt_dir/cancel ]]; then read_cancel; fi
+}
+
+# attempts/K/cancel holds the seconds that the trainer gets to save.
+read_cancel() {
+    local seconds=
+    read -r seconds <"$attempt_dir/cancel"
+    if [[ ! $seconds =~ ^[0-9]{1,6}$ ]]; then seconds=$cancel_grace_s; fi
+    deadline=$((SECONDS + 10#$seconds))
+    is_cancelled=yes
+}
+
+# Agents that still run stay in the list; the first that failed gives the exit code and takes the others along.
+check_agents() {
+    local pid status running=()
+    for pid in "${agents[@]}"; do
+        if kill -0 "$pid" 2>/dev/null; then
+            running+=("$pid")
+            continue
+        fi
+        wait "$pid"
+        status=$?
+        if ((status != 0 && code == 0)); then
+            code=$status
+            if [[ -z $deadline ]]; then deadline=$((SECONDS + failure_grace_s)); fi
+        fi
+    done
+    agents=("${running[@]}")
+}
+
+wait_for_agents() {
+    local told=
+    code=0
+    while check_agents; ((${#agents[@]} > 0)); do
+        if ((stop_after_s > 0 && SECONDS >= stop_after_s)) && [[ -z $signal ]]; then
+            echo "llmctl: told to stop at the time limit, after $stop_after_s s" >&2
+            on_signal USR1
+        fi
+        watch_peers
+        # A cancel may come as a file alone: from another machine, or after the run had been told to stop.
+        if [[ -z $is_cancelled && -e $attempt_dir/cancel ]]; then
+            if [[ -z $signal ]]; then on_signal TERM; else read_cancel; fi
+        fi
+        if [[ -n $deadline ]] && ((SECONDS >= deadline)); then
+            if [[ -n $told ]]; then end_all; else signal_agents TERM; fi
+            told=yes
+            deadline=$((SECONDS + kill_grace_s))
+        fi
+        # A trapped signal ends this wait at once.
+        sleep 0.5 &
+        wait "$!"
+    done
+}
+
+# Runs a command with the run's snapshot of the code.
+in_code() {
+    PYTHONPATH=$run_dir/code:$run_dir/code/user${PYTHONPATH:+:$PYTHONPATH} "$@"
+}
+
+# NUL-separated names and values; never evaluated, never on a command line.
+read_secrets() {
+    local name value
+    while IFS= read -r -d '' name && IFS= read -r -d '' value; do
+        secrets+=("$name=$value")
+    done </home/ada/.local/state/llmctl/secrets/gpt.1 || { echo "llmctl: the file of the secrets is gone; submit again" >&2; exit 1; }
+}
+
+# Becomes the command that follows the first --; before it stand further variables, as NAME=VALUE.
+become() {
+    # From here on only what stands in the arguments is sure: the user's variables may be called like ours.
+    set -- "$run_dir/code:$run_dir/code/user" "${secrets[@]}" \
+        LLMCTL_RUN_ID="$run_id" LLMCTL_RUN_DIR="$run_dir" LLMCTL_ATTEMPT="$attempt" \
+        LLMCTL_HOSTFILE="$attempt_dir/hostfile" NNODES="$nodes" "$@"
+    export_variables
+    export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"
+    shift
+    while [[ $1 != -- ]]; do
+        export "$1"
+        shift
+    done
+    shift
+    exec "$@"
+}
+
+master_addr=
+master_port=
+
+# Sets master_addr and master_port. The lock keeps the port ours from now until the last process that inherits it has
+# gone, since another run could find the port free as well, before ours has begun to listen.
+choose_rendezvous() {
+    local locks try found
+    locks=/tmp/llmctl-ports-$UID
+    mkdir -p -m 700 "$locks" 2>/dev/null
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        found=$(in_code "$python" -m trainer rendezvous --job-id "$run_id.$attempt.$try" --ports "$port_range" "$@") ||
+            return 1
+        master_addr=${found% *} master_port=${found##* }
+        if [[ ! -O $locks ]] || ! command -v flock >/dev/null; then return 0; fi
+        exec 9>"$locks/$master_port"
+        if flock -n 9; then return 0; fi
+        exec 9>&-
+        # The site's rule gives one port only; from the second try on the job's id does.
+        if [[ ${1-} == --start ]]; then shift 2; fi
+    done
+    echo "llmctl: no free port in $port_range after $try tries; widen rendezvous.ports in the profile" >&2
+    return 1
+}
+
+write_hostfile() {
+    local host
+    hosts=()
+    while IFS= read -r host; do hosts+=("$host"); done < <(list_hosts)
+    if ((${#hosts[@]} != nodes)); then
+        echo "llmctl: asked for $nodes nodes and given ${#hosts[@]}: ${hosts[*]}" >&2
+        return 1
+    fi
+    for host in "${hosts[@]}"; do printf '%s slots=%d\n' "$host" "$ranks_per_node"; done >"$attempt_dir/hostfile"
+}
+
+# Address and port of the head node, found on the head node.
+meet() {
+    local options=()
+    if ((${#hosts[@]} > 1)); then options+=(--peer "${hosts[1]}"); fi
+    choose_rendezvous "${options[@]}" --with-address && return 0
+    # Only the trainer needs to meet; a COMMAND may have no Python at all.
+    if [[ $is_training == yes ]]; then return 1; fi
+    master_addr= master_port=
+}
+
+start_ranks() {
+    local inside=(bash "$attempt_dir/job.sh")
+    local meeting=("$attempt" "${master_addr:--}" "${master_port:--}")
+    started=yes
+    on_every_node "${inside[@]}" node "${meeting[@]}"
+}
+
+# What node and rank have in common: ATTEMPT ADDRESS PORT, and the number of this node.
+enter_node() {
+    attempt=$1 master_addr=${2#-} master_port=${3#-}
+    local node=$4
+    attempt_dir=$run_dir/attempts/$attempt
+    exec >>"$attempt_dir/$(printf 'node-%05d.log' "$node")" 2>&1 </dev/null
+    read_secrets
+    if [[ ${LLMCTL_ENVIRONMENT-} != "$run_id.$attempt" ]]; then load_environment || exit 1; fi
+    cd "$run_dir/code" || exit 1
+}
+
+# The innermost launcher knows best which process this is: mpirun inside a Slurm step leaves Slurm's variables about.
+rank_of_launcher() {
+    local rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}}
+    if [[ -z $rank && -n ${SLURM_STEP_ID-} ]]; then rank=${SLURM_PROCID-}; fi
+    echo "${rank:-0}"
+}
+
+run_node() {
+    local node=${4:-}
+    if [[ -z $node ]]; then node=$(rank_of_launcher); fi
+    enter_node "$1" "$2" "$3" "$node"
+    set -- "$python" -m torch.distributed.run --nnodes "$nodes" --node-rank "$node" --nproc-per-node "$ranks_per_node" \
+        --master-addr "$master_addr" --master-port "$master_port" --rdzv-id "$run_id.$attempt" --max-restarts 0 \
+        --log-dir "$attempt_dir/torchrun" -m trainer pretrain --config "$run_dir/config.yaml"
+    become MASTER_ADDR="$master_addr" MASTER_PORT="$master_port" NODE_RANK="$node" \
+        LLMCTL_GPUS_PER_NODE=8 -- "$@"
+}
+
+leave_job() {
+    # A job that the scheduler takes back and starts again needs its secrets again; llmctl removes them when it has ended.
+    if [[ $signal != TERM || -n $is_cancelled ]]; then rm -f /home/ada/.local/state/llmctl/secrets/gpt.1; fi
+    leave
+}
+
+run_job() {
+    trap '' HUP
+    trap 'on_signal TERM' TERM
+    trap 'on_signal INT' INT
+    trap 'on_signal USR1' USR1
+    trap 'on_signal USR2' USR2
+    cd "$run_dir" || exit 1
+    find_job
+    new_attempt
+    trap leave_job EXIT
+    load_environment || exit 1
+    write_hostfile || exit 1
+    meet || exit 1
+    # Told to stop before anything has begun: nothing begins.
+    if [[ -n $signal ]]; then exit 0; fi
+    start_ranks
+    wait_for_agents
+    exit "$code"
+}
+
+case ${1-} in
+    node) shift && run_node "$@" ;;
+    *) run_host "$@" ;;
+esac
