@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmctl.errors import ProfileError, SchedulerError
 from llmctl.file_acts import FileWrite, write_files
@@ -109,11 +109,11 @@ def below_home(path: str, folders: UserFolders) -> str:
     return f"~{path[len(home) :]}" if path == home or path.startswith(f"{home}/") else path
 
 
-def write_overlay(folders: UserFolders, name: str, answers: Answers) -> Path:
+def write_overlay(folders: UserFolders, name: str, answers: Answers) -> Path | None:
     """Write or change the user's overlay of a cluster, whole or not at all, once it is known to load.
 
     Returns:
-        The file.
+        The file; None if all of it holds already, and nothing was written.
 
     Raises:
         ProfileError: the values are not valid, or the file is one that cannot be changed; nothing is written.
@@ -121,7 +121,13 @@ def write_overlay(folders: UserFolders, name: str, answers: Answers) -> Path:
     path = folders.clusters / f"{name}.yaml"
     text = _text_of(path)
     layers = [(file, read_layer(file)) for file in profile_files(folders, name)]
-    changes = {**bundled_login(profile_of(name, layers), answers), **answers.changes()}
+    profile = profile_of(name, layers)
+    changes = {**bundled_login(profile, answers), **answers.changes()}
+    # What the bundled profile says is not repeated: it would stay when that changes.
+    held = profile.model_dump(mode="json")
+    changes = {place: value for place, value in changes.items() if _at(held, place) != value}
+    if not changes:
+        return None
     new = edited(str(path), text or _HEADER.format(name=name), changes)
     _check(folders, name, path, new)
     try:
@@ -131,6 +137,12 @@ def write_overlay(folders: UserFolders, name: str, answers: Answers) -> Path:
     except OSError as error:
         raise ProfileError(f"{error.filename or path}: cannot be written: {error.strerror}") from None
     return path
+
+
+def _at(values: Mapping[str, Any], place: tuple[str, ...]) -> Any:
+    for key in place:
+        values = values[key]
+    return values
 
 
 def _text_of(path: Path) -> str:

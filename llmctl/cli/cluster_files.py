@@ -131,6 +131,9 @@ def setup(
     elif runs_root is None:
         answers = _with_work_area(invocation, profile, answers)
     path = write_overlay(folders, name, answers)
+    if path is None:
+        say(f"nothing is written: all of this holds for {name} already")
+        return
     print(path)
     say(f"llmctl doctor --cluster {name} says whether it works")
 

@@ -83,6 +83,17 @@ def test_an_empty_login_means_this_machine(folders):
     assert load_profile(folders, "abci3").login.host is None
 
 
+def test_what_holds_already_is_not_written_again(folders, capsys):
+    modules = [word for name in load_profile(folders, "frontier").environment.modules for word in ("--module", name)]
+    assert main(["clusters", "setup", "frontier", "--group", "g", *modules]) == 0
+    assert set(yaml.safe_load(overlay_of(folders, "frontier").read_text())) == {"group", "runs_root"}
+    before = overlay_of(folders, "frontier").read_text()
+    capsys.readouterr()
+    assert main(["clusters", "setup", "frontier", "--group", "g"]) == 0
+    assert "nothing is written" in capsys.readouterr().err
+    assert overlay_of(folders, "frontier").read_text() == before
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
