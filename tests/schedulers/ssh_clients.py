@@ -3,10 +3,16 @@
 import os
 import pty
 import shutil
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from llmctl.errors import SchedulerError
 from llmctl.remote.route import Route
 from llmctl.remote.terminal import Terminal
 from llmctl.remote.transport import RemoteTransport
@@ -35,6 +41,35 @@ def hands_on(
     hands = RemoteTransport(route, remark=remarks.append, **options)  # type: ignore[arg-type]
     hands.remarks = remarks  # type: ignore[attr-defined]
     return hands
+
+
+@contextmanager
+def hands(*args: object, **options: object) -> Iterator[RemoteTransport]:
+    """Hands on a host, let go of at the end."""
+    made = hands_on(*args, **options)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def refusal(host: str, environ: dict[str, str], *, transient: bool, **options: object) -> str:
+    """What is said of a host that cannot be used."""
+    with hands(host, environ, **options) as made, pytest.raises(SchedulerError) as caught:
+        made.home()
+    assert caught.value.transient is transient, caught.value.message
+    assert len(caught.value.message.splitlines()) <= 2
+    return caught.value.message
+
+
+@contextmanager
+def master(environ: dict[str, str], host: str) -> Iterator[None]:
+    """A ControlMaster of the user's, as long as it is needed."""
+    subprocess.run(["ssh", "-fNM", host], env=environ, check=True, timeout=20, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        subprocess.run(["ssh", "-O", "exit", host], env=environ, check=False, timeout=20, capture_output=True)
 
 
 class Person:
