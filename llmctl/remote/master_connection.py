@@ -6,9 +6,7 @@ Sites with one-time passwords let nothing else in without a person at the keyboa
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import cast
-
-import paramiko
+from typing import TYPE_CHECKING, cast
 
 from llmctl.errors import SchedulerError
 from llmctl.remote.connection import ProcessChannel
@@ -16,6 +14,9 @@ from llmctl.remote.failures import ConnectionLost
 from llmctl.remote.sockets import CommandSocket
 from llmctl.remote.ssh_config import SshConfig, ssh_program, target_words
 from llmctl.transport import LocalTransport
+
+if TYPE_CHECKING:
+    import paramiko
 
 _CHECK_S = 10.0
 _SFTP_PATIENCE_S = 60.0
@@ -68,15 +69,17 @@ class MasterConnection:
         """Have the user's login shell run a command line."""
         return self._client(["-T"], [command])
 
-    def sftp(self) -> paramiko.SFTPClient:
+    def sftp(self) -> "paramiko.SFTPClient":
         """A client of the host's SFTP server; the caller closes it.
 
         Raises:
             SchedulerError: the host has none.
         """
+        import paramiko
+
         channel = self._client(["-s"], ["sftp"])
         try:
-            return paramiko.SFTPClient(cast(paramiko.Channel, _PipeSocket(channel)))
+            return paramiko.SFTPClient(cast("paramiko.Channel", _PipeSocket(channel)))
         except (paramiko.SSHException, OSError, EOFError, ConnectionLost):
             said = channel.stderr_tail()
             channel.close()
