@@ -15,18 +15,24 @@ echo "$told" >&2
 pty=no
 if [[ -t 0 && -t 1 ]]; then pty=yes; fi
 here=$(printf %s "$PWD" | base64 -w0)
-exec qrsh -now yes -pty "$pty" "$@" \
-    "bash -c 'cd \"\$(echo $here | base64 -d)\" 2>/dev/null; eval \"exec \$(echo $words | base64 -d)\"'"
+# Jobs find the queue's shell in SHELL (queue_conf(5)), not the user's.
+shell=/bin/bash
+if [[ ${SHELL-} =~ ^/[A-Za-z0-9/._-]+$ ]]; then shell=$SHELL; fi
+place="export SHELL=$shell; cd \"\$(echo $here | base64 -d)\" 2>/dev/null"
+exec qrsh -now yes -pty "$pty" "$@" "bash -c '$place; eval \"exec \$(echo $words | base64 -d)\"'"
 """
 """Run on the login node with WHAT IS TOLD, WORDS and the options of qrsh."""
 
-_ENTER = r"""words=$1 rows=$2 columns=$3
-export TERM=$4
-if [[ $rows == 0 ]] || ! command -v script >/dev/null; then
-    eval "$(echo "$words" | base64 -d)"
+_ENTER = r"""words=$1 size=$2
+export TERM=$3 SHELL=$4
+# Our own standard error is left out: a shell tells the whole text of a command that was killed.
+exec 3>&2 2>/dev/null
+if [[ $size == none ]] || ! command -v script >/dev/null; then
+    eval "$(echo "$words" | base64 -d) 2>&3 3>&-"
     exit "$?"
 fi
-script -qec "bash -c 'stty rows $rows cols $columns; eval \"\$(echo $words | base64 -d)\"'" /dev/null
+SHELL=/bin/bash script -qec "export SHELL=$SHELL
+    bash -c 'stty rows ${size%,*} cols ${size#*,}; eval \"exec \$(echo $words | base64 -d)\"'" /dev/null 2>&3 3>&-
 exit "$?"
 """
 """Run on the node of a visited job. Never becomes the command: Grid Engine ends the whole job when a task of it dies by
@@ -36,21 +42,24 @@ _VISIT = r"""host=$1 enter=$2 words=$3
 export JOB_ID=$4 SGE_TASK_ID=undefined
 # Were qrsh to die, with this terminal or by Ctrl-C, Grid Engine would end the whole job.
 trap '' HUP INT TERM
-rows=0 columns=0
-if [[ -t 0 && -t 1 ]]; then read -r rows columns < <(stty size); fi
-line="bash -c 'eval \"\$(echo $enter | base64 -d)\"' bash $words $rows $columns ${TERM:-dumb}"
+size=none shell=/bin/bash
+if [[ -t 0 && -t 1 ]] && read -r rows columns < <(stty size); then
+    size=$((rows ? rows : 24)),$((columns ? columns : 80))
+fi
+if [[ ${SHELL-} =~ ^/[A-Za-z0-9/._-]+$ ]]; then shell=$SHELL; fi
+enter="bash -c 'eval \"\$(echo $enter | base64 -d)\"' bash $words"
 # Jobs without a parallel environment, such as those on a part of a node, take no task from outside.
 if ! qrsh -inherit -nostdin "$host" true 2>/dev/null; then
     trap - HUP INT TERM
-    tty=-T
-    if [[ $rows != 0 ]]; then tty=-t line=${line/ $rows $columns / 0 0 }; fi
-    exec ssh "$tty" "$host" "$line"
+    tty=-t
+    if [[ $size == none ]]; then tty=-T; fi
+    exec ssh "$tty" "$host" "$enter none ${TERM:-dumb} $shell"
 fi
-if [[ $rows == 0 ]]; then exec qrsh -inherit "$host" "$line"; fi
+if [[ $size == none ]]; then exec qrsh -inherit "$host" "$enter none ${TERM:-dumb} $shell"; fi
 # Tasks get no terminal of their own: the node makes one, and ours passes on every key.
 saved=$(stty -g)
 stty raw -echo
-qrsh -inherit "$host" "$line"
+qrsh -inherit "$host" "$enter $size ${TERM:-dumb} $shell"
 code=$?
 stty "$saved"
 exit "$code"

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -49,29 +49,32 @@ class SgeCluster:
         """Ends every process of every host; their networks go with them."""
         subprocess.run(["bash", SCRIPTS / "sge_down.sh", self.state], timeout=30, check=True)
 
-    def argv(self, host: str, command: Sequence[str]) -> list[str]:
-        """What runs a command on a host. TESTBED_HOME and TESTBED_KEEP say what it gets of our environment."""
+    def argv(self, *command: str, host: str = LOGIN) -> list[str]:
+        """What runs a command on a host; TESTBED_KEEP names what it gets of our environment."""
         return [str(self.state / "on"), host, *command]
 
-    def run(
-        self,
-        *command: str,
-        host: str = LOGIN,
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float = 60,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host to its end."""
-        return subprocess.run(
-            self.argv(host, command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            cwd=cwd,
-            env=dict(env) if env is not None else None,
-        )
+    def environ(self) -> dict[str, str]:
+        """Variables of a user: none, a host has its own."""
+        return {}
+
+    def run(self, *command: str, host: str = LOGIN, timeout_s: float = 30) -> str:
+        """Run a command on a host to its end; all that it printed."""
+        done = subprocess.run(
+            self.argv(*command, host=host), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=timeout_s, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    def processes(self, word: str) -> list[str]:
+        """The processes of all hosts that have a word in their environment, as ``pid command``."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if word.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(f"{folder.name} {(folder / 'cmdline').read_text(errors='replace')}")
+            except OSError:
+                continue
+        return found
 
 
 def _without_session(environ: Mapping[str, str]) -> dict[str, str]:

@@ -56,9 +56,9 @@ cat >"$state/on" <<ON
 host=\$1
 shift
 own=(SGE_ROOT=$state/root SGE_CELL=default SGE_ARCH=lx-amd64 SGE_QMASTER_PORT=16444 SGE_EXECD_PORT=16445
-    PATH=$state/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=\${TESTBED_HOME:-/root} USER=root LOGNAME=root SHELL=/bin/bash
+    PATH=$state/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root USER=root LOGNAME=root SHELL=/bin/bash
     LANG=C.UTF-8 TERM=\${TERM:-dumb})
-for name in \${TESTBED_KEEP-}; do own+=("\$name=\${!name}"); done
+for name in \${TESTBED_KEEP-}; do if [[ -v \$name ]]; then own+=("\$name=\${!name}"); fi; done
 exec env -i "\${own[@]}" nsenter -t "\$(cat "$state/nodes/\$host.pid")" -m -u -n -p --wd="\$PWD" "\$@"
 ON
 cat >"$state/power-cut" <<CUT

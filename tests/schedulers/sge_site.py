@@ -1,0 +1,44 @@
+"""llmctl as a user of the test's Grid Engine calls it: the profile ``abci`` as it is bundled, and an overlay of the user."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests.schedulers.slurm_site import CONFIG, Site
+from tests.testbeds.sge_cluster import SgeCluster
+
+
+@dataclass(frozen=True)
+class SgeSite(Site):
+    """One user of the cluster.
+
+    Attributes:
+        cluster: that is used.
+        home: of the user; holds the config file ``c.yaml`` and the runs.
+    """
+
+    cluster: SgeCluster  # type: ignore[assignment]
+
+    def prepare(self) -> None:
+        """Write the overlay of ``abci`` and the config file."""
+        self.write_overlay(self.home, group=self.cluster.groups[0])
+        (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+
+    def write_overlay(self, home: Path, **more: str) -> None:
+        """What a user says of a cluster: where runs go, which Python, and who pays."""
+        folder = home / ".config" / "llmctl" / "clusters"
+        folder.mkdir(parents=True)
+        own = {"runs_root": str(home / "runs"), "environment": {"kind": "venv", "path": sys.prefix}, **more}
+        (folder / "abci.yaml").write_text(yaml.safe_dump(own))
+
+    def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What a user has in the environment on the login node, and how it gets there."""
+        kept = ("HOME", "OMP_NUM_THREADS", "PS1", "TERM", *(more or ()))
+        return {**super().environ(more), "TESTBED_KEEP": " ".join(kept)}
+
+    def queue(self, job_id: str) -> list[str]:
+        """The lines that qstat has for a job."""
+        return [line for line in self.cluster.run("qstat", "-u", "*").splitlines() if line.split()[:1] == [job_id]]

@@ -1,0 +1,199 @@
+"""llmctl with the bundled profile ``abci`` on a real Grid Engine of four hosts, which sells whole nodes as rt_F."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.schedulers.sge_site import SgeSite
+from tests.testbeds.sge_cluster import SgeCluster, sge_cluster
+from tests.testbeds.slurm_cluster import wait_for
+
+__all__ = ["sge_cluster"]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+HOSTS = {"g0001", "g0002", "g0003", "g0004"}
+# Summation over four ranks rounds otherwise than over one.
+TOLERANCE = 1e-5
+TRAIN = ("--nodes", "4", "--gpus-per-node", "1", "--set", "training.device=cpu")
+
+
+@pytest.fixture(scope="module")
+def site(sge_cluster: SgeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SgeSite]:
+    site = SgeSite(sge_cluster, tmp_path_factory.mktemp("sge"))
+    site.prepare()
+    yield site
+    sge_cluster.run("qdel", "-u", "*")
+
+
+def submit(site: SgeSite, run_id: str, *args: str, **more: dict[str, str]) -> str:
+    return site.submit(run_id, *args, cluster="abci", **more)
+
+
+def same(one: dict[int, float], other: dict[int, float]) -> bool:
+    return one.keys() == other.keys() and all(abs(one[at] - other[at]) <= TOLERANCE for at in one)
+
+
+def test_four_nodes_learn_what_one_process_learns(site: SgeSite) -> None:
+    first = site.call("submit", "c.yaml", "--cluster", "abci", "--run-id", "mpirun", *TRAIN)
+    assert first.returncode == 0, first.stderr
+    assert "abci3" in first.stderr, "not told that the service has ended"
+    assert "4 nodes of rt_F" in first.stderr and "4.8 ABCI points" in first.stderr
+    by_mpirun = site.status("mpirun")["job_ids"][-1]
+    by_torchrun = submit(site, "torchrun", *TRAIN, "--launcher", "torchrun", "--after", "mpirun")
+    waiting = site.wait_until("torchrun", lambda run: "waits for job" in run["detail"] or run["state"] != "pending", 20)
+    assert (waiting["state"], waiting["detail"]) == ("pending", f"waits for job {by_mpirun}")
+    assert [len(site.queue(job_id)) for job_id in (by_mpirun, by_torchrun)] == [1, 1]
+    site.llmctl("submit", "c.yaml", "--cluster", "local", "--run-id", "alone", "--follow")
+    for run_id in ("mpirun", "torchrun"):
+        run = site.ended(run_id)
+        assert (run["state"], run["exit_code"]) == ("completed", 0), site.job_log(run_id)
+        assert set(run["hosts"]) == HOSTS
+        attempt = site.path(run_id) / "attempts" / "1"
+        beats = [json.loads((attempt / "heartbeat" / f"rank-{rank:05d}.json").read_text()) for rank in range(4)]
+        assert {beat["host"] for beat in beats} == HOSTS
+        hostfile = (attempt / "hostfile").read_text().splitlines()
+        assert [line.split()[0] for line in hostfile] == [beat["host"] for beat in beats]
+        assert {line.split()[1] for line in hostfile} == {"slots=1"}
+        assert same(site.losses(run_id), local_losses(site))
+        assert "iteration 12/12" in site.llmctl("logs", run_id)
+
+
+def local_losses(site: SgeSite) -> dict[int, float]:
+    rows = (site.home / "llmctl-runs" / "alone" / "metrics.jsonl").read_text().splitlines()
+    return {row["iteration"]: row["lm_loss"] for row in map(json.loads, rows) if "lm_loss" in row}
+
+
+def test_a_group_is_missing(site: SgeSite, tmp_path: Path) -> None:
+    site.write_overlay(tmp_path)
+    done = site.call("submit", str(site.home / "c.yaml"), "--cluster", "abci", *TRAIN, env={"HOME": str(tmp_path)})
+    assert done.returncode == 3
+    assert all(way in done.stderr for way in ("--group", "LLMCTL_GROUP", "clusters setup")), done.stderr
+    wrong = site.call("submit", "c.yaml", "--cluster", "abci", *TRAIN, "--group", "gzz99999")
+    assert wrong.returncode == 4 and "group" in wrong.stderr and "gzz99999" in wrong.stderr, wrong.stderr
+
+
+def test_a_shell_on_a_compute_node(site: SgeSite) -> None:
+    command = 'hostname; echo "$LOADEDMODULES"; cat; exit 7'
+    done = site.call("interactive", "--cluster", "abci", "--", "bash", "-c", command)
+    host, modules = done.stdout.splitlines()
+    assert done.returncode == 7 and host in HOSTS, done.stderr
+    assert modules.endswith("nccl/2.16/2.16.2-1:hpcx/2.12")
+    status, seen = site.on_terminal("hostname; tty; exit 5\n", "interactive", "--cluster", "abci")
+    assert status == 5 and re.search(r"^g000\d\r?$", seen, re.MULTILINE) and "/dev/pts/" in seen, seen
+    begun = time.monotonic()
+    refused = site.call("interactive", "--cluster", "abci", "--nodes", "9", "--", "true")
+    assert refused.returncode != 0 and "could not be scheduled" in refused.stderr
+    assert time.monotonic() - begun < 30
+
+
+def test_beside_a_running_rank(site: SgeSite) -> None:
+    submit(site, "visited", *TRAIN, "--set", "training.train_iters=100000")
+    wait_for(lambda: site.iteration("visited") > 2, 60, "some iterations")
+    beat = json.loads((site.path("visited") / "attempts/1/heartbeat/rank-00002.json").read_text())
+    inside = "hostname; kill -0 $LLMCTL_RANK_PID && echo lives; kill -KILL $$"
+    done = site.call("interactive", "--run", "visited", "--rank", "2", "--", "bash", "-c", inside)
+    assert (done.returncode, done.stdout) == (137, f"{beat['host']}\nlives\n"), done.stderr
+    keys = "hostname; tty; exit 5\n"
+    status, seen = site.on_terminal(keys.replace("\n", "\r"), "interactive", "--run", "visited", "--rank", "2")
+    assert status == 5 and beat["host"] in seen and "/dev/pts/" in seen, seen
+    # A visitor's death has not been taken for the job's.
+    before = site.iteration("visited")
+    wait_for(lambda: site.iteration("visited") > before + 2, 30, "more iterations")
+    site.llmctl("cancel", "visited")
+    run = site.ended("visited")
+    assert run["state"] == "cancelled" and run["iteration"] > before
+    latest = site.path("visited") / "checkpoints" / "latest_checkpointed_iteration.txt"
+    assert int(latest.read_text()) == run["iteration"], "cancelled without saving"
+
+
+def secret_places(site: SgeSite, job_id: str, run_id: str, secret: str) -> list[str]:
+    """Where a secret can be read, of all places that it must not be in."""
+    texts = {
+        "qstat -j": site.cluster.run("qstat", "-j", job_id),
+        "the spooled script": "".join(
+            path.read_text(errors="replace") for path in (site.cluster.state / "execd").glob(f"*/job_scripts/{job_id}")
+        ),
+    }
+    texts.update(
+        {str(path): path.read_text(errors="replace") for path in site.path(run_id).rglob("*") if path.is_file()}
+    )
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            texts[f"the words of {folder.name}"] = (folder / "cmdline").read_text(errors="replace")
+        except OSError:
+            continue
+    assert "job_name" in texts["qstat -j"] and "#$ -l rt_F=4" in texts["the spooled script"]
+    return [place for place, text in texts.items() if secret in text]
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_cancel_leaves_no_process_and_a_secret_leaves_no_trace(site: SgeSite, launcher: str) -> None:
+    secret = "swordfish-" + os.urandom(8).hex()
+    run_id, told, saved = f"doomed-{launcher}", site.home / f"told-{launcher}", site.home / f"saved-{launcher}"
+    command = (
+        f"trap 'sleep 2; echo $NODE_RANK >>{saved}; exit' TERM; "
+        f'test "$WORD" = "$EXPECTED" && echo "$NODE_RANK $MASTER_ADDR:$MASTER_PORT" >>{told}; sleep 600 & wait'
+    )
+    job_id = submit(
+        site, run_id, "--nodes", "4", "--launcher", launcher, "--secret", "WORD", "--secret", "EXPECTED",
+        "--", "bash", "-c", command, env={"WORD": secret, "EXPECTED": secret},
+    )  # fmt: skip
+    waiting = submit(site, f"never-{launcher}", "--after", run_id, "--", "true")
+    wait_for(lambda: told.exists() and len(told.read_text().splitlines()) == 4, 60, "the secret on four nodes")
+    head = (site.path(run_id) / "attempts/1/hostfile").read_text().split()[0]
+    meeting_point = f"10.98.2.{int(head[1:])}:{10000 + int(job_id) % 50000}"
+    assert sorted(told.read_text().splitlines()) == [f"{node} {meeting_point}" for node in range(4)]
+    assert secret_places(site, job_id, run_id, secret) == []
+    assert len(site.cluster.processes(f"LLMCTL_RUN_ID={run_id}")) >= 8
+    site.llmctl("cancel", f"never-{launcher}", run_id)
+    assert site.ended(run_id)["state"] == "cancelled"
+    assert site.ended(f"never-{launcher}")["state"] == "cancelled"
+    assert sorted(saved.read_text().split()) == ["0", "1", "2", "3"]
+    wait_for(lambda: not site.cluster.processes(f"LLMCTL_RUN_ID={run_id}"), 20, "the end of all processes")
+    wait_for(lambda: not site.queue(job_id) and not site.queue(waiting), 20, "an empty queue")
+    wait_for(lambda: "exit_status" in site.cluster.run("qacct", "-j", job_id), 20, "the account of the job")
+    assert secret not in (site.cluster.state / "root/default/common/accounting").read_text()
+    assert not list((site.home / ".local/state/llmctl/secrets").glob(f"{run_id}*"))
+
+
+def test_a_job_that_grid_engine_ends_at_its_time_limit(site: SgeSite) -> None:
+    """It does not listen when it is told to stop: no exit.json is left, and only the accounting knows."""
+    stubborn = "trap '' TERM; while :; do sleep 1; done"
+    job_id = submit(site, "stubborn", "--time", "0:00:14", "--", "bash", "-c", stubborn)
+    run = site.ended("stubborn", 60)
+    assert (run["state"], run["job_ids"]) == ("timeout", [job_id])
+    assert "time limit" in run["detail"], run
+    assert not (site.path("stubborn") / "attempts/1/exit.json").exists()
+    assert "37  : qmaster enforced" in site.cluster.run("qacct", "-j", job_id)
+
+
+def test_a_job_in_error_says_why(site: SgeSite) -> None:
+    for host in HOSTS:
+        site.cluster.run("mount", "-t", "tmpfs", "none", str(site.home / "runs"), host=host)
+    try:
+        job_id = submit(site, "unseen", "--", "true")
+        run = site.wait_until("unseen", lambda run: "in error" in run["detail"], 30)
+    finally:
+        for host in HOSTS:
+            site.cluster.run("umount", str(site.home / "runs"), host=host)
+    assert run["state"] == "pending"
+    assert "can't chdir to" in run["detail"] and "No such file" in run["detail"]
+    site.llmctl("cancel", "unseen")
+    assert site.ended("unseen")["state"] == "cancelled"
+    wait_for(lambda: not site.queue(job_id), 20, "an empty queue")
+
+
+def test_nodes(site: SgeSite) -> None:
+    site.cluster.run("qmod", "-d", "gpu@g0002")
+    try:
+        nodes = json.loads(site.llmctl("nodes", "--cluster", "abci", "--json"))["nodes"]
+    finally:
+        site.cluster.run("qmod", "-e", "gpu@g0002")
+    assert {node["name"] for node in nodes} == HOSTS
+    (disabled,) = [node for node in nodes if node["name"] == "g0002"]
+    assert (disabled["state"], disabled["reason"]) == ("drained", "disabled by an operator")
+    assert disabled["queues"] == ["gpu"]
