@@ -1,4 +1,4 @@
-"""llmctl as a user of the test's Grid Engine calls it: the profile ``abci`` as it is bundled, and an overlay of the user."""
+"""llmctl as a user of the test's Grid Engine calls it: the bundled profile ``abci`` and a small overlay."""
 
 import sys
 from collections.abc import Mapping

@@ -67,6 +67,19 @@ def local_losses(site: SgeSite) -> dict[int, float]:
     return {row["iteration"]: row["lm_loss"] for row in map(json.loads, rows) if "lm_loss" in row}
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_a_part_of_a_node(site: SgeSite, launcher: str) -> None:
+    """Such a job has no parallel environment."""
+    run_id, command = f"part-{launcher}", 'echo "$HOSTNAME $NODE_RANK $NNODES"; exit 99'
+    submit(site, run_id, "--resource-type", "rt_C.small", "--launcher", launcher, "--", "bash", "-c", command)
+    run = site.ended(run_id)
+    # Grid Engine would start a job again that leaves with 99.
+    assert (run["state"], run["exit_code"], run["attempts"]) == ("failed", 99, 1), site.job_log(run_id)
+    assert re.search(r"g000\d 0 1$", site.llmctl("logs", run_id), re.MULTILINE)
+    done = site.call("interactive", "--cluster", "abci", "--resource-type", "rt_C.small", "--", "hostname")
+    assert done.stdout.strip() in HOSTS, done.stderr
+
+
 def test_a_group_is_missing(site: SgeSite, tmp_path: Path) -> None:
     site.write_overlay(tmp_path)
     done = site.call("submit", str(site.home / "c.yaml"), "--cluster", "abci", *TRAIN, env={"HOME": str(tmp_path)})
