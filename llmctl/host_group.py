@@ -71,6 +71,23 @@ class HostGroup:
         member = self._members.get(host)
         return cast("Hands", _Watched(member)) if member is not None else self
 
+    def called(self, name: str) -> Hands:
+        """Hands on the host that the profile, or the machine itself, calls so.
+
+        Raises:
+            SchedulerError: there is none in reach.
+        """
+        for host in self.hosts:
+            if name in (host, host.rpartition("@")[2]):
+                return self.hands_of(host)
+        reports, problems = self._gather(lambda hands: hands.inspect_processes([]))
+        found = next((host for host, report in reports.items() if _short(report.host) == _short(name)), None)
+        if found is not None:
+            return self.hands_of(found)
+        if problems:
+            raise joined(problems)
+        raise SchedulerError(f"none of {', '.join(self.hosts)} calls itself {name}", transient=False)
+
     def first(self, count: int) -> "HostGroup":
         """The first so many of these hosts, over the same connections."""
         few = HostGroup({}, shared=self._shared, runs_root=self._runs_root)
@@ -362,6 +379,10 @@ def _ask_each(
         raise _named(host, failure)
     in_order = [member.host for member in members]
     return ({host: answers[host] for host in in_order if host in answers}, _in_order(problems, in_order))
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0].lower()
 
 
 def _in_order(problems: Mapping[str, SchedulerError], hosts: Iterable[str]) -> dict[str, SchedulerError]:

@@ -21,6 +21,7 @@ from llmctl.submit_checks import check_job, check_job_section, check_offered
 
 if TYPE_CHECKING:
     from llmctl.backends.base import QueueBackend
+    from llmctl.host_group import HostGroup
     from llmctl.run_visit import RunVisit
 
 NAME = "llmctl-interactive"
@@ -85,14 +86,17 @@ def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVi
         container=container,
     )
     backend = load_backend(profile.scheduler)
-    if visit.place is None:
+    hands = invocation.connect(profile)
+    if visit.place is None or not backend.has_queue:
         request = JobRequest(profile, job_name=NAME, run_dir=str(visit.record.run_dir))
         argv = backend.interactive_argv(request, script, invocation.command)
+        if visit.place is not None:
+            hands = cast("HostGroup", hands).called(visit.place.host)
     else:
         visiting = cast("QueueBackend", backend).visit_argv
         more = {"container": container} if container is not None else {}
         argv = visiting(visit.place.job_id, visit.place.host, script, invocation.command, **more)
-    return Session(invocation.connect(profile), argv, _cwd(invocation, profile))
+    return Session(hands, argv, _cwd(invocation, profile))
 
 
 def _named_container(visit: "RunVisit", profile: ClusterProfile, invocation: Invocation) -> ContainerPlan | None:

@@ -1,0 +1,156 @@
+"""llmctl as a user of the test's ssh hosts calls it, from a machine that reaches only the gate."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.testbeds.ssh_hosts import SshHosts
+
+LLMCTL = str(Path(sys.executable).with_name("llmctl"))
+GRACE_S = 10
+CONFIG = {
+    "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2},
+    "training": {"train_iters": 12, "seq_length": 32, "micro_batch_size": 1, "global_batch_size": 8, "device": "cpu"},
+    "optimizer": {"lr": 1e-3},
+    "data": {"mock_data": True},
+    "logging": {"log_interval": 1},
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """One user of the hosts.
+
+    Attributes:
+        hosts: that are used, by their names h1, h2 ... through the gate.
+        home: of the user on this machine; holds the config file ``c.yaml``.
+    """
+
+    hosts: SshHosts
+    home: Path
+
+    def prepare(self) -> None:
+        """Write the profiles ``lab`` and ``apart``, whose hosts share nothing, and the config file."""
+        folder = self.home / ".config" / "llmctl" / "clusters"
+        folder.mkdir(parents=True)
+        lab = {
+            "scheduler": "ssh",
+            "hosts": [*self.hosts.names],
+            "runs_root": str(self.hosts.shared / "runs"),
+            "resource_types": {"cpu": {"gpus": 0}},
+            "defaults": {"resource_type": "cpu"},
+            # Open MPI wants to hear this from root.
+            "environment": {
+                "python": sys.executable,
+                "setup": ["export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"],
+            },
+            "stop_grace_s": GRACE_S,
+        }
+        (folder / "lab.yaml").write_text(yaml.safe_dump(lab))
+        apart = {**lab, "shared": False, "runs_root": str(self.hosts.local / "runs")}
+        (folder / "apart.yaml").write_text(yaml.safe_dump(apart))
+        (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+
+    def environ(self) -> dict[str, str]:
+        """What the user has in the environment."""
+        return {**self.hosts.environ(), "HOME": str(self.home), "OMP_NUM_THREADS": "1"}
+
+    def start(self, *args: str) -> "subprocess.Popen[str]":
+        """Start llmctl; its output is one pipe."""
+        return subprocess.Popen(
+            [LLMCTL, *args], env=self.environ(), cwd=self.home, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def call(self, *args: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+        """Run llmctl; any exit status is an answer."""
+        return subprocess.run(
+            [LLMCTL, *args], env=self.environ(), cwd=self.home, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+
+    def llmctl(self, *args: str, timeout_s: float = 120) -> str:
+        """Run llmctl, which must succeed; what it printed."""
+        done = self.call(*args, timeout_s=timeout_s)
+        assert done.returncode == 0, f"llmctl {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def submit(self, run_id: str, *args: str, cluster: str = "lab") -> str:
+        """Submit; training of c.yaml unless a command follows ``--``. What was printed."""
+        config = [] if "--" in args else ["c.yaml"]
+        return self.llmctl("submit", *config, "--cluster", cluster, "--run-id", run_id, *args)
+
+    def status(self, run_id: str) -> dict[str, Any]:
+        """What status says of one run."""
+        (run,) = json.loads(self.llmctl("status", run_id, "--json"))["runs"]
+        return dict(run)
+
+    def ended(self, run_id: str, patience_s: float = 90) -> dict[str, Any]:
+        """Wait until a run has ended."""
+        end = time.monotonic() + patience_s
+        while (run := self.status(run_id))["state"] in ("pending", "running", "unknown"):
+            assert time.monotonic() < end, f"{run}\n{self.logs(run_id)}"
+            time.sleep(0.3)
+        return run
+
+    def path(self, run_id: str) -> Path:
+        """The run directory on the shared file system."""
+        return self.hosts.shared / "runs" / run_id
+
+    def logs(self, run_id: str) -> str:
+        """What job.sh and the agents said."""
+        paths = [*self.path(run_id).glob("job*.log"), *self.path(run_id).glob("attempts/*/node-*.log")]
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(paths))
+
+    def losses(self, run_id: str) -> dict[int, float]:
+        """Loss by iteration, the last row of each."""
+        path = self.path(run_id) / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return {row["iteration"]: row["lm_loss"] for row in rows if "lm_loss" in row}
+
+    def iteration(self, run_id: str) -> int:
+        """The last iteration in the metrics; 0 before the first."""
+        return max(self.losses(run_id), default=0)
+
+    def on_terminal(self, keys: str, *args: str, patience_s: float = 60) -> tuple[int, str]:
+        """Run llmctl on a terminal of its own, typing ``keys`` at the first prompt; (exit status, output)."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(self.home)
+            os.execvpe(LLMCTL, [LLMCTL, *args], {**self.environ(), "TERM": "dumb"})
+        seen, typed, end = b"", False, time.monotonic() + patience_s
+        while time.monotonic() < end:
+            ready, _, _ = select.select([terminal], [], [], 0.5)
+            try:
+                piece = os.read(terminal, 65536) if ready else None
+            except OSError:
+                break  # the terminal has closed
+            if piece == b"":
+                break
+            seen += piece or b""
+            if not typed and seen.rstrip(b" ").endswith((b"#", b"$")):
+                os.write(terminal, keys.encode())
+                typed = True
+        else:
+            os.kill(pid, 9)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.close(terminal)
+        return status, seen.decode(errors="replace")
+
+
+def wait_until(condition: Callable[[], bool], patience_s: float, what: Callable[[], object]) -> None:
+    """Wait until something holds; else fail with what there is."""
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, what()
+        time.sleep(0.2)

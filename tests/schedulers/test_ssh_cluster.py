@@ -1,0 +1,173 @@
+"""llmctl on four machines behind a jump host, without a scheduler: runs, their ends, and what goes wrong on the way."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.schedulers.ssh_site import Site, wait_until
+from tests.testbeds.ssh_hosts import GATE, SshHosts, ssh_hosts
+
+__all__ = ["ssh_hosts"]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+# Summation over four ranks rounds otherwise than over one.
+TOLERANCE = 1e-5
+COUNT = ("bash", "-c", "for ((i = 1; i <= 100; i++)); do echo line $i; sleep 0.4; done")
+
+
+@pytest.fixture(scope="module")
+def site(ssh_hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = Site(ssh_hosts, tmp_path_factory.mktemp("user"))
+    site.prepare()
+    yield site
+    for path in (ssh_hosts.shared / "runs").glob("*/run.json"):
+        site.call("cancel", path.parent.name, "--grace", "0")
+    assert not ssh_hosts.processes(str(ssh_hosts.shared / "runs")), "something is still running"
+
+
+def test_four_hosts_learn_what_one_process_learns(site: Site) -> None:
+    site.submit("four", "--nodes", "4")
+    # Whoever looks on is killed in the middle, and looks again: nothing is lost of the run or of its log.
+    first = site.start("logs", "-f", "four")
+    assert first.stdout is not None
+    assert first.stdout.readline()
+    first.send_signal(signal.SIGKILL)
+    first.wait(10)
+    again = site.start("logs", "-f", "-n", "1000", "four")
+    site.submit("one", "--nodes", "1")
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, output + site.logs("four")
+    assert [f"iteration {at}/12 | loss" in output for at in range(1, 13)] == [True] * 12, output
+    run = site.ended("four")
+    assert (run["state"], run["exit_code"], run["hosts"]) == ("completed", 0, ["h1", "h2", "h3", "h4"])
+    attempt = site.path("four") / "attempts" / "1"
+    beats = [json.loads((attempt / f"heartbeat/rank-{rank:05d}.json").read_text())["host"] for rank in range(4)]
+    starts = ["started.json", *(f"started-{node:05d}.json" for node in range(1, 4))]
+    assert beats == [json.loads((attempt / name).read_text())["host"] for name in starts] == ["h1", "h2", "h3", "h4"]
+    assert site.ended("one")["state"] == "completed", site.logs("one")
+    assert_same(site.losses("four"), site.losses("one"))
+
+
+def test_mpirun_and_hosts_that_share_nothing(site: Site) -> None:
+    site.submit("mpi", "--nodes", "2", "--launcher", "mpirun")
+    assert site.ended("mpi")["state"] == "completed", site.logs("mpi")
+    assert_same(site.losses("mpi"), site.losses("one"))
+    refused = site.call("submit", "c.yaml", "--cluster", "apart", "--nodes", "2")
+    assert refused.returncode == 2 and "checkpoint.save" in refused.stderr and "shared: false" in refused.stderr
+    site.submit("apart", "--nodes", "2", "--set", f"checkpoint.save={site.hosts.shared}/saved", cluster="apart")
+    run = site.ended("apart")
+    assert (run["state"], run["iteration"]) == ("completed", 12)
+    ranks = [[path.name for path in site.hosts.local_of(host).rglob("rank-*.log")] for host in ("h1", "h2")]
+    assert ranks == [["rank-00000.log"], ["rank-00001.log"]], "each host has the log of its own rank"
+    assert "completed at iteration 12" in site.llmctl("logs", "apart")
+
+
+def test_secrets_reach_every_host_and_stay_on_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "s3cret value")
+    site.submit("secret", "--nodes", "3", "--secret", "TOKEN", "--", "bash", "-c", "echo ${#TOKEN} $NODE_RANK")
+    assert site.ended("secret")["state"] == "completed", site.logs("secret")
+    seen = [path.read_text() for path in sorted((site.path("secret") / "attempts/1").glob("node-*.log"))]
+    assert seen == ["12 0\n", "12 1\n", "12 2\n"]
+    assert not [path for path in site.hosts.state.rglob("secret.1*") if path.is_file()]
+    holders = subprocess.run(["grep", "-rlI", "s3cret value", str(site.hosts.state)], capture_output=True, check=False)
+    assert holders.stdout == b""
+
+
+def test_cancelled_on_every_host_and_resumed(site: Site) -> None:
+    site.submit("long", "--nodes", "2", "--set", "training.train_iters=300")
+    wait_until(lambda: site.iteration("long") > 20, 90, lambda: site.logs("long"))
+    shown = site.llmctl(
+        "interactive", "--run", "long", "--rank", "1", "--", "bash", "-c", "hostname; echo $LLMCTL_RANK"
+    )
+    assert shown == "h2\n1\n"
+    printed = site.llmctl("cancel", "long", "--grace", "30")
+    assert "saved at iteration" in printed, printed + site.logs("long")
+    assert not site.hosts.processes(str(site.path("long")))
+    assert site.status("long")["state"] == "cancelled"
+    before = site.iteration("long")
+    assert before < 300, "it was over before it could be cancelled"
+    site.llmctl("resume", "long")
+    run = site.ended("long", 120)
+    assert (run["state"], run["attempts"], run["iteration"]) == ("completed", 2, 300), site.logs("long")
+    rows = [json.loads(line) for line in (site.path("long") / "metrics.jsonl").read_text().splitlines()]
+    assert next(row["iteration"] for row in rows if row["attempt"] == 2) == before + 1
+
+
+def test_a_cut_network_is_told_of_and_lived_through(site: Site) -> None:
+    site.submit("count", "--nodes", "1", "--", *COUNT)
+    follower = site.start("logs", "-f", "-n", "1000", "count")
+    assert follower.stdout is not None
+    lines: list[str] = []
+    while not any("line 3" in line for line in lines):
+        lines.append(follower.stdout.readline())
+        assert lines[-1], lines
+    site.hosts.cut_network(GATE)
+    while "lost" not in lines[-1]:
+        lines.append(follower.stdout.readline())
+        assert lines[-1], lines
+    site.hosts.heal_network(GATE)
+    rest, _ = follower.communicate(timeout=120)
+    output = "".join(lines) + rest
+    assert follower.returncode == 0, output
+    assert "connected" in rest
+    counted = [line.split()[-1] for line in output.splitlines() if "line " in line]
+    assert counted == [str(number) for number in range(1, 101)], output
+
+
+def test_a_host_that_dies_ends_the_run_and_is_refused_afterwards(site: Site) -> None:
+    site.submit("dies", "--nodes", "4", "--", "sleep", "300")
+    site.hosts.cut_power("h4")
+    assert site.status("dies")["state"] == "running"
+    run = site.ended("dies", 60)
+    assert (run["state"], run["exit_code"]) == ("failed", 1), site.logs("dies")
+    assert "node 3 (h4) has not been heard of" in site.llmctl("logs", "dies", "--job")
+    assert not site.hosts.processes(str(site.path("dies")))
+    try:
+        refused = site.call("submit", "--cluster", "lab", "--nodes", "4", "--run-id", "never", "--", "true")
+        assert refused.returncode == 4 and "h4" in refused.stderr, refused.stderr
+        assert_nothing_left(site, "never")
+        (down,) = [node for node in nodes_of(site) if node["state"] == "down"]
+        assert down["name"] == "h4" and down["reason"]
+    finally:
+        site.hosts.restore_power("h4")
+    assert site.submit("again", "--nodes", "4", "--", "true")
+    assert site.ended("again")["state"] == "completed"
+
+
+def test_a_changed_host_key_is_refused(site: Site) -> None:
+    site.hosts.rekey("h2")
+    try:
+        refused = site.call("submit", "--cluster", "lab", "--nodes", "2", "--run-id", "never", "--", "true")
+        assert refused.returncode == 4, refused.stdout
+        assert "h2" in refused.stderr and str(site.hosts.known_hosts) in refused.stderr
+        assert_nothing_left(site, "never")
+    finally:
+        site.hosts.undo_rekey("h2")
+
+
+def test_a_job_that_does_not_begin_on_one_host_is_ended_on_all(site: Site) -> None:
+    """A folder in the way of what one host's job.sh writes first: the others have begun by then."""
+    site.hosts.on_host("h2", "mount", "-t", "tmpfs", "none", str(site.hosts.shared))
+    try:
+        refused = site.call("submit", "--cluster", "lab", "--nodes", "3", "--run-id", "never", "--", "sleep", "300")
+        assert refused.returncode == 4 and "h2: job.sh cannot be started" in refused.stderr, refused.stderr
+        assert "one folder that all hosts see" in refused.stderr
+        assert_nothing_left(site, "never")
+    finally:
+        site.hosts.on_host("h2", "umount", str(site.hosts.shared))
+
+
+def assert_same(one: dict[int, float], other: dict[int, float]) -> None:
+    assert one.keys() == other.keys() and one
+    assert all(abs(one[at] - other[at]) <= TOLERANCE for at in one), (one, other)
+
+
+def assert_nothing_left(site: Site, run_id: str) -> None:
+    assert not site.path(run_id).exists() and not site.hosts.processes(str(site.path(run_id)))
+    assert site.call("status", run_id).returncode == 5
+
+
+def nodes_of(site: Site) -> list[dict[str, object]]:
+    return list(json.loads(site.llmctl("nodes", "--cluster", "lab", "--json"))["nodes"])
