@@ -27,7 +27,7 @@ stop_grace_s=120
 stop_after_s=7080
 attempt_dir=
 secrets=()
-srun_options=(--kill-on-bad-exit=1 --wait=0 --distribution=block --input=none)
+srun_options=(--kill-on-bad-exit=1 --wait=0 --overlap --distribution=block --input=none)
 
 find_job() {
     job_id=$SLURM_JOB_ID

@@ -95,6 +95,7 @@ def test_power_cut_requeue_and_resume(site: Site) -> None:
     (down,) = [node for node in nodes_of(site) if node["name"] == "n4"]
     assert down["state"] == "down"
     site.cluster.restore_power("n4")
+    wait_for(lambda: site.cluster.run("sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D").strip() == "4", 60, "n4")
     # Slurm waits two minutes before it starts a job again.
     site.cluster.run("scontrol", "update", f"jobid={job_id}", "starttime=now")
     assert len(site.queue(job_id)) == 1
