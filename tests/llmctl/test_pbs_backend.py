@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from llmctl.backends import load_queue_backend
 from llmctl.backends.base import JobRequest
+from llmctl.backends.pbs_interactive import ENTER, SUBMIT
 from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
 from llmctl.profile import ClusterProfile, ResourceType, load_profile
@@ -274,3 +276,21 @@ def test_the_words_of_a_visit_are_plain():
     word = argv[5].partition("<<<")[2].partition(")")[0]
     assert base64.b64decode(word) == b"exit 3\0bash\0x\0"
     assert subprocess.run(["sh", "-c", argv[5]], check=False).returncode == 3
+
+
+def test_an_interactive_job_is_asked_for_like_a_batch_job():
+    argv = PBS.interactive_argv(request(reservation="R1234"), "exit 3", ["a b"])
+    count = int(argv[7])
+    assert argv[8 : 8 + count] == [
+        *("-P", "gaa50000", "-q", "R1234", "-l", "select=2:mpiprocs=8", "-l", "walltime=25:01:01"),
+        *("-v", "USE_SSH=1,RTYPE=rt_HF"),
+    ]
+    assert argv[8 + count :] == ["exit 3", "bash", "a b"]
+    assert argv[5] == "2 x rt_HF in reservation R1234 for 25:01:01"
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+@pytest.mark.parametrize("script", [SUBMIT, ENTER])
+def test_shellcheck_has_nothing_to_say(script):
+    done = subprocess.run(["shellcheck", "-s", "bash", "-"], input=script, capture_output=True, text=True, check=False)
+    assert done.stdout == ""

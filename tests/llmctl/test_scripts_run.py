@@ -53,7 +53,7 @@ class Stage:
             "PE_HOSTFILE": str(home / "pe"),
             "SGE_ROOT": "/none",
             "ARC": "none",
-            "PBS_JOBID": "4242.pbs1",
+            "PBS_JOBID": "4242[7].pbs1",
             "PBS_NODEFILE": str(home / "nodes"),
             **self.environ,
         }
@@ -131,6 +131,9 @@ def check_case(case: ScriptCase, profile: ClusterProfile, stage: Stage, run_dir:
     hostfile = (run_dir / "attempts" / "1" / "hostfile").read_text()
     assert hostfile == "".join(f"{host} slots={ranks}\n" for host in HOSTS[:nodes])
     assert json.loads((run_dir / "attempts" / "1" / "exit.json").read_text())["reason"] == "completed"
+    started = json.loads((run_dir / "attempts" / "1" / "started.json").read_text())
+    known = {"slurm": "4242", "sge": "4242", "pbs": "4242.pbs1"}
+    assert profile.scheduler == "ssh" or started["job_id"] == known[profile.scheduler]
     starter = "mpirun" if case.launcher == "mpirun" else STARTERS.get(profile.scheduler)
     assert starter is None or starter in stage.names()
     if case.launcher == "mpirun":

@@ -283,6 +283,24 @@ def test_interactive_leaves_with_4_where_pbs_refuses(site, capfd):
     assert site.jobs() == []
 
 
+def test_interactive_says_why_it_waits_and_takes_its_job_back(site):
+    site.fault("busy")
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "llmctl.cli.main", "interactive", "--cluster", "abci3", "--", "true"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(STANDINS.parents[3])},
+    )
+    assert "asks PBS for 1 x rt_HF" in waiting.stderr.readline()
+    assert waiting.stderr.readline() == "llmctl: PBS says: Not enough free nodes available\n"
+    waiting.terminate()
+    assert waiting.wait(20) == 4
+    waiting.stderr.close()
+    assert [job["state"] for job in site.jobs()] == ["F"]
+
+
 def test_a_visit_goes_to_the_node_of_the_rank(site, capfd, monkeypatch):
     tools = Path("tools")
     tools.mkdir()
