@@ -301,26 +301,52 @@ def test_interactive_says_why_it_waits_and_takes_its_job_back(site):
     assert [job["state"] for job in site.jobs()] == ["F"]
 
 
-def test_a_visit_goes_to_the_node_of_the_rank(site, capfd, monkeypatch):
-    tools = Path("tools")
-    tools.mkdir()
-    note = "# Stand-in for ssh -T HOST LINE: notes HOST, runs LINE here."
-    (tools / "ssh").write_text(f'#!/bin/sh\n{note}\necho "$2" >ssh.host\nexec sh -c "$3"\n')
-    (tools / "ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools.resolve()}:{os.environ['PATH']}")
-    run_id = site.submit(
-        "--nodes", "2", command=["bash", "-c", "touch begun.$NODE_RANK; until [[ -e go ]]; do sleep 0.1; done"]
-    )
+@pytest.fixture
+def ssh(site, tmp_path, monkeypatch):
+    """A stand-in for ssh -T HOST LINE: notes HOST in the file that is handed back, and runs LINE here."""
+    noted = tmp_path / "ssh.host"
+    program = tmp_path / "tools" / "ssh"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n# Stand-in for ssh -T HOST LINE.\necho "$2" >{noted}\nexec sh -c "$3"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert site.jobs() == []
+    return noted
+
+
+def test_a_visit_goes_to_the_head_node_while_the_job_is_there(site, ssh, capfd):
+    waits = "touch begun.$NODE_RANK; until [[ -e go ]]; do sleep 0.1; done"
+    run_id = site.submit("--nodes", "2", command=["bash", "-c", waits])
     site.wait_for(Path("begun.1"))
     capfd.readouterr()
-    assert (
-        main(["interactive", "--run", run_id, "--", "bash", "-c", "echo $LLMCTL_RUN_ID $LLMCTL_ATTEMPT; exit 5"]) == 5
-    )
+    command = "echo $LLMCTL_RUN_ID $LLMCTL_ATTEMPT; exit 5"
+    assert main(["interactive", "--run", run_id, "--", "bash", "-c", command]) == 5
     out, err = capfd.readouterr()
     assert out == f"{run_id} 1\n"
     assert "hnode001" in err
-    assert Path("ssh.host").read_text() == "hnode001\n"
+    assert ssh.read_text() == "hnode001\n"
     Path("go").touch()
     site.wait(run_id, "completed")
     assert main(["interactive", "--run", run_id, "--", "true"]) == 5
-    assert "has ended" in capfd.readouterr().err
+    assert "has ended, completed; its job is gone" in capfd.readouterr().err
+    site.fault("busy")
+    waiting = site.submit("--nodes", "1", command=["true"])
+    assert main(["interactive", "--run", waiting, "--", "true"]) == 5
+    assert "it has no node yet" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(own_address() is None, reason="needs an IPv4 address other than the loopback's")
+def test_a_visit_beside_a_rank(site, ssh, capfd):
+    run_id = site.submit("c.yaml", "--nodes", "2", "--set", "training.train_iters=100000")
+    site.wait_for(site.runs / run_id / "attempts" / "1" / "heartbeat" / "rank-00001.json", 60)
+    capfd.readouterr()
+    command = "tr '\\0' '\\n' </proc/$LLMCTL_RANK_PID/environ | grep '^RANK='"
+    assert main(["interactive", "--run", run_id, "--rank", "1", "--", "bash", "-c", command]) == 0
+    out, err = capfd.readouterr()
+    assert out == "RANK=1\n"
+    assert "rank 1 is process" in err
+    assert ssh.read_text().strip() == site.jobs()[0]["hosts"][1]
+    assert main(["interactive", "--run", run_id, "--rank", "7", "--", "true"]) == 5
+    assert "there are ranks 0-1" in capfd.readouterr().err
+    site.llmctl("cancel", run_id, "--grace", "3")
+    assert site.view(run_id)["state"] == "cancelled"
