@@ -122,7 +122,11 @@ class PbsBackend:
         return parse_jobs(output)
 
     def cancel_commands(self, job_ids: Sequence[str]) -> list[HostCommand]:
-        """TERM to all processes of the head node, and KILL after the queue's kill_delay."""
+        """TERM to all processes on the head node, and KILL after the queue's kill_delay.
+
+        The shell that PBS puts around the script (start_exec.c) dies of TERM, and PBS kills the rest as soon as it has
+        gone: who wants the run to save tells it before, by attempts/K/cancel.
+        """
         return [HostCommand(LOGIN, ("qdel", *job_ids))]
 
     def nodes_argv(self) -> list[list[str]]:
