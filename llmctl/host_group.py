@@ -10,7 +10,7 @@ A host that cannot be reached is never silently left out of what changes somethi
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -377,16 +377,14 @@ def _ask_each(
         thread.join()
     for host, failure in others.items():
         raise _named(host, failure)
-    in_order = [member.host for member in members]
-    return ({host: answers[host] for host in in_order if host in answers}, _in_order(problems, in_order))
+    hosts = [member.host for member in members]
+    return {host: answers[host] for host in hosts if host in answers}, {
+        host: problems[host] for host in hosts if host in problems
+    }
 
 
 def _short(name: str) -> str:
     return name.partition(".")[0].lower()
-
-
-def _in_order(problems: Mapping[str, SchedulerError], hosts: Iterable[str]) -> dict[str, SchedulerError]:
-    return {host: problems[host] for host in hosts if host in problems}
 
 
 def _on(member: _Member, act: Callable[[Hands], T]) -> T:
@@ -404,13 +402,10 @@ def _named(host: str, failure: BaseException) -> BaseException:
     return failure
 
 
-def _alive(
-    answers: Iterator[bool | None] | Sequence[bool | None], problems: Mapping[str, SchedulerError]
-) -> bool | None:
-    known = list(answers)
-    if any(known):
+def _alive(answers: Sequence[bool | None], problems: Mapping[str, SchedulerError]) -> bool | None:
+    if any(answers):
         return True
-    return None if problems or None in known else False
+    return None if problems or None in answers else False
 
 
 def _common(facts: Sequence[PathFacts]) -> PathFacts:

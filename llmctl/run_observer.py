@@ -236,6 +236,8 @@ def _process_answer(
     if None in alive:
         blind = next((report for report in reports if report.boot_id is None), None)
         known = "the pid may be another process's by now" if blind is None else "its processes cannot be seen"
+        # A host out of reach is no host name but says why.
+        known += f": {blind.host}" if blind is not None and " " in blind.host else ""
         return JobAnswer(JobState.UNKNOWN, f"job.sh was pid {pids}; {known}")
     if any(leader.boot_id not in (None, report.boot_id) for leader, report in zip(leaders, reports, strict=True)):
         return JobAnswer(JobState.NODE_FAIL, "the machine was restarted")

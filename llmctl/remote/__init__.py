@@ -17,7 +17,7 @@ def connect(
     proxy_jump: str | None = None,
     python: str | None = None,
     terminal: "Terminal | None" = None,
-    reconnect_patience_s: float | None = None,
+    patience_s: tuple[float, float] | None = None,
 ) -> "RemoteTransport":
     """Hands on a host. Nothing is connected yet: the first call does it, and says what is in the way.
 
@@ -27,14 +27,14 @@ def connect(
         proxy_jump: host to go through, where the user's ssh configuration does not say.
         python: Python 3.7 or later on the host. Unset: the first that is found there.
         terminal: where passwords are asked; shared by hosts that are connected to at the same time.
-        reconnect_patience_s: how long a lost connection is tried again. Unset: two minutes.
+        patience_s: how long the first connection, and a lost one, is tried again. Unset: see RemoteTransport.
     """
     from llmctl.remote.route import Route
-    from llmctl.remote.transport import RECONNECT_PATIENCE_S, RemoteTransport
+    from llmctl.remote.transport import FIRST_PATIENCE_S, RECONNECT_PATIENCE_S, RemoteTransport
 
     route = Route(host, environment, proxy_jump=proxy_jump, terminal=terminal)
-    patience_s = RECONNECT_PATIENCE_S if reconnect_patience_s is None else reconnect_patience_s
-    return RemoteTransport(route, python=python, reconnect_patience_s=patience_s)
+    first, again = patience_s or (FIRST_PATIENCE_S, RECONNECT_PATIENCE_S)
+    return RemoteTransport(route, python=python, first_patience_s=first, reconnect_patience_s=again)
 
 
 def hands_of(profile: "ClusterProfile", environment: Mapping[str, str]) -> "Hands":
@@ -58,8 +58,8 @@ def hands_of(profile: "ClusterProfile", environment: Mapping[str, str]) -> "Hand
                 proxy_jump=login.proxy_jump,
                 python=login.python,
                 terminal=terminal,
-                # One of several: who else is there answers meanwhile.
-                reconnect_patience_s=10.0,
+                # One of several: who else is there answers meanwhile, and what this one does is not known.
+                patience_s=(3.0, 10.0),
             )
             for host in profile.hosts
         },
