@@ -4,19 +4,26 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from llmctl.backends import load_backend
 from llmctl.backends.base import JobRequest
 from llmctl.container import ContainerPlan, plan_container
+from llmctl.container_checks import check_container
 from llmctl.errors import ProfileError
 from llmctl.gpus import visible_gpus
 from llmctl.hands import Hands
 from llmctl.invocation import Invocation, is_remote
 from llmctl.job import JobSpec
+from llmctl.job_request import build_request, check_group, size_of_node
 from llmctl.profile import ClusterProfile
 from llmctl.render import interactive_script, job_python
 from llmctl.resolve import Flag, resolve
+from llmctl.settled_profile import settle_profile
+from llmctl.site_limits import check_limits
+from llmctl.snapshot import store_own_code
+from llmctl.software_probes import check_container_plugin
 from llmctl.submit_checks import check_job, check_job_section, check_offered
 
 if TYPE_CHECKING:
@@ -54,15 +61,17 @@ def new_session(invocation: Invocation, profile: ClusterProfile, flags: Sequence
         UsageError, ConfigFileError, ProfileError: what is asked for cannot be, by flag or file.
         SchedulerError: the cluster cannot be reached.
     """
+    profile = settle_profile(profile, invocation)
     request = _request(invocation, profile, flags)
     hands = invocation.connect(profile)
+    check_container_plugin(profile, hands, request)
     container = _without_import(request.container, hands)
     script = interactive_script(
-        request.profile,
+        profile,
         invocation.folders,
-        _python(request.profile, invocation, container),
+        _python(profile, invocation, container),
         on_cpu=not request.gpus_per_node,
-        env=tuple(_code_variables(invocation, request.profile, hands).items()),
+        env=tuple(_code_variables(invocation, profile, hands).items()),
         container=container,
     )
     # The other runtimes are entered by the script itself, once the modules that they may need are loaded.
@@ -74,6 +83,7 @@ def new_session(invocation: Invocation, profile: ClusterProfile, flags: Sequence
 
 def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVisit") -> Session:
     """A shell, or the command of the invocation, in the environment of a run, and beside it where it runs."""
+    profile = settle_profile(profile, invocation)
     container = _named_container(visit, profile, invocation)
     script = interactive_script(
         profile,
@@ -116,16 +126,15 @@ def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 def _request(invocation: Invocation, profile: ClusterProfile, flags: Sequence[Flag]) -> JobRequest:
     """What is asked for, checked as for a submission."""
-    from llmctl.job_request import build_request, check_group, size_of_node
-
     resolved = resolve(invocation, profile, None, flags, job_only=True)
     job: JobSpec = check_job(resolved, check_job_section(resolved), NAME)
     check_offered(resolved, job, profile)
-    root = invocation.runs_root(profile)
-    profile = profile.model_copy(update={"runs_root": root})
+    root = str(profile.runs_root)
     if profile.scheduler == "local":
         return JobRequest(profile, job_name=NAME, run_dir=root, gpus_per_node=len(visible_gpus(invocation)))
     check_group(job, profile, invocation.folders)
+    check_container(resolved, job, profile, invocation.folders)
+    check_limits(resolved, job, profile)
     ranks_per_node, gpus_per_node = size_of_node(resolved, job, profile, False)
     return build_request(
         job,
@@ -149,15 +158,12 @@ def _without_import(container: ContainerPlan | None, hands: Hands) -> ContainerP
 
 def _code_variables(invocation: Invocation, profile: ClusterProfile, hands: Hands) -> dict[str, str]:
     """The trainer as jobs find it, from a snapshot that is made where there is none yet."""
-    from llmctl.snapshot import digest, own_code
-
-    files = own_code()
-    folder = f"{profile.runs_root}/.code/{digest(files)}"
+    root = Path(str(profile.runs_root))
     try:
-        hands.put_tree(folder, files)
+        code = store_own_code(root, hands)[1]
     except OSError as error:
-        raise ProfileError(f"{profile.name}: runs_root: {profile.runs_root} cannot be written: {error}") from None
-    return code_variables(folder, {} if is_remote(profile) else invocation.environment)
+        raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
+    return code_variables(str(code), {} if is_remote(profile) else invocation.environment)
 
 
 def _python(profile: ClusterProfile, invocation: Invocation, container: ContainerPlan | None) -> str:
