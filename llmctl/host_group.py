@@ -8,24 +8,28 @@ A host that cannot be reached is never silently left out of what changes somethi
 """
 
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from llmctl.command_result import CommandResult
 from llmctl.errors import SchedulerError
 from llmctl.file_acts import FileWrite, PathFacts
 from llmctl.file_reads import FilePart, FileRead
 from llmctl.hands import Hands
+from llmctl.host_members import (
+    HostMember,
+    WatchedHands,
+    alive_anywhere,
+    ask_each,
+    ask_named,
+    bare,
+    common_facts,
+    joined,
+    short_name,
+)
 from llmctl.processes import ProcessIdentity, ProcessReport
-
-HOLD_OFF_S = 5.0
-"""A host that could not be reached is not tried again for this long: every try takes seconds."""
-_HINTS = (" (trying again later can help)", " (trying again will not help)")
 
 T = TypeVar("T")
 
@@ -51,10 +55,10 @@ class HostGroup:
             runs_root: that folder; what is written elsewhere, such as below the home directory, goes to every host.
         """
         self.hosts = tuple(hands)
-        self._members = {host: _Member(host, one) for host, one in hands.items()}
+        self._members = {host: HostMember(host, one) for host, one in hands.items()}
         self._shared = shared
         self._runs_root = runs_root
-        self._chosen: _Member | None = None
+        self._chosen: HostMember | None = None
 
     @property
     def host(self) -> str:
@@ -69,7 +73,7 @@ class HostGroup:
     def hands_of(self, host: str) -> Hands:
         """Hands on one host; for a name that is none of ours, which a machine may have for itself, on all of them."""
         member = self._members.get(host)
-        return cast("Hands", _Watched(member)) if member is not None else self
+        return cast("Hands", WatchedHands(member)) if member is not None else self
 
     def called(self, name: str) -> Hands:
         """Hands on the host that the profile, or the machine itself, calls so.
@@ -81,7 +85,7 @@ class HostGroup:
             if name in (host, host.rpartition("@")[2]):
                 return self.hands_of(host)
         reports, problems = self._gather(lambda hands: hands.inspect_processes([]))
-        found = next((host for host, report in reports.items() if _short(report.host) == _short(name)), None)
+        found = next((host for host, report in reports.items() if short_name(report.host) == short_name(name)), None)
         if found is not None:
             return self.hands_of(found)
         if problems:
@@ -107,7 +111,7 @@ class HostGroup:
             SchedulerError: one failed; all have been asked.
         """
         members = [self._members[host] for host in hosts]
-        answers, problems = _ask_each(members, lambda member: member.ask(lambda hands: act(member.host, hands)))
+        answers, problems = ask_each(members, lambda member: act(member.host, member.hands))
         if problems:
             raise joined(problems)
         return answers
@@ -171,7 +175,7 @@ class HostGroup:
         if self._shared:
             return self._look(lambda hands: hands.look_at(paths))
         answers = self._everywhere(lambda hands: hands.look_at(paths))
-        return [_common(facts) for facts in zip(*answers.values(), strict=True)]
+        return [common_facts(facts) for facts in zip(*answers.values(), strict=True)]
 
     def write_files(self, files: Sequence[FileWrite]) -> None:
         """See file_acts."""
@@ -187,10 +191,10 @@ class HostGroup:
         if self._is_common(path):
             self._one().hands.make_folder(path, mode=mode, exclusive=exclusive)
             return
-        made: list[_Member] = []
+        made: list[HostMember] = []
         try:
             for member in self._members.values():
-                _on(member, lambda hands: hands.make_folder(path, mode=mode, exclusive=exclusive))
+                ask_named(member, lambda hands: hands.make_folder(path, mode=mode, exclusive=exclusive))
                 made.append(member)
         except FileExistsError:
             for member in made:
@@ -224,7 +228,8 @@ class HostGroup:
             raise next(iter(problems.values()))
         first = next(iter(reports.values()))
         alive = [
-            _alive([report.alive[index] for report in reports.values()], problems) for index in range(len(identities))
+            alive_anywhere([report.alive[index] for report in reports.values()], problems)
+            for index in range(len(identities))
         ]
         return ProcessReport(first.host, first.boot_id, tuple(alive))
 
@@ -264,7 +269,7 @@ class HostGroup:
         else:
             self._everywhere(act)
 
-    def _one(self) -> "_Member":
+    def _one(self) -> "HostMember":
         """The host that speaks for all: the one chosen before, else the first that answers."""
         if self._chosen is None:
             self._look(lambda hands: hands.home())
@@ -283,9 +288,9 @@ class HostGroup:
         self._chosen = first
         return answer
 
-    def _look_elsewhere(self, lost: "_Member", problem: SchedulerError, act: Callable[[Hands], T]) -> T:
+    def _look_elsewhere(self, lost: "HostMember", problem: SchedulerError, act: Callable[[Hands], T]) -> T:
         others = [member for member in self._members.values() if member is not lost]
-        answers, _ = _ask_each(others, lambda member: member.ask(act))
+        answers, _ = ask_each(others, lambda member: member.ask(act))
         if not answers:
             raise problem
         host = next(iter(answers))
@@ -294,7 +299,7 @@ class HostGroup:
         return answers[host]
 
     def _gather(self, act: Callable[[Hands], T]) -> tuple[dict[str, T], dict[str, SchedulerError]]:
-        return _ask_each(list(self._members.values()), lambda member: member.ask(act))
+        return ask_each(list(self._members.values()), lambda member: member.ask(act))
 
     def _answers(self, act: Callable[[Hands], T]) -> list[T]:
         """What the hosts in reach answer; at least one does."""
@@ -310,116 +315,3 @@ class HostGroup:
         if problems:
             raise joined(problems)
         return answers
-
-
-class _Member:
-    """One host and its hands. Remembers for a moment that it could not be reached."""
-
-    def __init__(self, host: str, hands: Hands) -> None:
-        self.host = host
-        self.hands = hands
-        self._problem: SchedulerError | None = None
-        self._until = 0.0
-
-    def ask(self, act: Callable[[Hands], T]) -> T:
-        if self._problem is not None and time.monotonic() < self._until:
-            raise self._problem
-        try:
-            answer = act(self.hands)
-        except SchedulerError as error:
-            self._problem, self._until = error, time.monotonic() + HOLD_OFF_S
-            raise
-        self._problem = None
-        return answer
-
-
-class _Watched:
-    """The hands of one host, whose failures its group hears of too."""
-
-    def __init__(self, member: _Member) -> None:
-        self._member = member
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("inspect_processes", "processes_of_run", "read_parts", "list_names", "look_at"):
-            return lambda *args, **options: self._member.ask(lambda hands: getattr(hands, name)(*args, **options))
-        return getattr(self._member.hands, name)
-
-
-def joined(problems: Mapping[str, SchedulerError]) -> SchedulerError:
-    """Several hosts' failures as one, each of which names its host."""
-    texts = [text if host in (text := bare(error)) else f"{host}: {text}" for host, error in problems.items()]
-    return SchedulerError(
-        "; ".join(dict.fromkeys(texts)), transient=all(error.transient for error in problems.values())
-    )
-
-
-def _ask_each(
-    members: Sequence[_Member], act: Callable[[_Member], T]
-) -> tuple[dict[str, T], dict[str, SchedulerError]]:
-    """What each host answers, and why others do not; all at once, each in a thread of its own."""
-    answers: dict[str, T] = {}
-    problems: dict[str, SchedulerError] = {}
-    others: dict[str, BaseException] = {}
-
-    def ask(member: _Member) -> None:
-        try:
-            answers[member.host] = act(member)
-        except SchedulerError as error:
-            problems[member.host] = error
-        except BaseException as error:  # raised again below, in the thread that asked
-            others[member.host] = error
-
-    # Daemons: a Ctrl-C need not wait for a host that does not answer.
-    threads = [threading.Thread(target=ask, args=(member,), daemon=True) for member in members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for host, failure in others.items():
-        raise _named(host, failure)
-    hosts = [member.host for member in members]
-    return {host: answers[host] for host in hosts if host in answers}, {
-        host: problems[host] for host in hosts if host in problems
-    }
-
-
-def _short(name: str) -> str:
-    return name.partition(".")[0].lower()
-
-
-def _on(member: _Member, act: Callable[[Hands], T]) -> T:
-    try:
-        return member.ask(act)
-    except OSError as error:
-        raise _named(member.host, error) from None
-
-
-def _named(host: str, failure: BaseException) -> BaseException:
-    """A failure to change a file says on which host."""
-    if isinstance(failure, OSError):
-        with suppress(TypeError):
-            return type(failure)(failure.errno, f"{failure.strerror} on {host}", failure.filename)
-    return failure
-
-
-def _alive(answers: Sequence[bool | None], problems: Mapping[str, SchedulerError]) -> bool | None:
-    if any(answers):
-        return True
-    return None if problems or None in answers else False
-
-
-def _common(facts: Sequence[PathFacts]) -> PathFacts:
-    """What holds on all hosts: the facts of one where it is missing, if there is such a one."""
-    first = next((one for one in facts if not one.kind), facts[0])
-    worst = next((one for one in facts if not one.can_write or one.is_read_only), first)
-    if first.kind:
-        first = worst
-    return replace(first, can_write=worst.can_write, free_bytes=min(one.free_bytes for one in facts))
-
-
-def bare(error: SchedulerError) -> str:
-    """The message without the remark on trying again, which whoever passes it on makes anew."""
-    message = error.message
-    for hint in _HINTS:
-        message = message.removesuffix(hint)
-    return message

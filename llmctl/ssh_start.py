@@ -13,7 +13,8 @@ from llmctl.errors import LlmctlError, SchedulerError
 from llmctl.file_acts import FileWrite
 from llmctl.file_reads import FileRead
 from llmctl.hands import Hands
-from llmctl.host_group import HostGroup, bare
+from llmctl.host_group import HostGroup
+from llmctl.host_members import bare
 from llmctl.job_start import SubmissionLost
 from llmctl.processes import ProcessIdentity
 from llmctl.profile import ClusterProfile
