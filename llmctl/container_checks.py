@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 from llmctl.container import is_file
 from llmctl.job import JobSpec
+from llmctl.job_request import launcher_of
 from llmctl.profile import ClusterProfile
 from llmctl.resolve import Resolved
 from llmctl.resources import UserFolders
@@ -40,18 +41,28 @@ def check_container(resolved: Resolved, job: JobSpec, profile: ClusterProfile, f
             f"{image}: {profile.name} names nothing that runs containers; leave the image out, or set "
             f"container.runtime (pyxis, enroot, apptainer, singularity) in {folders.clusters / profile.name}.yaml",
         )
-    if not is_file(image) and not _REFERENCE.fullmatch(image):
+    if runtime == "pyxis" and launcher_of(job, profile) == "mpirun":
         raise resolved.refusal(
-            "job.container", f"{image!r} is not valid: a file begins with / or ., an image is [REGISTRY#]IMAGE[:TAG]"
+            "job.launcher",
+            "mpirun starts its ranks outside the container of pyxis; use torchrun, or srun, which takes --mpi=pmix in "
+            "launch.srun_options of the profile",
         )
-    if not is_file(image) and image.endswith((".sqsh", ".sif")):
-        raise resolved.refusal("job.container", f"{image} would be looked for in a registry; a file begins with / or .")
+    _check_image(resolved, image)
     for mount in job.mounts:
         problem = _pyxis_problem(mount) if runtime == "pyxis" else _bind_problem(mount)
         if problem:
             raise resolved.refusal("job.mounts", f"{mount!r} is not valid: {problem}")
     if runtime == "pyxis" and "," in (profile.runs_root or ""):
         raise resolved.refusal(key, f"pyxis cannot mount {profile.runs_root}: a comma ends a mount; move runs_root")
+
+
+def _check_image(resolved: Resolved, image: str) -> None:
+    if not is_file(image) and not _REFERENCE.fullmatch(image):
+        raise resolved.refusal(
+            "job.container", f"{image!r} is not valid: a file begins with / or ., an image is [REGISTRY#]IMAGE[:TAG]"
+        )
+    if not is_file(image) and image.endswith((".sqsh", ".sif")):
+        raise resolved.refusal("job.container", f"{image} would be looked for in a registry; a file begins with / or .")
 
 
 def on_host(path: str, mounts: Sequence[str]) -> str | None:

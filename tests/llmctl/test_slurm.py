@@ -10,6 +10,7 @@ from llmctl.backends.base import JobRequest
 from llmctl.backends.slurm import SlurmBackend
 from llmctl.backends.slurm_nodes import node_state
 from llmctl.backends.slurm_words import REASONS, STATES, expand_hosts, in_words
+from llmctl.cli.main import main
 from llmctl.container import ContainerPlan
 from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
@@ -247,6 +248,12 @@ def test_refusals_come_with_advice() -> None:
         "srun --jobid=99999 --overlap hostname", "squeue -h --me", "sbatch /tmp/srec/ok.sh",
     ]  # fmt: skip
     assert "--queue" in BACKEND.advice("sbatch: error: Batch job submission failed: Invalid partition name specified")
+
+
+def test_mpirun_is_refused_in_a_container_of_pyxis(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["submit", "--cluster", "slurm-pyxis", "--container", "/i.sqsh", "--launcher", "mpirun", "--dry-run"]
+    assert main([*asked, "--", "true"]) == 2
+    assert "mpirun starts its ranks outside the container" in capsys.readouterr().err
 
 
 def test_pyxis_complaints_come_with_advice() -> None:
