@@ -17,84 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.testbeds.slurm_conf import DATABASE, LOGIN, NETWORK, SLURM_CONF, SLURMDBD_CONF
+
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "ip", "nsenter", "setpriv")
-NETWORK = "10.98.1"
-LOGIN = "login"
 _SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"
-
-_SLURM_CONF = """\
-ClusterName=testbed
-SlurmctldHost={login}({network}.254)
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={state}/run/munge.sock
-SlurmctldPort=16817
-SlurmdPort=16818
-StateSaveLocation={state}/ctld
-SlurmdSpoolDir={state}/spool/%n
-SlurmctldPidFile={state}/run/slurmctld.pid
-SlurmdPidFile={state}/spool/%n/slurmd.pid
-SlurmctldLogFile={state}/log/slurmctld.log
-SlurmdLogFile={state}/log/slurmd-%n.log
-ReturnToService=2
-# Nodes may claim more CPUs and memory than this machine has.
-SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=5
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU_Memory
-DefMemPerCPU=100
-GresTypes=gpu
-# Short times, so that tests need not wait.
-SlurmdTimeout=10
-SlurmctldTimeout=10
-KillWait=5
-MinJobAge={min_job_age_s}
-InactiveLimit=0
-BatchStartTimeout=10
-MessageTimeout=10
-SchedulerParameters=sched_interval=2,sched_min_interval=100000,bf_interval=5,batch_sched_delay=0
-EnforcePartLimits=ALL
-MpiDefault=none
-PlugStackConfig={state}/plugstack.conf
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageTRES=gres/gpu
-AccountingStorageHost=127.0.0.1
-AccountingStoragePort=16819
-AccountingStoragePass={state}/run/munge.sock
-AccountingStoreFlags=job_comment,job_env,job_script
-{nodes}
-PartitionName=debug Nodes={names} Default=YES MaxTime=30 DefaultTime=10 State=UP
-PartitionName=gpu Nodes={names} MaxTime=4:00:00 State=UP
-PartitionName=small Nodes=n1 MaxNodes=1 MaxTime=5 State=UP
-PartitionName=closed Nodes={names} State=DOWN
-"""
-
-_SLURMDBD_CONF = """\
-AuthType=auth/munge
-AuthInfo=socket={state}/run/munge.sock
-DbdHost=localhost
-DbdAddr=127.0.0.1
-DbdPort=16819
-SlurmUser=root
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort=13306
-StorageUser=slurm
-StoragePass=slurm
-StorageLoc=slurm_acct
-LogFile={state}/log/slurmdbd.log
-PidFile={state}/run/slurmdbd.pid
-DebugLevel=info
-"""
-
-_DATABASE = (
-    "create user 'slurm'@'%' identified by 'slurm'; grant all on slurm_acct.* to 'slurm'@'%';"
-    "create user 'slurm'@'localhost' identified by 'slurm'; grant all on slurm_acct.* to 'slurm'@'localhost';"
-)
 
 
 class SlurmCluster:
@@ -268,8 +194,8 @@ class SlurmCluster:
         size = f"CPUs={self._cpus} RealMemory={self._memory_mib} {gres}State=UNKNOWN"
         lines = [f"NodeName={name} NodeAddr={NETWORK}.{number} {size}" for number, name in enumerate(self.nodes, 1)]
         values = {"state": self.state, "network": NETWORK, "login": LOGIN, "names": names, "nodes": "\n".join(lines)}
-        self._write("slurm.conf", _SLURM_CONF.format(**values, min_job_age_s=self._min_job_age_s))
-        self._write("slurmdbd.conf", _SLURMDBD_CONF.format(state=self.state), mode=0o600)
+        self._write("slurm.conf", SLURM_CONF.format(**values, min_job_age_s=self._min_job_age_s))
+        self._write("slurmdbd.conf", SLURMDBD_CONF.format(state=self.state), mode=0o600)
         # Slurm wants character devices: only then does it set CUDA_VISIBLE_DEVICES. These are copies of /dev/null.
         for number in range(self._gpus):
             os.mknod(self.state / "dev" / f"nvidia{number}", 0o666 | 0o020000, os.makedev(1, 3))
@@ -389,7 +315,7 @@ class SlurmCluster:
         self._daemon("mariadbd", "bash", "-c", 'setsid "$@" &', "bash", *command)
         client = ("mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e")
         wait_for(lambda: self.call(*client, "select 1").returncode == 0, 40, "mariadbd")
-        self.run(*client, _DATABASE)
+        self.run(*client, DATABASE)
 
     def _register(self) -> None:
         self.run("sacctmgr", "-i", "add", "cluster", "testbed")
