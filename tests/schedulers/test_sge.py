@@ -200,13 +200,42 @@ def test_a_job_in_error_says_why(site: SgeSite) -> None:
     wait_for(lambda: not site.queue(job_id), 20, "an empty queue")
 
 
+def nodes_of(site: SgeSite) -> list[dict[str, object]]:
+    return list(json.loads(site.llmctl("nodes", "--cluster", "abci", "--json"))["nodes"])
+
+
 def test_nodes(site: SgeSite) -> None:
+    wait_for(lambda: all(node["state"] == "idle" for node in nodes_of(site)), 30, "idle nodes")
     site.cluster.run("qmod", "-d", "gpu@g0002")
     try:
-        nodes = json.loads(site.llmctl("nodes", "--cluster", "abci", "--json"))["nodes"]
+        nodes = nodes_of(site)
     finally:
         site.cluster.run("qmod", "-e", "gpu@g0002")
     assert {node["name"] for node in nodes} == HOSTS
     (disabled,) = [node for node in nodes if node["name"] == "g0002"]
     assert (disabled["state"], disabled["reason"]) == ("drained", "disabled by an operator")
     assert disabled["queues"] == ["gpu"]
+
+
+def test_power_cut_of_the_head_and_a_second_attempt(site: SgeSite) -> None:
+    """A site that starts jobs again when it hears nothing of their host."""
+    site.cluster.configure("reschedule_unknown", "00:00:05")
+    changes = ("--set", "training.train_iters=100000", "--set", "checkpoint.save_interval=20")
+    submit(site, "cut", "--nodes", "2", *TRAIN[2:], *changes)
+    wait_for(lambda: site.iteration("cut") > 40, 60, "some iterations")
+    head = site.status("cut")["hosts"][0]
+    site.cluster.cut_power(head)
+    try:
+        before = site.iteration("cut")
+        site.wait_until("cut", lambda run: run["attempts"] == 2 and run["iteration"] > before, 120, 1)
+        down = [node for node in nodes_of(site) if node["state"] == "down"]
+        assert [(node["name"], node["reason"]) for node in down] == [(head, "the node does not answer")]
+    finally:
+        site.cluster.restore_power(head)
+    site.llmctl("cancel", "cut")
+    run = site.ended("cut")
+    assert (run["state"], run["attempts"]) == ("cancelled", 2) and head not in run["hosts"]
+    rows = [json.loads(line) for line in (site.path("cut") / "metrics.jsonl").read_text().splitlines()]
+    again = [row["iteration"] for row in rows if row["attempt"] == 2]
+    assert 20 < again[0] <= before + 20, "the second attempt did not go on from a checkpoint"
+    assert "started the job again" in site.job_log("cut")

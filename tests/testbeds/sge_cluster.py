@@ -65,6 +65,26 @@ class SgeCluster:
         )  # fmt: skip
         return done.stdout + done.stderr
 
+    def configure(self, key: str, value: str) -> None:
+        """Set one line of the global configuration."""
+        # The file is called what the configuration is called.
+        file = self.state / "conf" / "global"
+        lines = self.run("qconf", "-sconf").splitlines()
+        file.write_text("".join(f"{key} {value}\n" if line.split()[:1] == [key] else f"{line}\n" for line in lines))
+        said = self.run("qconf", "-Mconf", str(file))
+        assert "modified" in said, said
+
+    def cut_power(self, host: str) -> None:
+        """Every process of a host is gone at once, and nobody is told."""
+        subprocess.run([self.state / "power-cut", host], check=True, timeout=30)
+
+    def restore_power(self, host: str) -> None:
+        """The host is back, with nothing running."""
+        subprocess.run(
+            [self.state / "power-on", host], check=True, timeout=30, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env=_without_session(os.environ),
+        )  # fmt: skip
+
     def processes(self, word: str) -> list[str]:
         """The processes of all hosts that have a word in their environment, as ``pid command``."""
         found = []

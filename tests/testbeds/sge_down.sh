@@ -3,6 +3,6 @@
 # network, end with the host's first process.
 state=$1
 for file in "$state"/nodes/*.pid; do
-    if read -r pid <"$file" && grep -qzxF "$state" "/proc/$pid/cmdline"; then kill -KILL "$pid"; fi
+    if read -r pid <"$file" && grep -qszxF "$state" "/proc/$pid/cmdline"; then kill -KILL "$pid"; fi
     rm -f "$file"
 done
