@@ -40,9 +40,12 @@ fi
 
 mark=.venv/set-up
 wanted=$(cat pyproject.toml constraints.txt scripts/set_up.sh | sha256sum | cut -d' ' -f1)
-# Our own modules compiled, as pip does for those it installs: where PYTHONDONTWRITEBYTECODE is set, every start of the
+# Our own modules and templates compiled, as pip does for those it installs: where PYTHONDONTWRITEBYTECODE is set, every start of the
 # command line would compile them anew. What is up to date is left alone.
-compile_sources() { .venv/bin/python -m compileall -q llmctl trainer; }
+compile_sources() {
+  .venv/bin/python -m compileall -q llmctl trainer
+  .venv/bin/python -c 'from llmctl.render import compile_templates; compile_templates()'
+}
 if [ "$(cat $mark 2>/dev/null || true)" = "$wanted" ]; then
   compile_sources
   exit 0
