@@ -103,6 +103,7 @@ class ResourceType(_Part):
     """A part of a node: one of it only, and other jobs beside it."""
     max_nodes: int | None = Field(default=None, gt=0)
     max_time: Time = None
+    max_node_hours: float | None = Field(default=None, gt=0)
     gpu_memory_gib: float | None = Field(default=None, gt=0)
     gpu: str | None = None
     """The GPU as people call it, such as H200: doctor compares it with what torch was built for."""

@@ -6,6 +6,7 @@ from llmctl.job_request import queue_of, resource_type_of, time_of
 from llmctl.profile import ClusterProfile, LimitsProfile, QueueLimits, ResourceType
 from llmctl.resolve import Resolved
 
+_Limits = ResourceType | LimitsProfile | QueueLimits
 _SIZE = ("job.nodes", "job.resource_type", "job.queue")
 _LENGTH = ("job.time", "job.nodes", "job.resource_type", "job.queue")
 
@@ -29,8 +30,7 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> N
     for limit, whose in _limits(job, profile, resource):
         _check_nodes(resolved, job, limit, whose)
         _check_time(resolved, job, profile, limit.max_time, whose)
-        if isinstance(limit, LimitsProfile | QueueLimits):
-            _check_node_hours(resolved, job, profile, limit, whose)
+        _check_node_hours(resolved, job, profile, limit, whose)
     own = profile.limits.queues.get(queue_of(job, profile) or "")
     if own is not None and own.max_time is not None:
         return  # such a queue does not go by the number of nodes
@@ -38,12 +38,10 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> N
     _check_time(resolved, job, profile, longest, f"{profile.name} for {job.nodes} node{'s' if job.nodes > 1 else ''}")
 
 
-def _limits(
-    job: JobSpec, profile: ClusterProfile, resource: ResourceType | None
-) -> list[tuple[ResourceType | LimitsProfile | QueueLimits, str]]:
+def _limits(job: JobSpec, profile: ClusterProfile, resource: ResourceType | None) -> list[tuple[_Limits, str]]:
     """Whose limits hold. A queue's own lie over the general ones, key by key."""
     queue = queue_of(job, profile)
-    found: list[tuple[ResourceType | LimitsProfile | QueueLimits, str]] = []
+    found: list[tuple[_Limits, str]] = []
     if resource is not None:
         found.append((resource, f"{resource_type_of(job, profile)} on {profile.name}"))
     own = profile.limits.queues.get(queue or "")
@@ -54,9 +52,7 @@ def _limits(
     return [*found, (general, profile.name)]
 
 
-def _check_nodes(
-    resolved: Resolved, job: JobSpec, limit: ResourceType | LimitsProfile | QueueLimits, whose: str
-) -> None:
+def _check_nodes(resolved: Resolved, job: JobSpec, limit: _Limits, whose: str) -> None:
     if limit.max_nodes is not None and job.nodes > limit.max_nodes:
         raise resolved.refusal(
             "job.nodes", f"{job.nodes} nodes are above {limit.max_nodes}, the limit of {whose}", also=_SIZE
@@ -71,9 +67,7 @@ def _check_time(resolved: Resolved, job: JobSpec, profile: ClusterProfile, limit
         )
 
 
-def _check_node_hours(
-    resolved: Resolved, job: JobSpec, profile: ClusterProfile, limit: LimitsProfile | QueueLimits, whose: str
-) -> None:
+def _check_node_hours(resolved: Resolved, job: JobSpec, profile: ClusterProfile, limit: _Limits, whose: str) -> None:
     time_s = time_of(job, profile)
     if time_s is None or limit.max_node_hours is None:
         return

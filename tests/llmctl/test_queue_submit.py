@@ -55,7 +55,7 @@ PROFILE = {
     "resource_types": {
         "gpu": {"gpus": 8, "cores": 64, "queue": "batch", "max_nodes": 16, "points_per_hour": 1.5},
         "part": {"gpus": 1, "fraction": True},
-        "cpu": {"gpus": 0},
+        "cpu": {"gpus": 0, "max_node_hours": 20},
     },
     "defaults": {"resource_type": "gpu"},
     "limits": {
@@ -244,6 +244,7 @@ REFUSED = [
     (["--time", "1:00:00", "--queue", "debug"], 2, ["--time", "1:00:00 is above 0:30:00"]),
     (["--time", "49:00:00"], 2, ["--time", "49:00:00 is above 48:00:00"]),
     (["--time", "30:00:00"], 2, ["--time", "above 24:00:00, the longest time of bed for 1 node"]),
+    (["--nodes", "3", "--time", "7:00:00", "--resource-type", "cpu"], 2, ["--time", "21 node-hours, above 20, ", "cpu"]),
     (["--nodes", "10", "--time", "11:00:00"], 2, ["--time", "110 node-hours, above 100"]),
     (["--container", "x.sqsh"], 2, ["--container", "x.sqsh", "container.runtime"]),
     (["--mount", "/a:/b"], 2, ["--mount", "without an image"]),
