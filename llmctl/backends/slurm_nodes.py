@@ -16,6 +16,8 @@ _BASES = {
     "BLOCKED": "allocated",
     "MIXED": "mixed",
     "MIX": "mixed",
+    "RESERVED": "allocated",
+    "RESV": "allocated",
     "DOWN": "down",
     "ERROR": "down",
     "INVAL": "down",
@@ -27,6 +29,14 @@ _BASES = {
     "FAILING": "draining",
 }
 _IN_USE = ("allocated", "mixed")
+_IDLE_BUT = (
+    # A node that does not answer, is being switched off or is about to start again gets no job.
+    ("*%!@^", "NOT_RESPONDING REBOOT_ISSUED REBOOT_REQUESTED POWER_DOWN POWERING_DOWN INVALID_REG FAIL", "down"),
+    ("$", "MAINT MAINTENANCE", "drained"),
+    # Kept for those who have the reservation, or being switched on for a job.
+    ("#", "COMPLETING RESERVED POWERING_UP BLOCKED", "allocated"),
+)
+"""What an idle node with one of these suffixes or flags truly is: the first that fits."""
 _SUFFIXES = "*~#!%$@^-+"
 """What sinfo puts behind a state: * no answer, ~ # ! % off or being switched, $ maintenance, @ ^ reboot, - planned."""
 
@@ -44,12 +54,13 @@ def node_state(raw: str) -> str:
         return "down"
     if "DRAIN" in flags or base.rstrip(_SUFFIXES) == "DRAIN":
         return "draining" if word in _IN_USE or "COMPLETING" in flags else "drained"
-    # A node that does not answer gets no job; neither does one in maintenance or one that is about to start again.
-    if word == "idle" and ("*" in base or {"NOT_RESPONDING", "REBOOT_ISSUED"} & set(flags)):
-        return "down"
-    if word == "idle" and ("$" in base or "MAINT" in flags):
-        return "drained"
-    return "allocated" if word == "idle" and "COMPLETING" in flags else word
+    if word != "idle":
+        return word
+    suffixes = base[len(base.rstrip(_SUFFIXES)) :]
+    found = (
+        state for marks, names, state in _IDLE_BUT if set(marks) & set(suffixes) or set(names.split()) & set(flags)
+    )
+    return next(found, word)
 
 
 def _parse_node(line: str) -> NodeReport:

@@ -57,6 +57,7 @@ STATE_REASONS = {
 
 REASONS = {
     "None": "",
+    "null": "",
     "WaitingForScheduling": "the scheduler has not looked at it yet",
     "SchedDefer": "the scheduler has not looked at it yet",
     "Priority": "jobs of higher priority go first",

@@ -167,13 +167,19 @@ def test_one_call_for_all_jobs_that_no_forgotten_one_can_spoil() -> None:
 )
 def test_reasons_are_sentences(reason: str) -> None:
     words = in_words(f"({reason})" if reason in REASONS else reason)
-    assert reason not in words or reason == "None"
+    assert reason not in words or reason in ("None", "null")
     assert words == "" or (words[0].islower() or words.startswith("Slurm")) and not words.endswith(".")
 
 
 def test_enough_reasons_are_known() -> None:
     assert len(REASONS) >= 40
     assert in_words("AssocGrpGRESRunMinutes") == "its account uses as much as it may use (AssocGrpGRESRunMinutes)"
+
+
+@pytest.mark.parametrize("reason", ["None", "(None)", "null", "(null)", ""])
+def test_no_reason_is_none(reason: str) -> None:
+    assert in_words(reason) == ""
+    assert in_words(reason, "OUT_OF_MEMORY") == "it ran out of memory"
 
 
 def test_every_state_has_one_of_ours() -> None:
@@ -290,6 +296,10 @@ def test_a_node_without_power_is_down() -> None:
         ("drained*", "drained"), ("MIXED+DRAIN", "draining"),
         ("drng", "draining"), ("IDLE+COMPLETING+DRAIN", "draining"), ("DOWN*+DRAIN", "down"), ("down*", "down"),
         ("IDLE*", "down"), ("IDLE+MAINT", "drained"), ("idle$", "drained"), ("ALLOCATED+MAINT", "allocated"),
+        ("IDLE+RESERVED", "allocated"), ("resv", "allocated"), ("ALLOCATED+RESERVED", "allocated"),
+        ("IDLE+CLOUD+POWERING_DOWN", "down"), ("idle%", "down"), ("IDLE+POWER_DOWN", "down"), ("idle!", "down"),
+        ("IDLE+CLOUD+POWERING_UP", "allocated"), ("idle#", "allocated"), ("IDLE+MAINTENANCE", "drained"),
+        ("IDLE+REBOOT_REQUESTED", "down"), ("idle@", "down"), ("IDLE+INVALID_REG", "down"), ("IDLE+FAIL", "down"),
         ("IDLE+REBOOT_ISSUED", "down"), ("FUTURE", "down"), ("INVAL", "down"), ("QUANTUM", "unknown"), ("", "unknown"),
     ],
 )  # fmt: skip
