@@ -9,7 +9,6 @@ from llmctl.attempt_reader import AttemptBeginning, find_attempts
 from llmctl.backends.base import QueueBackend
 from llmctl.command_result import CommandResult
 from llmctl.errors import SchedulerError
-from llmctl.file_reads import FileRead
 from llmctl.hands import Hands
 from llmctl.job_answers import SchedulerWatch, question_of
 from llmctl.job_state import JobState
@@ -95,8 +94,9 @@ class QueueCancel:
     def _wait_for_exit_file(self, directory: PurePosixPath) -> bool:
         deadline = time.monotonic() + self.grace_s + BEYOND_GRACE_S
         while True:
-            (part,) = self.hands.read_parts([FileRead(f"{directory}/exit.json", limit=0)])
-            if part is not None:
+            # Listing the folder makes a network file system look again, which remembers that a file was not there.
+            (names,) = self.hands.list_names([str(directory)])
+            if "exit.json" in names:
                 return True
             if time.monotonic() >= deadline:
                 return False

@@ -9,6 +9,7 @@ import pytest
 from llmctl import queue_cancel
 from llmctl.cli.main import main
 from llmctl.run_record import RunRecord
+from llmctl.transport import LocalTransport
 from tests.llmctl.run_directories import HANDS, beat, leave
 
 
@@ -72,6 +73,26 @@ def test_a_running_job_that_saves_in_time_needs_no_command(cluster, capsys):
     assert cancel(capsys) == "demo-1: cancelled\n"
     job.join(10)
     assert (attempt / "cancel").read_text() == "0\n"
+    assert cluster.backend.calls("cancel") == []
+
+
+def test_the_folder_is_listed_while_exit_json_is_waited_for(cluster, capsys, monkeypatch):
+    """Reading a name alone may be answered by a network file system out of its memory."""
+    attempt = cluster.run().start_attempt()
+    cluster.backend.says("queue", "17|RUNNING|job-demo-1")
+    listed = []
+    list_names = LocalTransport.list_names
+
+    def counted(folders):
+        listed.extend(folders)
+        if (attempt / "cancel").exists() and folders == [str(attempt)]:
+            leave(attempt, "cancelled")
+            cluster.backend.says("queue")
+        return list_names(folders)
+
+    monkeypatch.setattr(LocalTransport, "list_names", staticmethod(counted))
+    assert cancel(capsys) == "demo-1: cancelled\n"
+    assert str(attempt) in listed
     assert cluster.backend.calls("cancel") == []
 
 

@@ -83,10 +83,15 @@ def test_heartbeat_survives_a_folder_it_cannot_write(tmp_path):
         heartbeat.beat(1, "data")
 
 
-def test_stop_by_file_and_by_signal(tmp_path):
+def test_stop_by_file_and_by_signal(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("trainer.stop.time.monotonic", lambda: now[0])
     with StopRequest(tmp_path / "stop") as stop:
         assert not stop.is_made()
         (tmp_path / "stop").touch()
+        now[0] += 1.1
+        assert stop.is_made()
+        (tmp_path / "stop").unlink()
         assert stop.is_made()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.getsignal(number)
@@ -95,6 +100,19 @@ def test_stop_by_file_and_by_signal(tmp_path):
             os.kill(os.getpid(), number)
             assert stop.is_made()
         assert signal.getsignal(number) == before
+
+
+def test_the_stop_file_is_looked_for_once_a_second_in_a_folder_opened_anew(tmp_path, monkeypatch):
+    now = [100.0]
+    opened = []
+    scan = os.scandir
+    monkeypatch.setattr("trainer.stop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("trainer.stop.os.scandir", lambda path: opened.append(path) or scan(path))
+    stop = StopRequest(tmp_path / "stop")
+    for _ in range(250):
+        assert not stop.is_made()
+        now[0] += 0.01
+    assert opened == 3 * [tmp_path]
 
 
 def test_error_record(tmp_path):
