@@ -47,6 +47,13 @@ def check_container(resolved: Resolved, job: JobSpec, profile: ClusterProfile, f
             "mpirun starts its ranks outside the container of pyxis; use torchrun, or srun, which takes --mpi=pmix in "
             "launch.srun_options of the profile",
         )
+    if runtime == "pyxis" and profile.container.save is not None and job.nodes > 1:
+        raise resolved.refusal(
+            "job.nodes",
+            f"{profile.name} keeps the container's end state in {profile.container.save} (container.save), and "
+            f"{job.nodes} nodes would write over each other's; use one node, or unset container.save in "
+            f"{folders.clusters / profile.name}.yaml",
+        )
     _check_image(resolved, image)
     for mount in job.mounts:
         problem = _pyxis_problem(mount) if runtime == "pyxis" else _bind_problem(mount)

@@ -16,7 +16,7 @@ from llmctl.gpus import visible_gpus
 from llmctl.hands import Hands
 from llmctl.invocation import Invocation, is_remote
 from llmctl.job import JobSpec
-from llmctl.job_request import build_request, check_group, size_of_node
+from llmctl.job_request import build_request, check_group, launcher_of, resource_type_of, size_of_node
 from llmctl.profile import ClusterProfile
 from llmctl.render import interactive_script, job_python
 from llmctl.resolve import Flag, resolve
@@ -104,8 +104,9 @@ def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVi
             hands = cast("HostGroup", hands).called(visit.place.host)
     else:
         visiting = cast("QueueBackend", backend).visit_argv
+        cores = _cores_of(visit, profile)
         more = {"container": container} if container is not None else {}
-        argv = visiting(visit.place.job_id, visit.place.host, script, invocation.command, **more)
+        argv = visiting(visit.place.job_id, visit.place.host, script, invocation.command, **more, cores=cores)
     return Session(hands, argv, _cwd(invocation, profile))
 
 
@@ -117,6 +118,19 @@ def _named_container(visit: "RunVisit", profile: ClusterProfile, invocation: Inv
     return plan_container(
         job, profile, cwd=visit.record.cwd or str(invocation.cwd), own_mounts=(str(visit.record.run_dir.parent),)
     )
+
+
+def _cores_of(visit: "RunVisit", profile: ClusterProfile) -> int | None:
+    """The cores that a run's job has on each node."""
+    job = JobSpec.from_plain(visit.record.job)
+    resource = profile.resource_types.get(resource_type_of(job, profile) or "")
+    if resource is None:
+        return None
+    ranks = job.gpus_per_node or (0 if visit.is_on_cpu else resource.gpus) or 1
+    launcher = launcher_of(job, profile)
+    return JobRequest(
+        profile, NAME, "", ranks_per_node=ranks, cores_per_node=resource.cores, launcher=launcher
+    ).cores_granted
 
 
 def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What the site would refuse, or leave in its queue for ever: refused here, before the queue. Pure."""
 
 from llmctl.durations import clock
+from llmctl.errors import ProfileError
 from llmctl.job import JobSpec
 from llmctl.job_request import queue_of, resource_type_of, time_of
 from llmctl.profile import ClusterProfile, LimitsProfile, QueueLimits, ResourceType
@@ -16,7 +17,9 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> N
 
     Raises:
         UsageError, ConfigFileError: names what was asked for, the limit, and whose it is.
+        ProfileError: the profile's own priority is none that users may have.
     """
+    _check_priority(resolved, job, profile)
     kind = resource_type_of(job, profile)
     resource = profile.resource_types.get(kind or "")
     if resource is not None and resource.fraction and job.nodes > 1:
@@ -36,6 +39,20 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> N
         return  # such a queue does not go by the number of nodes
     longest = next((time for nodes, time in profile.limits.time_by_nodes if job.nodes <= nodes), None)
     _check_time(resolved, job, profile, longest, f"{profile.name} for {job.nodes} node{'s' if job.nodes > 1 else ''}")
+
+
+def _check_priority(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> None:
+    """Of a user Slurm ignores a negative --nice (sbatch(1): "Only privileged users can specify a negative")."""
+    priority = job.priority if job.priority is not None else profile.defaults.priority
+    if profile.scheduler != "slurm" or priority is None or priority <= 0:
+        return
+    problem = (
+        f"{priority} is above 0, and on Slurm users can only step back: give 0 or below; what goes first at a site is "
+        "a quality of service, such as --qos=NAME in the profile's options"
+    )
+    if job.priority is None:
+        raise ProfileError(f"cluster {profile.name}: defaults.priority: {problem}")
+    raise resolved.refusal("job.priority", problem)
 
 
 def _limits(job: JobSpec, profile: ClusterProfile, resource: ResourceType | None) -> list[tuple[_Limits, str]]:

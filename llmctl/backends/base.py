@@ -97,6 +97,21 @@ class JobRequest:
         """What the profile says of the kind of node."""
         return self.profile.resource_types.get(self.resource_type or "")
 
+    @property
+    def tasks_per_node(self) -> int:
+        """Tasks that a scheduler which counts in tasks is asked for: one agent, or a task per rank."""
+        return 1 if self.launcher == "torchrun" else self.ranks_per_node
+
+    @property
+    def cores_per_task(self) -> int | None:
+        """Cores of each of these tasks; None if the profile does not say."""
+        return None if self.cores_per_node is None else max(1, self.cores_per_node // self.tasks_per_node)
+
+    @property
+    def cores_granted(self) -> int | None:
+        """Cores that the tasks of a node have together: no more may be asked for inside the job."""
+        return None if self.cores_per_task is None else self.cores_per_task * self.tasks_per_node
+
 
 @dataclass(frozen=True)
 class JobReport:
@@ -244,10 +259,13 @@ class QueueBackend(Backend, Protocol):
         script: str,
         command: Sequence[str],
         container: "ContainerPlan | None" = None,
+        *,
+        cores: int | None = None,
     ) -> list[str]:
         """Like ``interactive_argv``, but on ``host`` of a job that runs already, beside its ranks.
 
         ``container``: with pyxis, the one that the ranks run in, if it has a name to be found by.
+        ``cores``: that the job has on the node, where the profile says.
         """
 
     def is_transient(self, exit_status: int, stderr: str) -> bool:

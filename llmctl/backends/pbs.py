@@ -145,10 +145,17 @@ class PbsBackend:
         return ["bash", "-c", SUBMIT, "bash", root, _asked(request), ENTER, count, *options, script, "bash", *command]
 
     def visit_argv(
-        self, job_id: str, host: str, script: str, command: Sequence[str], container: ContainerPlan | None = None
+        self,
+        job_id: str,
+        host: str,
+        script: str,
+        command: Sequence[str],
+        container: ContainerPlan | None = None,
+        *,
+        cores: int | None = None,
     ) -> list[str]:
         """By ssh to the node: PBS's own way there (pbs_tmrsh) exists inside the job only."""
-        del job_id, container
+        del job_id, container, cores
         words = b"".join(os.fsencode(word) + b"\0" for word in (script, "bash", *command))
         line = VISIT.format(words=base64.b64encode(words).decode())
         choose = 'if [[ -t 0 ]]; then exec ssh -t "$@"; fi; exec ssh -T "$@"'

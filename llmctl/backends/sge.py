@@ -126,11 +126,14 @@ class SgeBackend:
         told = f"llmctl: asks Grid Engine for {nodes}{kind}; if nothing is free it says so"
         return sge_terminal.ask_argv(told, options, script, command)
 
-    def visit_argv(self, job_id: str, host: str, script: str, command: Sequence[str]) -> list[str]:
+    def visit_argv(
+        self, job_id: str, host: str, script: str, command: Sequence[str], *, cores: int | None = None
+    ) -> list[str]:
         """``qrsh -inherit``, or ssh where the job takes no tasks."""
         return sge_terminal.visit_argv(job_id, host, script, command)
 
     def status_argv(self, job_ids: Sequence[str]) -> list[str]:
+        del cores
         """All of the user's jobs, with their whole names."""
         return ["sh", "-c", _ASK_QUEUE, "qstat", *job_ids]
 

@@ -81,16 +81,24 @@ class SlurmBackend:
     def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
         """Salloc, and in it one step on the first node, which leaves room beside it for steps of the user's own."""
         options = [f"--job-name={request.job_name}", *_allocation(request), *_own_options(request)]
-        step = ["--nodes=1", "--ntasks=1", "--overlap", "--mpi=none", "--cpu-bind=none", *_cores(request, 1)]
+        step = ["--nodes=1", "--ntasks=1", "--overlap", "--mpi=none", "--cpu-bind=none"]
+        step += _cores(request.cores_granted)
         told = f"llmctl: asking for {_amount(request)}; giving up after {_PATIENCE_S} s if nothing is free"
         argv = ["salloc", f"--immediate={_PATIENCE_S}", *options, "srun", *step]
         return _on_terminal(argv, request.container, script, command, told)
 
     def visit_argv(
-        self, job_id: str, host: str, script: str, command: Sequence[str], container: ContainerPlan | None = None
+        self,
+        job_id: str,
+        host: str,
+        script: str,
+        command: Sequence[str],
+        container: ContainerPlan | None = None,
+        *,
+        cores: int | None = None,
     ) -> list[str]:
         """A step beside the ranks. Since 20.11 steps share nothing unless they say --overlap."""
-        step = [f"--jobid={job_id}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
+        step = [f"--jobid={job_id}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1", *_cores(cores)]
         argv = ["srun", *step, "--mpi=none", "--cpu-bind=none"]
         return _on_terminal(argv, _attached(container), script, command)
 
@@ -155,8 +163,8 @@ def _allocation(request: JobRequest) -> list[str]:
     GPUs by --gpus-per-node alone: beside --gres it is refused, and --gpus-per-task hides a rank's neighbours from it.
     """
     resource = request.resource
-    tasks = 1 if request.launcher == "torchrun" else request.ranks_per_node
-    options = [f"--nodes={request.nodes}", f"--ntasks-per-node={tasks}", *_cores(request, tasks)]
+    options = [f"--nodes={request.nodes}", f"--ntasks-per-node={request.tasks_per_node}"]
+    options += _cores(request.cores_per_task)
     if request.gpus_per_node:
         kind = f"{resource.gpu_type}:" if resource is not None and resource.gpu_type else ""
         options.append(f"--gpus-per-node={kind}{request.gpus_per_node}")
@@ -178,10 +186,9 @@ def _own_options(request: JobRequest) -> list[str]:
     return [*request.profile.options, *(resource.options if resource is not None else ())]
 
 
-def _cores(request: JobRequest, tasks: int) -> list[str]:
+def _cores(of_task: int | None) -> list[str]:
     """Always said, also to srun: from 22.05 to 23.02 a step does not inherit it (RELEASE_NOTES of 22.05 and 23.11)."""
-    cores = request.cores_per_node
-    return [f"--cpus-per-task={max(1, cores // tasks)}"] if cores is not None else []
+    return [f"--cpus-per-task={of_task}"] if of_task is not None else []
 
 
 def _warning_s(request: JobRequest) -> int:
@@ -202,11 +209,14 @@ def _amount(request: JobRequest) -> str:
 
 
 def _attached(container: ContainerPlan | None) -> ContainerPlan | None:
-    """The container of a visitor: pyxis finds a running one by its name, and one without a name cannot be entered."""
+    """The container of a visitor: pyxis finds a running one by its name, and one without a name cannot be entered.
+
+    A visitor who leaves saves nothing: --container-save would write over the run's own file.
+    """
     if container is None or container.runtime != "pyxis" or container.site.name is None:
         return container if container is not None and container.runtime != "pyxis" else None
     name = container.site.name.partition(":")[0]
-    return replace(container, site=container.site.model_copy(update={"name": f"{name}:exec"}))
+    return replace(container, site=container.site.model_copy(update={"name": f"{name}:exec", "save": None}))
 
 
 def _on_terminal(

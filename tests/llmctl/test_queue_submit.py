@@ -29,6 +29,8 @@ mood=$(head -n1 "$here/mood" 2>/dev/null); sed -i 1d "$here/mood" 2>/dev/null
 failed="sbatch: error: Batch job submission failed"
 case $mood in
     busy) echo "$failed: Unable to contact slurm controller (connect failure)" >&2; exit 1 ;;
+    late) echo "$failed: Socket timed out on send/recv operation" >&2; nohup bash -c "sleep 0.3; echo '100|PENDING|N/A||Resources|r' >>'$here/taken'" >/dev/null 2>&1 & exit 1 ;;
+    cut) echo "$failed: Zero bytes were transmitted or received" >&2; exit 1 ;;
     refused) echo "$failed: Invalid account or account/partition combination specified" >&2; exit 1 ;;
 esac
 id=$((100 + $(wc -l <"$here/taken")))
@@ -64,7 +66,7 @@ PROFILE = {
         "time_by_nodes": [[4, "24:00:00"], [16, "12:00:00"]],
         "queues": {"debug": {"max_nodes": 2, "max_time": "0:30:00"}},
     },
-    "cost": {"reserved_factor": 2.0, "priority_factors": {10: 1.5}},
+    "cost": {"reserved_factor": 2.0, "priority_factors": {-10: 1.5}},
 }
 
 
@@ -146,7 +148,7 @@ def test_the_sites_notice_is_told_once_and_again_when_it_has_changed(place, caps
 def test_without_a_time_the_cost_is_the_sites_default(place, capsys):
     assert submit("--dry-run") == 0
     assert "1 node of gpu x 8 GPUs, for the site's default time" in capsys.readouterr().err
-    assert submit("--dry-run", "--time", "1:00:00", "--reservation", "R1", "--priority", "10") == 0
+    assert submit("--dry-run", "--time", "1:00:00", "--reservation", "R1", "--priority", "-10") == 0
     assert "at most 4.5 points" in capsys.readouterr().err
     assert not (place / "runs").exists()
 
@@ -173,6 +175,22 @@ def test_a_scheduler_that_stays_away_takes_nothing_and_leaves_nothing(place, cap
     assert submit("--run-id", "r") == 4
     assert "trying again later can help" in capsys.readouterr().err
     assert (len((place / "bin/argv").read_text().splitlines()), (place / "runs/r").exists()) == (3, False)
+
+
+def test_a_request_that_was_sent_and_not_answered_is_not_sent_again(place, capsys, monkeypatch):
+    """A controller that is busy carries it out later than its client waits."""
+    monkeypatch.setattr(job_start, "LOOK_PAUSES_S", (0.0, 2.0))
+    mood(place, "late")
+    assert submit("--run-id", "r") == 0
+    assert "found it: job 100" in capsys.readouterr().err
+    assert (len(queued(place)), jobs_of(place)) == (1, [SubmittedJob(LOGIN, "100")])
+
+
+def test_a_run_whose_job_may_come_yet_keeps_its_directory(place, capsys):
+    mood(place, *["cut"] * 9)
+    assert submit("--run-id", "r") == 4
+    assert "nobody can tell whether it was submitted" in capsys.readouterr().err
+    assert (len((place / "bin/argv").read_text().splitlines()), (place / "runs/r/job.sh").exists()) == (1, True)
 
 
 def test_a_job_whose_id_was_not_printed_is_found_by_its_name_and_not_submitted_again(place, capsys):
@@ -248,8 +266,23 @@ REFUSED = [
     (["--nodes", "10", "--time", "11:00:00"], 2, ["--time", "110 node-hours, above 100"]),
     (["--container", "x.sqsh"], 2, ["--container", "x.sqsh", "container.runtime"]),
     (["--mount", "/a:/b"], 2, ["--mount", "without an image"]),
+    (["--priority", "5"], 2, ["--priority", "5 is above 0", "give 0 or below", "--qos=NAME in the profile's options"]),
     (["--after", "nobody"], 5, ["no run is called 'nobody'"]),
 ]
+
+
+def test_a_default_priority_that_only_operators_may_give_is_refused(place, capsys):
+    write_profile(place, defaults={"resource_type": "gpu", "priority": 5})
+    assert submit("--dry-run") != 0
+    assert "cluster bed: defaults.priority: 5 is above 0" in capsys.readouterr().err
+    assert submit("--dry-run", "--priority", "0") == 0
+
+
+def test_nodes_do_not_write_over_each_others_saved_container(place, capsys):
+    write_profile(place, container={"runtime": "pyxis", "save": "/shared/changed.sqsh"})
+    assert submit("--dry-run", "--nodes", "2", "--container", "repo/image") == 2
+    assert "--nodes: " in (said := capsys.readouterr().err) and "container.save" in said
+    assert submit("--dry-run", "--container", "repo/image") == 0
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), REFUSED, ids=lambda value: str(value)[:40])

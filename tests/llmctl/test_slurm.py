@@ -13,8 +13,10 @@ from llmctl.backends.slurm_words import REASONS, STATES, expand_hosts, in_words
 from llmctl.cli.main import main
 from llmctl.container import ContainerPlan
 from llmctl.errors import SchedulerError
+from llmctl.job import JobSpec
 from llmctl.job_state import JobState
 from llmctl.profile import ClusterProfile
+from tests.llmctl.script_cases import render_case
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "slurm"
 BACKEND = SlurmBackend()
@@ -50,6 +52,19 @@ def test_whole_nodes_are_asked_for_whole() -> None:
 def test_a_task_per_rank_shares_the_cores_out() -> None:
     asked = request_of(nodes=2, ranks_per_node=8, cores_per_node=96, resource_type="gpu", launcher="srun")
     assert {"--ntasks-per-node=8", "--cpus-per-task=12"} <= set(BACKEND.directives(asked))
+
+
+@pytest.mark.parametrize(("launcher", "granted"), [("torchrun", 100), ("srun", 96), ("mpirun", 96)])
+def test_steps_ask_for_no_more_cores_than_the_tasks_have(tmp_path: Path, launcher: str, granted: int) -> None:
+    asked = request_of(ranks_per_node=8, cores_per_node=100, resource_type="gpu", launcher=launcher)
+    assert f"--cpus-per-task={granted // asked.tasks_per_node}" in BACKEND.directives(asked)
+    argv = BACKEND.interactive_argv(asked, 'exec "$@"', ["true"])
+    subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, timeout=20, check=True)
+    assert f"--cpus-per-task={granted}" in (tmp_path / "srun.said").read_text().split("\n")
+    resource = {"gpu": {"gpus": 8, "cores": 100}}
+    profile = ClusterProfile(name="s", scheduler="slurm", resource_types=resource, defaults={"resource_type": "gpu"})  # type: ignore[arg-type]
+    script = render_case(profile, JobSpec(name="c", launcher=launcher, command=("true",)), ranks_per_node=8).script
+    assert launcher == "mpirun" or f"--ntasks-per-node=1 --cpus-per-task={granted} " in script
 
 
 def test_a_part_of_a_node_leaves_the_rest_to_others() -> None:
@@ -362,19 +377,22 @@ def test_a_shell_in_an_allocation_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_visit_beside_a_rank(tmp_path: Path) -> None:
-    argv = BACKEND.visit_argv("17", "n3", 'exec "$@"', ["printf", "%s", "a'b\n"])
+    argv = BACKEND.visit_argv("17", "n3", 'exec "$@"', ["printf", "%s", "a'b\n"], cores=96)
     done = subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"a'b\n", b"")
     said = (tmp_path / "srun.said").read_text().split("\n")
-    assert {"--jobid=17", "--overlap", "--nodelist=n3", "--ntasks=1"} <= set(said)
+    assert {"--jobid=17", "--overlap", "--nodelist=n3", "--ntasks=1", "--cpus-per-task=96"} <= set(said)
 
 
 def test_containers_are_entered_by_name(tmp_path: Path) -> None:
-    profile = ClusterProfile(name="s", scheduler="slurm", container={"runtime": "pyxis", "name": "llm:create"})
+    site = {"runtime": "pyxis", "name": "llm:create", "save": "/shared/changed.sqsh"}
+    profile = ClusterProfile(name="s", scheduler="slurm", container=site)  # type: ignore[arg-type]
     plan = ContainerPlan("pyxis", "reg#img", None, ("/a:/a",), profile.container)
     argv = BACKEND.visit_argv("17", "n3", "true", (), plan)
     subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, timeout=20, check=True)
-    assert "--container-name=llm:exec" in (tmp_path / "srun.said").read_text().split("\n")
+    said = (tmp_path / "srun.said").read_text().split("\n")
+    # What a visitor leaves behind is not written over the run's own image.
+    assert "--container-name=llm:exec" in said and not [word for word in said if word.startswith("--container-save")]
     unnamed = profile.container.model_copy(update={"name": None})
     nameless = BACKEND.visit_argv("17", "n3", "true", (), ContainerPlan("pyxis", "/i.sqsh", None, (), unnamed))
     assert "--container" not in nameless[-1]

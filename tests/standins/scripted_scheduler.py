@@ -111,7 +111,9 @@ class ScriptedBackend:
             )
         return found
 
-    def visit_argv(self, job_id: str, host: str, script: str, command: Sequence[str]) -> list[str]:
+    def visit_argv(
+        self, job_id: str, host: str, script: str, command: Sequence[str], *, cores: int | None = None
+    ) -> list[str]:
         raise NotImplementedError
 
     def is_transient(self, exit_status: int, stderr: str) -> bool:
