@@ -1,5 +1,7 @@
 """What the scripts of jobs in containers hand on, with stand-ins for launchers and containers."""
 
+import os
+
 import pytest
 
 from llmctl.job import JobSpec
@@ -32,3 +34,29 @@ def test_a_rank_in_a_container_knows_which_it_is(tmp_path, runtime, launcher):
     assert (got[name], got[b"NODE_RANK"], got[b"MASTER_PORT"]) == (b"5", b"1", b"20001")
     words = stage.called(runtime)[-1]
     assert words[-4:] == [b"rank", b"1", b"-", b"-"]
+
+
+def imported_with(folder, runtime, environ):
+    site = ContainerProfile(runtime=runtime, image_folder=str(folder / "images"))
+    profile = ClusterProfile(name="site", scheduler="slurm", container=site)
+    stage = run_job(folder, profile, launcher="torchrun", image="ubuntu:24.04", environ=environ)
+    (entries,) = stage.called("import-environment")
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in (entry.partition(b"=") for entry in entries)}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kept", "scratch"),
+    [
+        ("enroot", "ENROOT_CACHE_PATH", "ENROOT_TEMP_PATH"),
+        ("pyxis", "ENROOT_CACHE_PATH", "ENROOT_TEMP_PATH"),
+        ("apptainer", "APPTAINER_CACHEDIR", "APPTAINER_TMPDIR"),
+        ("singularity", "SINGULARITY_CACHEDIR", "SINGULARITY_TMPDIR"),
+    ],
+)
+def test_an_import_fills_neither_home_nor_tmp(tmp_path, runtime, kept, scratch):
+    cache = tmp_path / "plain" / "images" / f".cache.{os.getuid()}"
+    got = imported_with(tmp_path / "plain", runtime, {"TMPDIR": "/tmp/17.1.all.q"})
+    assert (got[kept], got[scratch]) == (str(cache), str(cache / "tmp"))
+    assert (cache / "tmp").is_dir()
+    got = imported_with(tmp_path / "told", runtime, {kept: "/mine", "TMPDIR": "/local/17"})
+    assert (got[kept], got[scratch]) == ("/mine", "/local/17")
