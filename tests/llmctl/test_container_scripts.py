@@ -1,6 +1,7 @@
 """What the scripts of jobs in containers hand on, with stand-ins for launchers and containers."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,7 @@ def test_a_rank_in_a_container_knows_which_it_is(tmp_path, runtime, launcher):
 
 
 def imported_with(folder, runtime, environ):
+    """The environment that an image is imported in."""
     site = ContainerProfile(runtime=runtime, image_folder=str(folder / "images"))
     profile = ClusterProfile(name="site", scheduler="slurm", container=site)
     stage = run_job(folder, profile, launcher="torchrun", image="ubuntu:24.04", environ=environ)
@@ -60,3 +62,22 @@ def test_an_import_fills_neither_home_nor_tmp(tmp_path, runtime, kept, scratch):
     assert (cache / "tmp").is_dir()
     got = imported_with(tmp_path / "told", runtime, {kept: "/mine", "TMPDIR": "/local/17"})
     assert (got[kept], got[scratch]) == ("/mine", "/local/17")
+
+
+@pytest.mark.parametrize("runtime", ["enroot", "apptainer"])
+def test_two_users_import_the_same_image_into_the_folder_of_a_group(tmp_path, runtime):
+    """The other user's files cannot be opened, and the other's image is there before ours is."""
+    images = tmp_path / "images"
+    image = images / f"ubuntu+24.04.{'sqsh' if runtime == 'enroot' else 'sif'}"
+    for name in (f"{image}.lock", f"{image}.new"):
+        # Neither root nor another user can open a folder for writing.
+        Path(name).mkdir(parents=True)
+    imported_with(tmp_path, runtime, {"LLMCTL_FASTER": str(image)})
+    assert image.read_text() == "faster\n"
+    assert not Path(f"{image}.{os.getuid()}.new").exists()
+
+
+def test_an_image_is_imported_once(tmp_path):
+    imported_with(tmp_path, "enroot", {})
+    assert (tmp_path / "images" / "ubuntu+24.04.sqsh").read_text() == "0\n"
+    assert not [path for path in (tmp_path / "images").iterdir() if path.suffix == ".new"]
