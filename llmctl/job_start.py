@@ -2,7 +2,7 @@
 
 A scheduler's answer can be lost after it has taken the job: the connection drops, the command is ended because it took
 too long, or it prints no id. Then the queue is looked through for the job's name, which holds the run id. A job is
-handed over again only where the scheduler itself said that it could not take it, and its queue says that it has not.
+handed over again only where what was said proves that the scheduler has not taken it.
 """
 
 import time
@@ -70,7 +70,7 @@ class QueueSubmission:
         raise self._refusal(command, job)
 
     def _try(self, command: HostCommand) -> SubmittedJob | CommandResult:
-        """The job, or the answer of a scheduler that could not take it for the moment, and has not."""
+        """The job, or what was said where the scheduler could not take it for the moment, and surely has not."""
         try:
             result = self.hands.run(command.argv, timeout_s=TIMEOUT_S, cwd=self.run_dir)
         except SchedulerError as error:
@@ -84,13 +84,8 @@ class QueueSubmission:
                 return self._find(command, error.message)
         if not self.backend.is_transient(result.exit_status, result.stderr):
             raise self._refusal(command, result)
-        report, answer = find_job(
-            self.backend, self.backend.job_name(self.run_id), self.hands, Patience(sleep=self.sleep)
-        )
-        if not answer.is_answer:
+        if not self.backend.was_not_taken(result.exit_status, result.stderr):
             return self._find(command, said(result))
-        if report is not None and report.job_id not in self.known_ids:
-            return SubmittedJob(command.host, report.job_id)
         return result
 
     def _find(self, command: HostCommand, why: str) -> SubmittedJob:

@@ -271,5 +271,11 @@ class QueueBackend(Backend, Protocol):
     def is_transient(self, exit_status: int, stderr: str) -> bool:
         """Whether a failed command may succeed a little later: a server that is restarting or overloaded."""
 
+    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
+        """Whether a submission that failed for the moment has surely not been taken, so that it can be sent again.
+
+        A request that was sent may be read and carried out long after its client has given up waiting.
+        """
+
     def advice(self, stderr: str) -> str:
         """One sentence on what to change, for the refusals that users meet; empty if there is nothing to add."""

@@ -32,6 +32,12 @@ _TRANSIENT = re.compile(
     r"|Connection (?:refused|reset|timed out)|Server shutting down|Batch protocol error|Premature end of message"
     r"|End of File|Resource temporarily unavailable|Request timed out"
 )
+# Said before anything is sent, or by a server that refuses; all else can come after the job was taken.
+_NOT_TAKEN = re.compile(
+    r"cannot connect to server|Couldn't connect to|No free connections|Server connection table full"
+    r"|Connection refused|Server shutting down"
+)
+_PERHAPS_TAKEN = re.compile(r"Batch protocol error|Premature end of message|End of File|Request timed out")
 _ADVICE = (
     (r"Unknown queue", "see `qstat -q` for the queues there are; give one with --queue or --resource-type"),
     (r"Queue is not enabled", "the queue takes no jobs now; see `qstat -q`, or choose another with --queue"),
@@ -164,6 +170,10 @@ class PbsBackend:
     def is_transient(self, exit_status: int, stderr: str) -> bool:
         """Whether the server was away or overloaded."""
         return exit_status != 0 and bool(_TRANSIENT.search(stderr))
+
+    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
+        """Whether qsub reached no server, or one that refuses."""
+        return exit_status != 0 and bool(_NOT_TAKEN.search(stderr)) and not _PERHAPS_TAKEN.search(stderr)
 
     def advice(self, stderr: str) -> str:
         """For the refusals of qsub and qstat."""

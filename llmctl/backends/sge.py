@@ -39,6 +39,9 @@ _TRANSIENT = re.compile(
     r"failed receiving gdi request|got (?:send|select|no|read) (?:error|connection)|timeout|qmaster",
     re.IGNORECASE,
 )
+# The connection itself was not made; a master that is busy may carry out later what was sent to it.
+_NOT_TAKEN = re.compile(r"connection refused|can'?t connect|cannot connect|can'?t resolve host", re.IGNORECASE)
+_PERHAPS_TAKEN = re.compile(r"failed receiving gdi request|got read error|timeout", re.IGNORECASE)
 _ADVICE = (
     (
         r'requested project "[^"]*" does not exist',
@@ -174,6 +177,10 @@ class SgeBackend:
     def is_transient(self, exit_status: int, stderr: str) -> bool:
         """A master that cannot be reached may be there a little later."""
         return exit_status != 0 and bool(_TRANSIENT.search(stderr))
+
+    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
+        """Whether qsub could not even connect."""
+        return exit_status != 0 and bool(_NOT_TAKEN.search(stderr)) and not _PERHAPS_TAKEN.search(stderr)
 
     def advice(self, stderr: str) -> str:
         """What to change after a refusal."""

@@ -152,6 +152,10 @@ class SlurmBackend:
         """A controller or database that does not answer may do so a little later."""
         return exit_status != 0 and slurm_words.is_transient(stderr)
 
+    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
+        """Whether nothing was sent, or the controller itself has refused it."""
+        return exit_status != 0 and slurm_words.was_not_taken(stderr)
+
     def advice(self, stderr: str) -> str:
         """What to change after a refusal of Slurm's or pyxis'."""
         return slurm_words.advice(stderr)

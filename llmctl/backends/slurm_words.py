@@ -165,6 +165,23 @@ _TRANSIENT = (
     "jobs are pending and configured to be limited",
 )
 
+_NOT_TAKEN = (
+    "unable to contact slurm controller (connect failure)",
+    "connection refused",
+    "slurm backup controller in standby mode",
+    "munge encode failed",
+    "rate limit",
+    "too many requests",
+    "jobs are pending and configured to be limited",
+)
+"""Of _TRANSIENT, what is said before anything is sent, or by a controller that refuses (slurm_errno.c of 22.05)."""
+
+_PERHAPS_TAKEN = tuple(
+    text
+    for text in _TRANSIENT
+    if text not in (*_NOT_TAKEN, "unable to contact slurm controller", 'failed to access "/run/munge')
+)
+
 _ADVICE = (
     (
         "invalid partition",
@@ -245,6 +262,12 @@ def is_transient(stderr: str) -> bool:
     """Whether what a failed command said is of a kind that passes."""
     said = stderr.lower()
     return any(text in said for text in _TRANSIENT)
+
+
+def was_not_taken(stderr: str) -> bool:
+    """Whether what sbatch said proves that the job was not taken: one line that leaves it open outweighs all others."""
+    said = stderr.lower()
+    return any(text in said for text in _NOT_TAKEN) and not any(text in said for text in _PERHAPS_TAKEN)
 
 
 def advice(stderr: str) -> str:

@@ -29,7 +29,10 @@ mood=$(head -n1 "$here/mood" 2>/dev/null); sed -i 1d "$here/mood" 2>/dev/null
 failed="sbatch: error: Batch job submission failed"
 case $mood in
     busy) echo "$failed: Unable to contact slurm controller (connect failure)" >&2; exit 1 ;;
-    late) echo "$failed: Socket timed out on send/recv operation" >&2; nohup bash -c "sleep 0.3; echo '100|PENDING|N/A||Resources|r' >>'$here/taken'" >/dev/null 2>&1 & exit 1 ;;
+    late)
+        echo "$failed: Socket timed out on send/recv operation" >&2
+        (sleep 0.5; echo "100|PENDING|N/A||Resources|r" >>"$here/taken") </dev/null &>/dev/null &
+        exit 1 ;;
     cut) echo "$failed: Zero bytes were transmitted or received" >&2; exit 1 ;;
     refused) echo "$failed: Invalid account or account/partition combination specified" >&2; exit 1 ;;
 esac

@@ -119,6 +119,9 @@ class ScriptedBackend:
     def is_transient(self, exit_status: int, stderr: str) -> bool:
         return exit_status != 0 and "busy" in stderr
 
+    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
+        return self.is_transient(exit_status, stderr)
+
     def advice(self, stderr: str) -> str:
         return "ask the one who wrote this" if "refused" in stderr else ""
 
