@@ -1,7 +1,8 @@
 """Reading attempts/K of many runs: a fixed number of round trips, whatever the number of runs and ranks."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from llmctl.file_reads import FilePart, FileRead
@@ -9,7 +10,9 @@ from llmctl.hands import Hands
 from llmctl.run_facts import (
     AttemptFacts,
     Ending,
+    Heartbeat,
     Outcome,
+    RankError,
     Started,
     parse_ending,
     parse_error,
@@ -25,6 +28,9 @@ _SMALL = 16 * 1024
 _HOSTFILE = 64 * 1024
 MOST_STARTS = 20
 """Attempts whose started.json is read: more than a scheduler starts a job again before somebody looks."""
+HEARTBEATS_EVERY_S = (15.0, 30.0)
+"""Between two readings of all heartbeats of an attempt that is looked at again and again: of few ranks, and at most."""
+RANKS_PER_SECOND = 256
 
 
 @dataclass(frozen=True)
@@ -88,29 +94,91 @@ def attempt_numbers(record: RunRecord, hands: Hands) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
+@dataclass
+class _Kept:
+    """What was read of one attempt."""
+
+    had_ended: bool
+    read: float
+    heartbeats: tuple[Heartbeat, ...]
+    errors: dict[str, RankError] = field(default_factory=dict)
+
+
+class DetailsMemory:
+    """Heartbeats and errors that were read before, for those who look again and again at runs of thousands of ranks.
+
+    Heartbeats are read anew after a while, and once the attempt has ended; an error never changes.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[PurePosixPath, _Kept] = {}
+
+    def heartbeats(self, one: AttemptBeginning) -> _Kept | None:
+        """Those of an attempt; None if it is time to read them."""
+        kept = self._kept.get(one.directory)
+        if kept is None or not kept.heartbeats or kept.had_ended != (one.ending is not None):
+            return None
+        least, most = HEARTBEATS_EVERY_S
+        interval_s = min(most, least + len(kept.heartbeats) / RANKS_PER_SECOND)
+        return kept if time.monotonic() - kept.read < interval_s else None
+
+    def keep(self, one: AttemptBeginning, heartbeats: Sequence[Heartbeat | None]) -> _Kept:
+        """Remember heartbeats that were read at this moment."""
+        errors = self.errors(one)
+        known = tuple(beat for beat in heartbeats if beat is not None)
+        self._kept[one.directory] = _Kept(one.ending is not None, time.monotonic(), known, errors)
+        return self._kept[one.directory]
+
+    def errors(self, one: AttemptBeginning) -> dict[str, RankError]:
+        """Those of an attempt that are known, by file name."""
+        kept = self._kept.get(one.directory)
+        return kept.errors if kept is not None else {}
+
+
 def read_details(
-    beginnings: Sequence[AttemptBeginning | None], further: Sequence[FileRead], hands: Hands
+    beginnings: Sequence[AttemptBeginning | None],
+    further: Sequence[FileRead],
+    hands: Hands,
+    memory: DetailsMemory | None = None,
 ) -> tuple[list[AttemptFacts | None], list[FilePart | None]]:
-    """Heartbeats and errors of the attempts where they matter, and the parts of ``further``: two round trips."""
+    """Heartbeats and errors of the attempts where they matter, and the parts of ``further``: two round trips.
+
+    Args:
+        beginnings: the attempts.
+        further: more files to read on the way.
+        hands: the machine of all these files.
+        memory: what was read at earlier looks.
+    """
+    memory = memory or DetailsMemory()
     wanted = [one for one in beginnings if one is not None and _tells_more(one)]
-    folders = [f"{one.directory}{name}" for one in wanted for name in ("", "/heartbeat", "/errors")]
-    names = iter(hands.list_names(folders) if folders else [])
-    listed = [(set(next(names)), _json_names(next(names)), _json_names(next(names))) for _ in wanted]
+    kept = [memory.heartbeats(one) for one in wanted]
+    folders = [f"{one.directory}{name}" for one in wanted for name in ("", "/errors")]
+    folders += [f"{one.directory}/heartbeat" for one, known in zip(wanted, kept, strict=True) if known is None]
+    listed = hands.list_names(folders) if folders else []
+    beating = iter(listed[2 * len(wanted) :])
+    beats = [_json_names(next(beating)) if known is None else [] for known in kept]
+    errors = [
+        [name for name in _json_names(names) if name not in memory.errors(one)]
+        for one, names in zip(wanted, listed[1 : 2 * len(wanted) : 2], strict=True)
+    ]
     reads = list(further)
-    for one, (_, beats, errors) in zip(wanted, listed, strict=True):
-        reads += [FileRead(f"{one.directory}/heartbeat/{name}", limit=_SMALL) for name in beats]
-        reads += [FileRead(f"{one.directory}/errors/{name}") for name in errors]
+    for one, beat_names, error_names in zip(wanted, beats, errors, strict=True):
+        reads += [FileRead(f"{one.directory}/heartbeat/{name}", limit=_SMALL) for name in beat_names]
+        reads += [FileRead(f"{one.directory}/errors/{name}") for name in error_names]
     found = hands.read_parts(reads) if reads else []
     parts = iter(found[len(further) :])
     details = {}
-    for one, (plain, beats, errors) in zip(wanted, listed, strict=True):
-        heartbeats = [parse_heartbeat(_data(next(parts))) for _ in beats]
-        failures = [parse_error(_data(next(parts))) for _ in errors]
+    for position, one in enumerate(wanted):
+        heartbeats = [parse_heartbeat(_data(next(parts))) for _ in beats[position]]
+        known = kept[position] or memory.keep(one, heartbeats)
+        failures = {name: parse_error(_data(next(parts))) for name in errors[position]}
+        known.errors.update((name, failure) for name, failure in failures.items() if failure is not None)
         details[id(one)] = AttemptFacts(
             number=one.number,
-            cancel_marked="cancel" in plain,
-            heartbeats=tuple(beat for beat in heartbeats if beat is not None),
-            errors=tuple(sorted((e for e in failures if e is not None), key=lambda error: (error.time, error.rank))),
+            cancel_marked="cancel" in listed[2 * position],
+            heartbeats=known.heartbeats,
+            heartbeats_age_s=time.monotonic() - known.read,
+            errors=tuple(sorted(known.errors.values(), key=lambda error: (error.time, error.rank))),
         )
     return [_facts(one, details.get(id(one))) for one in beginnings], found[: len(further)]
 
@@ -157,6 +225,7 @@ def _facts(beginning: AttemptBeginning | None, details: AttemptFacts | None) -> 
         outcome=beginning.outcome,
         cancel_marked=details is not None and details.cancel_marked,
         heartbeats=details.heartbeats if details is not None else (),
+        heartbeats_age_s=details.heartbeats_age_s if details is not None else 0.0,
         errors=details.errors if details is not None else (),
         hosts=beginning.hosts,
     )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from llmctl.attempt_reader import newest_attempt
+from llmctl.attempt_reader import DetailsMemory, newest_attempt
 from llmctl.backends.base import QueueBackend
 from llmctl.durations import spoken
 from llmctl.errors import INTERRUPTED, FollowedRunFailed, RecordError, SchedulerError
@@ -122,6 +122,7 @@ class _Session:
         self._output = output
         self._follower = LogFollower(hands.read_parts)
         self._metrics = MetricsReader(f"{record.run_dir}/metrics.jsonl", hands.read_parts)
+        self._memory = DetailsMemory()
         self._attempt = attempt
         self._has_metrics = False
         self._remarked = ""
@@ -184,7 +185,7 @@ class _Session:
     def _look_at_run(self) -> RunView:
         with suppress(RecordError):
             self._record = RunRecord.load(self._record.run_dir, self._hands)
-        view = observe_run(self._record, self._hands, self._scheduler)
+        view = observe_run(self._record, self._hands, self._scheduler, self._memory)
         about, words = _remark(view, self._scheduler is not None)
         if about and about != self._remarked:
             self._output.remark(f"llmctl: {view.run_id} {words}")

@@ -105,6 +105,7 @@ class AttemptFacts:
     """One attempts/K directory.
 
     ``errors`` in order of time: the first is the first to have failed. ``hosts``: those of its hostfile.
+    ``heartbeats_age_s``: how long before this look the heartbeats were read.
     """
 
     number: int
@@ -113,6 +114,7 @@ class AttemptFacts:
     outcome: Outcome | None = None
     cancel_marked: bool = False
     heartbeats: tuple[Heartbeat, ...] = ()
+    heartbeats_age_s: float = 0.0
     errors: tuple[RankError, ...] = ()
     hosts: tuple[str, ...] = ()
 

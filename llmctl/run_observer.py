@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from llmctl.attempt_reader import AttemptBeginning, RunAttempts, find_attempts, read_details
+from llmctl.attempt_reader import AttemptBeginning, DetailsMemory, RunAttempts, find_attempts, read_details
 from llmctl.errors import SchedulerError
 from llmctl.file_reads import FilePart, FileRead
 from llmctl.hands import Hands
@@ -24,25 +24,33 @@ from llmctl.run_state import JobAnswer, RunFacts
 from llmctl.run_view import RunView, build_view
 
 
-def observe_runs(records: Sequence[RunRecord], hands: Hands, scheduler: SchedulerWatch | None = None) -> list[RunView]:
+def observe_runs(
+    records: Sequence[RunRecord],
+    hands: Hands,
+    scheduler: SchedulerWatch | None = None,
+    memory: DetailsMemory | None = None,
+) -> list[RunView]:
     """The views of runs of one cluster, in order.
 
     Args:
         records: of the runs.
         hands: the machine where their directories are.
         scheduler: of the cluster; None where jobs are processes.
+        memory: of those who look again and again.
     """
     tails = [tail_of(f"{record.run_dir}/metrics.jsonl") for record in records]
     views = []
-    for record, facts, tail in zip(records, *_gather(records, hands, scheduler, tails), strict=True):
+    for record, facts, tail in zip(records, *_gather(records, hands, scheduler, tails, memory), strict=True):
         metrics = table_of_tail(tail)
         views.append(build_view(record, replace(facts, iteration_time_s=metrics.iteration_time_s()), metrics))
     return views
 
 
-def observe_run(record: RunRecord, hands: Hands, scheduler: SchedulerWatch | None = None) -> RunView:
+def observe_run(
+    record: RunRecord, hands: Hands, scheduler: SchedulerWatch | None = None, memory: DetailsMemory | None = None
+) -> RunView:
     """The view of one run."""
-    return observe_runs([record], hands, scheduler)[0]
+    return observe_runs([record], hands, scheduler, memory)[0]
 
 
 def gather_facts(records: Sequence[RunRecord], hands: Hands, scheduler: SchedulerWatch | None = None) -> list[RunFacts]:
@@ -65,7 +73,11 @@ def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessId
 
 
 def _gather(
-    records: Sequence[RunRecord], hands: Hands, scheduler: SchedulerWatch | None, further: Sequence[FileRead]
+    records: Sequence[RunRecord],
+    hands: Hands,
+    scheduler: SchedulerWatch | None,
+    further: Sequence[FileRead],
+    memory: DetailsMemory | None = None,
 ) -> tuple[list[RunFacts], list[FilePart | None]]:
     attempts = find_attempts(records, hands)
     jobs: dict[int, JobAnswer | None] = {}
@@ -77,9 +89,13 @@ def _gather(
         jobs.update(_ask_processes({index: (records[index], attempts[index].newest) for index in open_ones}, hands))
     gone = [index for index in open_ones if _is_gone(jobs[index])]
     if gone:
+        # Listing a folder makes a network file system look again, which remembers that a file was not there.
+        folders = [str(one.directory) for index in gone if (one := attempts[index].newest) is not None]
+        if folders:
+            hands.list_names(folders)
         for index, again in zip(gone, find_attempts([records[index] for index in gone], hands), strict=True):
             attempts[index] = again
-    details, parts = read_details([one.newest for one in attempts], further, hands)
+    details, parts = read_details([one.newest for one in attempts], further, hands, memory)
     left = [index for index in gone if details[index] is None or _ending_missing(details[index])]
     if scheduler is not None:
         _ask_accounting(

@@ -213,7 +213,7 @@ def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
     if job.state is JobState.PENDING:
         return Verdict(job.state, job.raw)
     newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
-    is_silent = newest is None or facts.now - newest.time > FRESH_S
+    is_silent = newest is None or _read_at(facts) - newest.time > FRESH_S
     if facts.attempt is None:
         return Verdict(job.state, "starting")
     if is_silent and _is_between_attempts(facts, job):
@@ -221,13 +221,18 @@ def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
     error = first_error(facts.attempt.errors)
     if error is not None:
         return Verdict(job.state, f"ending: {error.summary()}")
-    return Verdict(job.state, lagging_ranks(facts.attempt.heartbeats, facts.now, facts.iteration_time_s))
+    return Verdict(job.state, lagging_ranks(facts.attempt.heartbeats, _read_at(facts), facts.iteration_time_s))
+
+
+def _read_at(facts: RunFacts) -> float:
+    """The time at which heartbeats were read: how long ago that was says nothing about the ranks."""
+    return facts.now - (facts.attempt.heartbeats_age_s if facts.attempt is not None else 0.0)
 
 
 def _doubtful(facts: RunFacts, job: JobAnswer) -> Verdict:
     newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
     age = facts.now - newest.time if newest is not None else None
-    if age is not None and age <= FRESH_S:
+    if newest is not None and age is not None and _read_at(facts) - newest.time <= FRESH_S:
         return Verdict(JobState.RUNNING, f"by its heartbeat {spoken(age)} ago; {job.raw}")
     if job.has_left and facts.cancel_requested is not None:
         # A job that never ran leaves no exit.json, and in some accountings nothing at all.

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmctl.attempt_reader import DetailsMemory
 from llmctl.cluster_reach import ClusterReach
 from llmctl.durations import spoken
 from llmctl.errors import LlmctlError, RecordError, SchedulerError
@@ -35,6 +36,7 @@ class RunSurvey:
     interval_s: float = 0.0
     unreachable: dict[str, SchedulerError] = field(default_factory=dict)
     _reaches: dict[str, tuple[ClusterReach, SchedulerWatch | None]] = field(default_factory=dict)
+    _memory: DetailsMemory = field(default_factory=DetailsMemory)
     _ended: dict[str, RunView] = field(default_factory=dict)
 
     def look(self, entries: Sequence[IndexEntry], *, remember: bool = False) -> list[RunView]:
@@ -58,7 +60,7 @@ class RunSurvey:
             reach, scheduler = self._reach(cluster, entries, remember)
             loaded = load_records(entries, reach)
             records = [record for record in loaded if isinstance(record, RunRecord)]
-            seen = iter(observe_runs(records, reach.hands, scheduler))
+            seen = iter(observe_runs(records, reach.hands, scheduler, self._memory))
         except SchedulerError as error:
             self.unreachable[cluster] = error
             return [_last_seen(entry, f"{cluster} cannot be reached: {error.message}") for entry in entries]
