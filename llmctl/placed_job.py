@@ -14,7 +14,7 @@ from llmctl.invocation import Invocation, is_remote
 from llmctl.job import JobSpec
 from llmctl.job_request import build_request, size_of_node
 from llmctl.profile import ClusterProfile
-from llmctl.render import RenderedJob, RunPlace, job_python, render
+from llmctl.render import RenderedJob, RunPlace, cache_folder, job_python, render
 from llmctl.resolve import Resolved
 from llmctl.secrets import secrets_file
 from llmctl.submit_checks import check_layout, place_on_this_machine
@@ -79,7 +79,8 @@ def place_job(
     secrets = secrets_file(invocation, profile, run_dir.name, submission) if job.secrets else None
     working_dir = _working_dir(invocation, job, profile, run_dir, cwd)
     written = _outside(_written(config), job, profile)
-    mounts = [str(run_dir), f"{run_dir.parent}/.code", *written, *_outside(_read(config), job, profile)]
+    caches = cache_folder(str(run_dir.parent))
+    mounts = [str(run_dir), f"{run_dir.parent}/.code", caches, *written, *_outside(_read(config), job, profile)]
     mounts += [str(working_dir)] if job.command and working_dir != run_dir else []
     mounts += [str(PurePosixPath(secrets).parent)] if secrets is not None else []
     request = build_request(
@@ -104,7 +105,7 @@ def place_job(
         secrets_file=Path(secrets) if secrets is not None else None,
     )
     rendered = render(job, profile, place, invocation.folders, request)
-    return PlacedJob(rendered, request, place, tuple(written) if request.container is not None else ())
+    return PlacedJob(rendered, request, place, (*written, caches) if request.container is not None else ())
 
 
 def image_file(invocation: Invocation, job: JobSpec, profile: ClusterProfile) -> str | None:

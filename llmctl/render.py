@@ -119,6 +119,7 @@ def render(
         "working_dir": place.working_dir,
         "secrets_file": place.secrets_file,
         "env": list(environment.items()),
+        "cache_root": _cache_root(profile),
     }
     path = place.run_dir / "job.sh"
     script = _fill(folders, backend.template, variables)
@@ -169,13 +170,14 @@ def interactive_script(
         "run_dir": run_dir,
         "python_dir": Path(python).parent,
         "env": list(environment.items()),
+        "cache_root": _cache_root(profile),
     }
     return _fill(folders, "interactive.sh.j2", variables)
 
 
 def environment_script(profile: ClusterProfile, folders: UserFolders) -> str:
     """Text that runs its arguments in the software environment of a cluster's jobs and leaves with their status."""
-    variables = {**_software(profile, folders), "env": list(profile.env.items())}
+    variables = {**_software(profile, folders), "env": list(profile.env.items()), "cache_root": None}
     return _fill(folders, "_environment.sh.j2", variables) + 'load_environment && export_variables && exec "$@"\n'
 
 
@@ -199,6 +201,16 @@ def job_python(profile: ClusterProfile, folders: UserFolders, own: str, *, in_co
 def job_environment(profile: ClusterProfile, *, on_cpu: bool) -> dict[str, str]:
     """Variables of every job of a cluster, the profile's own last."""
     return {**(_CPU_ENVIRONMENT if on_cpu else {}), **profile.env}
+
+
+def _cache_root(profile: ClusterProfile) -> str | None:
+    """Where the caches of jobs go unless that is in a home directory anyway; on this machine they stay as they are."""
+    return None if profile.scheduler == "local" else cache_folder(str(profile.runs_root))
+
+
+def cache_folder(runs_root: str) -> str:
+    """Folder of the caches that all runs of a user share."""
+    return f"{runs_root}/.cache"
 
 
 def _software(profile: ClusterProfile, folders: UserFolders) -> dict[str, Any]:

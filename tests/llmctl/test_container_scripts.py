@@ -11,8 +11,8 @@ from tests.llmctl.script_cases import RUN_ID, render_case
 from tests.llmctl.test_scripts_run import PYTHON, Stage
 
 
-def run_job(folder, profile, *, launcher, environ=None, nodes=2, command=(), image="/images/one.sqsh"):
-    job = JobSpec(name="gpt", nodes=nodes, launcher=launcher, container=image, command=command)
+def run_job(folder, profile, *, launcher, environ=None, image="/images/one.sqsh", env=()):
+    job = JobSpec(name="gpt", nodes=2, launcher=launcher, container=image, env=env)
     profile = profile.model_copy(update={"runs_root": str(folder / "runs")})
     rendered = render_case(profile, job, python=PYTHON, ranks_per_node=4, working_dir=folder)
     stage = Stage(folder, environ or {})
@@ -81,3 +81,23 @@ def test_an_image_is_imported_once(tmp_path):
     imported_with(tmp_path, "enroot", {})
     assert (tmp_path / "images" / "ubuntu+24.04.sqsh").read_text() == "0\n"
     assert not [path for path in (tmp_path / "images").iterdir() if path.suffix == ".new"]
+
+
+def test_caches_are_where_the_runs_are_unless_that_is_home_or_somebody_has_said(tmp_path):
+    profile = ClusterProfile(name="site", scheduler="slurm")
+
+    def caches(name, **changes):
+        stage = run_job(tmp_path / name, profile, launcher="srun", image=None, **changes)
+        (got,) = stage.environments()
+        names = ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "HF_HOME")
+        return [os.fsdecode(got[os.fsencode(name)]) if os.fsencode(name) in got else None for name in names]
+
+    root = tmp_path / "plain" / "runs" / ".cache"
+    assert caches("plain") == [str(root / name) for name in ("triton", "torch_extensions", "huggingface")]
+    assert caches("at_home", environ={"HOME": str(tmp_path / "at_home")}) == [None, None, None]
+    told = caches("told", env=(("TRITON_CACHE_DIR", "/mine"),), environ={"HF_HOME": "/ours"})
+    assert (told[0], told[2]) == ("/mine", "/ours")
+    (tmp_path / "user" / ".cache" / "huggingface").mkdir(parents=True)
+    logged_in = caches("logged_in", environ={"HOME": str(tmp_path / "user")})
+    assert logged_in[0] is not None
+    assert logged_in[2] is None
