@@ -5,7 +5,7 @@ that does not hold a job ends nothing: only the accounting's own word does.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmctl.attempt_reader import RunAttempts
@@ -161,12 +161,13 @@ class SchedulerWatch:
         name = self.backend.job_name(question.record.run_id)
         when, known = self._found.get(name, (None, None))
         if when is None or time.monotonic() - when >= self._interval_s:
-            known = self._by_name(name)
+            earlier = {job.job_id for submission in submissions[:-1] for job in submission.jobs}
+            known = self._by_name(name, earlier)
             self._found[name] = (time.monotonic(), known)
         return known
 
-    def _by_name(self, name: str) -> JobAnswer:
-        report, answer = find_job(self.backend, name, self._hands, self._patience)
+    def _by_name(self, name: str, earlier: Collection[str]) -> JobAnswer:
+        report, answer = find_job(self.backend, name, self._hands, self._patience, known_ids=earlier)
         if report is not None:
             return JobAnswer(report.state, words_of(report), source="queue", report=report)
         if not answer.is_answer:

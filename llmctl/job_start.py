@@ -95,8 +95,9 @@ class QueueSubmission:
         problem = ""
         for pause_s in LOOK_PAUSES_S:
             self.sleep(pause_s)
-            report, answer = find_job(self.backend, name, self.hands, Patience(sleep=self.sleep))
-            if report is not None and report.job_id not in self.known_ids:
+            patience = Patience(sleep=self.sleep)
+            report, answer = find_job(self.backend, name, self.hands, patience, known_ids=self.known_ids)
+            if report is not None:
                 self.tell(f"found it: job {report.job_id}")
                 return SubmittedJob(command.host, report.job_id)
             problem = answer.problem or f"there is no job called {name}"

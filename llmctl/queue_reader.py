@@ -4,8 +4,9 @@ A scheduler that is restarting or overloaded is asked again, a few times and not
 told apart from an answer that holds nothing: only the second says that a job is not there.
 """
 
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmctl.backends.base import JobReport, QueueBackend
@@ -72,16 +73,34 @@ def read_accounting(
 
 
 def find_job(
-    backend: QueueBackend, job_name: str, hands: Hands, patience: Patience = PATIENT
+    backend: QueueBackend,
+    job_name: str,
+    hands: Hands,
+    patience: Patience = PATIENT,
+    *,
+    known_ids: Collection[str] = (),
 ) -> tuple[JobReport | None, QueueAnswer]:
     """The job of this name that is in the queue, for a submission whose answer was lost; the newest of several.
 
     The answer is handed back as well: None says that there is no such job only if it ``is_answer``.
+
+    Args:
+        backend: of the scheduler.
+        job_name: as ``job_name`` of the backend gave it.
+        hands: the machine where its commands are run.
+        patience: with a scheduler that fails for the moment.
+        known_ids: jobs that are not meant: those of earlier submissions of the run have the same name.
     """
     answer = _ask(backend, backend.find_argv(job_name), backend.parse_status, hands, patience)
-    named = [report for report in answer.reports.values() if report.name == job_name]
+    named = [report for report in answer.reports.values() if report.name == job_name and report.job_id not in known_ids]
     living = [report for report in named if not report.state.is_finished]
-    return next(reversed(living or named), None), answer
+    return max(living or named, key=lambda report: _number(report.job_id), default=None), answer
+
+
+def _number(job_id: str) -> int:
+    """What a job id begins with, which counts up: 1234 of ``1234.server``; -1 where it begins with no number."""
+    match = re.match(r"\d+", job_id)
+    return int(match[0]) if match is not None else -1
 
 
 def run_patiently(

@@ -58,7 +58,8 @@ def _was_taken(record: RunRecord, reach: ClusterReach) -> bool:
         return bool(reach.hands.processes_of_run(str(record.run_dir), []))
     if record.submissions and record.submissions[-1].jobs:
         return True
-    report, answer = find_job(reach.backend, reach.backend.job_name(record.run_id), reach.hands)
+    earlier = {job.job_id for submission in record.submissions for job in submission.jobs}
+    report, answer = find_job(reach.backend, reach.backend.job_name(record.run_id), reach.hands, known_ids=earlier)
     if not answer.is_answer:
         raise SchedulerError(f"{record.run_id} may still be running: {answer.problem}", transient=True)
     return report is not None and not report.state.is_finished

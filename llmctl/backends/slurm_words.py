@@ -176,11 +176,9 @@ _NOT_TAKEN = (
 )
 """Of _TRANSIENT, what is said before anything is sent, or by a controller that refuses (slurm_errno.c of 22.05)."""
 
-_PERHAPS_TAKEN = tuple(
-    text
-    for text in _TRANSIENT
-    if text not in (*_NOT_TAKEN, "unable to contact slurm controller", 'failed to access "/run/munge')
-)
+# What munge does to the request ends in the same words as what it does to the answer, but for "decode".
+_OPEN = ("unable to contact slurm controller", 'failed to access "/run/munge', "protocol authentication error")
+_PERHAPS_TAKEN = (*(text for text in _TRANSIENT if text not in (*_NOT_TAKEN, *_OPEN)), "munge decode failed")
 
 _ADVICE = (
     (

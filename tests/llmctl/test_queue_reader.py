@@ -108,6 +108,10 @@ def test_a_lost_job_is_found_by_its_name(backend, patience):
     backend.says("queue", "16|CANCELLED|job-a", "17|PENDING|job-a", "18|RUNNING|job-b")
     report, answer = find_job(backend, "job-a", HANDS, patience)
     assert (report.job_id, answer.is_answer) == ("17", True)
+    backend.says("queue", "102.pbs1|COMPLETED|job-a", "99.pbs1|COMPLETED|job-a")
+    assert find_job(backend, "job-a", HANDS, patience)[0].job_id == "102.pbs1", "whatever the order of the list"
+    assert find_job(backend, "job-a", HANDS, patience, known_ids={"102.pbs1"})[0].job_id == "99.pbs1"
+    assert find_job(backend, "job-a", HANDS, patience, known_ids={"102.pbs1", "99.pbs1"})[0] is None
     assert find_job(backend, "job-c", HANDS, patience)[0] is None
     backend.fails("queue", "refused")
     report, answer = find_job(backend, "job-a", HANDS, patience)

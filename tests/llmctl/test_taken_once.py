@@ -20,6 +20,7 @@ AWAY = (
     [
         (SLURM, f"{FAILED}Unable to contact slurm controller (connect failure)"),
         (SLURM, f"{FAILED}Slurm backup controller in standby mode"),
+        (SLURM, f"sbatch: error: Munge encode failed: Invalid credential\n{FAILED}Protocol authentication error"),
         (PBS, "Connection refused\nqsub: cannot connect to server pbs1 (errno=111)\n"),
         (PBS, "qsub: No free connections\n"),
         (SGE, AWAY),
@@ -37,6 +38,7 @@ def test_what_was_never_sent_or_is_refused_may_be_sent_again(backend, said):
         (SLURM, f"{FAILED}Unexpected message received"),
         (SLURM, f"{FAILED}Unable to contact slurm controller (receive failure)"),
         (SLURM, f"{FAILED}Protocol authentication error"),
+        (SLURM, f"sbatch: error: Munge decode failed: Expired credential\n{FAILED}Protocol authentication error"),
         (SLURM, f"sbatch: RPC rate limit exceeded\n{FAILED}Socket timed out on send/recv operation"),
         (PBS, "qsub: End of File\n"),
         (PBS, "qsub: Premature end of message\n"),
