@@ -42,7 +42,7 @@ class QueueAnswer:
 
     Attributes:
         reports: by job id; also of jobs that were not asked about.
-        is_answer: whether the scheduler has answered at all. Otherwise nothing is known, of any job.
+        is_answer: whether the scheduler has answered. Otherwise nothing is known of jobs that have no report.
         problem: why not, in the scheduler's words; empty if it has answered.
     """
 
@@ -149,4 +149,6 @@ def _ask(
     if result.exit_status == 0 or backend.is_answer(result.exit_status, result.stderr):
         return QueueAnswer(parse(result.stdout))
     advice = backend.advice(result.stderr)
-    return QueueAnswer(is_answer=False, problem=said(result) + (f"; {advice}" if advice else ""))
+    # What it has said of some jobs is true all the same.
+    problem = said(result) + (f"; {advice}" if advice else "")
+    return QueueAnswer(parse(result.stdout), is_answer=False, problem=problem)

@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from llmctl.backends import sge
 from llmctl.job_state import JobState
+from llmctl.queue_reader import read_accounting
+from llmctl.transport import LocalTransport
 from tests.llmctl.test_sge_backend import RECORDED, SGE, request
 
 
@@ -45,6 +48,21 @@ def test_the_accounting_is_asked_about_all(tmp_path):
     done = run_with(tmp_path, SGE.accounting_argv(["99", "26"]), qacct=text)
     assert SGE.is_answer(done.returncode, done.stderr.decode())
     assert SGE.parse_accounting(done.stdout.decode())["26"].state is JobState.COMPLETED
+
+
+def test_a_slow_accounting_tells_of_the_newest_jobs_in_its_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(sge, "ACCOUNTING_S", 2)
+    text = f'echo "$2" >>"$(dirname "$0")/asked"; if [[ $2 == 9 ]]; then sleep 30; fi; cat {RECORDED}/qacct_ended.txt'
+    (tmp_path / "qacct").write_text(f"#!/bin/bash\n{text}\n")
+    (tmp_path / "qacct").chmod(0o755)
+    hands = LocalTransport({"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    answer = read_accounting(SGE, ["8", "9", "26"], hands)
+    assert (tmp_path / "asked").read_text().split() == ["26", "9"]
+    assert answer.reports["26"].state is JobState.COMPLETED
+    assert (answer.is_answer, answer.problem) == (
+        False,
+        "qacct is slow: it was asked about 1 of 3 jobs, the newest first",
+    )
 
 
 QRSH = """while [[ $1 == -* ]]; do
