@@ -1,6 +1,5 @@
 """Ending a run: everything that it started, wherever that is, and nothing else."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +77,7 @@ def end_without_record(
 
 
 def _cancel_in_queue(record: RunRecord, hands: Hands, backend: QueueBackend, grace_s: float) -> RunRecord:
-    marked = record.with_cancel_requested(time.time())
+    marked = record.with_cancel_requested(hands.now())
 
     def mark(attempt: int | None) -> None:
         marked.save(hands)
@@ -102,7 +101,7 @@ def _cancel_processes(record: RunRecord, hands: Hands, grace_s: float) -> Cancel
     if view.state is JobState.PENDING and not leaders:
         raise SchedulerError(f"{record.run_id} is being submitted at this moment", transient=True)
     if not view.state.is_finished:
-        record = record.with_cancel_requested(time.time())
+        record = record.with_cancel_requested(hands.now())
         record.save(hands)
         if beginning is not None:
             _mark(record, beginning.number, hands, grace_s)

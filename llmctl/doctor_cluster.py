@@ -250,7 +250,7 @@ def judge_node(profile: ClusterProfile, sections: Sections, began: float, ended:
     clock = sections["date"].text.strip()
     skew = max(began - 1 - int(clock), int(clock) - ended - 1, 0.0) if clock.isdigit() else 0.0
     if skew > _SKEW_S:
-        detail = f"{skew:.0f} s apart from this machine's: ages of heartbeats and runs are wrong by that"
+        detail = f"{skew:.0f} s apart from this machine's; ages are told by the cluster's clock"
         checks.append(Check("clock", "warning", detail, "timedatectl set-ntp true   # on the one that is wrong"))
     else:
         checks.append(Check("clock", "ok", "agrees with this machine's"))

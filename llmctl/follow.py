@@ -186,7 +186,7 @@ class _Session:
         with suppress(RecordError):
             self._record = RunRecord.load(self._record.run_dir, self._hands)
         view = observe_run(self._record, self._hands, self._scheduler, self._memory)
-        about, words = _remark(view, self._scheduler is not None)
+        about, words = _remark(view, self._scheduler is not None, self._hands.now())
         if about and about != self._remarked:
             self._output.remark(f"llmctl: {view.run_id} {words}")
         self._remarked = about
@@ -236,11 +236,11 @@ def pending_words(view: RunView, now: float) -> str:
     return f"{view.state}{since}: {view.detail}"
 
 
-def _remark(view: RunView, has_queue: bool) -> tuple[str, str]:
+def _remark(view: RunView, has_queue: bool, now: float) -> tuple[str, str]:
     """What a remark would be about, so that it is not made twice, and its words; empty if there is nothing to say."""
     if view.state is JobState.PENDING and has_queue and view.detail:
         # When it is expected to start changes with every round of the scheduler.
-        return view.detail.partition("; expected to start ")[0], pending_words(view, time.time())
+        return view.detail.partition("; expected to start ")[0], pending_words(view, now)
     if view.state in (JobState.RUNNING, JobState.UNKNOWN) and view.detail not in ("", "starting", "ending"):
         return view.state.value, f"{view.state}: {view.detail}"
     return "", ""

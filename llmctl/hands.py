@@ -33,6 +33,9 @@ class Hands(Protocol):
     def home(self) -> str:
         """The user's home directory there."""
 
+    def now(self) -> float:
+        """The time by that machine's clock, in seconds since 1970: what its files say is measured by it."""
+
     def run(
         self,
         argv: Sequence[str],

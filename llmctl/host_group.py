@@ -130,6 +130,10 @@ class HostGroup:
         """The user's home directory."""
         return self._look(lambda hands: hands.home())
 
+    def now(self) -> float:
+        """The time by the clock of the first host that answers."""
+        return self._look(lambda hands: hands.now())
+
     def run(
         self,
         argv: Sequence[str],

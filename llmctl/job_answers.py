@@ -97,7 +97,7 @@ class SchedulerWatch:
             self._accounting.keep(read_accounting(self.backend, ids, self._hands, self._patience), ids)
         answers = []
         for question, sign in zip(questions, signs_of_life, strict=True):
-            answer = self._by_accounting(question, self._accounting.answer, time.time() - sign)
+            answer = self._by_accounting(question, self._accounting.answer, self._hands.now() - sign)
             answers.append(answer if answer.state.is_finished else self._memory(question) or answer)
         return answers
 
@@ -116,9 +116,13 @@ class SchedulerWatch:
     def _memory(self, question: JobQuestion) -> JobAnswer | None:
         state, seen = self._remembered.get(question.record.run_id, (None, 0.0))
         submissions = question.record.submissions
-        if state is None or (submissions and submissions[-1].time > seen):
+        if state is None:
             return None
-        return JobAnswer(state, f"it was {state} when it was seen {spoken(time.time() - seen)} ago", source="memory")
+        # Seen by this machine's clock, submitted by the cluster's.
+        age = time.time() - seen
+        if submissions and self._hands.now() - submissions[-1].time < age:
+            return None
+        return JobAnswer(state, f"it was {state} when it was seen {spoken(age)} ago", source="memory")
 
     def _by_queue(self, question: JobQuestion, answer: QueueAnswer) -> JobAnswer:
         if not answer.is_answer:
@@ -156,7 +160,7 @@ class SchedulerWatch:
     def _find(self, question: JobQuestion) -> JobAnswer | None:
         """A submission without a job id: submit was cut off, or its answer was lost."""
         submissions = question.record.submissions
-        if not submissions or time.time() - submissions[-1].time < SUBMITTING_S:
+        if not submissions or self._hands.now() - submissions[-1].time < SUBMITTING_S:
             return None
         name = self.backend.job_name(question.record.run_id)
         when, known = self._found.get(name, (None, None))

@@ -5,7 +5,6 @@ are believed; then the job is asked about, once for all runs that are left; and 
 exit.json is read again, since it may have been written in between. Only then is the accounting asked.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -104,7 +103,7 @@ def _gather(
     else:
         for index in left:
             jobs[index] = _with_survivors(jobs[index], records[index], attempts[index].newest, hands)
-    now = time.time()
+    now = hands.now() if records else 0.0
     facts = [
         _facts(record, attempts[index], details[index], jobs.get(index), now) for index, record in enumerate(records)
     ]

@@ -1,6 +1,7 @@
 """Hands on this machine. The only place, with llmctl.remote, that starts processes."""
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -42,6 +43,10 @@ class LocalTransport:
     def home(self) -> str:
         """The user's home directory."""
         return self.environment.get("HOME") or file_acts.home()
+
+    def now(self) -> float:
+        """The time by this machine's clock."""
+        return time.time()
 
     def run(
         self,

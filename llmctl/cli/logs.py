@@ -3,7 +3,6 @@
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,8 +164,9 @@ def _why_nothing(found: Found) -> str:
     """Why a run has printed nothing: most likely it has not begun."""
     if found.attempt is not None:
         return f"nothing has been printed yet; llmctl status {found.record.run_id} says how it is"
-    view = observe_run(found.record, found.reach.hands, found.reach.watch())
-    how = pending_words(view, time.time()) if view.state is JobState.PENDING else f"{view.state}: {view.detail}"
+    hands = found.reach.hands
+    view = observe_run(found.record, hands, found.reach.watch())
+    how = pending_words(view, hands.now()) if view.state is JobState.PENDING else f"{view.state}: {view.detail}"
     return f"nothing has been printed yet; {how}"
 
 

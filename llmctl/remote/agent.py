@@ -5,6 +5,7 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from llmctl.errors import SchedulerError
@@ -58,6 +59,7 @@ class AgentClient:
         self._is_broken = False
         self._lock = threading.Lock()
         hello = self._receive(START_PATIENCE_S)
+        self._note_time(hello)
         self.home: str = hello["home"]
         self.python: str = hello["python"]
 
@@ -72,7 +74,9 @@ class AgentClient:
         try:
             marker = f"llmctl-agent-{secrets.token_hex(8)}"
             payload = zlib.compress(program("llmctl.remote.agent_program", marker))
-            channel.write(f"{python or ''}\n{marker}\n{len(payload)}\n".encode() + payload)
+            # A shell that refuses may have left before it has read this; what it said is told below.
+            with suppress(ConnectionLost):
+                channel.write(f"{python or ''}\n{marker}\n{len(payload)}\n".encode() + payload)
             before, after = wait_for(channel, f"{marker}".encode(), START_PATIENCE_S)
             if after is None:
                 raise _start_failure(channel, host, before)
@@ -95,6 +99,10 @@ class AgentClient:
         """Whether it can be called, as far as is known here."""
         return not self._is_broken and self._channel.is_open
 
+    def now(self) -> float:
+        """The time by the clock there, as it was with the last answer; asks nobody."""
+        return self._time + time.monotonic() - self._time_came
+
     def call(self, act: str, *args: Any, **options: Any) -> Any:
         """Have the agent do something, and return what it returns; one caller at a time.
 
@@ -113,6 +121,7 @@ class AgentClient:
             except (ConnectionLost, FrameError):
                 self._is_broken = True
                 raise
+        self._note_time(answer)
         if "os_error" in answer:
             raise OSError(*answer["os_error"])
         if "failure" in answer:
@@ -123,6 +132,9 @@ class AgentClient:
         """The agent ends with its input."""
         self._is_broken = True
         self._channel.close()
+
+    def _note_time(self, answer: Any) -> None:
+        self._time, self._time_came = float(answer["time"]), time.monotonic()
 
     def _send(self, value: Any) -> None:
         frame = pack(value)

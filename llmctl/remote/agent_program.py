@@ -66,14 +66,14 @@ class Agent:
         """Answer until standard input ends."""
         self._asking.start()
         threading.Thread(target=self._listen, args=(threading.get_ident(),), daemon=True).start()
-        self._send({"home": file_acts.home(), "python": sys.executable})
+        self._send({"home": file_acts.home(), "python": sys.executable, "time": time.time()})
         while True:
             call = self._calls.get()
             if call is None:
                 return
             answer = self._answer(call)
             self._is_busy = False
-            self._send(answer)
+            self._send({**answer, "time": time.time()})
 
     def run(
         self, argv: Sequence[str], timeout_s: float, cwd: str | None, env: Mapping[str, str], stdin: bytes

@@ -81,6 +81,11 @@ class RemoteTransport:
         with self._guard:
             return self._ready().home
 
+    def now(self) -> float:
+        """The time by the clock there; costs no round trip once there is a connection."""
+        with self._guard:
+            return (self._agent or self._ready()).now()
+
     def run(
         self,
         argv: Sequence[str],
