@@ -23,7 +23,7 @@ from llmctl.resolve import Flag, resolve
 from llmctl.settled_profile import settle_profile
 from llmctl.site_limits import check_limits
 from llmctl.snapshot import store_own_code
-from llmctl.software_probes import check_container_plugin
+from llmctl.software_probes import check_container_runtime
 from llmctl.submit_checks import check_job, check_job_section, check_offered
 
 if TYPE_CHECKING:
@@ -43,11 +43,13 @@ class Session:
         hands: the machine it is started on.
         argv: the command.
         cwd: where it is started; None: the home directory.
+        remark: what the person should know; may be empty.
     """
 
     hands: Hands
     argv: Sequence[str]
     cwd: str | None
+    remark: str = ""
 
     def run(self) -> int:
         """Exit status of the command, 128 + N when signal N ended it."""
@@ -64,7 +66,7 @@ def new_session(invocation: Invocation, profile: ClusterProfile, flags: Sequence
     profile = settle_profile(profile, invocation)
     request = _request(invocation, profile, flags)
     hands = invocation.connect(profile)
-    check_container_plugin(profile, hands, request)
+    remark = check_container_runtime(profile, invocation, hands, request)
     container = _without_import(request.container, hands)
     script = interactive_script(
         profile,
@@ -78,7 +80,7 @@ def new_session(invocation: Invocation, profile: ClusterProfile, flags: Sequence
     inside = container if container is not None and container.runtime == "pyxis" else None
     backend = load_backend(profile.scheduler)
     argv = backend.interactive_argv(replace(request, container=inside), script, invocation.command)
-    return Session(hands, argv, _cwd(invocation, profile))
+    return Session(hands, argv, _cwd(invocation, profile), remark)
 
 
 def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVisit") -> Session:

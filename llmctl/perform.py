@@ -20,7 +20,7 @@ from llmctl.invocation import Invocation
 from llmctl.job_start import QueueSubmission, SubmissionLost, start_here
 from llmctl.run_record import RunRecord, Submission
 from llmctl.secrets import secrets_bytes
-from llmctl.software_probes import check_container_plugin, check_torch
+from llmctl.software_probes import check_container_runtime, check_torch
 from llmctl.submission import Plan
 
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ def _save(record: RunRecord, hands: Hands) -> None:
 
 def _check_software(plan: Plan, invocation: Invocation, hands: Hands, tell: Tell) -> None:
     # Here and not in the plan: what would be run can be looked at where it cannot be run.
-    check_container_plugin(plan.profile, hands, plan.request)
+    remark = check_container_runtime(plan.profile, invocation, hands, plan.request)
+    if remark:
+        tell(remark)
     if plan.record.config is None or plan.request.container is not None:
         return
     found = check_torch(plan.profile, invocation, hands, plan.placed.place.python, plan.request)

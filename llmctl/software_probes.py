@@ -1,4 +1,4 @@
-"""What is asked of the machine that a job is submitted from, right before it is: torch, and the container plug-in."""
+"""What is asked of the machine that a job is submitted from, right before it is: torch, and what starts containers."""
 
 import sys
 from dataclasses import dataclass
@@ -99,15 +99,39 @@ def check_job_python(profile: ClusterProfile, invocation: Invocation) -> None:
         check_torch(profile, invocation, invocation.connect(profile), python, request)
 
 
-def check_container_plugin(profile: ClusterProfile, hands: Hands, request: JobRequest) -> None:
-    """Refuse a container on a Slurm without pyxis, where srun would not know its options.
+def check_container_runtime(profile: ClusterProfile, invocation: Invocation, hands: Hands, request: JobRequest) -> str:
+    """Refuse a container where nothing starts it: a Slurm without pyxis, or modules that cannot be loaded.
+
+    Returns:
+        A remark where a login node cannot tell what the nodes have; else nothing.
 
     Raises:
         ProfileError: says what else there is.
-        SchedulerError: srun does not answer.
+        SchedulerError: the machine does not answer.
     """
-    if request.container is None or request.container.runtime != "pyxis":
-        return
+    if request.container is None:
+        return ""
+    runtime = request.container.runtime
+    if runtime == "pyxis":
+        _check_pyxis(profile, hands)
+        return ""
+    script = environment_script(profile, invocation.folders)
+    look = f"command -v {runtime} >/dev/null || echo missing"
+    answer = hands.run(["bash", "-c", script, "bash", "bash", "-c", look], timeout_s=_LOOK_TIMEOUT_S)
+    file = profile_files(invocation.folders, profile.name)[-1]
+    if answer.exit_status != 0:
+        said = " ".join(answer.stderr.split())[-300:] or f"exit status {answer.exit_status}"
+        raise ProfileError(f"{file}: environment: it cannot be set up on {hands.host}: {said}")
+    if answer.stdout.split()[-1:] != ["missing"]:
+        return ""
+    missing = f"{hands.host} has no {runtime}"
+    mend = f"add its module to environment.modules in {file}"
+    if profile.scheduler == "ssh":
+        raise ProfileError(f"{missing}, which runs the image; {mend}, or install it")
+    return f"{missing}; unless the compute nodes have it without a module, {mend}"
+
+
+def _check_pyxis(profile: ClusterProfile, hands: Hands) -> None:
     answer = hands.run(["srun", "--help"], timeout_s=_LOOK_TIMEOUT_S)
     if "--container-image" not in answer.stdout + answer.stderr:
         raise ProfileError(

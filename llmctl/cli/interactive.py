@@ -11,6 +11,7 @@ from llmctl.errors import UsageError
 from llmctl.invocation import Invocation
 
 if TYPE_CHECKING:
+    from llmctl.interactive import Session
     from llmctl.profile import ClusterProfile
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -66,7 +67,7 @@ def interactive(
     profile = invocation.profile(*invocation.cluster(cluster))
     _check_offered(profile, given)
     flags = [Flag(_JOB_FLAGS[key], f"job.{key}", value) for key, value in given.items()]
-    return new_session(invocation, profile, flags).run()
+    return _enter(new_session(invocation, profile, flags))
 
 
 def _visit(invocation: Invocation, run: str, rank: int | None, cluster: str | None, given: Mapping[str, Any]) -> int:
@@ -85,7 +86,13 @@ def _visit(invocation: Invocation, run: str, rank: int | None, cluster: str | No
     visit = visit_run(RunRecord.load(entry.run_dir, reach.hands), reach, rank)
     if visit.remark:
         say(visit.remark)
-    return visit_session(invocation, reach.profile, visit).run()
+    return _enter(visit_session(invocation, reach.profile, visit))
+
+
+def _enter(session: "Session") -> int:
+    if session.remark:
+        say(session.remark)
+    return session.run()
 
 
 def _check_offered(profile: "ClusterProfile", given: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from llmctl.job import JobSpec
 from llmctl.profile import ClusterProfile, ContainerProfile
 from tests.llmctl.script_cases import RUN_ID, render_case
-from tests.llmctl.test_scripts_run import PYTHON, Stage
+from tests.llmctl.test_scripts_run import LAUNCHERS, PYTHON, Stage
 
 
 def run_job(folder, profile, *, launcher, environ=None, image="/images/one.sqsh", env=()):
@@ -35,6 +35,25 @@ def test_a_rank_in_a_container_knows_which_it_is(tmp_path, runtime, launcher):
     assert (got[name], got[b"NODE_RANK"], got[b"MASTER_PORT"]) == (b"5", b"1", b"20001")
     words = stage.called(runtime)[-1]
     assert words[-4:] == [b"rank", b"1", b"-", b"-"]
+
+
+def test_a_job_says_which_program_its_node_has_not(tmp_path):
+    site = ContainerProfile(runtime="singularity")
+    profile = ClusterProfile(name="site", scheduler="slurm", container=site)
+    lost = profile.environment.model_copy(update={"setup": (f"hash -r; export PATH={without_images(tmp_path)}",)})
+    profile = profile.model_copy(update={"environment": lost})
+    with pytest.raises(AssertionError, match="singularity is not there .* add its module to environment.modules"):
+        run_job(tmp_path, profile, launcher="srun")
+
+
+def without_images(folder):
+    """A PATH on which all is but what runs images."""
+    links = folder / "links"
+    links.mkdir()
+    for path in LAUNCHERS.iterdir():
+        if path.name not in ("singularity", "apptainer", "enroot"):
+            (links / path.name).symlink_to(path)
+    return f"{links}:/usr/bin:/bin"
 
 
 def imported_with(folder, runtime, environ):

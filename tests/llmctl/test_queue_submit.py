@@ -353,6 +353,27 @@ def test_an_image_of_a_registry_is_kept_as_it_is_and_the_plugin_is_looked_for(pl
     assert submit(*arguments) == 0
 
 
+def test_what_runs_images_is_looked_for_with_the_modules_of_the_profile(place, capsys):
+    """The login node cannot tell what the nodes have; but modules that it cannot load no job can."""
+    setup = 'if [ ! -e fails ]; then PATH="$PATH:$HOME_OF_MODULE"; else echo no such module >&2; false; fi || return 1'
+    software = {"setup": [setup.replace("$HOME_OF_MODULE", f"{place}/module")]}
+    write_profile(place, container={"runtime": "apptainer"}, environment=software)
+    assert submit("--container", "ubuntu") == 0
+    said = capsys.readouterr().err
+    assert "has no apptainer; unless the compute nodes have it" in said
+    assert "environment.modules in" in said
+    (place / "module").mkdir()
+    (place / "module/apptainer").write_text("#!/bin/bash\n")
+    (place / "module/apptainer").chmod(0o755)
+    assert submit("--container", "ubuntu") == 0
+    assert "has no apptainer" not in capsys.readouterr().err
+    jobs = len(queued(place))
+    write_profile(place, container={"runtime": "apptainer"}, environment={"setup": [f"touch fails; {setup}"]})
+    assert submit("--container", "ubuntu") == 3
+    assert "no such module" in capsys.readouterr().err
+    assert len(queued(place)) == jobs
+
+
 def test_after_waits_for_a_job_that_is_there_and_for_none_that_has_ended(place, capsys):
     assert submit("--run-id", "first") == 0
     assert submit("--run-id", "second", "--after", "first") == 0
