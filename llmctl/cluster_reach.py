@@ -65,7 +65,7 @@ class ClusterReach:
             SchedulerError: the machine cannot be reached.
         """
         paths = [
-            secrets_file(invocation, self.profile, record.run_id, submission.number)
+            secrets_file(invocation, self.profile, record.run_dir, submission.number)
             for record in records
             if record.job.get("secrets")
             for submission in record.submissions

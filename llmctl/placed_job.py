@@ -76,7 +76,7 @@ def place_job(
         ranks, asked = size_of_node(resolved, job, profile, on_cpu)
     if config is not None:
         check_layout(resolved, config, job.nodes, ranks)
-    secrets = secrets_file(invocation, profile, run_dir.name, submission) if job.secrets else None
+    secrets = secrets_file(invocation, profile, run_dir, submission) if job.secrets else None
     working_dir = _working_dir(invocation, job, profile, run_dir, cwd)
     written = _outside(_written(config), job, profile)
     caches = cache_folder(str(run_dir.parent))

@@ -18,7 +18,7 @@ class UserFolders:
     Attributes:
         home: the home directory.
         config: clusters/NAME.yaml (overlays and own profiles), templates/, config.yaml.
-        state: the index of runs and the secrets of runs that have not read them yet.
+        state: the index of runs, and the secrets of runs on this machine that have not read them yet.
     """
 
     home: Path

@@ -7,24 +7,25 @@ without evaluating anything.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from llmctl.errors import UsageError
 from llmctl.invocation import Invocation, is_remote
 from llmctl.profile import ClusterProfile
 
+FOLDER = ".secrets"
+"""Beside the runs: what is below runs_root every node sees and may change, which a home directory need not be."""
 
-def secrets_file(invocation: Invocation, profile: ClusterProfile, run_id: str, submission: int) -> str:
+
+def secrets_file(invocation: Invocation, profile: ClusterProfile, run_dir: Path, submission: int) -> str:
     """Where the values for one submission stand, on the cluster's machine, until the job has ended.
 
-    On this machine XDG_STATE_HOME is honoured; a nodes' file system that does not show the home directory needs that.
-
-    Raises:
-        SchedulerError: the machine cannot be asked for the home directory.
+    On this machine that is the user's own state folder. On a cluster it is a folder of the user alone beside the run
+    directories; hosts that share no files have one each.
     """
-    folder = str(invocation.folders.secrets)
-    if is_remote(profile):
-        folder = f"{invocation.connect(profile).home()}/.local/state/llmctl/secrets"
-    return f"{folder}/{run_id}.{submission}"
+    if profile.scheduler == "local" and not is_remote(profile):
+        return f"{invocation.folders.secrets}/{run_dir.name}.{submission}"
+    return f"{run_dir.parent}/{FOLDER}/{run_dir.name}.{submission}"
 
 
 def check_secrets(names: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -59,7 +59,7 @@ def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> Ren
         gpus=(),
         ranks_per_node=ranks,
         working_dir=Path("/home/ada/work"),
-        secrets_file=Path("/home/ada/.local/state/llmctl/secrets/gpt.1") if job.secrets else None,
+        secrets_file=Path(f"{profile.runs_root}/.secrets/{RUN_ID}.1") if job.secrets else None,
     )
     place = replace(place, **changes)
     request = build_request(

@@ -42,11 +42,11 @@ def test_a_waiting_job_is_ended_at_once(cluster, capsys):
     assert cluster.index.find("demo-1").last_state == "cancelled"
 
 
-def test_secrets_of_a_job_that_never_ran_are_removed(cluster, tmp_path, capsys):
+def test_secrets_of_a_job_that_never_ran_are_removed(cluster, capsys):
     made = cluster.run()
     made.record = replace(made.record, job={"nodes": 1, "secrets": ["TOKEN"]})
     made.record.save(HANDS)
-    secrets = tmp_path / "state" / "llmctl" / "secrets"
+    secrets = made.path.parent / ".secrets"
     secrets.mkdir(parents=True)
     for name in ("demo-1.1", "demo-10.1"):
         (secrets / name).write_text("TOKEN\0hidden\0")

@@ -111,8 +111,10 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(invocation, tmp_pat
     assert (there / "runs/r/code/trainer/__init__.py").is_file()
     config = yaml.safe_load((there / "runs/r/config.yaml").read_text())
     assert config["data"]["data_path"] == [f"{there}/data/t"]
-    secret = there / ".local/state/llmctl/secrets/r.1"
+    secret = there / "runs/.secrets/r.1"
     assert (secret.read_bytes(), stat.S_IMODE(secret.stat().st_mode)) == (b"TOKEN\0s3cret\0", 0o600)
+    assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
+    assert str(secret) in (there / "runs/r/job.sh").read_text()
     everything = [path for path in (there / "runs/r").rglob("*") if path.is_file() and path.name != "activate"]
     assert not [path for path in everything if b"s3cret" in path.read_bytes()]
     assert f"{there}/venv/bin/python" in (there / "runs/r/job.sh").read_text()
@@ -124,8 +126,8 @@ def test_a_refusal_there_leaves_nothing_there_and_nothing_here(invocation, tmp_p
     (tmp_path / "there/bin/mood").write_text("refused\n")
     with pytest.raises(LlmctlError, match="Invalid account"):
         perform(plan(invocation, secrets=("TOKEN",)), invocation, lambda _: None)
-    assert [path.name for path in (tmp_path / "there/runs").iterdir()] == [".code"]
-    assert list((tmp_path / "there/.local/state/llmctl/secrets").iterdir()) == []
+    assert sorted(path.name for path in (tmp_path / "there/runs").iterdir()) == [".code", ".secrets"]
+    assert list((tmp_path / "there/runs/.secrets").iterdir()) == []
     assert invocation.index.entries() == []
 
 

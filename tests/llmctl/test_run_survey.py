@@ -211,11 +211,11 @@ def test_what_had_ended_is_not_asked_about_again_unless_it_is_named(cluster, cap
     assert state_of(capsys, "demo-1")[0] == "node_fail", "what was seen once is not forgotten with the job"
 
 
-def test_secrets_of_a_run_that_is_seen_to_have_ended_are_removed(cluster, tmp_path, capsys):
+def test_secrets_of_a_run_that_is_seen_to_have_ended_are_removed(cluster, capsys):
     made = cluster.run()
     made.record = replace(made.record, job={"nodes": 1, "secrets": ["TOKEN"]})
     made.record.save(HANDS)
-    secrets = tmp_path / "state" / "llmctl" / "secrets" / "demo-1.1"
+    secrets = made.path.parent / ".secrets" / "demo-1.1"
     secrets.parent.mkdir(parents=True)
     secrets.write_text("TOKEN\0hidden\0")
     cluster.backend.says("queue", "17|RUNNING")

@@ -403,3 +403,13 @@ def test_folders_are_opened_before_a_file_in_them_is_looked_for(tmp_path):
     assert opens_before_tests(trace, f": '{tmp_path}/canc*'", f"-e {tmp_path}/cancel")
     trace = traced(script, f"guard {tmp_path}/.end sleep 3", tmp_path)
     assert opens_before_tests(trace, f": '{tmp_path}/.end*'", f"-e {tmp_path}/.end ")
+
+
+def test_a_node_that_does_not_see_the_secrets_says_which_folder_it_must_see(tmp_path):
+    case = next(case for case in CASES if str(case) == "slurm__torchrun")
+    rendered = render_case(case.profile(), JobSpec(name="c", secrets=("TOKEN",), command=("true",)))
+    functions = rendered.script[: rendered.script.rindex("\ncase ${1-} in")]
+    (tmp_path / "s.sh").write_text(f"{functions}\nread_secrets\n")
+    done = subprocess.run(["bash", tmp_path / "s.sh"], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "Nodes must see /runs/.secrets: is runs_root on a file system that they share?" in done.stderr
