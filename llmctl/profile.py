@@ -180,6 +180,8 @@ class ContainerProfile(_Part):
     entrypoint: bool | None = None
     env: tuple[str, ...] = ()
     """Variables of the host that win over the image's, besides those that the job sets."""
+    setup: tuple[str, ...] = ()
+    """Shell lines that run inside the container, before the ranks; they see the image's own variables."""
     image_folder: str | None = None
     """Shared folder where an image of a registry is imported once, as .sqsh or .sif. Unset: below runs_root."""
     options: tuple[str, ...] = ()

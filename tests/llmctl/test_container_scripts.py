@@ -1,13 +1,17 @@
 """What the scripts of jobs in containers hand on, with stand-ins for launchers and containers."""
 
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from llmctl.container import ContainerPlan
 from llmctl.job import JobSpec
-from llmctl.profile import ClusterProfile, ContainerProfile
-from tests.llmctl.script_cases import RUN_ID, render_case
+from llmctl.profile import ClusterProfile, ContainerProfile, load_profile
+from llmctl.render import interactive_script
+from tests.llmctl.script_cases import FOLDERS, RUN_ID, render_case
 from tests.llmctl.test_scripts_run import LAUNCHERS, PYTHON, Stage
 
 
@@ -120,3 +124,40 @@ def test_caches_are_where_the_runs_are_unless_that_is_home_or_somebody_has_said(
     logged_in = caches("logged_in", environ={"HOME": str(tmp_path / "user")})
     assert logged_in[0] is not None
     assert logged_in[2] is None
+
+
+SETUP = ('export ADDED="inside:${IMAGES-}"', "OTHER='a b'; export OTHER")
+
+
+@pytest.mark.parametrize("runtime", ["enroot", "apptainer", "pyxis"])
+def test_lines_of_the_profile_run_inside_the_container(tmp_path, runtime):
+    """Outside there is IMAGES, which enroot does not hand on: where the lines run shows in what they see."""
+    site = ContainerProfile(runtime=runtime, setup=SETUP)
+    profile = ClusterProfile(name="site", scheduler="slurm", container=site)
+    stage = run_job(tmp_path, profile, launcher="torchrun", environ={"IMAGES": "outside"})
+    (got,) = stage.environments()
+    assert got[b"ADDED"] == (b"inside:" if runtime == "enroot" else b"inside:outside")
+    assert got[b"OTHER"] == b"a b"
+
+
+@pytest.mark.parametrize("runtime", ["enroot", "apptainer", "pyxis"])
+def test_a_visitor_finds_them_too(tmp_path, runtime):
+    site = ContainerProfile(runtime=runtime, setup=SETUP)
+    profile = ClusterProfile(name="site", scheduler="slurm", runs_root=str(tmp_path), container=site)
+    plan = ContainerPlan(runtime, "/image.sqsh", None, (), site)
+    script = interactive_script(profile, FOLDERS, PYTHON, on_cpu=False, container=plan)
+    environ = {"PATH": f"{LAUNCHERS}:/usr/bin:/bin", "HOME": str(tmp_path), "LLMCTL_RECORD": str(tmp_path)}
+    argv = ["bash", "-c", script, "bash", "bash", "-c", 'printf "%s|" "$ADDED" "$OTHER" "$@"', "bash", "a  b"]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "inside:|a b|a  b|"
+
+
+def test_gcp_a3_leaves_the_library_path_of_the_image_alone():
+    profile = load_profile(FOLDERS, "gcp-a3")
+    script = render_case(
+        profile.model_copy(update={"runs_root": "/runs"}), JobSpec(name="gpt", container="ubuntu")
+    ).script
+    assert "container-env=" in script
+    assert not re.search(r"container-env=\S*LD_LIBRARY_PATH", script)
+    inside = script[script.index("enter_node() {") :]
+    assert 'export LD_LIBRARY_PATH="/var/lib/tcpx/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"' in inside
