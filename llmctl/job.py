@@ -40,7 +40,7 @@ class JobSpec:
         queue: queue, partition or class.
         reservation: id of nodes reserved earlier.
         priority: the scheduler's number.
-        after: run that must have ended before.
+        after: run that must have ended well before; ``any:RUN``: however.
         container: image that the job runs in.
         mounts: ``SRC:DST`` seen inside the container.
         launcher: what starts the ranks; None leaves it to the profile.

@@ -23,6 +23,7 @@ def build_request(
     run_id: str,
     run_dir: str,
     after_ids: Sequence[str] = (),
+    after_any: bool = False,
     ranks_per_node: int,
     gpus_per_node: int,
     own_mounts: Sequence[str] = (),
@@ -35,7 +36,8 @@ def build_request(
         profile: of the cluster.
         run_id: of the run; becomes the job's name.
         run_dir: the run directory, absolute.
-        after_ids: jobs that must have ended well before, as far as the scheduler can tell.
+        after_ids: jobs that must have ended before.
+        after_any: however they end; otherwise well, as far as the scheduler can tell.
         ranks_per_node: G.
         gpus_per_node: GPUs that each node is asked for.
         own_mounts: folders that the job needs in its container in any case.
@@ -61,7 +63,7 @@ def build_request(
         priority=job.priority if job.priority is not None else profile.defaults.priority,
         container=plan_container(job, profile, cwd=cwd, own_mounts=tuple(own_mounts)),
         after=tuple(after_ids),
-        after_any=False,
+        after_any=after_any,
     )
 
 

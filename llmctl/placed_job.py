@@ -48,6 +48,7 @@ def place_job(
     *,
     submission: int,
     after_ids: Sequence[str] = (),
+    after_any: bool = False,
     cwd: str | None = None,
 ) -> PlacedJob:
     """Decide and render.
@@ -61,6 +62,7 @@ def place_job(
         run_dir: of the run.
         submission: its number.
         after_ids: jobs to wait for.
+        after_any: however they end.
         cwd: where a COMMAND starts; None: where this call was typed, or on another machine the run directory.
 
     Raises:
@@ -89,6 +91,7 @@ def place_job(
         run_id=run_dir.name,
         run_dir=str(run_dir),
         after_ids=after_ids,
+        after_any=after_any,
         ranks_per_node=ranks,
         gpus_per_node=asked,
         own_mounts=tuple(dict.fromkeys(mounts)),

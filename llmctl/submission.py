@@ -50,7 +50,7 @@ class Request:
         settings: ``key=value`` of every --set.
         env: ``NAME=VALUE`` of every --env.
         secrets: NAME of every --secret.
-        after: run that must have ended before.
+        after: run that must have ended well before; ``any:RUN``: however.
         command: COMMAND; empty for the trainer.
         run_id: as asked for, or None for a new one.
         installed: use the environment's trainer instead of a snapshot of llmctl's own.
@@ -140,12 +140,14 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
     wishes = [new_run_wish(str(run_dir), run_id)] if request.run_id is not None else []
     remarks = _check(invocation, resolved, job, config, profile, wishes=wishes, dry_run=request.dry_run)
     user_code = _find_user_code(job, invocation)
-    after_ids: tuple[str, ...] = ()
+    after: dict[str, Any] = {}
     if job.after is not None:
         from llmctl.after_run import jobs_before
 
-        after_ids = jobs_before(invocation, job.after, profile, asks_scheduler=not request.dry_run)
-    placed = place_job(invocation, resolved, job, config, profile, run_dir, submission=1, after_ids=after_ids)
+        before = jobs_before(invocation, job.after, profile, asks_scheduler=not request.dry_run)
+        after = {"after_ids": before.ids, "after_any": before.is_any}
+        remarks = (*remarks, *before.remarks)
+    placed = place_job(invocation, resolved, job, config, profile, run_dir, submission=1, **after)
     record = RunRecord(
         run_id=run_id,
         name=job.name,

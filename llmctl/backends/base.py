@@ -214,7 +214,14 @@ class Backend(Protocol):
 
 
 class QueueBackend(Backend, Protocol):
-    """What a backend with a queue answers on top. Every argv is run on the login node, without a terminal."""
+    """What a backend with a queue answers on top. Every argv is run on the login node, without a terminal.
+
+    Attributes:
+        tells_ends_apart: whether a job can wait for another's good end; otherwise any end lets it start.
+    """
+
+    @property
+    def tells_ends_apart(self) -> bool: ...  # noqa: D102 (described above)
 
     def job_name(self, run_id: str) -> str:
         """The run id as this scheduler takes it for a job's name: a lost job is found again by it."""

@@ -68,6 +68,7 @@ class PbsBackend:
     )  # fmt: skip
     launchers: tuple[str, ...] = ("torchrun", "mpirun")
     has_queue: bool = True
+    tells_ends_apart: bool = True
 
     def job_name(self, run_id: str) -> str:
         """The run id itself: PBS takes up to 230 letters, digits and ``-_+.`` (pbs_ifl.h, ck_job_name.c)."""

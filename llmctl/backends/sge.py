@@ -100,6 +100,7 @@ class SgeBackend:
     )
     launchers: tuple[str, ...] = ("torchrun", "mpirun")
     has_queue: bool = True
+    tells_ends_apart: bool = False
 
     def job_name(self, run_id: str) -> str:
         """The run id; names may not begin with a digit (submit(1), -N and sge_types(1))."""
@@ -150,10 +151,10 @@ class SgeBackend:
         self, job_id: str, host: str, script: str, command: Sequence[str], *, cores: int | None = None
     ) -> list[str]:
         """``qrsh -inherit``, or ssh where the job takes no tasks."""
+        del cores
         return sge_terminal.visit_argv(job_id, host, script, command)
 
     def status_argv(self, job_ids: Sequence[str]) -> list[str]:
-        del cores
         """All of the user's jobs, with their whole names."""
         return ["sh", "-c", _ASK_QUEUE, "qstat", *job_ids]
 

@@ -378,6 +378,9 @@ def test_after_waits_for_a_job_that_is_there_and_for_none_that_has_ended(place, 
     assert submit("--run-id", "first") == 0
     assert submit("--run-id", "second", "--after", "first") == 0
     assert "#SBATCH --dependency=afterok:100" in (place / "runs/second/job.sh").read_text()
+    assert submit("--run-id", "third", "--after", "any:first") == 0
+    assert "#SBATCH --dependency=afterany:100" in (place / "runs/third/job.sh").read_text()
+    assert (submit("--after", "any:"), submit("--after", "any:nobody")) == (2, 5)
     folder = place / "runs/first/attempts/1"
     folder.mkdir(parents=True)
     (folder / "started.json").write_text(json.dumps({"attempt": 1, "submission": 1, "host": "n1", "time": 1.0}))
@@ -387,5 +390,7 @@ def test_after_waits_for_a_job_that_is_there_and_for_none_that_has_ended(place, 
         capsys.readouterr()
         assert submit("--dry-run", "--after", "first") == code
         assert submit("--after", "first") == code
-    assert "did not end well" in capsys.readouterr().err
+    assert "did not end well" in (said := capsys.readouterr().err) and "--after any:first" in said
+    assert submit("--dry-run", "--after", "any:first") == 0
+    assert "--dependency" not in capsys.readouterr().out
     assert submit("--cluster", "local", "--after", "first") == 2

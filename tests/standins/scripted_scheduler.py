@@ -33,6 +33,7 @@ class ScriptedBackend:
     job_keys: frozenset[str] = frozenset()
     launchers: tuple[str, ...] = ("torchrun",)
     has_queue: bool = True
+    tells_ends_apart: bool = True
 
     def calls(self, kind: str = "") -> list[str]:
         """What was asked, as ``queue 17 18``."""

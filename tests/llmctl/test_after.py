@@ -1,0 +1,30 @@
+"""``--after`` where the scheduler cannot tell how a job ended: Grid Engine, with stand-ins for its programs."""
+
+import yaml
+
+from llmctl.cli.main import main
+
+PROGRAMS = {"qsub": "echo 'Your job 7 (\"x\") has been submitted'", "qstat": "true"}
+
+
+def test_grid_engine_waits_for_any_end_and_says_so_where_a_good_one_is_asked_for(tmp_path, monkeypatch, capsys):
+    for name in ("CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    (tmp_path / "bin").mkdir()
+    for name, text in PROGRAMS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    clusters = tmp_path / "config/llmctl/clusters"
+    clusters.mkdir(parents=True)
+    (clusters / "bed.yaml").write_text(yaml.safe_dump({"scheduler": "sge", "runs_root": f"{tmp_path}/runs"}))
+    assert main(["submit", "--cluster", "bed", "--run-id", "first", "--", "true"]) == 0
+    capsys.readouterr()
+    told = {}
+    for after in ("first", "any:first"):
+        assert main(["submit", "--cluster", "bed", "--dry-run", "--after", after, "--", "true"]) == 0
+        output = capsys.readouterr()
+        assert "#$ -hold_jid 7\n" in output.out
+        told[after] = "--after first: bed cannot tell how a job ended: this one starts however it ends" in output.err
+    assert told == {"first": True, "any:first": False}
