@@ -145,3 +145,26 @@ def test_frontiers_time_goes_by_nodes_but_in_its_queue_for_long_jobs(tmp_path, m
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
     code = main(["submit", "--cluster", "frontier", "--group", "abc", *flags.split(), "--dry-run"])
     assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
+
+
+LEONARDO = [
+    ("--resource-type debug --time 0:30:00", ""),
+    ("--resource-type debug --time 1:00:00", "above 0:30:00, the longest time of debug on leonardo"),
+    ("--resource-type long --time 96:00:00", ""),
+    ("--time 24:00:01", "above 24:00:00, the longest time of booster on leonardo"),
+]
+
+
+@pytest.mark.parametrize(("flags", "refused"), LEONARDO, ids=[flags for flags, _ in LEONARDO])
+def test_leonardos_qos_have_times_of_their_own(tmp_path, monkeypatch, capsys, flags, refused):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    code = main(["submit", "--cluster", "leonardo", "--group", "abc", *flags.split(), "--dry-run"])
+    assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_is_named_only_where_its_plugin_is_loaded(folders, name):
+    profile = load_profile(folders, name)
+    assert "NCCL_NET" not in profile.env or profile.environment.modules or profile.environment.setup
