@@ -61,18 +61,22 @@ class Site:
         """What a user has in the environment on the login node."""
         return {**os.environ, **self.cluster.environ(), "HOME": str(self.home), "OMP_NUM_THREADS": "1", **(more or {})}
 
+    def argv(self, *args: str) -> list[str]:
+        """How llmctl is started: on the login node."""
+        return self.cluster.argv(LLMCTL, *args)
+
     def start(self, *args: str, **more: Any) -> "subprocess.Popen[str]":
-        """Start llmctl on the login node."""
-        argv = self.cluster.argv(LLMCTL, *args)
+        """Start llmctl."""
+        argv = self.argv(*args)
         output = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(argv, env=self.environ(), cwd=self.home, **{**output, **more})
 
     def call(
         self, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 120
     ) -> "subprocess.CompletedProcess[str]":
-        """Run llmctl on the login node; any exit status is an answer."""
+        """Run llmctl; any exit status is an answer."""
         return subprocess.run(
-            self.cluster.argv(LLMCTL, *args), env=self.environ(env), cwd=self.home, stdin=subprocess.DEVNULL,
+            self.argv(*args), env=self.environ(env), cwd=self.home, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
 
@@ -87,7 +91,7 @@ class Site:
         pid, terminal = pty.fork()
         if pid == 0:
             os.chdir(self.home)
-            argv = self.cluster.argv(LLMCTL, *args)
+            argv = self.argv(*args)
             os.execvpe(argv[0], argv, {**self.environ(), "PS1": "$ ", "TERM": "dumb"})
         seen, typed, end = b"", False, time.monotonic() + patience_s
         while time.monotonic() < end:

@@ -61,7 +61,7 @@ class SlurmCluster:
                 self._connect(name)
             self.start_accounting()
             self._register()
-            self._daemon("slurmctld", "slurmctld")
+            self.daemon("slurmctld", "slurmctld")
             wait_for(lambda: self.call("scontrol", "ping").returncode == 0, 20, "slurmctld")
             for name in self.nodes:
                 self._start_slurmd(name)
@@ -87,8 +87,8 @@ class SlurmCluster:
         """``command``, as it is run on the login node. The files are this machine's own."""
         return [
             "nsenter",
-            f"--net=/proc/{self._pid(LOGIN)}/ns/net",
-            f"--uts=/proc/{self._pid(LOGIN)}/ns/uts",
+            f"--net=/proc/{self.pid_of(LOGIN)}/ns/net",
+            f"--uts=/proc/{self.pid_of(LOGIN)}/ns/uts",
             "--",
             *command,
         ]
@@ -152,7 +152,7 @@ class SlurmCluster:
 
     def start_accounting(self) -> None:
         """Start slurmdbd."""
-        self._daemon("slurmdbd", "slurmdbd")
+        self.daemon("slurmdbd", "slurmdbd")
         wait_for(lambda: self.call("sacctmgr", "-n", "show", "cluster").returncode == 0, 30, "slurmdbd")
 
     def stop_accounting(self) -> None:
@@ -164,7 +164,7 @@ class SlurmCluster:
     def processes(self, needle: str) -> list[str]:
         """Command lines of all processes on compute nodes whose environment holds ``needle``."""
         spaces = {
-            (Path("/proc") / str(self._pid(name)) / "ns" / "pid").readlink()
+            (Path("/proc") / str(self.pid_of(name)) / "ns" / "pid").readlink()
             for name in self.nodes
             if name in self._machines
         }
@@ -231,9 +231,10 @@ class SlurmCluster:
 
     def _entered(self, name: str, *command: str) -> list[str]:
         """``command``, as it is run on a machine."""
-        return ["nsenter", f"--target={self._pid(name)}", "--net", "--uts", "--mount", "--pid", "--", *command]
+        return ["nsenter", f"--target={self.pid_of(name)}", "--net", "--uts", "--mount", "--pid", "--", *command]
 
-    def _pid(self, name: str) -> int:
+    def pid_of(self, name: str) -> int:
+        """The first process of a machine, as this one sees it."""
         return self._machines[name][1]
 
     def _prepare_network(self) -> None:
@@ -243,13 +244,13 @@ class SlurmCluster:
     def _connect(self, name: str) -> None:
         number = self.nodes.index(name) + 1
         # A fixed address, so that the others' ARP entries stay right when the node comes back.
-        peer = ["peer", "name", "eth0", "address", f"02:98:01:00:00:{number:02x}", "netns", str(self._pid(name))]
+        peer = ["peer", "name", "eth0", "address", f"02:98:01:00:00:{number:02x}", "netns", str(self.pid_of(name))]
         self.run("ip", "link", "add", f"to-{name}", "type", "veth", *peer)
         self.run("ip", "link", "set", f"to-{name}", "master", "nodes", "up")
         self.on_node(name, "ip", "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
         self.on_node(name, "ip", "link", "set", "eth0", "up")
 
-    def _daemon(self, log: str, *argv: str, machine: str = LOGIN) -> None:
+    def daemon(self, log: str, *argv: str, machine: str = LOGIN) -> None:
         """Start a program that puts itself into the background. It inherits a log, not a pipe of ours."""
         with (self.state / "log" / f"{log}.start.log").open("ab") as output:
             done = subprocess.run(
@@ -273,7 +274,7 @@ class SlurmCluster:
             "--seed-file",
             f"{run}/munge.seed",
         ]
-        self._daemon(
+        self.daemon(
             "munged",
             "munged",
             "--force",
@@ -287,7 +288,7 @@ class SlurmCluster:
     def _start_database(self) -> None:
         data, socket = self.state / "db", self.state / "run" / "db.sock"
         shutil.chown(data, "mysql")
-        self._daemon(
+        self.daemon(
             "mariadb-install-db",
             "mariadb-install-db",
             "--no-defaults",
@@ -312,7 +313,7 @@ class SlurmCluster:
             "--port=13306",
         ]
         command = ["mariadbd", "--no-defaults", "--user=mysql", *places, "--skip-name-resolve", *small]
-        self._daemon("mariadbd", "bash", "-c", 'setsid "$@" &', "bash", *command)
+        self.daemon("mariadbd", "bash", "-c", 'setsid "$@" &', "bash", *command)
         client = ("mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e")
         wait_for(lambda: self.call(*client, "select 1").returncode == 0, 40, "mariadbd")
         self.run(*client, DATABASE)
@@ -324,7 +325,7 @@ class SlurmCluster:
 
     def _start_slurmd(self, name: str) -> None:
         (self.state / "spool" / name).mkdir(exist_ok=True)
-        self._daemon(f"slurmd-{name}", "slurmd", "-N", name, machine=name)
+        self.daemon(f"slurmd-{name}", "slurmd", "-N", name, machine=name)
 
 
 def wait_for(condition: Callable[[], bool], patience_s: float, what: str) -> None:

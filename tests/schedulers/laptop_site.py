@@ -1,0 +1,74 @@
+"""llmctl as somebody with a laptop calls it: all that the laptop has of the cluster is a name that its ssh knows."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests.schedulers.slurm_site import CONFIG, LLMCTL, Site
+from tests.testbeds.login_node import LoginNode
+
+CLUSTER = "bed"
+_SLOW_CLOCK = """\
+import sys, time
+true_time, offset = time.time, float(sys.argv.pop(1))
+time.time = lambda: true_time() + offset
+from llmctl.cli.main import run
+run()
+"""
+
+
+@dataclass(frozen=True)
+class Laptop(Site):
+    """One user of the cluster, from elsewhere. ``home`` is the laptop's.
+
+    Attributes:
+        login: the login node.
+        runs: folder of the runs, on the cluster.
+    """
+
+    login: LoginNode
+    runs: Path
+
+    def prepare(self) -> None:
+        """Write the profile of a site that there is none of, and the config file; ``clusters setup`` does the rest."""
+        folder = self.home / ".config" / "llmctl" / "clusters"
+        folder.mkdir(parents=True)
+        profile = {
+            "scheduler": "slurm",
+            "resource_types": {"cpu": {"gpus": 0, "cores": 8}},
+            "defaults": {"resource_type": "cpu", "queue": "debug"},
+            "stop_grace_s": 20,
+        }
+        (folder / f"{CLUSTER}.yaml").write_text(yaml.safe_dump(profile))
+        (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+
+    def set_up(self) -> str:
+        """``clusters setup``, as a user calls it with flags."""
+        flags = ("--login", "hpc", "--runs-root", str(self.runs), "--python", sys.executable)
+        return self.llmctl("clusters", "setup", CLUSTER, *flags)
+
+    def argv(self, *args: str) -> list[str]:
+        """How llmctl is started: here."""
+        return [LLMCTL, *args]
+
+    def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What the laptop has in its environment."""
+        return {**self.login.environ(), "HOME": str(self.home), "OMP_NUM_THREADS": "1", **(more or {})}
+
+    def path(self, run_id: str) -> Path:
+        """The run directory, which this machine happens to see."""
+        return self.runs / run_id
+
+    def with_clock_off(self, seconds: float, *args: str) -> str:
+        """Run llmctl on a laptop whose clock is wrong; what it printed."""
+        argv = [sys.executable, "-c", _SLOW_CLOCK, str(seconds), *args]
+        done = subprocess.run(
+            argv, env=self.environ(), cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout

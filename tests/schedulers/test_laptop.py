@@ -1,0 +1,178 @@
+"""llmctl from a laptop: a real Slurm of two nodes, reached by ssh through a jump host, and connections that are cut."""
+
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.schedulers.laptop_site import CLUSTER, Laptop
+from tests.testbeds import login_node, slurm_cluster
+from tests.testbeds.login_node import LoginNode
+from tests.testbeds.slurm_cluster import SlurmCluster, wait_for
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+_LOSING_SBATCH = """\
+#!/bin/bash
+# Once, if told so: the job is accepted, and the connection is cut before anybody hears of it.
+answer=$(/usr/bin/sbatch "$@") || exit
+if rm {flag} 2>/dev/null; then
+    kill -9 $(pgrep -x sshd | grep -vxF -e "$(cat {ssh}/jump.pid)" -e "$(cat {ssh}/login.pid)")
+    exec sleep 60
+fi
+echo "$answer"
+"""
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+    """A laptop that has just been set up; skipped loudly where there can be no cluster."""
+    if os.geteuid() != 0:
+        pytest.skip("real Slurm needs root")
+    missing = [*slurm_cluster.missing_programs(), *login_node.missing_programs()]
+    if missing:
+        pytest.skip(f"real Slurm behind ssh needs {', '.join(missing)}")
+    # Sockets have short names only (108 characters), so that pytest's own folder may be too deep.
+    with tempfile.TemporaryDirectory(prefix="llmctl-laptop-") as folder:
+        Path(folder).chmod(0o755)
+        cluster = SlurmCluster(Path(folder), nodes=2)
+        cluster.start()
+        login = LoginNode(cluster)
+        try:
+            login.start()
+            laptop = Laptop(cluster, tmp_path_factory.mktemp("laptop"), login, Path(folder) / "runs")
+            laptop.prepare()
+            laptop.set_up()
+            yield laptop
+            cluster.run("scancel", "--user=root")
+        finally:
+            cluster.stop()
+            login.stop()
+
+
+def test_the_doctor_sees_the_cluster_and_a_dry_run_touches_nothing(laptop: Laptop) -> None:
+    checks = {
+        check["name"]: check for check in json.loads(laptop.llmctl("doctor", "--cluster", CLUSTER, "--json"))["checks"]
+    }
+    assert checks["connection"]["detail"].startswith("hpc, ")
+    assert {checks[name]["state"] for name in ("scheduler", "runs_root", "python", "torch", "clock")} == {"ok"}, checks
+    shown = laptop.llmctl("submit", "c.yaml", "--cluster", CLUSTER, "--nodes", "2", "--run-id", "dry", "--dry-run")
+    assert "#SBATCH --nodes=2" in shown and str(laptop.path("dry")) in shown
+    assert not laptop.runs.exists()
+    nodes = json.loads(laptop.llmctl("nodes", "--cluster", CLUSTER, "--json"))["nodes"]
+    assert [(node["name"], node["state"]) for node in nodes] == [("n1", "idle"), ("n2", "idle")]
+
+
+def test_a_run_is_followed_over_a_connection_that_is_cut(laptop: Laptop) -> None:
+    """Two nodes train; every line of the log is seen once, whatever happens to the connection."""
+    job_id = laptop.submit("train", "--nodes", "2", "--set", "training.train_iters=150")
+    assert len(laptop.queue(job_id)) == 1
+    waiting = laptop.submit("next", "--after", "train", "--", "hostname")
+    follower = laptop.start("logs", "-f", "train")
+    assert laptop.status("next")["state"] == "pending" and len(laptop.queue(waiting)) == 1
+    wait_for(lambda: laptop.iteration("train") > 20, 60, "the first iterations")
+    assert laptop.login.drop_sessions() >= 2
+    followed, _ = follower.communicate(timeout=90)
+    assert follower.returncode == 0, followed
+    assert "connection to hpc lost" in followed and "reconnected to hpc" in followed
+    assert re.findall(r"^iteration (\d+)/150 \| loss", followed, re.MULTILINE) == [str(at) for at in range(1, 151)]
+    run = laptop.ended("train")
+    assert (run["state"], run["exit_code"], run["hosts"], run["iteration"]) == ("completed", 0, ["n1", "n2"], 150)
+    assert "completed" in laptop.llmctl("status", "train")
+    copies = laptop.home / "copies"
+    laptop.llmctl("logs", "train", "--rank", "all", "--download", str(copies))
+    kept = {path.name: path.read_bytes() for path in copies.rglob("rank-*.log")}
+    attempt = laptop.path("train") / "attempts" / "1"
+    assert kept == {path.name: path.read_bytes() for path in attempt.glob("rank-*.log")} and len(kept) == 2
+    assert laptop.ended("next")["state"] == "completed"
+
+
+def test_a_command_on_a_node_returns_its_exit_code(laptop: Laptop) -> None:
+    done = laptop.call("interactive", "--cluster", CLUSTER, "--", "bash", "-c", "hostname; exit 7")
+    assert (done.returncode, done.stdout) == (7, "n1\n"), done.stderr
+
+
+def test_cancel_resume_and_a_secret(laptop: Laptop) -> None:
+    secret = "swordfish-" + os.urandom(8).hex()
+    told = laptop.runs / "told"
+    command = f'test "$WORD" && echo "$SLURM_NODEID $WORD" >> {told}; sleep 600'
+    job_id = laptop.submit(
+        "doomed", "--nodes", "2", "--secret", "WORD", "--", "bash", "-c", command, env={"WORD": secret}
+    )
+    wait_for(lambda: told.exists() and len(told.read_text().splitlines()) == 2, 60, "the secret on two nodes")
+    assert told.read_text().count(secret) == 2
+    told.unlink()
+    texts = {
+        "ps": laptop.cluster.run("ps", "-eo", "args"),
+        "scontrol": laptop.cluster.run("scontrol", "--details", "show", "job", job_id),
+        "script": laptop.cluster.run("scontrol", "write", "batch_script", job_id, "-"),
+        **{
+            str(path): path.read_text(errors="replace")
+            for path in laptop.runs.rglob("*")
+            if path.is_file() and path.parent != laptop.runs / ".secrets"
+        },
+        **{str(path): path.read_text(errors="replace") for path in laptop.home.rglob("*") if path.is_file()},
+    }
+    assert [place for place, text in texts.items() if secret in text] == []
+    laptop.llmctl("cancel", "doomed")
+    assert laptop.ended("doomed")["state"] == "cancelled"
+    wait_for(lambda: not laptop.cluster.processes("LLMCTL_RUN_ID=doomed"), 20, "the end of all processes")
+    assert not list((laptop.runs / ".secrets").glob("doomed*"))
+
+    laptop.submit("again", "--set", "training.train_iters=1000000", "--set", "checkpoint.save_interval=1000000")
+    wait_for(lambda: laptop.iteration("again") > 2, 60, "the first iterations")
+    laptop.llmctl("cancel", "again")
+    saved = laptop.ended("again")
+    assert saved["state"] == "cancelled" and saved["iteration"] > 2
+    laptop.llmctl("resume", "again")
+    wait_for(lambda: laptop.iteration("again") > saved["iteration"] + 2, 60, "iterations after the checkpoint")
+    rows = [json.loads(line) for line in (laptop.path("again") / "metrics.jsonl").read_text().splitlines()]
+    assert min(row["iteration"] for row in rows if row["attempt"] == 2) == saved["iteration"] + 1
+
+
+def test_a_laptop_an_hour_off_tells_the_same_ages(laptop: Laptop) -> None:
+    """``again`` is running: its heartbeats are fresh, whatever the laptop believes the time is."""
+    for seconds in (-3600, 3600):
+        (run,) = json.loads(laptop.with_clock_off(seconds, "status", "again", "--json"))["runs"]
+        assert run["state"] == "running" and "silent" not in run["detail"] and "heartbeat" not in run["detail"], run
+        assert run["metrics_age_s"] < 60, run
+    told = laptop.with_clock_off(3600, "cancel", "again")
+    assert "cancelled" in told
+    laptop.with_clock_off(3600, "submit", "--cluster", CLUSTER, "--run-id", "early", "--", "true")
+    assert abs(laptop.ended("early")["submitted"] - time.time()) < 60
+
+
+def test_a_submit_whose_answer_is_lost_is_found_and_not_sent_twice(laptop: Laptop) -> None:
+    flag = laptop.login.state / "lose"
+    wrapper = laptop.login.bin / "sbatch"
+    wrapper.write_text(_LOSING_SBATCH.format(flag=flag, ssh=laptop.login.state))
+    wrapper.chmod(0o755)
+    flag.touch()
+    try:
+        done = laptop.call("submit", "--cluster", CLUSTER, "--run-id", "lost", "--", "sleep", "600")
+    finally:
+        wrapper.unlink()
+    assert not flag.exists()
+    assert done.returncode == 0 and "connection to hpc lost" in done.stderr, done.stderr
+    names = laptop.cluster.run("squeue", "-h", "-o", "%i %j").splitlines()
+    (mine,) = [line for line in names if "lost" in line]
+    assert laptop.status("lost")["job_ids"] == [mine.split()[0]]
+    laptop.llmctl("cancel", "lost")
+
+
+def test_a_second_laptop_finds_the_runs(laptop: Laptop, tmp_path: Path) -> None:
+    second = Laptop(laptop.cluster, tmp_path, laptop.login, laptop.runs)
+    second.prepare()
+    second.set_up()
+    runs = {
+        run["run_id"]: run["state"]
+        for run in json.loads(second.llmctl("status", "--cluster", CLUSTER, "--json"))["runs"]
+    }
+    assert runs["train"] == "completed" and runs["doomed"] == "cancelled" and {"again", "next", "lost"} <= runs.keys()
+    assert second.status("train")["iteration"] == 150
+    assert "iteration 150/150" in second.llmctl("logs", "train")

@@ -1,0 +1,146 @@
+"""A real sshd on the login node of the test's Slurm cluster, behind a jump host, as a user's laptop reaches it.
+
+The sshd processes live in the login node's namespaces and end with it. One link, whose name and addresses are this
+run's own, leads to the jump host; the login node itself listens on the cluster's private network only. Root's home
+there is a folder of the test's, and its login shell alone knows of Slurm, as on sites that load it as a module.
+"""
+
+import os
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.testbeds.slurm_cluster import SlurmCluster, wait_for
+from tests.testbeds.slurm_conf import LOGIN, NETWORK
+
+PROGRAMS = ("sshd", "ssh", "ssh-keygen", "ip", "pgrep")
+_SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+_SSHD_CONFIG = """\
+ListenAddress {address}
+Port 22
+UsePAM no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+AuthorizedKeysFile {state}/authorized_keys
+StrictModes no
+UseDNS no
+Subsystem sftp internal-sftp
+PidFile {state}/{name}.pid
+LogLevel VERBOSE
+"""
+
+_CLIENT = """\
+Host jump
+  HostName {jump}
+Host hpc
+  HostName {login}
+  ProxyJump jump
+Host *
+  User root
+  IdentityFile {state}/id_ed25519
+  IdentitiesOnly yes
+  IdentityAgent none
+  UserKnownHostsFile {state}/known_hosts
+  GlobalKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+  ConnectTimeout 5
+"""
+
+
+class LoginNode:
+    """The way to a Slurm cluster from elsewhere. It ends with the cluster; ``stop`` takes the link away.
+
+    Attributes:
+        cluster: whose login node it is.
+        state: folder of everything that is written.
+        home: root's home on the login node.
+        bin: a folder that goes before all others in the login shell's PATH.
+        link: name of our end of the link.
+    """
+
+    def __init__(self, cluster: SlurmCluster) -> None:
+        self.cluster = cluster
+        self.state = cluster.state / "ssh"
+        self.home, self.bin = self.state / "home", self.state / "login-bin"
+        self.link = f"lll{secrets.token_hex(4)}"
+        block = f"198.19.{secrets.randbelow(256)}"
+        fourth = 4 * secrets.randbelow(64)
+        self._outside, self._jump = f"{block}.{fourth + 1}", f"{block}.{fourth + 2}"
+
+    def start(self) -> None:
+        """Bring it up; the cluster is there already."""
+        for folder in (self.home, self.bin, self.state / "client"):
+            folder.mkdir(parents=True)
+        self._set_home()
+        self.say_at_login("")
+        self._make_link()
+        for name in ("user", "jump", "login"):
+            key = self.state / ("id_ed25519" if name == "user" else name)
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+        shutil.copy(self.state / "id_ed25519.pub", self.state / "authorized_keys")
+        addresses = {"jump": self._jump, "login": f"{NETWORK}.254"}
+        known = ""
+        for name, address in addresses.items():
+            known += f"{address} {' '.join((self.state / f'{name}.pub').read_text().split()[:2])}\n"
+            self._start_sshd(name, address)
+        (self.state / "known_hosts").write_text(known)
+        self.config = self.state / "ssh_config"
+        self.config.write_text(_CLIENT.format(state=self.state, **addresses))
+        ssh = self.state / "client" / "ssh"
+        ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh", path=_SEARCHED)} -F {self.config} "$@"\n')
+        ssh.chmod(0o755)
+
+    def stop(self) -> None:
+        """Take the link away; it is gone already where the cluster is."""
+        subprocess.run(["ip", "link", "del", self.link], capture_output=True, check=False)
+
+    def environ(self) -> dict[str, str]:
+        """The environment of a laptop, in which ``ssh`` knows the login node as ``hpc``; nothing of Slurm."""
+        return {**os.environ, "PATH": f"{self.state / 'client'}:{os.environ['PATH']}"}
+
+    def say_at_login(self, *lines: str) -> None:
+        """What root's .bash_profile does there besides making Slurm known."""
+        environment = f"export SLURM_CONF={self.cluster.state}/slurm.conf\nexport PATH={self.bin}:{_SEARCHED}\n"
+        (self.home / ".bash_profile").write_text(environment + "".join(f"{line}\n" for line in lines))
+
+    def drop_sessions(self) -> int:
+        """End every ssh session at once, and what hangs on it; how many processes that were."""
+        keep = {(self.state / f"{name}.pid").read_text().strip() for name in ("jump", "login")}
+        pids = set(self.cluster.on_node(LOGIN, "sh", "-c", "pgrep -x sshd || true").split()) - keep
+        self.cluster.on_node(LOGIN, "sh", "-c", f"kill -9 {' '.join(pids)} 2>/dev/null; true")
+        return len(pids)
+
+    def _set_home(self) -> None:
+        users = [line.split(":") for line in Path("/etc/passwd").read_text().splitlines()]
+        own = [[*user[:5], str(self.home), "/bin/bash"] if user[0] == "root" else user for user in users]
+        (self.state / "passwd").write_text("".join(":".join(user) + "\n" for user in own))
+        self.cluster.on_node(LOGIN, "mount", "--bind", str(self.state / "passwd"), "/etc/passwd")
+
+    def _make_link(self) -> None:
+        pid = str(self.cluster.pid_of(LOGIN))
+        for words in (
+            f"link add {self.link} type veth peer name outside netns {pid}",
+            f"addr add {self._outside}/30 dev {self.link}",
+            f"link set {self.link} up",
+        ):
+            subprocess.run(["ip", *words.split()], check=True)
+        for words in (f"addr add {self._jump}/30 dev outside", "link set outside up"):
+            self.cluster.on_node(LOGIN, "ip", *words.split())
+
+    def _start_sshd(self, name: str, address: str) -> None:
+        config = self.state / f"sshd_config.{name}"
+        config.write_text(_SSHD_CONFIG.format(address=address, state=self.state, name=name))
+        self.cluster.on_node(LOGIN, "mkdir", "-p", "/run/sshd")
+        # The daemon must not inherit what the tests have in their environment.
+        clean = ["env", "-i", f"PATH={_SEARCHED}"]
+        keys = ("-f", str(config), "-h", str(self.state / name), "-E", str(self.state / f"{name}.log"))
+        self.cluster.daemon(f"sshd-{name}", *clean, "/usr/sbin/sshd", *keys, machine=LOGIN)
+        wait_for((self.state / f"{name}.pid").exists, 10, f"sshd {name}")
+
+
+def missing_programs() -> list[str]:
+    """What of it is not installed here."""
+    return [program for program in PROGRAMS if shutil.which(program, path=_SEARCHED) is None]
