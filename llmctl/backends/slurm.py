@@ -48,6 +48,7 @@ class SlurmBackend:
     )
     launchers: tuple[str, ...] = ("torchrun", "srun", "mpirun")
     has_queue: bool = True
+    tells_ends_apart: bool = True
 
     def job_name(self, run_id: str) -> str:
         """The run id itself: Slurm takes any name."""
@@ -56,7 +57,6 @@ class SlurmBackend:
     def directives(self, request: JobRequest) -> list[str]:
         """The head of job.sh. ``priority`` becomes --nice, the one number that users may set: higher goes first."""
         options = [f"--job-name={request.job_name}", *_allocation(request), "--output=job.log", "--open-mode=append"]
-    tells_ends_apart: bool = True
         if request.priority is not None:
             options.append(f"--nice={-request.priority}")
         # The node that fails or the job that takes our nodes brings us back to the queue, and a new attempt goes on.
