@@ -5,10 +5,11 @@ Mounts and images by pyxis 0.24 (https://github.com/NVIDIA/pyxis, args.c) and ap
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from llmctl.container import is_file
+from llmctl.errors import UsageError
 from llmctl.job import JobSpec
 from llmctl.job_request import launcher_of
 from llmctl.profile import ClusterProfile
@@ -59,8 +60,23 @@ def check_container(resolved: Resolved, job: JobSpec, profile: ClusterProfile, f
         problem = _pyxis_problem(mount) if runtime == "pyxis" else _bind_problem(mount)
         if problem:
             raise resolved.refusal("job.mounts", f"{mount!r} is not valid: {problem}")
-    if runtime == "pyxis" and "," in (profile.runs_root or ""):
-        raise resolved.refusal(key, f"pyxis cannot mount {profile.runs_root}: a comma ends a mount; move runs_root")
+    if "," in (profile.runs_root or ""):
+        raise resolved.refusal(key, f"{runtime} cannot mount {profile.runs_root}: a comma ends a mount; move runs_root")
+
+
+def check_own_mounts(paths: Iterable[str], runtime: str) -> None:
+    """Refuse a folder of the job's own that cannot be named as a mount: data, checkpoints, the working directory.
+
+    Raises:
+        UsageError: names the folder and what else can be done.
+    """
+    for path in paths:
+        letter = next((letter for letter in ":," if letter in path), None)
+        if letter is not None:
+            raise UsageError(
+                f"{runtime} cannot mount {path}: {letter!r} ends a name there; rename it, or give --mount for a folder "
+                "above it"
+            )
 
 
 def _check_image(resolved: Resolved, image: str) -> None:

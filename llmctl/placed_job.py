@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from llmctl.backends.base import JobRequest
 from llmctl.container import is_file
-from llmctl.container_checks import on_host
+from llmctl.container_checks import check_own_mounts, on_host
 from llmctl.errors import ProfileError
 from llmctl.gpus import visible_gpus
 from llmctl.invocation import Invocation, is_remote
@@ -97,6 +97,8 @@ def place_job(
         own_mounts=tuple(dict.fromkeys(mounts)),
         cwd=str(invocation.cwd),
     )
+    if request.container is not None:
+        check_own_mounts(mounts, request.container.runtime)
     place = RunPlace(
         run_id=run_dir.name,
         run_dir=run_dir,

@@ -1,0 +1,77 @@
+"""Folders whose names a mount or a job's environment cannot carry are refused before anything is queued."""
+
+import pytest
+import yaml
+
+from llmctl.cli.main import main
+
+MODEL = {
+    "model": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4},
+    "training": {"train_iters": 10, "seq_length": 64, "micro_batch_size": 1, "device": "cpu"},
+    "optimizer": {"lr": 1e-3},
+}
+
+
+@pytest.fixture
+def bed(tmp_path, monkeypatch):
+    """Writes the profile of the cluster ``bed``, with these keys changed."""
+    for name in ("CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    path = tmp_path / "config/llmctl/clusters/bed.yaml"
+    path.parent.mkdir(parents=True)
+
+    def write(**changes):
+        path.write_text(yaml.safe_dump({"scheduler": "slurm", "runs_root": f"{tmp_path}/runs", **changes}))
+
+    return write
+
+
+def refused(capsys, *arguments, code):
+    assert main(["submit", "--cluster", "bed", "--dry-run", *arguments]) == code
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "apptainer"])
+@pytest.mark.parametrize("letter", [":", ","])
+def test_a_folder_that_ends_a_mount_is_refused_by_its_name(bed, tmp_path, capsys, monkeypatch, runtime, letter):
+    bed(container={"runtime": runtime})
+    odd = tmp_path / f"a{letter}b"
+    (odd / "data").mkdir(parents=True)
+    for end in (".bin", ".idx"):
+        (odd / f"data/text{end}").touch()
+    given = {
+        f"{odd}/checkpoints": {"checkpoint": {"save": f"{odd}/checkpoints"}, "data": {"mock_data": True}},
+        f"{odd}/data": {"data": {"data_path": [f"{odd}/data/text"]}},
+    }
+    for folder, sections in given.items():
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump({**MODEL, **sections}))
+        said = refused(capsys, "--container", "ubuntu", str(tmp_path / "c.yaml"), code=2)
+        assert f"{runtime} cannot mount {folder}: {letter!r} ends a name there" in said
+        # What a mount of the user's shows already is not mounted by itself.
+        mount = f"{tmp_path}:{tmp_path}"
+        assert (
+            main(
+                ["submit", "--cluster", "bed", "--dry-run", "--container", "ubuntu", "--mount", mount]
+                + [str(tmp_path / "c.yaml")]
+            )
+            == 0
+        )
+        capsys.readouterr()
+    monkeypatch.chdir(odd)
+    said = refused(capsys, "--container", "ubuntu", "--", "true", code=2)
+    assert f"{runtime} cannot mount {odd}: {letter!r} ends a name there" in said
+
+
+@pytest.mark.parametrize("letter", ["\n", "\t", "\x01", ":"])
+def test_runs_do_not_stand_where_job_scripts_cannot_name_them(bed, tmp_path, capsys, letter):
+    bed(runs_root=f"{tmp_path}/a{letter}b")
+    assert f"cannot carry {letter!r}" in refused(capsys, "--", "true", code=3)
+
+
+def test_a_comma_in_runs_root_keeps_only_containers_out(bed, tmp_path, capsys):
+    bed(runs_root=f"{tmp_path}/a,b", container={"runtime": "apptainer"})
+    assert "apptainer cannot mount" in refused(capsys, "--container", "ubuntu", "--", "true", code=2)
+    refused(capsys, "--", "true", code=0)
