@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from llmctl.backends.base import HostCommand, QueueBackend, SubmittedJob
-from llmctl.command_result import CommandResult
+from llmctl.command_result import CommandResult, program_of
 from llmctl.errors import SchedulerError
 from llmctl.hands import Hands
 from llmctl.queue_reader import Patience, find_job, said
@@ -62,7 +62,7 @@ class QueueSubmission:
             job = self._try(command)
             if isinstance(job, SubmittedJob):
                 return job
-            self.tell(f"{command.argv[0]}: {said(job)}; trying again in {pause_s:g} s")
+            self.tell(f"{program_of(command.argv)}: {said(job)}; trying again in {pause_s:g} s")
             self.sleep(pause_s)
         job = self._try(command)
         if isinstance(job, SubmittedJob):
@@ -91,7 +91,7 @@ class QueueSubmission:
     def _find(self, command: HostCommand, why: str) -> SubmittedJob:
         """The job whose answer was lost, by its name."""
         name = self.backend.job_name(self.run_id)
-        self.tell(f"{command.argv[0]}: no job id came back: {why}\nlooking for a job called {name}")
+        self.tell(f"{program_of(command.argv)}: no job id came back: {why}\nlooking for a job called {name}")
         problem = ""
         for pause_s in LOOK_PAUSES_S:
             self.sleep(pause_s)
@@ -113,7 +113,7 @@ class QueueSubmission:
         words = " ".join(lines)[-600:] or said(result)
         advice = self.backend.advice(result.stderr)
         return SchedulerError(
-            f"not submitted: {command.argv[0]}: {words}" + (f"\n{advice}" if advice else ""),
+            f"not submitted: {program_of(command.argv)}: {words}" + (f"\n{advice}" if advice else ""),
             transient=self.backend.is_transient(result.exit_status, result.stderr),
             argv=command.argv,
             exit_status=result.exit_status,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from llmctl.backends.base import NodeReport, QueueBackend
 from llmctl.cluster_reach import ClusterReach
+from llmctl.command_result import program_of
 from llmctl.errors import SchedulerError
 from llmctl.hands import Hands
 from llmctl.host_group import HostGroup
@@ -132,7 +133,7 @@ def _ask(backend: QueueBackend, hands: Hands) -> list[NodeReport]:
         if result.exit_status != 0:
             advice = backend.advice(result.stderr)
             raise SchedulerError(
-                f"{argv[0]}: {said(result)}" + (f"; {advice}" if advice else ""),
+                f"{program_of(argv)}: {said(result)}" + (f"; {advice}" if advice else ""),
                 transient=backend.is_transient(result.exit_status, result.stderr),
                 argv=argv,
                 exit_status=result.exit_status,

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from llmctl.attempt_reader import AttemptBeginning, find_attempts
 from llmctl.backends.base import QueueBackend
-from llmctl.command_result import CommandResult
+from llmctl.command_result import CommandResult, program_of
 from llmctl.errors import SchedulerError
 from llmctl.hands import Hands
 from llmctl.job_answers import SchedulerWatch, question_of
@@ -150,7 +150,7 @@ def end_by_name(run_id: str, backend: QueueBackend, hands: Hands) -> bool:
 def _refusal(run_id: str, backend: QueueBackend, argv: Sequence[str], result: CommandResult) -> SchedulerError:
     advice = backend.advice(result.stderr)
     return SchedulerError(
-        f"{run_id}: {argv[0]}: {said(result)}" + (f"; {advice}" if advice else ""),
+        f"{run_id}: {program_of(argv)}: {said(result)}" + (f"; {advice}" if advice else ""),
         transient=backend.is_transient(result.exit_status, result.stderr),
         argv=argv,
         exit_status=result.exit_status,

@@ -1,5 +1,7 @@
 """What the site would refuse, or leave in its queue for ever: refused here, before the queue. Pure."""
 
+import re
+
 from llmctl.durations import clock
 from llmctl.errors import ProfileError
 from llmctl.job import JobSpec
@@ -8,6 +10,7 @@ from llmctl.profile import ClusterProfile, LimitsProfile, QueueLimits, ResourceT
 from llmctl.resolve import Resolved
 
 _Limits = ResourceType | LimitsProfile | QueueLimits
+_OTHER_CLUSTER = re.compile(r"\s*(-M|--clusters?\b(?!-))")
 _SIZE = ("job.nodes", "job.resource_type", "job.queue")
 _LENGTH = ("job.time", "job.nodes", "job.resource_type", "job.queue")
 
@@ -17,9 +20,10 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> N
 
     Raises:
         UsageError, ConfigFileError: names what was asked for, the limit, and whose it is.
-        ProfileError: the profile's own priority is none that users may have.
+        ProfileError: the profile's own priority is none that users may have, or its options lead to another cluster.
     """
     _check_priority(resolved, job, profile)
+    _check_own_cluster(job, profile)
     kind = resource_type_of(job, profile)
     resource = profile.resource_types.get(kind or "")
     if resource is not None and resource.fraction and job.nodes > 1:
@@ -53,6 +57,19 @@ def _check_priority(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -
     if job.priority is None:
         raise ProfileError(f"cluster {profile.name}: defaults.priority: {problem}")
     raise resolved.refusal("job.priority", problem)
+
+
+def _check_own_cluster(job: JobSpec, profile: ClusterProfile) -> None:
+    """A job that Slurm sends to another cluster would never be found again: its queue there is asked by no one."""
+    resource = profile.resource_types.get(resource_type_of(job, profile) or "")
+    options = (*profile.options, *(resource.options if resource is not None else ()))
+    wrong = next((option for option in options if _OTHER_CLUSTER.match(option)), None)
+    if profile.scheduler == "slurm" and wrong is not None:
+        raise ProfileError(
+            f"cluster {profile.name}: options: {wrong!r} sends jobs to another cluster of Slurm's, where llmctl could "
+            "neither find nor cancel them; make a profile for that cluster (llmctl clusters new), with a login.host "
+            "of it, or call llmctl with SLURM_CONF naming its slurm.conf"
+        )
 
 
 def _limits(job: JobSpec, profile: ClusterProfile, resource: ResourceType | None) -> list[tuple[_Limits, str]]:

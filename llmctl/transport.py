@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmctl import commands, file_acts, file_reads, processes
-from llmctl.command_result import CommandResult
+from llmctl.command_result import CommandResult, program_of
 from llmctl.errors import SchedulerError
 from llmctl.processes import ProcessIdentity
 from llmctl.run_lock import lock_file
@@ -119,7 +119,7 @@ class LocalTransport:
 
 def start_error(argv: Sequence[str], error: OSError) -> SchedulerError:
     """What is said of a command that cannot be started."""
-    return SchedulerError(f"{argv[0]}: cannot be started: {error.strerror}", transient=False, argv=argv)
+    return SchedulerError(f"{program_of(argv)}: cannot be started: {error.strerror}", transient=False, argv=argv)
 
 
 def command_result(argv: Sequence[str], done: commands.CommandOutput, timeout_s: float) -> CommandResult:
@@ -129,6 +129,6 @@ def command_result(argv: Sequence[str], done: commands.CommandOutput, timeout_s:
         SchedulerError: the command was ended because its time was over.
     """
     if done.exit_status is None:
-        raise SchedulerError(f"{argv[0]}: no answer within {timeout_s:g} s", transient=True, argv=argv)
+        raise SchedulerError(f"{program_of(argv)}: no answer within {timeout_s:g} s", transient=True, argv=argv)
     stdout, stderr = (text.decode("utf-8", errors="replace") for text in (done.stdout, done.stderr))
     return CommandResult(done.exit_status, stdout, stderr[-_STDERR_TAIL:])

@@ -25,6 +25,14 @@ _FIELDS = "%i|%T|%S|%N|%r|%j"
 
 _ACCOUNTED = "JobID,Submit,State,ExitCode,NodeList,JobName"
 
+_FORGET = (
+    "unset $(env | LC_ALL=C sed -nE '/^SLURM_(CONF|JWT)/d; "
+    r"s/^(S(BATCH|ALLOC|RUN|QUEUE|ACCT|CANCEL|CONTROL|INFO|LURM)_[A-Za-z0-9_]+)=.*/\1/p')"
+)
+"""Variables of the user's, or of a job that llmctl is called in, which would go before what a command is told or change
+what it prints ("INPUT ENVIRONMENT VARIABLES" of sbatch(1): "will override any options set in a batch script"); SLURM_*
+would even be handed on, whatever --export says. Kept is what leads to the controller."""
+
 _PATIENCE_S = 60
 """Seconds that an interactive allocation is waited for."""
 
@@ -69,7 +77,7 @@ class SlurmBackend:
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
         """Sbatch in the run directory; what the script sees of our environment is named, see _CARRIED."""
         del request
-        return [HostCommand(LOGIN, ("sbatch", "--parsable", f"--export={_CARRIED}", "job.sh"))]
+        return [HostCommand(LOGIN, tuple(_plain("sbatch", "--parsable", f"--export={_CARRIED}", "job.sh")))]
 
     def parse_job_id(self, output: str) -> str:
         """The id in ``id``, ``id;cluster`` or ``Submitted batch job id``, whatever a site's plugins print around it."""
@@ -109,7 +117,7 @@ class SlurmBackend:
         Those that have ended are there for some minutes (MinJobAge), which helps where there is no accounting.
         """
         del job_ids
-        return ["squeue", "--noheader", "--me", "--all", "--states=all", f"--format={_FIELDS}"]
+        return _plain("squeue", "--noheader", "--me", "--all", "--states=all", f"--format={_FIELDS}")
 
     def parse_status(self, output: str) -> dict[str, JobReport]:
         """One report per job, whatever the number of its parts."""
@@ -126,7 +134,7 @@ class SlurmBackend:
     def accounting_argv(self, job_ids: Sequence[str]) -> list[str] | None:
         """--duplicates: without it sacct shows one record of a job that was requeued, or whose id was used again."""
         wanted = ["--jobs", ",".join(job_ids), f"--format={_ACCOUNTED}"]
-        return ["sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", *wanted]
+        return _plain("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", *wanted)
 
     def parse_accounting(self, output: str) -> dict[str, JobReport]:
         """The newest record of each job, by the time of its submission; a requeue counts as one."""
@@ -139,11 +147,11 @@ class SlurmBackend:
 
     def cancel_commands(self, job_ids: Sequence[str]) -> list[HostCommand]:
         """TERM for ranks and job.sh, and KILL after the site's KillWait. Silent about jobs that are gone."""
-        return [HostCommand(LOGIN, ("scancel", *job_ids))]
+        return [HostCommand(LOGIN, tuple(_plain("scancel", *job_ids)))]
 
     def nodes_argv(self) -> list[list[str]]:
         """See slurm_nodes."""
-        return [["scontrol", "--details", "--oneliner", "--all", "show", "nodes"]]
+        return [_plain("scontrol", "--details", "--oneliner", "--all", "show", "nodes")]
 
     def parse_nodes(self, outputs: Sequence[str]) -> list[NodeReport]:
         """See slurm_nodes."""
@@ -160,6 +168,11 @@ class SlurmBackend:
     def advice(self, stderr: str) -> str:
         """What to change after a refusal of Slurm's or pyxis'."""
         return slurm_words.advice(stderr)
+
+
+def _plain(*argv: str) -> list[str]:
+    """A command of Slurm's in an environment that says nothing of its own (see command_result.program_of)."""
+    return ["sh", "-c", f'{_FORGET}; exec "$0" "$@"', *argv]
 
 
 def _allocation(request: JobRequest) -> list[str]:
@@ -228,7 +241,7 @@ def _on_terminal(
     argv: Sequence[str], container: ContainerPlan | None, script: str, command: Sequence[str], told: str = ""
 ) -> list[str]:
     """``argv`` as one bash command; with --pty where there is a terminal: without one srun would complain and go on."""
-    lines = ["pty=()", "if [[ -t 0 ]]; then pty=(--pty); fi"]
+    lines = [_FORGET, "pty=()", "if [[ -t 0 ]]; then pty=(--pty); fi"]
     if told:
         lines.append(f"echo {shlex.quote(told)} >&2")
     words: tuple[str, ...] = ("bash", "-c", script, "bash", *command)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from llmctl.command_result import CommandResult
+from llmctl.command_result import CommandResult, program_of
 from llmctl.errors import SchedulerError
 from llmctl.file_acts import FileWrite, PathFacts
 from llmctl.file_reads import FilePart, FileRead
@@ -236,7 +236,7 @@ class RemoteTransport:
             try:
                 return agent.call(act, *args, **options)
             except ConnectionLost:
-                what = f"`{argv[0]}` ran" if argv else f"{act.replace('_', ' ')} was under way"
+                what = f"`{program_of(argv)}` ran" if argv else f"{act.replace('_', ' ')} was under way"
                 raise ConnectionLost(
                     f"{self.host}: connection lost while {what}; whether it was done is not known", argv=argv
                 ) from None

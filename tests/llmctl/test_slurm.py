@@ -11,6 +11,7 @@ from llmctl.backends.slurm import SlurmBackend
 from llmctl.backends.slurm_nodes import node_state
 from llmctl.backends.slurm_words import REASONS, STATES, expand_hosts, in_words
 from llmctl.cli.main import main
+from llmctl.command_result import program_of
 from llmctl.container import ContainerPlan
 from llmctl.errors import SchedulerError
 from llmctl.job import JobSpec
@@ -95,7 +96,7 @@ def test_the_warning_comes_while_there_is_time_to_save(time_s: int | None, grace
 def test_the_job_gets_named_variables_only() -> None:
     (command,) = BACKEND.submit_commands(request_of())
     export = next(word for word in command.argv if word.startswith("--export="))
-    assert command.argv[0] == "sbatch" and command.argv[-1] == "job.sh"
+    assert program_of(command.argv) == "sbatch" and command.argv[-1] == "job.sh"
     assert "HOME" in export and "ALL" not in export.removeprefix("--export=").replace("LC_ALL", "").split(",")
 
 
@@ -173,7 +174,7 @@ def test_words_of_later_versions() -> None:
 
 def test_one_call_for_all_jobs_that_no_forgotten_one_can_spoil() -> None:
     argv = BACKEND.status_argv(["1", "2", "99999"])
-    assert argv[0] == "squeue" and "--me" in argv and not [word for word in argv if "99999" in word]
+    assert program_of(argv) == "squeue" and "--me" in argv and not [word for word in argv if "99999" in word]
     assert BACKEND.find_argv("x-1")[-1] == "--name=x-1"
 
 
