@@ -22,6 +22,9 @@ from llmctl.run_record import RunRecord
 from llmctl.run_state import JobAnswer, RunFacts
 from llmctl.run_view import RunView, build_view
 
+_TAIL = 4096
+"""Bytes of job.log in which its last line is looked for."""
+
 
 def observe_runs(
     records: Sequence[RunRecord],
@@ -107,7 +110,27 @@ def _gather(
     facts = [
         _facts(record, attempts[index], details[index], jobs.get(index), now) for index, record in enumerate(records)
     ]
-    return facts, parts
+    return _with_last_words(facts, records, hands), parts
+
+
+def _with_last_words(facts: list[RunFacts], records: Sequence[RunRecord], hands: Hands) -> list[RunFacts]:
+    """What stands last in job.log of jobs that ended before they made an attempt: often all that is known of why.
+
+    job.log goes on over submissions: of a resumed run, these could be the words of an earlier job.
+    """
+    silent = [
+        index
+        for index, one in enumerate(facts)
+        if not one.attempts and one.job is not None and one.job.state.is_finished and one.job.source != "memory"
+        if len(records[index].submissions) == 1
+    ]
+    reads = [FileRead(f"{records[index].run_dir}/job.log", offset=-_TAIL, limit=_TAIL) for index in silent]
+    parts = hands.read_parts(reads) if reads else []
+    for index, part in zip(silent, parts, strict=True):
+        lines = part.data.decode(errors="replace").split("\n") if part is not None else []
+        said = [" ".join(line.split()) for line in lines if line.strip()]
+        facts[index] = replace(facts[index], last_words=said[-1][:300] if said else "")
+    return facts
 
 
 def _facts(

@@ -60,6 +60,7 @@ class RunFacts:
         attempt: the last attempt of the last submission; None if it has none yet.
         attempts: how many all submissions have made.
         attempts_of_submission: how many the last one has made.
+        last_words: the last line of job.log, of a job that ended before it made an attempt.
         now: the time of observation.
         iteration_time_s: the run's present pace; None if it is not known.
     """
@@ -73,6 +74,7 @@ class RunFacts:
     iteration_time_s: float | None = None
     attempts: int = 0
     attempts_of_submission: int = 0
+    last_words: str = ""
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,8 @@ def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
     if facts.cancel_requested is not None or (attempt is not None and attempt.cancel_marked):
         return Verdict(JobState.CANCELLED, _cancelled_by_force(attempt, job), code, ended)
     if attempt is None:
-        return Verdict(job.state, f"{job.raw} before it made an attempt{_advice(facts, job)}", code)
+        words = f"; it said last: {facts.last_words}" if facts.last_words else ""
+        return Verdict(job.state, f"{job.raw} before it made an attempt{words}{_advice(facts, job)}", code)
     heard = f"; last heartbeat {spoken(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
     error = first_error(attempt.errors)
     cause = f"; {error.summary()}" if error is not None else ""

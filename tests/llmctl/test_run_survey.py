@@ -226,6 +226,22 @@ def test_secrets_of_a_run_that_is_seen_to_have_ended_are_removed(cluster, capsys
     assert not secrets.exists()
 
 
+def test_a_job_that_ended_before_it_made_an_attempt_is_told_with_its_last_words(cluster, capsys):
+    made = cluster.run()
+    (made.path / "job.log").write_bytes(b"x" * 9000 + b"\nbash: /venv/bin/activate:  No such file\n\n")
+    cluster.backend.says("queue", "17|FAILED")
+    assert "before it made an attempt; it said last: bash: /venv/bin/activate: No such file;" in state_of(capsys)[1]
+
+
+def test_words_of_an_earlier_job_are_not_those_of_a_resumed_one(cluster, capsys):
+    made = cluster.run()
+    (made.path / "job.log").write_text("words of the first\n")
+    made.submit_to_queue("18")
+    cluster.backend.says("queue", "18|FAILED")
+    state, detail = state_of(capsys)
+    assert (state, "words of the first" in detail) == ("failed", False)
+
+
 def test_a_resumed_run_is_looked_at_again(cluster, capsys):
     made = cluster.run()
     cluster.backend.says("queue", "17|NODE_FAIL")
