@@ -18,6 +18,7 @@ from llmctl.invocation import Invocation, is_remote
 from llmctl.job import JobSpec
 from llmctl.job_request import build_request, check_group, launcher_of, resource_type_of, size_of_node
 from llmctl.profile import ClusterProfile
+from llmctl.profile_names import profile_files
 from llmctl.render import interactive_script, job_python
 from llmctl.resolve import Flag, resolve
 from llmctl.settled_profile import settle_profile
@@ -86,7 +87,7 @@ def new_session(invocation: Invocation, profile: ClusterProfile, flags: Sequence
 def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVisit") -> Session:
     """A shell, or the command of the invocation, in the environment of a run, and beside it where it runs."""
     profile = settle_profile(profile, invocation)
-    container = _named_container(visit, profile, invocation)
+    container, remark = _container_of(visit, profile, invocation)
     script = interactive_script(
         profile,
         invocation.folders,
@@ -107,19 +108,30 @@ def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVi
     else:
         visiting = cast("QueueBackend", backend).visit_argv
         cores = _cores_of(visit, profile)
-        more = {"container": container} if container is not None else {}
-        argv = visiting(visit.place.job_id, visit.place.host, script, invocation.command, **more, cores=cores)
-    return Session(hands, argv, _cwd(invocation, profile))
+        # The other runtimes are entered by the script itself.
+        inside = container if container is not None and container.runtime == "pyxis" else None
+        argv = visiting(visit.place.job_id, visit.place.host, script, invocation.command, inside, cores=cores)
+    return Session(hands, argv, _cwd(invocation, profile), remark)
 
 
-def _named_container(visit: "RunVisit", profile: ClusterProfile, invocation: Invocation) -> ContainerPlan | None:
-    """The container that a run's ranks are in, where it can be joined; others are looked at from the node itself."""
-    if profile.container.runtime != "pyxis" or profile.container.name is None or visit.place is None:
-        return None
-    job = JobSpec.from_plain(visit.record.job)
-    return plan_container(
-        job, profile, cwd=visit.record.cwd or str(invocation.cwd), own_mounts=(str(visit.record.run_dir.parent),)
-    )
+def _container_of(
+    visit: "RunVisit", profile: ClusterProfile, invocation: Invocation
+) -> tuple[ContainerPlan | None, str]:
+    """The container that a visitor of a run is in, and what to say where it is not that of the ranks.
+
+    pyxis lets a running one be joined by its name; with the other runtimes it is one more of the same image, which sees
+    the node's processes all the same.
+    """
+    if visit.place is None:
+        return None, ""
+    job, own_mounts = JobSpec.from_plain(visit.record.job), (str(visit.record.run_dir.parent),)
+    plan = plan_container(job, profile, cwd=visit.record.cwd or str(invocation.cwd), own_mounts=own_mounts)
+    if plan is not None and plan.runtime == "pyxis" and profile.container.name is None:
+        return None, (
+            "on the node itself, without the image's software: pyxis joins a container by its name only; "
+            f"set container.name in {profile_files(invocation.folders, profile.name)[-1]} for the next run"
+        )
+    return plan, ""
 
 
 def _cores_of(visit: "RunVisit", profile: ClusterProfile) -> int | None:

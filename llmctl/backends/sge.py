@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from llmctl.backends import sge_reports, sge_terminal
 from llmctl.backends.base import LOGIN, HostCommand, JobReport, JobRequest, NodeReport
+from llmctl.container import ContainerPlan
 from llmctl.errors import ProfileError, SchedulerError
 
 _ASK_QUEUE = r"""answer=$(qstat -r -u '$user') || exit
@@ -148,10 +149,17 @@ class SgeBackend:
         return sge_terminal.ask_argv(told, options, script, command)
 
     def visit_argv(
-        self, job_id: str, host: str, script: str, command: Sequence[str], *, cores: int | None = None
+        self,
+        job_id: str,
+        host: str,
+        script: str,
+        command: Sequence[str],
+        container: ContainerPlan | None = None,
+        *,
+        cores: int | None = None,
     ) -> list[str]:
         """``qrsh -inherit``, or ssh where the job takes no tasks."""
-        del cores
+        del container, cores
         return sge_terminal.visit_argv(job_id, host, script, command)
 
     def status_argv(self, job_ids: Sequence[str]) -> list[str]:

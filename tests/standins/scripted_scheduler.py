@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmctl.backends.base import LOGIN, HostCommand, JobReport, JobRequest, NodeReport
+from llmctl.container import ContainerPlan
 from llmctl.job_state import JobState
 
 _SCRIPT = """
@@ -113,7 +114,14 @@ class ScriptedBackend:
         return found
 
     def visit_argv(
-        self, job_id: str, host: str, script: str, command: Sequence[str], *, cores: int | None = None
+        self,
+        job_id: str,
+        host: str,
+        script: str,
+        command: Sequence[str],
+        container: ContainerPlan | None = None,
+        *,
+        cores: int | None = None,
     ) -> list[str]:
         raise NotImplementedError
 
