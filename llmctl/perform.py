@@ -4,7 +4,6 @@ The order of the acts is what makes a kill at any instant harmless: the run dire
 before the job is started, and job.sh itself writes down who runs it (started.json).
 """
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -45,7 +44,7 @@ def perform(plan: Plan, invocation: Invocation, tell: Tell) -> RunRecord:
     """
     hands = hands_for(invocation.connect(plan.profile), plan.job.nodes)
     _check_software(plan, invocation, hands, tell)
-    submission = Submission(plan.number, time.time())
+    submission = Submission(plan.number, hands.now())
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, hands)
     try:
         record = _prepare(plan, invocation, hands, submission, before)
@@ -53,8 +52,12 @@ def perform(plan: Plan, invocation: Invocation, tell: Tell) -> RunRecord:
             jobs = _start(plan, invocation, hands, tell)
         except SubmissionLost:
             raise
-        except (LlmctlError, OSError):  # an interrupt may come after the start: what runs keeps its directory
+        except (LlmctlError, OSError):
             _undo(plan, invocation, hands, before)
+            raise
+        except KeyboardInterrupt:  # perhaps after the start: what runs keeps its directory
+            name = record.run_id
+            tell(f"{name} may have been submitted all the same: llmctl status {name}; llmctl cancel {name} ends it")
             raise
     except OSError as error:
         problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)

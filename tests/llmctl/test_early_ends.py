@@ -121,3 +121,14 @@ def test_the_users_variables_are_the_commands_and_not_the_scripts(place, capsys)
     assert {f"{name}=7 {name}" for name in names} <= said
     assert {"PATH=/nowhere", "TOKEN=hidden", "NNODES=1", f"LLMCTL_RUN_DIR={run_dir}"} <= said
     assert f"PYTHONPATH={run_dir}/code:{run_dir}/code/user:/theirs" in said
+
+
+@pytest.mark.usefixtures("place")
+def test_a_submit_cut_off_in_the_middle_of_the_start_says_what_to_do(place, capsys, monkeypatch):
+    def cut_off(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(perform, "_start", cut_off)
+    assert main(["submit", "--run-id", "r", "--", "true"]) == 130
+    assert (place / "runs/r/run.json").exists()
+    assert "r may have been submitted all the same: llmctl status r" in capsys.readouterr().err
