@@ -20,6 +20,8 @@ from llmctl.run_view import RunView
 
 SEEN_EVERY_S = 600.0
 """The index is told this often that a run is still in the same state; a change of state at once."""
+AWAY_S = 60.0
+"""A cluster out of reach is tried again after this long, by those who watch: the others are not kept waiting for it."""
 
 
 @dataclass
@@ -36,6 +38,7 @@ class RunSurvey:
     interval_s: float = 0.0
     unreachable: dict[str, SchedulerError] = field(default_factory=dict)
     _reaches: dict[str, tuple[ClusterReach, SchedulerWatch | None]] = field(default_factory=dict)
+    _away_until: dict[str, tuple[float, SchedulerError]] = field(default_factory=dict)
     _memory: DetailsMemory = field(default_factory=DetailsMemory)
     _ended: dict[str, RunView] = field(default_factory=dict)
 
@@ -56,13 +59,18 @@ class RunSurvey:
         return [views[entry.run_id] for entry in entries]
 
     def _look_at(self, cluster: str, entries: Sequence[IndexEntry], remember: bool) -> list[RunView]:
+        until, away = self._away_until.get(cluster, (0.0, None))
         try:
+            if away is not None and time.monotonic() < until:
+                raise away
             reach, scheduler = self._reach(cluster, entries, remember)
             loaded = load_records(entries, reach)
             records = [record for record in loaded if isinstance(record, RunRecord)]
             seen = iter(observe_runs(records, reach.hands, scheduler, self._memory))
         except SchedulerError as error:
             self.unreachable[cluster] = error
+            if self.interval_s and error is not away:
+                self._away_until[cluster] = (time.monotonic() + AWAY_S, error)
             return [_last_seen(entry, f"{cluster} cannot be reached: {error.message}") for entry in entries]
         except LlmctlError as error:
             return [_unknown(entry, error.message) for entry in entries]

@@ -277,6 +277,32 @@ def test_a_cluster_out_of_reach_hides_no_other(cluster, tmp_path, capsys, monkey
     assert far["far-1"]["state"] == "running"
 
 
+def test_who_watches_does_not_wait_for_a_cluster_out_of_reach_at_every_look(cluster, monkeypatch, capsys):
+    made = cluster.run()
+    cluster.backend.says("queue", "17|RUNNING")
+    tries, now = [], [1000.0]
+
+    class Flaky(LocalTransport):
+        def read_parts(self, reads):
+            tries.append(now[0])
+            if now[0] < 1070:
+                raise SchedulerError("login: no route to host", transient=True)
+            leave(made.path / "attempts/1", "completed")
+            return LocalTransport.read_parts(reads)
+
+    def pass_time(_):
+        now[0] += 10
+
+    made.start_attempt()
+    hands = Flaky({"PATH": "/usr/bin:/bin"})
+    monkeypatch.setattr("llmctl.invocation.Invocation.connect", lambda *_: hands)
+    monkeypatch.setattr("llmctl.run_survey.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("llmctl.cli.status.time.sleep", pass_time)
+    assert main(["status", "--watch"]) == 0
+    assert sorted(set(tries)) == [1000, 1060, 1120]
+    assert "completed" in capsys.readouterr().out
+
+
 def test_a_cluster_whose_profile_is_gone_hides_no_other(cluster, tmp_path, capsys):
     made = make_run(tmp_path / "runs", "gone-1", cluster="gone").submit_to_queue("5")
     cluster.index.add(made.record)
