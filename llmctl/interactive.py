@@ -74,6 +74,7 @@ def new_session(invocation: Invocation, profile: ClusterProfile, flags: Sequence
         invocation.folders,
         _python(profile, invocation, container),
         on_cpu=not request.gpus_per_node,
+        resource_type=request.resource_type,
         env=tuple(_code_variables(invocation, profile, hands).items()),
         container=container,
     )
@@ -93,6 +94,7 @@ def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVi
         invocation.folders,
         _python(profile, invocation, container),
         on_cpu=visit.is_on_cpu or (profile.scheduler == "local" and not visible_gpus(invocation)),
+        resource_type=resource_type_of(JobSpec.from_plain(visit.record.job), profile),
         run_id=visit.record.run_id,
         run_dir=visit.record.run_dir,
         env=tuple(visit.variables.items()),

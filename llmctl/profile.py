@@ -5,7 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import Self
 
 from llmctl.backends import MODULES
@@ -28,6 +37,17 @@ def _seconds(value: Any) -> Any:
 
 Time = Annotated[int | None, BeforeValidator(_seconds)]
 """Seconds; files write them as ``H:M:S``."""
+
+
+def _variable_names(env: dict[str, str]) -> dict[str, str]:
+    wrong = next((name for name in env if not VARIABLE.fullmatch(name)), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong!r} cannot be the name of a variable")
+    return env
+
+
+Variables = Annotated[dict[str, str], AfterValidator(_variable_names)]
+"""Names and values of variables."""
 
 
 class _Part(BaseModel):
@@ -115,6 +135,8 @@ class ResourceType(_Part):
     """What one node costs for an hour, in the site's units."""
     options: tuple[str, ...] = ()
     """Further directives for jobs on this kind of node, each one line without the scheduler's prefix."""
+    env: Variables = {}
+    """Variables of jobs on this kind of node, over the cluster's."""
 
 
 class LimitsProfile(_Part):
@@ -230,7 +252,7 @@ class ClusterProfile(_Part):
     launch: LaunchProfile = LaunchProfile()
     container: ContainerProfile = ContainerProfile()
     cost: CostProfile = CostProfile()
-    env: dict[str, str] = {}
+    env: Variables = {}
     """Variables that every job gets."""
     stop_grace_s: int = Field(default=120, gt=0)
     """Seconds that a run gets to save once it has been told to stop."""
@@ -241,14 +263,6 @@ class ClusterProfile(_Part):
         if scheduler not in MODULES:
             raise ValueError(f"the schedulers are {', '.join(MODULES)}")
         return scheduler
-
-    @field_validator("env")
-    @classmethod
-    def _check_env(cls, env: dict[str, str]) -> dict[str, str]:
-        wrong = next((name for name in env if not VARIABLE.fullmatch(name)), None)
-        if wrong is not None:
-            raise ValueError(f"{wrong!r} cannot be the name of a variable")
-        return env
 
 
 def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> ClusterProfile:

@@ -92,7 +92,7 @@ def render(
     backend = load_backend(profile.scheduler)
     queue = load_queue_backend(profile.scheduler)
     on_cpu = not (place.gpus or request.gpus_per_node)
-    environment = job_environment(profile, on_cpu=on_cpu) | dict(job.env)
+    environment = job_environment(profile, request.resource_type, on_cpu=on_cpu) | dict(job.env)
     variables = {
         **_software(profile, folders),
         "version": __version__,
@@ -145,6 +145,7 @@ def interactive_script(
     python: str,
     *,
     on_cpu: bool,
+    resource_type: str | None = None,
     run_id: str | None = None,
     run_dir: Path | None = None,
     env: tuple[tuple[str, str], ...] = (),
@@ -157,12 +158,13 @@ def interactive_script(
         folders: the user's folders.
         python: the interpreter of the jobs.
         on_cpu: whether there are no GPUs.
+        resource_type: the kind of node; None where the site has none.
         run_id: of the run whose code and variables are wanted; None for none.
         run_dir: its directory.
         env: further variables, such as the run's own.
         container: what it runs in. With pyxis the text itself is run inside; the others it enters by itself.
     """
-    environment = job_environment(profile, on_cpu=on_cpu) | dict(env)
+    environment = job_environment(profile, resource_type, on_cpu=on_cpu) | dict(env)
     variables = {
         **_software(profile, folders),
         "container": container,
@@ -198,9 +200,11 @@ def job_python(profile: ClusterProfile, folders: UserFolders, own: str, *, in_co
     return str(expand_home(software.path, folders) / "bin/python") if software.path is not None else own
 
 
-def job_environment(profile: ClusterProfile, *, on_cpu: bool) -> dict[str, str]:
-    """Variables of every job of a cluster, the profile's own last."""
-    return {**(_CPU_ENVIRONMENT if on_cpu else {}), **profile.env}
+def job_environment(profile: ClusterProfile, resource_type: str | None, *, on_cpu: bool) -> dict[str, str]:
+    """Variables of every job on one kind of a cluster's nodes: the profile's own, and last those of that kind."""
+    kind = profile.resource_types.get(resource_type or "")
+    own = kind.env if kind is not None else {}
+    return {**(_CPU_ENVIRONMENT if on_cpu else {}), **profile.env, **own}
 
 
 def _cache_root(profile: ClusterProfile) -> str | None:

@@ -7,8 +7,10 @@ import pytest
 from llmctl.backends import load_backend
 from llmctl.cli.main import main
 from llmctl.cluster_setup import suggested_runs_root
+from llmctl.errors import ProfileError
 from llmctl.profile import load_profile, read_layer
 from llmctl.profile_origins import annotated_lines, origins
+from llmctl.render import interactive_script, job_environment
 from llmctl.resources import UserFolders, bundled
 
 PATHS = sorted(bundled("clusters").glob("*.yaml"))
@@ -168,3 +170,19 @@ def test_leonardos_qos_have_times_of_their_own(tmp_path, monkeypatch, capsys, fl
 def test_a_network_is_named_only_where_its_plugin_is_loaded(folders, name):
     profile = load_profile(folders, name)
     assert "NCCL_NET" not in profile.env or profile.environment.modules or profile.environment.setup
+
+
+def test_variables_go_by_the_kind_of_node(folders):
+    profile = load_profile(folders, "azure-nd")
+    old, new = (job_environment(profile, kind, on_cpu=False) for kind in ("nd-a100-v4", "nd-h100-v5"))
+    assert old["NCCL_TOPO_FILE"] == "/opt/microsoft/ndv4-topo.xml" and "NCCL_MIN_NCHANNELS" not in old
+    assert new["NCCL_TOPO_FILE"] == "/opt/microsoft/ndv5-topo.xml" and new["NCCL_MIN_NCHANNELS"] == "32"
+    script = interactive_script(profile, folders, "python3", on_cpu=False, resource_type="nd-a100-v4")
+    assert "ndv4-topo.xml" in script and "ndv5-topo.xml" not in script and "NCCL_SOCKET_IFNAME" in script
+
+
+def test_a_kind_of_node_has_no_variable_that_the_shell_cannot_name(folders):
+    folders.clusters.mkdir(parents=True)
+    (folders.clusters / "azure-nd.yaml").write_text("resource_types: {nd-a100-v4: {env: {A-B: x}}}\n")
+    with pytest.raises(ProfileError, match="'A-B' cannot be the name of a variable"):
+        load_profile(folders, "azure-nd")
