@@ -71,7 +71,7 @@ def jobs_before(invocation: Invocation, after: str, profile: ClusterProfile, *, 
             f"--after {after}: {entry.run_id} has no job to wait for; llmctl status {entry.run_id} says how it is"
         )
     backend = load_queue_backend(profile.scheduler)
-    remarks = ()
+    remarks: tuple[str, ...] = ()
     if not is_any and backend is not None and not backend.tells_ends_apart:
         remarks = (f"--after {after}: {profile.name} cannot tell how a job ended: this one starts however it ends",)
     return JobsBefore(tuple(job.job_id for job in jobs), is_any, remarks)
