@@ -94,7 +94,7 @@ def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVi
         invocation.folders,
         _python(profile, invocation, container),
         on_cpu=visit.is_on_cpu or (profile.scheduler == "local" and not visible_gpus(invocation)),
-        resource_type=resource_type_of(JobSpec.from_plain(visit.record.job), profile),
+        resource_type=visit.record.job.get("resource_type") or profile.defaults.resource_type,
         run_id=visit.record.run_id,
         run_dir=visit.record.run_dir,
         env=tuple(visit.variables.items()),
