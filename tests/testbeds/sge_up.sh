@@ -36,7 +36,7 @@ wait_for() {
 }
 
 # --- what the hosts share: names, files, the commands of a login node
-mkdir -p "$state"/{bin,conf,etc/profile.d,execd,nodes,root/default/common,spool/qmaster/job_scripts,spool/db}
+mkdir -p "$state"/{bin,conf,etc/profile.d,execd,jobs,nodes,root/default/common,spool/qmaster/job_scripts,spool/db}
 names=()
 for ((i = 1; i <= count; i++)); do names+=("$(printf 'g%04d' "$i")"); done
 {
@@ -165,6 +165,7 @@ tell_master() {
     configure -sq | sed -e 's|^qname .*|qname gpu|' -e 's|^hostlist .*|hostlist @allhosts|' \
         -e "s|^slots .*|slots $slots|" -e "s|^pe_list .*|pe_list $types|" -e 's|^load_thresholds .*|load_thresholds NONE|' \
         -e 's|^qtype .*|qtype BATCH INTERACTIVE|' -e "s|^starter_method .*|starter_method $site/starter.sh|" \
+        -e "s|^tmpdir .*|tmpdir $state/jobs|" \
         -e 's|^rerun .*|rerun FALSE|' >queue
     configure -Aq "$PWD/queue"
     for group in gaa50001 gaa50002; do
