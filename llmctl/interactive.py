@@ -164,7 +164,7 @@ def _request(invocation: Invocation, profile: ClusterProfile, flags: Sequence[Fl
         return JobRequest(profile, job_name=NAME, run_dir=root, gpus_per_node=len(visible_gpus(invocation)))
     check_group(job, profile, invocation.folders)
     check_container(resolved, job, profile, invocation.folders)
-    check_limits(resolved, job, profile)
+    check_limits(resolved, job, profile, is_interactive=True)
     ranks_per_node, gpus_per_node = size_of_node(resolved, job, profile, False)
     return build_request(
         job,

@@ -148,10 +148,14 @@ class LimitsProfile(_Part):
     time_by_nodes: tuple[tuple[int, Time], ...] = ()
     """(up to so many nodes, longest time): the first that is large enough counts."""
     queues: dict[str, "QueueLimits"] = {}
+    interactive: "QueueLimits | None" = None
+    """For ``llmctl interactive``, besides those of batch jobs."""
+    without_group: "QueueLimits | None" = None
+    """For whoever names no group, where the site lets that be tried."""
 
 
 class QueueLimits(_Part):
-    """Limits of one queue or partition, over the general ones."""
+    """Limits of one queue or partition, over the general ones; or of one way to ask."""
 
     max_nodes: int | None = Field(default=None, gt=0)
     max_time: Time = None

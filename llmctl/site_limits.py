@@ -15,7 +15,7 @@ _SIZE = ("job.nodes", "job.resource_type", "job.queue")
 _LENGTH = ("job.time", "job.nodes", "job.resource_type", "job.queue")
 
 
-def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> None:
+def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile, *, is_interactive: bool = False) -> None:
     """Refuse more nodes, time or node-hours than the site gives. A reservation goes by rules of its own.
 
     Raises:
@@ -34,7 +34,8 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> N
         )
     if job.reservation is not None:
         return
-    for limit, whose in _limits(job, profile, resource):
+    own_ways = _ways(job, profile, is_interactive=is_interactive)
+    for limit, whose in [*_limits(job, profile, resource), *own_ways]:
         _check_nodes(resolved, job, limit, whose)
         _check_time(resolved, job, profile, limit.max_time, whose)
         _check_node_hours(resolved, job, profile, limit, whose)
@@ -43,6 +44,16 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> N
         return  # such a queue does not go by the number of nodes
     longest = next((time for nodes, time in profile.limits.time_by_nodes if job.nodes <= nodes), None)
     _check_time(resolved, job, profile, longest, f"{profile.name} for {job.nodes} node{'s' if job.nodes > 1 else ''}")
+
+
+def _ways(job: JobSpec, profile: ClusterProfile, *, is_interactive: bool) -> list[tuple[_Limits, str]]:
+    """Limits of the way in which a job is asked for."""
+    found: list[tuple[_Limits, str]] = []
+    if is_interactive and profile.limits.interactive is not None:
+        found.append((profile.limits.interactive, f"interactive jobs on {profile.name}"))
+    if profile.limits.without_group is not None and not (job.group or profile.group):
+        found.append((profile.limits.without_group, f"jobs without a group on {profile.name}"))
+    return found
 
 
 def _check_priority(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> None:

@@ -186,3 +186,31 @@ def test_a_kind_of_node_has_no_variable_that_the_shell_cannot_name(folders):
     (folders.clusters / "azure-nd.yaml").write_text("resource_types: {nd-a100-v4: {env: {A-B: x}}}\n")
     with pytest.raises(ProfileError, match="'A-B' cannot be the name of a variable"):
         load_profile(folders, "azure-nd")
+
+
+WAYS = [
+    (
+        "interactive --cluster abci3 --nodes 2 --time 7:00:00",
+        "14 node-hours, above 12, the limit of interactive jobs on abci3",
+    ),
+    ("interactive --cluster abci3 --time 12:00:01", "above 12:00:00, the longest time of interactive jobs"),
+    ("interactive --cluster abci --nodes 33 --time 0:10:00", "33 nodes are above 32, the limit of interactive jobs"),
+    ("submit --cluster abci3 --nodes 2 --time 13:00:00 --dry-run", ""),
+    ("submit --cluster tsubame4 --time 0:10:01 --dry-run", "above 0:10:00, the longest time of jobs without a group"),
+    ("submit --cluster tsubame4 --nodes 3 --time 0:10:00 --dry-run", "3 nodes are above 2, the limit of jobs without"),
+    ("submit --cluster tsubame4 --group g --time 1:00:00 --dry-run", ""),
+]
+
+
+@pytest.mark.parametrize(("words", "refused"), WAYS, ids=[words for words, _ in WAYS])
+def test_the_way_in_which_a_job_is_asked_for_has_limits_of_its_own(tmp_path, monkeypatch, capsys, words, refused):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    if "abci" in words:
+        monkeypatch.setenv("LLMCTL_GROUP", "g")
+    folder = tmp_path / "config/llmctl/clusters"
+    folder.mkdir(parents=True)
+    (folder / "tsubame4.yaml").write_text("group_required: false\n")
+    code = main(words.split())
+    assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
