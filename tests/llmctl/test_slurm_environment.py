@@ -1,8 +1,10 @@
-"""What stands in the user's environment does not change what Slurm is told, nor what it prints."""
+"""What Slurm is told: the command line alone, no other cluster, and the cores that a visitor may have."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,12 @@ import pytest
 from llmctl.backends.base import JobRequest
 from llmctl.backends.slurm import SlurmBackend
 from llmctl.cli.main import main
+from llmctl.interactive import visit_session
+from llmctl.invocation import Invocation
+from llmctl.job import JobSpec
 from llmctl.profile import ClusterProfile
+from llmctl.run_visit import RunVisit, VisitedJob
+from tests.llmctl.run_directories import make_run
 
 Refused = Callable[[dict[str, object]], str]
 BACKEND = SlurmBackend()
@@ -67,6 +74,29 @@ def test_a_job_is_not_sent_where_nobody_finds_it_again(refused: Refused, option:
 
 def test_options_that_look_alike_are_taken(refused: Refused) -> None:
     assert refused({"options": ["--cluster-constraint=x", "--mem=0"]}) == ""
+
+
+@pytest.mark.parametrize(
+    ("job", "cores"),
+    [
+        ({}, 100),
+        ({"launcher": "srun"}, 96),
+        ({"launcher": "srun", "gpus_per_node": 3}, 99),
+        ({"resource_type": "x"}, None),
+    ],
+)
+def test_a_visitor_gets_the_cores_that_the_job_has_on_a_node(
+    tmp_path: Path, job: dict[str, object], cores: int | None
+) -> None:
+    kinds = {"gpu": {"gpus": 8, "cores": 100}}
+    values = {"name": "s", "scheduler": "slurm", "runs_root": "/runs", "resource_types": kinds}
+    profile = ClusterProfile(**values, defaults={"resource_type": "gpu"})  # type: ignore[arg-type]
+    made = make_run(tmp_path, "r", cluster="s")
+    record = replace(made.record, job=JobSpec.from_plain({"name": "r", **job}).as_plain())
+    invocation = Invocation.of(("llmctl",), ("true",), {"HOME": str(tmp_path)}, tmp_path)
+    argv = visit_session(invocation, profile, RunVisit(record, {}, place=VisitedJob("17", "n3"))).argv
+    asked = re.findall(r"--cpus-per-task=(\d+)", argv[-1])
+    assert asked == ([str(cores)] if cores is not None else [])
 
 
 @pytest.fixture
