@@ -71,7 +71,9 @@ class RunSurvey:
             self.unreachable[cluster] = error
             if self.interval_s and error is not away:
                 self._away_until[cluster] = (time.monotonic() + AWAY_S, error)
-            return [_last_seen(entry, f"{cluster} cannot be reached: {error.message}") for entry in entries]
+            # Told whole once, below all runs; a run's own line is one line.
+            why = f"{cluster} cannot be reached: {error.message.splitlines()[0]}"
+            return [_last_seen(entry, why) for entry in entries]
         except LlmctlError as error:
             return [_unknown(entry, error.message) for entry in entries]
         views, ended = [], []

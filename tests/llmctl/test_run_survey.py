@@ -261,7 +261,7 @@ def test_a_cluster_out_of_reach_hides_no_other(cluster, tmp_path, capsys, monkey
 
     class Unreachable(LocalTransport):
         def read_parts(self, _):
-            raise SchedulerError("login.away: no route to host", transient=True)
+            raise SchedulerError("login.away: no route to host\nis the VPN up?", transient=True)
 
     def connect(_, profile):
         return Unreachable({}) if profile.name == "away" else near
@@ -269,9 +269,9 @@ def test_a_cluster_out_of_reach_hides_no_other(cluster, tmp_path, capsys, monkey
     monkeypatch.setattr("llmctl.invocation.Invocation.connect", connect)
     found = documents(capsys)
     assert (found["demo-1"]["state"], found["far-1"]["state"]) == ("running", "running")
-    assert found["far-1"]["detail"].startswith(
-        "as seen 5 min ago; away cannot be reached: login.away: no route to host"
-    )
+    detail = found["far-1"]["detail"]
+    assert detail.startswith("as seen 5 min ago; away cannot be reached: login.away: no route to host")
+    assert "\n" not in detail
     assert away.index.find("far-1").last_state == "running"
     far = documents(capsys, "far-1", code=4)
     assert far["far-1"]["state"] == "running"
