@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from llmctl.backends import load_backend
 from llmctl.backends.base import JobRequest
@@ -88,6 +88,8 @@ def new_session(invocation: Invocation, profile: ClusterProfile, flags: Sequence
 def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVisit") -> Session:
     """A shell, or the command of the invocation, in the environment of a run, and beside it where it runs."""
     profile = settle_profile(profile, invocation)
+    if visit.place is not None:
+        check_ssh(visit.record.job, profile)
     container, remark = _container_of(visit, profile, invocation)
     script = interactive_script(
         profile,
@@ -114,6 +116,21 @@ def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVi
         inside = container if container is not None and container.runtime == "pyxis" else None
         argv = visiting(visit.place.job_id, visit.place.host, script, invocation.command, inside, cores=cores)
     return Session(hands, argv, _cwd(invocation, profile), remark)
+
+
+def check_ssh(job: Mapping[str, Any], profile: ClusterProfile) -> None:
+    """Refuse to visit nodes that the site keeps its users from.
+
+    Raises:
+        ProfileError: says which kind of node it is.
+    """
+    kind = job.get("resource_type") or profile.defaults.resource_type
+    resource = profile.resource_types.get(kind or "")
+    if resource is not None and not resource.ssh:
+        raise ProfileError(
+            f"ssh to nodes of {kind} is not offered on {profile.name}, and a run is visited by it\n"
+            f"llmctl interactive --cluster {profile.name} --resource-type {kind} asks for a node of its own"
+        )
 
 
 def _container_of(

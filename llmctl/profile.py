@@ -137,6 +137,8 @@ class ResourceType(_Part):
     """Further directives for jobs on this kind of node, each one line without the scheduler's prefix."""
     env: Variables = {}
     """Variables of jobs on this kind of node, over the cluster's."""
+    ssh: bool = True
+    """PBS: whether users reach the nodes of their own jobs by ssh, which ``interactive --run`` goes by."""
 
 
 class LimitsProfile(_Part):

@@ -8,6 +8,7 @@ from llmctl.backends import load_backend
 from llmctl.cli.main import main
 from llmctl.cluster_setup import suggested_runs_root
 from llmctl.errors import ProfileError
+from llmctl.interactive import check_ssh
 from llmctl.profile import load_profile, read_layer
 from llmctl.profile_origins import annotated_lines, origins
 from llmctl.render import interactive_script, job_environment
@@ -214,3 +215,10 @@ def test_the_way_in_which_a_job_is_asked_for_has_limits_of_its_own(tmp_path, mon
     (folder / "tsubame4.yaml").write_text("group_required: false\n")
     code = main(words.split())
     assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
+
+
+def test_nodes_that_ssh_does_not_lead_to_are_not_visited(folders):
+    profile = load_profile(folders, "abci3")
+    check_ssh({"resource_type": None}, profile)
+    with pytest.raises(ProfileError, match="ssh to nodes of rt_HG is not offered on abci3"):
+        check_ssh({"resource_type": "rt_HG"}, profile)
