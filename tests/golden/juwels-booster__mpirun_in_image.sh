@@ -44,15 +44,31 @@ list_hosts() {
     scontrol show hostnames "$SLURM_JOB_NODELIST"
 }
 
+# Of the steps of the job only ours, by its name: another may be a person's shell (llmctl interactive --run).
+tell_step() {
+    local steps id name
+    if ! steps=$(squeue --noheader --steps --jobs="$job_id" --format='%i|%j'); then
+        scancel --signal=TERM "$job_id"
+        return
+    fi
+    while IFS='|' read -r id name; do
+        if [[ $name == "$step_name" ]] && scancel --signal=TERM "$id"; then return; fi
+    done <<<"$steps"
+    # There is none yet.
+    kill -TERM "$pid"
+}
+
 # srun kills its step when it is told to end. So the ranks are told in its place, and srun only when that was not enough.
 run_step() {
-    local told= pid
-    trap 'if [[ -z $told ]]; then told=yes; scancel --signal=TERM "$job_id"; else kill -TERM "$pid"; fi' TERM
+    local told= pid= step_name=$run_id.$attempt
+    trap 'if [[ -n $told && -n $pid ]]; then kill -TERM "$pid"; else told=yes; [[ -z $pid ]] || tell_step; fi' TERM
     # In a process group of its own, since ours is told too.
     set -m
-    srun "$@" &
+    srun --job-name="$step_name" "$@" &
     pid=$!
     set +m
+    # Told before it was started.
+    if [[ -n $told ]]; then kill -TERM "$pid"; fi
     while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done
     wait "$pid"
 }
@@ -88,6 +104,13 @@ export_variables() {
     unset -v NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME
     export NCCL_SOCKET_IFNAME=ib0
     export GLOO_SOCKET_IFNAME=ib0
+    # Caches belong where the runs are: what a site names for them has more room than a home directory.
+    if [[ -z ${TRITON_CACHE_DIR-} ]]; then export TRITON_CACHE_DIR=/runs/.cache/triton; fi
+    if [[ -z ${TORCH_EXTENSIONS_DIR-} ]]; then export TORCH_EXTENSIONS_DIR=/runs/.cache/torch_extensions; fi
+    # Models that are there already, and a token beside them, go on to be found.
+    if [[ -z ${HF_HOME-}${XDG_CACHE_HOME-} && ! -d $HOME/.cache/huggingface ]]; then
+        export HF_HOME=/runs/.cache/huggingface
+    fi
     return 0
 }
 
@@ -163,6 +186,8 @@ leave() {
 cancel_grace_s=10
 failure_grace_s=10
 kill_grace_s=10
+# A warning of the time limit comes no more than this before our own timer: Slurm's is early by up to 60 s (sbatch(1)).
+early_warning_s=300
 signal=
 deadline=
 code=
@@ -208,8 +233,11 @@ on_signal() {
         return
     fi
     signal=$1
-    # Schedulers announce the end of the time by USR1 or USR2; what ends a job for any other reason is TERM.
-    if [[ $signal == USR? ]]; then is_timeout=yes; fi
+    # Schedulers announce the end of the time by USR1 or USR2; what ends a job for any other reason is TERM. Long before
+    # our own timer it is another job that takes the nodes (Slurm: send_user_signal), and this one may be started again.
+    if [[ $signal == USR? ]]; then
+        if ((stop_after_s > SECONDS + early_warning_s)); then signal=TERM; else is_timeout=yes; fi
+    fi
     if [[ -z $attempt_dir ]]; then return; fi
     touch "$attempt_dir/stop"
     deadline=$((SECONDS + stop_grace_s))
@@ -244,14 +272,21 @@ check_agents() {
 }
 
 wait_for_agents() {
-    local told=
+    local told= is_second=
     code=0
     while check_agents; ((${#agents[@]} > 0)); do
         if ((stop_after_s > 0 && SECONDS >= stop_after_s)) && [[ -z $signal ]]; then
             echo "llmctl: told to stop at the time limit, after $stop_after_s s" >&2
             on_signal USR1
         fi
-        # A cancel may come as a file alone: from another machine, or after the run had been told to stop.
+        # A cancel may come as a file alone: from another machine, or after the run had been told to stop. Opening the
+        # folder makes a network file system look again, which remembers for a minute that a file was not there.
+        if [[ -n $is_second ]]; then
+            : "$attempt_dir"/canc*
+            is_second=
+        else
+            is_second=yes
+        fi
         if [[ -z $is_cancelled && -e $attempt_dir/cancel ]]; then
             if [[ -z $signal ]]; then on_signal TERM; else read_cancel; fi
         fi
@@ -276,7 +311,12 @@ read_secrets() {
     local name value
     while IFS= read -r -d '' name && IFS= read -r -d '' value; do
         secrets+=("$name=$value")
-    done </home/ada/.local/state/llmctl/secrets/gpt.1 || { echo "llmctl: the file of the secrets is gone; submit again" >&2; exit 1; }
+    done </runs/.secrets/gpt-261121-101500-ab12.1 || {
+        local folder=/runs/.secrets/gpt-261121-101500-ab12.1
+        echo "llmctl: $HOSTNAME has no file of the secrets. Nodes must see ${folder%/*}: is runs_root on a file system that" \
+            "they share? If they do, it was removed when the job ended before: submit again" >&2
+        exit 1
+    }
 }
 
 # Becomes the command that follows the first --; before it stand further variables, as NAME=VALUE.
@@ -323,22 +363,48 @@ choose_rendezvous() {
 container=(apptainer exec --bind /runs/gpt-261121-101500-ab12:/runs/gpt-261121-101500-ab12 --bind /p:/p --nv )
 container_options=()
 
+# What the tools keep for the next time and what they unpack on the way goes beside the images FOLDER: both are tens of GB,
+# by default in the home directory and in /tmp.
+keep_beside_images() {
+    local cache=$1/.cache.$UID scratch=${TMPDIR:-/tmp}
+    if [[ $scratch == /tmp* ]]; then scratch=$cache/tmp; fi
+    mkdir -p "$cache/tmp"
+    # It takes the old names where the new ones are not set.
+    export APPTAINER_CACHEDIR="${APPTAINER_CACHEDIR:-${SINGULARITY_CACHEDIR:-$cache}}"
+    export APPTAINER_TMPDIR="${APPTAINER_TMPDIR:-${SINGULARITY_TMPDIR:-$scratch}}"
+}
+
 prepare_container() {
-    # Fetched once into a shared folder, not once per node; whoever comes second waits for the first.
-    local shared=/runs/.images/nvcr.io+nvidia+pytorch+25.09-py3.sif
+    if ! command -v apptainer >/dev/null; then
+        echo "llmctl: "apptainer" is not there on $HOSTNAME; add its module to environment.modules of the profile" >&2
+        return 1
+    fi
+    # Fetched once into a shared folder, not once per node; whichever of a user's jobs comes second waits for the first.
+    # The lock and what is not finished are each user's own: the folder may be that of a group.
+    local shared=/runs/.images/nvcr.io+nvidia+pytorch+25.09-py3.sif own
+    own=$shared.$UID
     if [[ ! -e $shared ]]; then
         mkdir -p "${shared%/*}" || return 1
         echo "llmctl: importing "'nvcr.io#nvidia/pytorch:25.09-py3'" to $shared" >&2
         (
             flock 8
             if [[ -e $shared ]]; then exit 0; fi
+            keep_beside_images "${shared%/*}"
             # Aside and renamed: half an image is never found. The tools refuse to write to a file that is there.
-            rm -f "$shared.new"
-            apptainer pull "$shared.new" docker://nvcr.io/nvidia/pytorch:25.09-py3 >&2 && mv "$shared.new" "$shared"
-        ) 8>"$shared.lock" 9>&- || { echo "llmctl: "'nvcr.io#nvidia/pytorch:25.09-py3'" cannot be imported" >&2; return 1; }
+            rm -f "$own.new"
+            apptainer pull "$own.new" docker://nvcr.io/nvidia/pytorch:25.09-py3 >&2 || exit 1
+            # Another user may have been faster; versions of mv differ in what they say to that.
+            mv -n "$own.new" "$shared"
+            rm -f "$own.new"
+            [[ -e $shared ]]
+        ) 8>"$own.lock" 9>&- || { echo "llmctl: "'nvcr.io#nvidia/pytorch:25.09-py3'" cannot be imported" >&2; return 1; }
     fi
-    container+=(/runs/.images/nvcr.io+nvidia+pytorch+25.09-py3.sif)
     return 0
+}
+
+# Called where the container starts, not before: the launcher has set the variables of the rank by then.
+complete_container() {
+    container+=(/runs/.images/nvcr.io+nvidia+pytorch+25.09-py3.sif)
 }
 
 write_hostfile() {
@@ -385,7 +451,7 @@ start_ranks() {
     local inside=(bash "$attempt_dir/job.sh")
     local meeting=("$attempt" "${master_addr:--}" "${master_port:--}")
     prepare_container || exit 1
-    inside=("${container[@]}" "${inside[@]}")
+    inside=("${inside[@]}" enter "$attempt" "${inside[@]}")
     started=yes
     # PATH and LD_LIBRARY_PATH are never carried whole: ssh has none, Grid Engine drops the second.
     local names=(PATH LD_LIBRARY_PATH LLMCTL_ENVIRONMENT) name options=()
@@ -397,6 +463,15 @@ start_ranks() {
     start_agent mpirun -np $((nodes * per_node)) -map-by "ppr:$per_node:node" -bind-to none \
         -hostfile "$attempt_dir/hostfile" "${options[@]}" \
         "${inside[@]}" "$mode" "${meeting[@]}"
+}
+
+# ATTEMPT COMMAND...: becomes the command, in the container.
+enter_container() {
+    attempt=$1
+    shift
+    if [[ ${LLMCTL_ENVIRONMENT-} != "$run_id.$attempt" ]]; then load_environment || exit 1; fi
+    complete_container
+    exec "${container[@]}" "$@"
 }
 
 # What node and rank have in common: ATTEMPT ADDRESS PORT, and the number of this node.
@@ -437,8 +512,27 @@ run_rank() {
 
 leave_job() {
     # A job that the scheduler takes back and starts again needs its secrets again; llmctl removes them when it has ended.
-    if [[ $signal != TERM || -n $is_cancelled ]]; then rm -f /home/ada/.local/state/llmctl/secrets/gpt.1; fi
+    if [[ $signal != TERM || -n $is_cancelled ]]; then rm -f /runs/.secrets/gpt-261121-101500-ab12.1; fi
     leave
+}
+
+# A submission is one job, settled by ln: a scheduler whose answer was lost may have been given it twice. A job that is
+# started again keeps its id; one that comes after a later submission comes too late.
+claim_submission() {
+    local claims=$run_dir/attempts/.submission owner later
+    mkdir -p "$run_dir/attempts" || exit 1
+    ln -sn -- "$job_id" "$claims-$submission" 2>/dev/null
+    owner=$(readlink "$claims-$submission")
+    if [[ -n $owner && $owner != "$job_id" ]]; then
+        echo "llmctl: job $owner is submission $submission of $run_id already; job $job_id starts nothing" >&2
+        exit 1
+    fi
+    for later in "$claims"-*; do
+        if ((${later##*-} > submission)); then
+            echo "llmctl: $run_id was submitted again since (submission ${later##*-}); job $job_id starts nothing" >&2
+            exit 1
+        fi
+    done
 }
 
 run_job() {
@@ -449,6 +543,7 @@ run_job() {
     trap 'on_signal USR2' USR2
     cd "$run_dir" || exit 1
     find_job
+    claim_submission
     new_attempt
     trap leave_job EXIT
     load_environment || exit 1
@@ -462,6 +557,7 @@ run_job() {
 
 case ${1-} in
     node) shift && run_node "$@" ;;
+    enter) shift && enter_container "$@" ;;
     rank) shift && run_rank "$@" ;;
     *) run_job ;;
 esac

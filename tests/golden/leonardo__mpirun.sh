@@ -44,15 +44,31 @@ list_hosts() {
     scontrol show hostnames "$SLURM_JOB_NODELIST"
 }
 
+# Of the steps of the job only ours, by its name: another may be a person's shell (llmctl interactive --run).
+tell_step() {
+    local steps id name
+    if ! steps=$(squeue --noheader --steps --jobs="$job_id" --format='%i|%j'); then
+        scancel --signal=TERM "$job_id"
+        return
+    fi
+    while IFS='|' read -r id name; do
+        if [[ $name == "$step_name" ]] && scancel --signal=TERM "$id"; then return; fi
+    done <<<"$steps"
+    # There is none yet.
+    kill -TERM "$pid"
+}
+
 # srun kills its step when it is told to end. So the ranks are told in its place, and srun only when that was not enough.
 run_step() {
-    local told= pid
-    trap 'if [[ -z $told ]]; then told=yes; scancel --signal=TERM "$job_id"; else kill -TERM "$pid"; fi' TERM
+    local told= pid= step_name=$run_id.$attempt
+    trap 'if [[ -n $told && -n $pid ]]; then kill -TERM "$pid"; else told=yes; [[ -z $pid ]] || tell_step; fi' TERM
     # In a process group of its own, since ours is told too.
     set -m
-    srun "$@" &
+    srun --job-name="$step_name" "$@" &
     pid=$!
     set +m
+    # Told before it was started.
+    if [[ -n $told ]]; then kill -TERM "$pid"; fi
     while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done
     wait "$pid"
 }
@@ -76,6 +92,14 @@ export_variables() {
     export NCCL_SOCKET_IFNAME=ib0
     export GLOO_SOCKET_IFNAME=ib0
     export HF_HUB_OFFLINE=1
+    # Caches belong where the runs are: what a site names for them has more room than a home directory.
+    if [[ /runs/.cache == "$HOME"/* ]]; then return 0; fi
+    if [[ -z ${TRITON_CACHE_DIR-} ]]; then export TRITON_CACHE_DIR=/runs/.cache/triton; fi
+    if [[ -z ${TORCH_EXTENSIONS_DIR-} ]]; then export TORCH_EXTENSIONS_DIR=/runs/.cache/torch_extensions; fi
+    # Models that are there already, and a token beside them, go on to be found.
+    if [[ -z ${HF_HOME-}${XDG_CACHE_HOME-} && ! -d $HOME/.cache/huggingface ]]; then
+        export HF_HOME=/runs/.cache/huggingface
+    fi
     return 0
 }
 
@@ -151,6 +175,8 @@ leave() {
 cancel_grace_s=10
 failure_grace_s=10
 kill_grace_s=10
+# A warning of the time limit comes no more than this before our own timer: Slurm's is early by up to 60 s (sbatch(1)).
+early_warning_s=300
 signal=
 deadline=
 code=
@@ -196,8 +222,11 @@ on_signal() {
         return
     fi
     signal=$1
-    # Schedulers announce the end of the time by USR1 or USR2; what ends a job for any other reason is TERM.
-    if [[ $signal == USR? ]]; then is_timeout=yes; fi
+    # Schedulers announce the end of the time by USR1 or USR2; what ends a job for any other reason is TERM. Long before
+    # our own timer it is another job that takes the nodes (Slurm: send_user_signal), and this one may be started again.
+    if [[ $signal == USR? ]]; then
+        if ((stop_after_s > SECONDS + early_warning_s)); then signal=TERM; else is_timeout=yes; fi
+    fi
     if [[ -z $attempt_dir ]]; then return; fi
     touch "$attempt_dir/stop"
     deadline=$((SECONDS + stop_grace_s))
@@ -232,14 +261,21 @@ check_agents() {
 }
 
 wait_for_agents() {
-    local told=
+    local told= is_second=
     code=0
     while check_agents; ((${#agents[@]} > 0)); do
         if ((stop_after_s > 0 && SECONDS >= stop_after_s)) && [[ -z $signal ]]; then
             echo "llmctl: told to stop at the time limit, after $stop_after_s s" >&2
             on_signal USR1
         fi
-        # A cancel may come as a file alone: from another machine, or after the run had been told to stop.
+        # A cancel may come as a file alone: from another machine, or after the run had been told to stop. Opening the
+        # folder makes a network file system look again, which remembers for a minute that a file was not there.
+        if [[ -n $is_second ]]; then
+            : "$attempt_dir"/canc*
+            is_second=
+        else
+            is_second=yes
+        fi
         if [[ -z $is_cancelled && -e $attempt_dir/cancel ]]; then
             if [[ -z $signal ]]; then on_signal TERM; else read_cancel; fi
         fi
@@ -264,7 +300,12 @@ read_secrets() {
     local name value
     while IFS= read -r -d '' name && IFS= read -r -d '' value; do
         secrets+=("$name=$value")
-    done </home/ada/.local/state/llmctl/secrets/gpt.1 || { echo "llmctl: the file of the secrets is gone; submit again" >&2; exit 1; }
+    done </runs/.secrets/gpt-261121-101500-ab12.1 || {
+        local folder=/runs/.secrets/gpt-261121-101500-ab12.1
+        echo "llmctl: $HOSTNAME has no file of the secrets. Nodes must see ${folder%/*}: is runs_root on a file system that" \
+            "they share? If they do, it was removed when the job ended before: submit again" >&2
+        exit 1
+    }
 }
 
 # Becomes the command that follows the first --; before it stand further variables, as NAME=VALUE.
@@ -384,8 +425,27 @@ run_rank() {
 
 leave_job() {
     # A job that the scheduler takes back and starts again needs its secrets again; llmctl removes them when it has ended.
-    if [[ $signal != TERM || -n $is_cancelled ]]; then rm -f /home/ada/.local/state/llmctl/secrets/gpt.1; fi
+    if [[ $signal != TERM || -n $is_cancelled ]]; then rm -f /runs/.secrets/gpt-261121-101500-ab12.1; fi
     leave
+}
+
+# A submission is one job, settled by ln: a scheduler whose answer was lost may have been given it twice. A job that is
+# started again keeps its id; one that comes after a later submission comes too late.
+claim_submission() {
+    local claims=$run_dir/attempts/.submission owner later
+    mkdir -p "$run_dir/attempts" || exit 1
+    ln -sn -- "$job_id" "$claims-$submission" 2>/dev/null
+    owner=$(readlink "$claims-$submission")
+    if [[ -n $owner && $owner != "$job_id" ]]; then
+        echo "llmctl: job $owner is submission $submission of $run_id already; job $job_id starts nothing" >&2
+        exit 1
+    fi
+    for later in "$claims"-*; do
+        if ((${later##*-} > submission)); then
+            echo "llmctl: $run_id was submitted again since (submission ${later##*-}); job $job_id starts nothing" >&2
+            exit 1
+        fi
+    done
 }
 
 run_job() {
@@ -396,6 +456,7 @@ run_job() {
     trap 'on_signal USR2' USR2
     cd "$run_dir" || exit 1
     find_job
+    claim_submission
     new_attempt
     trap leave_job EXIT
     load_environment || exit 1

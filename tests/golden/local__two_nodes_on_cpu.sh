@@ -103,6 +103,8 @@ leave() {
 cancel_grace_s=10
 failure_grace_s=10
 kill_grace_s=10
+# A warning of the time limit comes no more than this before our own timer: Slurm's is early by up to 60 s (sbatch(1)).
+early_warning_s=300
 signal=
 deadline=
 code=
@@ -148,8 +150,11 @@ on_signal() {
         return
     fi
     signal=$1
-    # Schedulers announce the end of the time by USR1 or USR2; what ends a job for any other reason is TERM.
-    if [[ $signal == USR? ]]; then is_timeout=yes; fi
+    # Schedulers announce the end of the time by USR1 or USR2; what ends a job for any other reason is TERM. Long before
+    # our own timer it is another job that takes the nodes (Slurm: send_user_signal), and this one may be started again.
+    if [[ $signal == USR? ]]; then
+        if ((stop_after_s > SECONDS + early_warning_s)); then signal=TERM; else is_timeout=yes; fi
+    fi
     if [[ -z $attempt_dir ]]; then return; fi
     touch "$attempt_dir/stop"
     deadline=$((SECONDS + stop_grace_s))
@@ -184,14 +189,21 @@ check_agents() {
 }
 
 wait_for_agents() {
-    local told=
+    local told= is_second=
     code=0
     while check_agents; ((${#agents[@]} > 0)); do
         if ((stop_after_s > 0 && SECONDS >= stop_after_s)) && [[ -z $signal ]]; then
             echo "llmctl: told to stop at the time limit, after $stop_after_s s" >&2
             on_signal USR1
         fi
-        # A cancel may come as a file alone: from another machine, or after the run had been told to stop.
+        # A cancel may come as a file alone: from another machine, or after the run had been told to stop. Opening the
+        # folder makes a network file system look again, which remembers for a minute that a file was not there.
+        if [[ -n $is_second ]]; then
+            : "$attempt_dir"/canc*
+            is_second=
+        else
+            is_second=yes
+        fi
         if [[ -z $is_cancelled && -e $attempt_dir/cancel ]]; then
             if [[ -z $signal ]]; then on_signal TERM; else read_cancel; fi
         fi

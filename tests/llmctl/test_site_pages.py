@@ -124,7 +124,7 @@ TELLING = {
     "aws-p5": ["#SBATCH --wait-all-nodes=1", "FI_PROVIDER=efa", "^docker,lo,veth,eth"],
     "coreweave": ["#SBATCH --distribution=block:block", "NCCL_IB_HCA=ibp", "--no-container-remap-root"],
     "azure-nd": ["/opt/microsoft/ndv5-topo.xml", "--partition=hpc"],
-    "perlmutter": ["#SBATCH --constraint=gpu", "#SBATCH --qos=regular", "NCCL_NET_GDR_LEVEL=PHB", "#SBATCH --account=GROUP"],
+    "perlmutter": ["#SBATCH --constraint=gpu", "#SBATCH --qos=regular", "NCCL_NET_GDR_LEVEL=PHB"],
     "lumi": ["#SBATCH --partition=standard-g", "NCCL_SOCKET_IFNAME=hsn", "singularity exec", "--rocm"],
     "frontier": ["#SBATCH --network=disable_rdzv_get", "FI_CXI_RDZV_PROTO=alt_read", "--cpus-per-task=7"],
     "leonardo": ["#SBATCH --partition=boost_usr_prod", "ib0", "HF_HUB_OFFLINE=1"],
