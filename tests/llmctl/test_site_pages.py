@@ -108,7 +108,7 @@ def test_no_page_names_a_flag_that_no_command_has():
             known |= {option for parameter in command.params for option in parameter.opts}
     foreign = {"--time", "--index-url", "--exclusive", "--mem", "--wait-all-nodes", "--auto-resume", "--network"}
     foreign |= {"--container", "--gpu-bind", "--target", "--document-name", "--parameters", "--constraint", "--qos"}
-    foreign |= {"--version", "--force"}
+    foreign |= {"--version", "--force", "--clusters"}
     for page in PAGES.glob("*.md"):
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")):
             assert flag in known | foreign, f"{page.name}: {flag}"
