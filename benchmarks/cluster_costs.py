@@ -144,7 +144,7 @@ def cpu_of_dry_run(site: Site, runs: int) -> list[str]:
         "-s",
         "slurm",
         "-cfg",
-        f"partition=gpu,job_dir={site.home}",
+        "partition=gpu",
     ]
     lines = ["| command | 8 nodes | 512 nodes |", "|---|---|---|"]
     commands: dict[str, list[list[str]]] = {
