@@ -392,7 +392,7 @@ start_ranks() {
         "${inside[@]}" "$mode" "${meeting[@]}"
 }
 
-# What node and rank have in common: ATTEMPT ADDRESS PORT, and the number of this node.
+# What node and rank have in common: ATTEMPT ADDRESS PORT, the number of this node, and that of this process.
 enter_node() {
     attempt=$1 master_addr=${2#-} master_port=${3#-}
     local node=$4
@@ -413,7 +413,7 @@ rank_of_launcher() {
 run_node() {
     local node=${4:-}
     if [[ -z $node ]]; then node=$(rank_of_launcher); fi
-    enter_node "$1" "$2" "$3" "$node"
+    enter_node "$1" "$2" "$3" "$node" "$node"
     set -- "$python" -m torch.distributed.run --nnodes "$nodes" --node-rank "$node" --nproc-per-node "$ranks_per_node" \
         --master-addr "$master_addr" --master-port "$master_port" --rdzv-id "$run_id.$attempt" --max-restarts 0 \
         --log-dir "$attempt_dir/torchrun" -m trainer pretrain --config "$run_dir/config.yaml"
@@ -422,8 +422,10 @@ run_node() {
 }
 
 run_rank() {
-    local node=$(($(rank_of_launcher) / ranks_per_node))
-    enter_node "$1" "$2" "$3" "$node"
+    local rank node
+    rank=$(rank_of_launcher)
+    node=$((rank / ranks_per_node))
+    enter_node "$1" "$2" "$3" "$node" "$rank"
     become MASTER_ADDR="$master_addr" MASTER_PORT="$master_port" NODE_RANK="$node" \
         LLMCTL_GPUS_PER_NODE=8 -- "$python" -m trainer pretrain --config "$run_dir/config.yaml"
 }

@@ -410,7 +410,7 @@ meet() {
     master_addr= master_port=
 }
 
-# The Python of the job is inside the container: there the first node finds the meeting point and publishes it.
+# The Python of the job is inside the container: there the first process finds the meeting point and publishes it.
 meet_inside() {
     local file=$attempt_dir/rendezvous deadline=$((SECONDS + 600))
     if (($1 == 0)); then
@@ -446,14 +446,14 @@ enter_container() {
     exec "${container[@]}" "$@"
 }
 
-# What node and rank have in common: ATTEMPT ADDRESS PORT, and the number of this node.
+# What node and rank have in common: ATTEMPT ADDRESS PORT, the number of this node, and that of this process.
 enter_node() {
     attempt=$1 master_addr=${2#-} master_port=${3#-}
     local node=$4
     attempt_dir=$run_dir/attempts/$attempt
     exec >>"$attempt_dir/$(printf 'node-%05d.log' "$node")" 2>&1 </dev/null
     read_secrets
-    if [[ -z $master_port ]]; then meet_inside "$node"; fi
+    if [[ -z $master_port ]]; then meet_inside "$5"; fi
     cd "$run_dir/code" || exit 1
 }
 
@@ -467,7 +467,7 @@ rank_of_launcher() {
 run_node() {
     local node=${4:-}
     if [[ -z $node ]]; then node=$(rank_of_launcher); fi
-    enter_node "$1" "$2" "$3" "$node"
+    enter_node "$1" "$2" "$3" "$node" "$node"
     set -- "$python" -m torch.distributed.run --nnodes "$nodes" --node-rank "$node" --nproc-per-node "$ranks_per_node" \
         --master-addr "$master_addr" --master-port "$master_port" --rdzv-id "$run_id.$attempt" --max-restarts 0 \
         --log-dir "$attempt_dir/torchrun" -m trainer pretrain --config "$run_dir/config.yaml"

@@ -4,7 +4,8 @@ import subprocess
 from pathlib import Path
 
 from llmctl.job import JobSpec
-from tests.llmctl.script_cases import CASES, render_case
+from tests.llmctl.script_cases import CASES, IMAGE, RUN_ID, render_case
+from tests.llmctl.test_scripts_run import PYTHON
 
 
 def traced(script: str, lines: str, folder: Path) -> list[str]:
@@ -39,3 +40,25 @@ def test_a_node_that_does_not_see_the_secrets_says_which_folder_it_must_see(tmp_
     done = subprocess.run(["bash", tmp_path / "s.sh"], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     assert "Nodes must see /runs/.secrets: is runs_root on a file system that they share?" in done.stderr
+
+
+def test_all_ranks_in_an_image_meet_where_the_first_one_says(tmp_path):
+    """The Python that finds a free port is inside the image, where every rank begins at the same time."""
+    case = next(case for case in CASES if str(case) == "slurm-pyxis__srun_in_image")
+    profile = case.profile().model_copy(update={"runs_root": str(tmp_path)})
+    job = JobSpec(name="gpt", nodes=2, launcher="srun", container=IMAGE)
+    rendered = render_case(profile, job, python=PYTHON)
+    attempt = tmp_path / RUN_ID / "attempts/1"
+    for folder in (attempt, tmp_path / RUN_ID / "code", tmp_path / "records"):
+        folder.mkdir(parents=True)
+    (attempt / "job.sh").write_text(rendered.script)
+    (attempt / "hostfile").write_text("node1 slots=8\nnode2 slots=8\n")
+    environ = {"PATH": "/usr/bin:/bin", "LLMCTL_RECORD": str(tmp_path / "records"), "SLURM_STEP_ID": "0"}
+    argv = ["bash", attempt / "job.sh", "rank", "1", "-", "-"]
+    # The first rank begins last.
+    ranks = [subprocess.Popen(argv, env={**environ, "SLURM_PROCID": str(rank)}) for rank in (9, 1, 2, 0)]
+    assert [rank.wait(timeout=60) for rank in ranks] == [0] * 4
+    found = [path.read_bytes().split(b"\0") for path in (tmp_path / "records").glob("environment.*")]
+    assert len(found) == 4
+    (port,) = {word for words in found for word in words if word.startswith(b"MASTER_PORT=")}
+    assert (tmp_path / "records/.port").read_text().split() == [port.decode().partition("=")[2]]
