@@ -20,6 +20,7 @@ from llmctl.job_state import JobState
 from llmctl.log_choice import LogChoice, ranks_of_errors
 from llmctl.logs import LogFollower, LogLine, rank_logs
 from llmctl.metrics_reader import MetricsReader
+from llmctl.queue_reader import INTERVAL_S
 from llmctl.run_observer import observe_run
 from llmctl.run_record import RunRecord
 from llmctl.run_view import RunView
@@ -30,8 +31,6 @@ REMOTE_POLL_S = (1.0, 3.0)
 """The same over a connection: as long as lines come, and at most, when none do."""
 STATE_EVERY = 4
 """Looks at the log for one look at the run's state."""
-SCHEDULER_INTERVAL_S = 30.0
-"""Between two questions to a scheduler."""
 RECONNECT_S = (1.0, 30.0)
 """Before a lost connection is tried again: at first, and at most."""
 SETTLE_S = 3.0
@@ -112,7 +111,7 @@ class _Session:
     ) -> None:
         self._record = record
         self._hands = hands
-        self._scheduler = SchedulerWatch(backend, hands, interval_s=SCHEDULER_INTERVAL_S) if backend else None
+        self._scheduler = SchedulerWatch(backend, hands, interval_s=INTERVAL_S) if backend else None
         self._choice = choice
         if len(record.submissions) > 1 and "job" not in offsets:
             # job.log goes on over submissions: what earlier ones left there is not this one's.

@@ -18,6 +18,8 @@ TIMEOUT_S = 90.0
 """Above the minute for which Slurm's clients themselves try to reach a controller whose configuration is wrong."""
 PATIENCE_S = 8.0
 """Clients that have tried for this long by themselves are not asked again (Slurm's do for MessageTimeout, 10 s)."""
+INTERVAL_S = 40.0
+"""Between two questions of whoever looks again and again: at most two in any minute, for a scheduler that many ask."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from llmctl.durations import clock, spoken
 from llmctl.errors import SchedulerError, UsageError
 from llmctl.invocation import Invocation
 from llmctl.job_state import JobState
+from llmctl.queue_reader import INTERVAL_S
 from llmctl.run_record import IndexEntry
 from llmctl.run_survey import RunSurvey, has_finished
 from llmctl.run_view import RunView
@@ -24,8 +25,6 @@ RECENT = 10
 """Finished runs that are shown without --all."""
 WATCH_INTERVAL_S = 2.0
 """Between two looks at the files of the runs."""
-SCHEDULER_INTERVAL_S = 30.0
-"""Between two questions to a scheduler, which many users ask."""
 WIDE = 100
 """Columns of a terminal on which the table can be airy."""
 COLUMNS = ("RUN", "CLUSTER", "STATE", "TRY", "ITERATION", "LOSS", "TOKENS/S", "MFU", "ETA", "AGE")
@@ -65,7 +64,7 @@ def status(
         raise UsageError("--watch: --json writes one document; leave one of the two out")
     invocation: Invocation = context.obj
     entries, more = _select(invocation, runs or [], cluster, every)
-    survey = RunSurvey(invocation, interval_s=SCHEDULER_INTERVAL_S if watch else 0.0)
+    survey = RunSurvey(invocation, interval_s=INTERVAL_S if watch else 0.0)
     if watch:
         _watch(survey, entries, remember=not runs)
     else:
