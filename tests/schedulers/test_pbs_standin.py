@@ -157,7 +157,7 @@ def test_cancel_lets_every_node_save(site):
 
 
 def test_the_time_limit_is_told_before_it_comes(site):
-    run_id = site.submit("--nodes", "1", "--time", "0:00:09", command=["sleep", "60"])
+    run_id = site.submit("--nodes", "1", "--time", "0:00:20", command=["sleep", "60"])
     view = site.wait(run_id, "timeout", "failed", "completed")
     assert view["state"] == "timeout"
     assert (site.runs / run_id / "attempts" / "1" / "exit.json").exists()
