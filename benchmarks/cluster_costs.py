@@ -306,7 +306,7 @@ def main() -> None:
             f"# What clusters cost, {today}",
             "",
             f"Stand-in scheduler; Python {platform.python_version()}, {platform.platform()}, TorchX 0.7.0, NeMo-Run "
-            f"0.11.1 (leptonai 0.26.7), load average {os.getloadavg()[0]:.1f}.",
+            f"0.11.1 (leptonai 0.26.7), load average {os.getloadavg()[0]:.1f} at the start.",
         ]
         for title, measure in parts:
             lines += ["", f"## {title}", "", *measure()]
