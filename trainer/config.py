@@ -9,251 +9,43 @@ A value's own range stands on its field; relations between keys and to the size 
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import ValidationError, model_validator
 from typing_extensions import Self
 
 from trainer.config_checks import check_relations, check_world_size
 from trainer.config_error import ConfigError
+from trainer.config_sections import (
+    CheckpointConfig,
+    DataConfig,
+    JobConfig,
+    LoggingConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    Section,
+    TrainingConfig,
+)
+from trainer.pipeline.placement import Placement
 
 __all__ = [
+    "CheckpointConfig",
     "ConfigError",
+    "DataConfig",
+    "JobConfig",
+    "LoggingConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
     "TrainConfig",
+    "TrainingConfig",
     "build_config",
     "known_keys",
     "load_config",
     "read_yaml",
     "unknown_key_problem",
 ]
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused, NaN and infinity refused."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _check_plain_value(cls, value: Any, info: ValidationInfo) -> Any:
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, str) and annotation == list[str]:
-            return [value]
-        # YAML's true is Python's 1: a switch where a number belongs is a slip of the pen, not a one.
-        if isinstance(value, bool) and annotation is not bool and not isinstance(annotation, type(Section)):
-            raise ValueError("a number or a name belongs here, not a switch")
-        return value
-
-
-class JobConfig(Section):
-    """What ``llmctl submit`` asks the cluster for. The trainer itself reads none of it."""
-
-    name: str | None = None
-    nodes: PositiveInt = 1
-    gpus_per_node: PositiveInt | None = None
-    time: str | None = None
-    group: str | None = None
-    resource_type: str | None = None
-    queue: str | None = None
-    reservation: str | None = None
-    priority: int | None = None
-    container: str | None = None
-    mounts: list[str] = []
-    launcher: Literal["torchrun", "srun", "mpirun"] | None = None
-    env: dict[str, str] = {}
-    secrets: list[str] = []
-    code: list[str] = []
-
-
-class ModelConfig(Section):
-    """Shape of a decoder-only transformer."""
-
-    num_layers: PositiveInt
-    hidden_size: PositiveInt
-    num_attention_heads: PositiveInt
-    ffn_hidden_size: PositiveInt | None = None
-    """Unset: 4 x hidden_size, or with swiglu the 64-multiple below 8/3 x hidden_size, as in Megatron-LM."""
-    kv_channels: PositiveInt | None = None
-    """Width of one head. Unset: hidden_size / num_attention_heads."""
-    group_query_attention: bool = False
-    num_query_groups: PositiveInt | None = None
-    """Number of key/value heads. Setting it switches group_query_attention on."""
-    max_position_embeddings: PositiveInt | None = None
-    """Unset: training.seq_length."""
-    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
-    rotary_base: PositiveFloat = 10000.0
-    rotary_percent: float = Field(1.0, gt=0.0, le=1.0)
-    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
-    norm_epsilon: PositiveFloat = 1e-5
-    swiglu: bool = False
-    openai_gelu: bool = False
-    """GeLU by its tanh approximation, as in the published GPT-2 weights (gelu_new). Unset: the exact GeLU."""
-    disable_bias_linear: bool = False
-    add_qkv_bias: bool = False
-    untie_embeddings_and_output_weights: bool = False
-    attention_dropout: float = Field(0.1, ge=0.0, lt=1.0)
-    hidden_dropout: float = Field(0.1, ge=0.0, lt=1.0)
-    init_method_std: PositiveFloat = 0.02
-    vocab_size: PositiveInt | None = None
-    """Unset: the tokenizer's, as the data's manifest states it. With NullTokenizer: how many numbers it takes; the
-    model then knows one token more, which ends documents."""
-    make_vocab_size_divisible_by: PositiveInt = 128
-
-    @property
-    def ffn_size(self) -> int:
-        """Width of the feed-forward layer, with the default filled in."""
-        if self.ffn_hidden_size is not None:
-            return self.ffn_hidden_size
-        return int(self.hidden_size * 8 / 3) // 64 * 64 or 64 if self.swiglu else 4 * self.hidden_size
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.kv_channels or self.hidden_size // self.num_attention_heads
-
-    @property
-    def query_groups(self) -> int:
-        """Number of key/value heads."""
-        return self.num_query_groups or self.num_attention_heads
-
-    def padded_vocab_size(self, vocab_size: int, tp: int) -> int:
-        """Rows of the embedding table: ``vocab_size`` rounded up so that each of ``tp`` ranks holds as many.
-
-        The added rows never take part in the loss (see trainer.tensor_parallel.cross_entropy), so that the loss does
-        not depend on how far a layout makes us round.
-        """
-        multiple = self.make_vocab_size_divisible_by * tp
-        return -(-vocab_size // multiple) * multiple
-
-
-class ParallelConfig(Section):
-    """How the job's ranks are divided: world size = tp x pp x dp."""
-
-    tensor_model_parallel_size: PositiveInt = 1
-    pipeline_model_parallel_size: PositiveInt = 1
-    sequence_parallel: bool = False
-    """Shard the activations between tensor-parallel regions along the sequence. Without effect when tp is 1."""
-    overlap_grad_reduce: bool = True
-    """Start reducing a gradient bucket as soon as backward has filled it."""
-    ddp_bucket_size: PositiveInt | None = None
-    """Elements per gradient bucket. Unset: max(40 million, 1 million x dp), as in Megatron-LM."""
-    distributed_timeout_minutes: PositiveFloat = 10.0
-
-
-class TrainingConfig(Section):
-    """Batch sizes, length, precision and evaluation."""
-
-    train_iters: NonNegativeInt
-    seq_length: PositiveInt
-    micro_batch_size: PositiveInt = 1
-    global_batch_size: PositiveInt | None = None
-    """Samples per iteration. Unset: micro_batch_size x dp, so that it fits any number of nodes."""
-    bf16: bool = False
-    fp16: bool = False
-    loss_scale: PositiveFloat | None = None
-    """Constant fp16 loss scale. Unset: dynamic."""
-    initial_loss_scale: PositiveFloat = 2.0**32
-    min_loss_scale: PositiveFloat = 1.0
-    loss_scale_window: PositiveInt = 1000
-    hysteresis: PositiveInt = 2
-    seed: NonNegativeInt = 1234
-    eval_interval: PositiveInt = 1000
-    eval_iters: NonNegativeInt = 100
-    """Iterations of one evaluation; 0 evaluates never."""
-    exit_interval: PositiveInt | None = None
-    """Save and leave when the iteration is a multiple of this."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    deterministic_mode: bool = False
-
-
-class OptimizerConfig(Section):
-    """Optimizer, learning rate and clipping."""
-
-    optimizer: Literal["adam", "sgd"] = "adam"
-    lr: PositiveFloat
-    min_lr: NonNegativeFloat = 0.0
-    lr_decay_style: Literal["constant", "linear", "cosine"] = "linear"
-    lr_decay_iters: PositiveInt | None = None
-    """Unset: training.train_iters."""
-    lr_warmup_iters: NonNegativeInt = 0
-    lr_warmup_fraction: float | None = Field(None, ge=0.0, le=1.0)
-    """Warmup as a share of lr_decay_iters; instead of lr_warmup_iters."""
-    lr_warmup_init: NonNegativeFloat = 0.0
-    weight_decay: NonNegativeFloat = 0.01
-    adam_beta1: float = Field(0.9, ge=0.0, lt=1.0)
-    adam_beta2: float = Field(0.999, ge=0.0, lt=1.0)
-    adam_eps: PositiveFloat = 1e-8
-    sgd_momentum: float = Field(0.9, ge=0.0, lt=1.0)
-    clip_grad: NonNegativeFloat = 1.0
-    """Largest norm of the whole model's gradient; 0 clips never."""
-
-
-class DataConfig(Section):
-    """Where the tokens come from."""
-
-    data_path: list[str] = []
-    """Prefixes of Megatron .bin/.idx pairs, divided into train, valid and test by ``split``. One prefix at present."""
-    train_data_path: list[str] = []
-    valid_data_path: list[str] = []
-    split: str = "969,30,1"
-    mock_data: bool = False
-    """Train on a generated, learnable token stream, so that a cluster can be tried without any data."""
-    tokenizer_type: Literal["HuggingFaceTokenizer", "NullTokenizer"] = "HuggingFaceTokenizer"
-    tokenizer_model: str | None = None
-    """A tokenizer.json, or a folder that holds one. Not needed where the data's manifest or vocab_size tells all."""
-    eod_mask_loss: bool = False
-    data_cache_path: str | None = None
-    """Folder for index caches. Unset: ``cache`` beside the data, or in the run directory when that is read-only."""
-
-    @field_validator("tokenizer_type", mode="before")
-    @classmethod
-    def _check_tokenizer_type(cls, value: Any) -> Any:
-        if value not in ("HuggingFaceTokenizer", "NullTokenizer"):
-            raise ValueError(
-                "convert the tokenizer to a tokenizer.json for HuggingFaceTokenizer, or use NullTokenizer; data that "
-                "is tokenized already needs neither tokenizer key, but model.vocab_size"
-            )
-        return value
-
-
-class CheckpointConfig(Section):
-    """Where checkpoints go and come from."""
-
-    save: str | None = None
-    """Unset: ``checkpoints`` in the run directory; without one, nothing is saved."""
-    load: str | None = None
-    """Start from the latest checkpoint found here, unless ``save`` already holds one of this very run."""
-    save_interval: PositiveInt | None = None
-    """Iterations between checkpoints. Unset: only at the end."""
-    keep_last: PositiveInt | None = None
-    """Delete all but the newest N checkpoints. Unset: keep all."""
-    finetune: bool = False
-    """Take only the weights from ``load``: iteration, optimizer, data position and RNG start anew."""
-    no_load_optim: bool = False
-    no_load_rng: bool = False
-    no_save_optim: bool = False
-
-
-class LoggingConfig(Section):
-    """What is written while the run goes on."""
-
-    log_interval: PositiveInt = 1
-    peak_tflops: PositiveFloat | None = None
-    """Peak of one device in TFLOP/s that MFU is measured against. Unset: known for the GPU found, else no MFU."""
 
 
 class TrainConfig(Section):
@@ -275,7 +67,35 @@ class TrainConfig(Section):
 
     def data_parallel_size(self, world_size: int) -> int:
         """Number of model replicas among ``world_size`` ranks."""
-        return world_size // (self.parallel.tensor_model_parallel_size * self.parallel.pipeline_model_parallel_size)
+        parallel = self.parallel
+        return world_size // (
+            parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+        )
+
+    @property
+    def virtual_stages_per_rank(self) -> int:
+        """Chunks of the model that each rank of the pipeline holds."""
+        parallel = self.parallel
+        if parallel.pipeline_schedule == "zb-v":
+            return 2
+        if parallel.num_layers_per_virtual_pipeline_stage is not None:
+            per_rank = self.model.num_layers // parallel.pipeline_model_parallel_size
+            return max(1, per_rank // parallel.num_layers_per_virtual_pipeline_stage)
+        return parallel.num_virtual_stages_per_pipeline_rank or 1
+
+    @property
+    def pipeline_schedule(self) -> str:
+        """Name of the pipeline schedule, with the default filled in."""
+        return self.parallel.pipeline_schedule or ("interleaved" if self.virtual_stages_per_rank > 1 else "1f1b")
+
+    @property
+    def placement(self) -> Placement:
+        """Which virtual stages each rank of the pipeline holds."""
+        chunks = self.virtual_stages_per_rank
+        pp = self.parallel.pipeline_model_parallel_size
+        if self.pipeline_schedule == "zb-v":
+            return Placement("v", pp, chunks)
+        return Placement("loop" if chunks > 1 else "one", pp, chunks)
 
     def global_batch_size(self, dp: int) -> int:
         """Samples per iteration over all ``dp`` replicas."""

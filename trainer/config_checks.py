@@ -33,7 +33,7 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
         ConfigError: names the numbers and the nearest that fit.
     """
     tp, pp = config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size
-    if world_size % (tp * pp):
+    if world_size % (tp * pp * config.parallel.context_parallel_size):
         raise ConfigError(
             "parallel.tensor_model_parallel_size",
             f"TP {tp} x PP {pp} = {tp * pp} does not divide the world size {world_size}; nearest layouts that fit: "

@@ -125,9 +125,9 @@ class TrainingLoop:
         return stops > 0.0
 
     def _own_loss(self, loss: torch.Tensor) -> float:
-        # Every tp rank of the last stage has the same sum; one of them speaks for the replica.
+        # Every tp rank of the last stage has the same sum; one of them speaks for their part of the batch.
         mesh = self.model.mesh
-        return float(loss.item()) if mesh.is_last_stage and mesh.tp_rank == 0 else 0.0
+        return float(loss.item()) if mesh.computes_loss and mesh.tp_rank == 0 else 0.0
 
     def _count(self, outcome: StepOutcome, loss_sum: float, valid_tokens: int) -> None:
         progress, samples = self.progress, self.config.global_batch_size(self.model.mesh.dp)

@@ -62,12 +62,6 @@ _REPORTING = "metrics.jsonl and the log always carry it"
 _WANDB = "metrics go to metrics.jsonl in the run directory; nothing is sent to Weights & Biases"
 
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
-    "use-distributed-optimizer": WithoutEffect(
-        "every replica keeps the whole optimizer state here; the same numbers, with more memory"
-    ),
-    "overlap-param-gather": WithoutEffect("parameters are not gathered, since every replica keeps them whole"),
-    "context-parallel-size": WithoutEffect("1 means no context parallelism", 1, only=("1",)),
-    "expert-model-parallel-size": WithoutEffect("1 means no expert parallelism", 1, only=("1",)),
     "distributed-backend": WithoutEffect(
         "follows from the device: nccl on GPUs, gloo on CPU", 1, only=("nccl", "gloo")
     ),
@@ -89,7 +83,6 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "accumulate-allreduce-grads-in-fp32": WithoutEffect("gradients are always accumulated and reduced in fp32"),
     "no-query-key-layer-scaling": WithoutEffect("scores are never scaled by the layer's number"),
     "recompute-activations": WithoutEffect(_SELECTIVE),
-    "recompute-granularity": WithoutEffect(_SELECTIVE, 1, only=("selective",)),
     "use-cpu-initialization": WithoutEffect("weights are always drawn on the CPU, so that every layout starts alike"),
     "fp8-amax-compute-algo": WithoutEffect(_FP8_DETAIL, 1),
     "fp8-amax-history-len": WithoutEffect(_FP8_DETAIL, 1),
@@ -130,11 +123,6 @@ REFUSED: dict[str, str] = {
     "fp8-hybrid": "fp8 training is not available; leave out the --fp8 flags and train with --bf16",
     "fp8-e4m3": "fp8 training is not available; leave out the --fp8 flags and train with --bf16",
     "use-z-loss": "the z-loss is not available, and without it the loss is another one; drop it to train without",
-    "num-layers-per-virtual-pipeline-stage": "interleaved schedules are not available; leave it out for 1F1B",
-    "recompute-method": _RECOMPUTE,
-    "recompute-num-layers": _RECOMPUTE,
-    "num-experts": _EXPERTS,
-    "moe-router-topk": _EXPERTS,
     "train-samples": _SAMPLES,
     "lr-decay-samples": _SAMPLES,
     "lr-warmup-samples": _SAMPLES,
@@ -143,8 +131,6 @@ REFUSED: dict[str, str] = {
     "merge-file": _VOCABULARY,
     "squared-relu": "the activations are GeLU, its tanh form (--openai-gelu) and SwiGLU (--swiglu); choose one of them",
     "qk-layernorm": "queries and keys are not normalised here; leave it out",
-    "reset-position-ids": "positions run over the whole sequence; leave it out",
-    "reset-attention-mask": "attention sees the whole sequence, across documents; leave it out",
     "test-data-path": "there is no test phase; give --train-data-path and --valid-data-path",
     "per-split-data-args-path": "give --train-data-path and --valid-data-path",
     "pretrained-checkpoint": "give the folder as --load together with --finetune",

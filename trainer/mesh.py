@@ -1,14 +1,15 @@
-"""ParallelMesh: which rank sits where on the axes tp, dp and pp, and the process groups of each axis.
+"""ParallelMesh: which rank sits where on the axes tp, cp, dp and pp, and the process groups of each axis.
 
-Rank order: tp fastest, then dp, then pp (Megatron-LM's ``tp-cp-ep-dp-pp``), so that the ranks that talk most share a
-node: Narayanan et al. 2021 (arXiv:2104.04473), Takeaway #1. The mesh is arithmetic only; ``build_process_groups``
-talks.
+Rank order: tp fastest, then cp, dp, pp (Megatron-LM's ``tp-cp-ep-dp-pp``), so that the ranks that talk most share a
+node: Narayanan et al. 2021 (arXiv:2104.04473), Takeaway #1. Experts are divided over groups of neighbours within
+dp x cp; what is left of dp x cp holds copies of the same experts. The mesh is arithmetic only;
+``build_process_groups`` talks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """The axis sizes of a job and this rank's place among them."""
+    """The axis sizes of a job and this rank's place among them.
+
+    Attributes:
+        ep: ranks of dp x cp that share the experts of a layer.
+        kv_copies: tensor-parallel ranks in a row that hold the same key and value heads; above 1 where tp exceeds
+            their number.
+        loss_pp_rank: place on the pipeline axis of the rank that holds the LM head, counted from the end as in a
+            sequence; -1 is the last.
+    """
 
     tp: int
     pp: int
     dp: int
     rank: int
+    cp: int = 1
+    ep: int = 1
+    kv_copies: int = 1
+    loss_pp_rank: int = -1
 
     @classmethod
     def build(cls, config: TrainConfig, rank: int, world_size: int) -> Self:
@@ -36,17 +49,22 @@ class ParallelMesh:
             ConfigError: the layout or the batch size does not fit the world size.
         """
         config.check_world_size(world_size)
+        parallel = config.parallel
         return cls(
-            tp=config.parallel.tensor_model_parallel_size,
-            pp=config.parallel.pipeline_model_parallel_size,
+            tp=parallel.tensor_model_parallel_size,
+            pp=parallel.pipeline_model_parallel_size,
             dp=config.data_parallel_size(world_size),
+            cp=parallel.context_parallel_size,
+            ep=parallel.expert_model_parallel_size,
+            kv_copies=max(1, parallel.tensor_model_parallel_size // config.model.query_groups),
+            loss_pp_rank=config.placement.last_rank - parallel.pipeline_model_parallel_size,
             rank=rank,
         )
 
     @property
     def world_size(self) -> int:
         """Number of ranks on the mesh."""
-        return self.tp * self.pp * self.dp
+        return self.tp * self.cp * self.dp * self.pp
 
     @property
     def tp_rank(self) -> int:
@@ -54,14 +72,44 @@ class ParallelMesh:
         return self.rank % self.tp
 
     @property
+    def cp_rank(self) -> int:
+        """Place on the context-parallel axis: which part of each sequence."""
+        return self.rank // self.tp % self.cp
+
+    @property
     def dp_rank(self) -> int:
         """Place on the data-parallel axis: which replica."""
-        return self.rank // self.tp % self.dp
+        return self.rank // (self.tp * self.cp) % self.dp
 
     @property
     def pp_rank(self) -> int:
-        """Place on the pipeline axis: which stage."""
-        return self.rank // (self.tp * self.dp)
+        """Place on the pipeline axis."""
+        return self.rank // (self.tp * self.cp * self.dp)
+
+    @property
+    def data_size(self) -> int:
+        """Ranks that hold the same dense parameters: dp x cp."""
+        return self.dp * self.cp
+
+    @property
+    def data_rank(self) -> int:
+        """Place among the ranks that hold the same dense parameters; cp is fastest."""
+        return self.cp_rank + self.cp * self.dp_rank
+
+    @property
+    def ep_rank(self) -> int:
+        """Place among the ranks that share the experts of a layer."""
+        return self.data_rank % self.ep
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.data_size // self.ep
+
+    @property
+    def expert_dp_rank(self) -> int:
+        """Place among the ranks that hold the same experts."""
+        return self.data_rank // self.ep
 
     @property
     def is_first_stage(self) -> bool:
@@ -69,71 +117,101 @@ class ParallelMesh:
         return self.pp_rank == 0
 
     @property
-    def is_last_stage(self) -> bool:
+    def computes_loss(self) -> bool:
         """Whether this rank holds the LM head and computes the loss."""
-        return self.pp_rank == self.pp - 1
+        return self.pp_rank - self.pp == self.loss_pp_rank
 
-    def rank_at(self, *, tp_rank: int, dp_rank: int, pp_rank: int) -> int:
+    def rank_at(self, *, tp_rank: int, dp_rank: int, pp_rank: int, cp_rank: int = 0) -> int:
         """The rank with these coordinates."""
-        return tp_rank + self.tp * (dp_rank + self.dp * pp_rank)
+        return tp_rank + self.tp * (cp_rank + self.cp * (dp_rank + self.dp * pp_rank))
 
     def at(self, rank: int) -> ParallelMesh:
         """The same mesh seen from another rank."""
-        return ParallelMesh(tp=self.tp, pp=self.pp, dp=self.dp, rank=rank)
+        return replace(self, rank=rank)
 
     @property
     def tp_ranks(self) -> tuple[int, ...]:
         """Ranks that hold the other slices of this rank's tensors, itself included."""
-        return tuple(
-            self.rank_at(tp_rank=tp_rank, dp_rank=self.dp_rank, pp_rank=self.pp_rank) for tp_rank in range(self.tp)
-        )
+        first = self.rank - self.tp_rank
+        return tuple(range(first, first + self.tp))
 
     @property
-    def dp_ranks(self) -> tuple[int, ...]:
-        """Ranks that hold the same parameters as this one, itself included."""
-        return tuple(
-            self.rank_at(tp_rank=self.tp_rank, dp_rank=dp_rank, pp_rank=self.pp_rank) for dp_rank in range(self.dp)
-        )
+    def kv_ranks(self) -> tuple[int, ...]:
+        """Ranks of the tp group that hold the same key and value heads as this one, itself included."""
+        first = self.rank - self.tp_rank % self.kv_copies
+        return tuple(range(first, first + self.kv_copies))
+
+    @property
+    def cp_ranks(self) -> tuple[int, ...]:
+        """Ranks that hold the other parts of this rank's sequences, itself included."""
+        return tuple(self.rank + self.tp * (place - self.cp_rank) for place in range(self.cp))
+
+    @property
+    def dp_cp_ranks(self) -> tuple[int, ...]:
+        """Ranks that hold the same dense parameters as this one, itself included."""
+        return self._data_ranks(range(self.data_size))
+
+    @property
+    def ep_ranks(self) -> tuple[int, ...]:
+        """Ranks that share the experts of a layer with this one, itself included."""
+        first = self.data_rank - self.ep_rank
+        return self._data_ranks(range(first, first + self.ep))
+
+    @property
+    def expert_dp_ranks(self) -> tuple[int, ...]:
+        """Ranks that hold the same experts as this one, itself included."""
+        return self._data_ranks(range(self.ep_rank, self.data_size, self.ep))
+
+    def _data_ranks(self, places: range) -> tuple[int, ...]:
+        return tuple(self.rank + self.tp * (place - self.data_rank) for place in places)
 
     @property
     def pp_ranks(self) -> tuple[int, ...]:
         """Ranks of this rank's pipeline, first stage first."""
-        return tuple(
-            self.rank_at(tp_rank=self.tp_rank, dp_rank=self.dp_rank, pp_rank=pp_rank) for pp_rank in range(self.pp)
-        )
+        step = self.tp * self.cp * self.dp
+        return tuple(self.rank + step * (place - self.pp_rank) for place in range(self.pp))
 
     @property
     def embedding_ranks(self) -> tuple[int, ...]:
-        """First and last rank of this rank's pipeline: they share a tied embedding."""
-        return tuple(dict.fromkeys((self.pp_ranks[0], self.pp_ranks[-1])))
-
-    @property
-    def model_parallel_ranks(self) -> tuple[int, ...]:
-        """Ranks that together hold one replica of the model (tp x pp)."""
-        return tuple(
-            self.rank_at(tp_rank=tp_rank, dp_rank=self.dp_rank, pp_rank=pp_rank)
-            for pp_rank in range(self.pp)
-            for tp_rank in range(self.tp)
-        )
+        """The ranks of this rank's pipeline with embedding and LM head: they share a tied table."""
+        return tuple(dict.fromkeys((self.pp_ranks[0], self.pp_ranks[self.loss_pp_rank])))
 
     def describe(self, rank: int) -> str:
-        """A rank with its coordinates, for people: ``rank 5 (pp 1, dp 0, tp 1)``."""
+        """A rank with its coordinates, for people: ``rank 5 (pp 1, dp 0, tp 1)``; cp and ep where there are any."""
         place = self.at(rank)
-        return f"rank {rank} (pp {place.pp_rank}, dp {place.dp_rank}, tp {place.tp_rank})"
+        coordinates = [f"pp {place.pp_rank}", f"dp {place.dp_rank}"]
+        coordinates += [f"cp {place.cp_rank}"] if self.cp > 1 else []
+        coordinates += [f"tp {place.tp_rank}"]
+        coordinates += [f"ep {place.ep_rank}"] if self.ep > 1 else []
+        return f"rank {rank} ({', '.join(coordinates)})"
 
 
 @dataclass(frozen=True)
 class ProcessGroups:
     """This rank's group on each axis; None where it would hold this rank alone, and callers skip the collective.
 
-    ``embedding`` is None on the stages between the first and the last too.
+    Attributes:
+        tp: slices of the same tensors.
+        kv: part of tp that holds the same key and value heads.
+        cp: parts of the same sequences.
+        dp_cp: copies of the same dense parameters: what their gradients are summed over.
+        ep: parts of the same layers' experts.
+        expert_dp: copies of the same experts: what their gradients are summed over.
+        pp: the pipeline; messages to later ranks, and with gloo all.
+        pp_up: the pipeline again, for messages to earlier ranks, so that on a backend without tags a send never
+            queues behind a receive. The same group as ``pp`` with gloo.
+        embedding: the two ranks of the pipeline that share a tied table; None on the ranks between.
     """
 
     tp: dist.ProcessGroup | None = None
+    kv: dist.ProcessGroup | None = None
+    cp: dist.ProcessGroup | None = None
+    dp_cp: dist.ProcessGroup | None = None
+    ep: dist.ProcessGroup | None = None
+    expert_dp: dist.ProcessGroup | None = None
     pp: dist.ProcessGroup | None = None
-    dp: dist.ProcessGroup | None = None
+    pp_up: dist.ProcessGroup | None = None
     embedding: dist.ProcessGroup | None = None
-    model_parallel: dist.ProcessGroup | None = None
 
 
 def build_process_groups(mesh: ParallelMesh, timeout: timedelta, ranks: Sequence[int] | None = None) -> ProcessGroups:
@@ -151,18 +229,24 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta, ranks: Sequence
     if len(places) != mesh.world_size or len(set(places)) != len(places):
         raise ValueError(f"a mesh of {mesh.world_size} ranks cannot lie on the ranks {places}")
     this_rank = dist.get_rank()
+    has_tags = dist.get_backend() == "gloo"
     mine: dict[str, dist.ProcessGroup] = {}
-    for axis, members in _axis_groups(mesh):
+    for axis, members in _axis_groups(mesh, has_tags):
         group_ranks = [places[member] for member in members]
         # Every rank creates every group: new_group is collective over the default group, members or not.
         group = dist.new_group(group_ranks, timeout=timeout)
         if this_rank in group_ranks:
             mine[axis] = group
+    if has_tags and "pp" in mine:
+        mine["pp_up"] = mine["pp"]
     return ProcessGroups(**mine)
 
 
-def _axis_groups(mesh: ParallelMesh) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _axis_groups(mesh: ParallelMesh, has_tags: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Axis and members of every group with more than one member, once each, in one order on all ranks."""
-    for axis in ("tp", "pp", "dp", "embedding", "model_parallel"):
-        groups = dict.fromkeys(getattr(mesh.at(rank), f"{axis}_ranks") for rank in range(mesh.world_size))
+    for axis in (field.name for field in fields(ProcessGroups)):
+        if axis == "pp_up" and has_tags:
+            continue
+        attribute = "pp_ranks" if axis == "pp_up" else f"{axis}_ranks"
+        groups = dict.fromkeys(getattr(mesh.at(rank), attribute) for rank in range(mesh.world_size))
         yield from ((axis, members) for members in groups if len(members) > 1)

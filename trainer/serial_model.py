@@ -61,7 +61,7 @@ def load_serial_model(path: Path, device: torch.device | None = None) -> SerialM
     mesh = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
     model = build_model(config, metadata.vocab_size, mesh, ProcessGroups(), device)
     load_weights(checkpoint, model)
-    model.stage.eval()
+    model.chunks[0].eval()
     return SerialModel(model, config, metadata.vocab_size, checkpoint, metadata.iteration, device)
 
 

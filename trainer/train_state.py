@@ -1,4 +1,4 @@
-"""ParallelModel: this rank's stage of the model, joined with the buffers that its gradients go to."""
+"""ParallelModel: this rank's part of the model, joined with the store that its gradients go to."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainer.axes import ParallelAxes
 from trainer.data_parallel.gradient_buckets import GradientBuckets
 from trainer.models.gpt import GPTStage
 from trainer.parameters import ParameterBuilder, ParameterLayout
-from trainer.pipeline.stage import layers_of_stage
-from trainer.tensor_parallel.collectives import TensorParallel
+from trainer.pipeline.placement import Placement
+from trainer.planning.stage_partition import partition_layers
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig, TrainingConfig
+    from trainer.data_parallel.pieces import GradientStore
     from trainer.mesh import ParallelMesh, ProcessGroups
 
 
@@ -23,13 +25,18 @@ if TYPE_CHECKING:
 class ParallelModel:
     """What one rank holds of the model, and how to complete it. Names are global names, in order of use in forward."""
 
-    stage: GPTStage
+    chunks: tuple[GPTStage, ...]
+    """This rank's virtual stages, in order of the forward pass."""
+    placement: Placement
+    schedule: str
+    """Name of the pipeline schedule."""
+    axes: ParallelAxes
     mesh: ParallelMesh
     groups: ProcessGroups
     layouts: dict[str, ParameterLayout]
     """Of this rank's parameters only."""
     parameters: dict[str, nn.Parameter]
-    gradients: GradientBuckets
+    gradients: GradientStore
 
 
 def build_model(
@@ -46,20 +53,41 @@ def build_model(
         groups: its process groups.
         device: where the parameters live.
     """
-    sequence_parallel = config.parallel.sequence_parallel and mesh.tp > 1
     builder = ParameterBuilder(
         seed=config.training.seed,
-        tp=mesh.tp,
-        tp_rank=mesh.tp_rank,
-        sequence_parallel=sequence_parallel,
+        mesh=mesh,
+        sequence_parallel=config.parallel.sequence_parallel,
         dtype=parameter_dtype(config.training),
         device=device,
     )
-    layers = layers_of_stage(config.model.num_layers, mesh.pp, mesh.pp_rank)
-    stage = GPTStage(config, vocab_size, layers, builder, TensorParallel.build(mesh, groups, sequence_parallel))
-    gradients = GradientBuckets(builder.parameters, builder.layouts, groups, config.parallel, mesh.dp)
-    gradients.connect(stage)
-    return ParallelModel(stage, mesh, groups, builder.layouts, builder.parameters, gradients)
+    axes = ParallelAxes.build(config, mesh, groups)
+    placement, layers = config.placement, partition_layers(config, vocab_size)
+    own = [placement.virtual_stage(mesh.pp_rank, chunk) for chunk in range(placement.chunks)]
+    chunks = tuple(
+        GPTStage(
+            config,
+            vocab_size,
+            layers[number],
+            builder,
+            axes,
+            is_first=number == 0,
+            is_last=number == placement.num_virtual_stages - 1,
+        )
+        for number in own
+    )
+    gradients = GradientBuckets(builder.parameters, builder.layouts, mesh, groups, config.parallel)
+    gradients.connect(chunks)
+    return ParallelModel(
+        chunks=chunks,
+        placement=placement,
+        schedule=config.pipeline_schedule,
+        axes=axes,
+        mesh=mesh,
+        groups=groups,
+        layouts=builder.layouts,
+        parameters=builder.parameters,
+        gradients=gradients,
+    )
 
 
 def parameter_dtype(training: TrainingConfig) -> torch.dtype:

@@ -105,7 +105,7 @@ def load(model: ParallelModel, work: Workload) -> None:
         layout = model.layouts[name]
         whole = whole_weight(name, work, weights)
         padding = whole.new_zeros((layout.global_shape[0] - whole.shape[0], *whole.shape[1:]))
-        parameter.copy_(layout.shard(torch.cat((whole, padding)), model.mesh.tp, model.mesh.tp_rank))
+        parameter.copy_(layout.shard(torch.cat((whole, padding)), model.mesh))
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def main() -> None:
         )
         outcome = optimizer.step(LEARNING_RATE)
         assert outcome.grad_norm is not None
-        meter.step(loss_sum / work.tokens_per_step if mesh.is_last_stage else None, outcome.grad_norm)
+        meter.step(loss_sum / work.tokens_per_step if mesh.computes_loss else None, outcome.grad_norm)
     meter.write(llmctl.__version__)
     if world > 1:
         dist.destroy_process_group()

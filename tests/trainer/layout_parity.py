@@ -246,7 +246,7 @@ def disturb_vectors(model: ParallelModel) -> None:
     for name, layout in model.layouts.items():
         if not layout.decay:
             noise = torch.randn(layout.global_shape, generator=seeded_generator("cpu", "noise", name)) * 0.1
-            model.parameters[name] += layout.shard(noise, model.mesh.tp, model.mesh.tp_rank)
+            model.parameters[name] += layout.shard(noise, model.mesh)
 
 
 def valid_tokens(case: Case, iteration: int) -> int:
@@ -269,9 +269,9 @@ def assemble(case: Case, reports: list[Report]) -> Outcome:
     assert len({tuple(report.grad_norms) for report in reports}) == 1, "ranks disagree about the gradient's norm"
     sums = np.zeros(case.iterations)
     for report in reports:
-        if report.mesh.is_last_stage and report.mesh.tp_rank == 0:
+        if report.mesh.computes_loss and report.mesh.tp_rank == 0:
             sums += report.loss_sums
-        elif not report.mesh.is_last_stage:
+        elif not report.mesh.computes_loss:
             assert not any(report.loss_sums), "a loss on a stage without head"
     tokens = [valid_tokens(case, iteration) for iteration in range(case.iterations)]
     norms = [norm for norm in reports[0].grad_norms if norm is not None]

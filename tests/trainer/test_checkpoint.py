@@ -77,7 +77,7 @@ def wholes(model, seed):
         rows = layout.valid_rows or layout.global_shape[0]
         whole = torch.zeros(layout.global_shape)
         whole[:rows] = torch.randn((rows, *layout.global_shape[1:]), generator=generator)
-        yield name, layout.shard(whole, model.mesh.tp, model.mesh.tp_rank)
+        yield name, layout.shard(whole, model.mesh)
 
 
 def step(model, optimizer, seed):
@@ -162,12 +162,12 @@ def load_across_precisions(_rank, _world_size, folder):
     low, low_optimizer = build(config_of(training={"bf16": True}), 0, 1)
     load_training_state(checkpoint_path(folder / "low", 2), low, low_optimizer)
     for name, master in low_optimizer.tensors()["master"].items():
-        assert torch.equal(full.parameters[name], master)
+        assert torch.equal(full.parameters[name].view(-1), master)
     load_training_state(checkpoint_path(folder / "full", 2), low, low_optimizer)
     load_weights(checkpoint_path(folder / "full", 2), full)
     for name, master in low_optimizer.tensors()["master"].items():
-        assert torch.equal(full.parameters[name], master)
-        assert torch.equal(low.parameters[name], master.bfloat16())
+        assert torch.equal(full.parameters[name].view(-1), master)
+        assert torch.equal(low.parameters[name].view(-1), master.bfloat16())
 
 
 def test_another_model_is_refused(ranks, tmp_path):

@@ -104,8 +104,6 @@ def test_flags_go_over_the_file(tmp_path):
         (["--train_iters", "2"], "--train-iters"),
         (["--use-z-loss"], "drop it"),
         (["--fp8-format", "hybrid"], "--bf16"),
-        (["--context-parallel-size", "2"], "'2' is not available"),
-        (["--recompute-granularity", "full"], "use selective"),
         (["--nproc_per_node", "8"], "torchrun"),
         (["--lr"], "takes one value, not 0"),
         (["--bf16", "perhaps"], "true or false"),

@@ -35,9 +35,9 @@ def evaluate(rank, world_size, case, layout, length):
     mesh = model.mesh
     loss_sum, tokens = forward_only(model, case.batch(0)[mesh.dp_rank :: mesh.dp])
     logits = forward_logits(model, case.batch(0)[0].tokens[:, :length])
-    counted = mesh.is_last_stage and mesh.tp_rank == 0
-    assert counted or mesh.is_last_stage or not float(loss_sum)
-    assert (logits is None) == (not mesh.is_last_stage)
+    counted = mesh.computes_loss and mesh.tp_rank == 0
+    assert counted or mesh.computes_loss or not float(loss_sum)
+    assert (logits is None) == (not mesh.computes_loss)
     return float(loss_sum), tokens, counted, None if logits is None else logits.numpy()
 
 
@@ -94,7 +94,7 @@ def outputs_alive(rank, world_size, case, layout):
         outputs.append(StorageWeakRef(output.untyped_storage()))
         counts.append(sum(not reference.expired() for reference in outputs))
 
-    model.stage.register_forward_hook(count)
+    model.chunks[0].register_forward_hook(count)
     forward_backward(
         model, case.batch(0), valid_tokens=1, loss_scale=1.0, randomness=StepRandomness(seed=1, iteration=0)
     )

@@ -100,7 +100,7 @@ def micro_batches(count, rank=0):
     return torch.randint(0, 11, (count, 9), generator=torch.Generator().manual_seed(17 + rank))
 
 
-def build(model, groups=None, dp=1, **parallel):
+def build(model, groups=None, mesh=None, **parallel):
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = {names[id(parameter)]: parameter for parameter in model.parameters()}
     layouts = {
@@ -108,22 +108,23 @@ def build(model, groups=None, dp=1, **parallel):
             name=name,
             global_shape=tuple(parameter.shape),
             tp_dim=None,
-            sum_gradient_over_tp=name in ("scale", "linear.bias"),
+            partial_over_tp=name in ("scale", "linear.bias"),
             tied_over_stages=name == "embedding.weight",
             decay=True,
         )
         for name, parameter in parameters.items()
     }
-    buckets = GradientBuckets(parameters, layouts, groups or ProcessGroups(), ParallelConfig(**parallel), dp)
-    buckets.connect(model)
+    mesh = mesh or ParallelMesh(tp=1, pp=1, dp=1, rank=0)
+    buckets = GradientBuckets(parameters, layouts, mesh, groups or ProcessGroups(), ParallelConfig(**parallel))
+    buckets.connect([model])
     return buckets
 
 
 def run_iteration(model, buckets, batches):
-    buckets.zero()
+    buckets.begin(len(batches))
     for number, tokens in enumerate(batches):
         if number == len(batches) - 1:
-            buckets.expect_last_backward()
+            buckets.expect_last_backward(0)
         model(tokens).backward()
     buckets.finish()
     return {name: buckets.main_grad(name).clone() for name, _ in model.named_parameters()}
@@ -168,7 +169,7 @@ def reduce_over_replicas(rank, world_size, overlap, bucket_size):
     mesh = ParallelMesh(tp=1, pp=1, dp=world_size, rank=rank)
     groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
     model = Toy()
-    buckets = build(model, groups, world_size, overlap_grad_reduce=overlap, ddp_bucket_size=bucket_size)
+    buckets = build(model, groups, mesh, overlap_grad_reduce=overlap, ddp_bucket_size=bucket_size)
     log = []
     all_reduce = dist.all_reduce
     dist.all_reduce = lambda tensor, **options: log.append(tensor.numel()) or all_reduce(tensor, **options)
@@ -205,7 +206,7 @@ def test_every_gradient_is_reduced_once_and_overlapped_with_backward(ranks, dp, 
 def sum_shared(rank, _world_size, tp, pp):
     mesh = ParallelMesh(tp=tp, pp=pp, dp=1, rank=rank)
     model = Toy()
-    buckets = build(model, build_process_groups(mesh, timedelta(seconds=DEADLINE_S)))
+    buckets = build(model, build_process_groups(mesh, timedelta(seconds=DEADLINE_S)), mesh)
     found = run_iteration(model, buckets, micro_batches(1, rank))
     return {name: gradient.numpy() for name, gradient in found.items()}
 
@@ -224,7 +225,7 @@ def test_fused_16_bit_accumulation_on_a_gpu():
     weight = nn.Parameter(torch.zeros(16, 32, dtype=torch.bfloat16, device="cuda"))
     model = Linear(weight)
     buckets = build(model)
-    buckets.zero()
+    buckets.begin(2)
     grad = torch.randn(64, 16, device="cuda").bfloat16()
     inputs = torch.randn(64, 32, device="cuda").bfloat16()
     for _ in range(2):

@@ -11,8 +11,14 @@ from tests.trainer.spawn import Ranks
 from trainer.config import ConfigError, build_config
 from trainer.mesh import ParallelMesh, build_process_groups
 
-AXES = ("tp", "pp", "dp", "embedding", "model_parallel")
-SIZES = [(tp, pp, dp) for tp in (1, 2, 3) for pp in (1, 2, 4) for dp in (1, 2, 3)]
+AXES = ("tp", "kv", "cp", "dp_cp", "ep", "expert_dp", "pp", "pp_up", "embedding")
+SIZES = [
+    {"tp": 1, "pp": 1, "dp": 1},
+    {"tp": 2, "pp": 3, "dp": 4},
+    {"tp": 4, "pp": 1, "dp": 2, "kv_copies": 2},
+    {"tp": 2, "pp": 2, "dp": 2, "cp": 2, "ep": 4},
+    {"tp": 1, "pp": 2, "dp": 3, "cp": 4, "ep": 6},
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,35 +38,60 @@ def config(tp=1, pp=1, **training):
     )
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp"), SIZES)
-def test_coordinates_and_ranks_are_one_to_one(tp, pp, dp):
-    meshes = [ParallelMesh(tp=tp, pp=pp, dp=dp, rank=rank) for rank in range(tp * pp * dp)]
-    assert len({(mesh.tp_rank, mesh.dp_rank, mesh.pp_rank) for mesh in meshes}) == meshes[0].world_size
+def meshes_of(sizes):
+    mesh = ParallelMesh(**sizes, rank=0)
+    return [mesh.at(rank) for rank in range(mesh.world_size)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_coordinates_and_ranks_are_one_to_one(sizes):
+    meshes = meshes_of(sizes)
+    assert len({(mesh.tp_rank, mesh.cp_rank, mesh.dp_rank, mesh.pp_rank) for mesh in meshes}) == len(meshes)
+    assert len({(mesh.tp_rank, mesh.ep_rank, mesh.expert_dp_rank, mesh.pp_rank) for mesh in meshes}) == len(meshes)
     for mesh in meshes:
-        place = {"tp_rank": mesh.tp_rank, "dp_rank": mesh.dp_rank, "pp_rank": mesh.pp_rank}
+        place = {axis: getattr(mesh, axis) for axis in ("tp_rank", "cp_rank", "dp_rank", "pp_rank")}
         assert mesh.rank_at(**place) == mesh.rank
         assert mesh.is_first_stage == (mesh.pp_rank == 0)
-        assert mesh.is_last_stage == (mesh.pp_rank == pp - 1)
+        assert mesh.computes_loss == (mesh.pp_rank == mesh.pp - 1)
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp"), SIZES)
-def test_each_axis_divides_the_world(tp, pp, dp):
-    mesh = ParallelMesh(tp=tp, pp=pp, dp=dp, rank=0)
-    for axis, size in {"tp": tp, "pp": pp, "dp": dp, "model_parallel": tp * pp}.items():
-        groups = {getattr(mesh.at(rank), f"{axis}_ranks") for rank in range(mesh.world_size)}
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_each_axis_divides_the_world(sizes):
+    meshes = meshes_of(sizes)
+    data = meshes[0].dp * meshes[0].cp
+    expected = {
+        "tp": meshes[0].tp,
+        "kv": meshes[0].kv_copies,
+        "cp": meshes[0].cp,
+        "dp_cp": data,
+        "ep": meshes[0].ep,
+        "expert_dp": data // meshes[0].ep,
+        "pp": meshes[0].pp,
+    }
+    for axis, size in expected.items():
+        groups = {getattr(mesh, f"{axis}_ranks") for mesh in meshes}
         assert all(len(group) == size for group in groups)
-        assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
-        assert all(rank in getattr(mesh.at(rank), f"{axis}_ranks") for rank in range(mesh.world_size))
+        assert sorted(rank for group in groups for rank in group) == list(range(len(meshes)))
+        assert all(mesh.rank in getattr(mesh, f"{axis}_ranks") for mesh in meshes)
 
 
-def test_rank_order_is_tp_then_dp_then_pp():
-    mesh = ParallelMesh(tp=2, pp=2, dp=3, rank=9)
-    assert (mesh.tp_rank, mesh.dp_rank, mesh.pp_rank) == (1, 1, 1)
-    assert mesh.tp_ranks == (8, 9)
-    assert mesh.dp_ranks == (7, 9, 11)
-    assert mesh.pp_ranks == mesh.embedding_ranks == (3, 9)
-    assert mesh.model_parallel_ranks == (2, 3, 8, 9)
-    assert mesh.describe(5) == "rank 5 (pp 0, dp 2, tp 1)"
+def test_rank_order_is_tp_then_cp_then_dp_then_pp():
+    mesh = ParallelMesh(tp=2, pp=2, dp=2, cp=2, ep=2, rank=13)
+    assert (mesh.tp_rank, mesh.cp_rank, mesh.dp_rank, mesh.pp_rank) == (1, 0, 1, 1)
+    assert mesh.tp_ranks == (12, 13)
+    assert mesh.cp_ranks == (13, 15)
+    assert mesh.dp_cp_ranks == (9, 11, 13, 15)
+    assert mesh.ep_ranks == (13, 15)
+    assert mesh.expert_dp_ranks == (9, 13)
+    assert mesh.pp_ranks == mesh.embedding_ranks == (5, 13)
+    assert mesh.describe(13) == "rank 13 (pp 1, dp 1, cp 0, tp 1, ep 0)"
+    assert ParallelMesh(tp=2, pp=2, dp=3, rank=0).describe(5) == "rank 5 (pp 0, dp 2, tp 1)"
+
+
+def test_a_pipeline_may_compute_the_loss_where_it_begins():
+    mesh = ParallelMesh(tp=1, pp=4, dp=1, rank=0, loss_pp_rank=-4)
+    assert [mesh.at(rank).computes_loss for rank in range(4)] == [True, False, False, False]
+    assert mesh.embedding_ranks == (0,)
 
 
 def test_mesh_of_a_config():
@@ -71,8 +102,8 @@ def test_mesh_of_a_config():
         ParallelMesh(tp=1, pp=1, dp=1, rank=0).rank = 1
 
 
-def members_and_sums(rank, _world_size, tp, pp, dp, places):
-    mesh = ParallelMesh(tp=tp, pp=pp, dp=dp, rank=places.index(rank) if rank in places else 0)
+def members_and_sums(rank, _world_size, sizes, places):
+    mesh = ParallelMesh(**sizes, rank=places.index(rank) if rank in places else 0)
     groups = build_process_groups(mesh, timedelta(seconds=60), places)
     found = {}
     for axis in AXES:
@@ -85,18 +116,26 @@ def members_and_sums(rank, _world_size, tp, pp, dp, places):
 
 
 @pytest.mark.parametrize(
-    ("tp", "pp", "dp", "places"),
-    [(2, 2, 1, (0, 1, 2, 3)), (1, 4, 1, (0, 1, 2, 3)), (2, 1, 2, (3, 1, 0, 2)), (1, 1, 2, (1, 3)), (1, 1, 1, (2,))],
+    ("sizes", "places"),
+    [
+        ({"tp": 2, "pp": 2, "dp": 1}, (0, 1, 2, 3)),
+        ({"tp": 1, "pp": 4, "dp": 1}, (0, 1, 2, 3)),
+        ({"tp": 2, "pp": 1, "dp": 2}, (3, 1, 0, 2)),
+        ({"tp": 1, "pp": 1, "dp": 2}, (1, 3)),
+        ({"tp": 1, "pp": 1, "dp": 2, "cp": 2, "ep": 2}, (0, 1, 2, 3)),
+        ({"tp": 4, "pp": 1, "dp": 1, "kv_copies": 2}, (0, 1, 2, 3)),
+        ({"tp": 1, "pp": 1, "dp": 1}, (2,)),
+    ],
 )
-def test_groups_hold_the_ranks_of_each_axis(ranks, tp, pp, dp, places):
-    results = ranks.run(members_and_sums, tp, pp, dp, places)
+def test_groups_hold_the_ranks_of_each_axis(ranks, sizes, places):
+    results = ranks.run(members_and_sums, sizes, places)
     for rank, found in enumerate(results):
         if rank not in places:
             assert not found
             continue
-        mesh = ParallelMesh(tp=tp, pp=pp, dp=dp, rank=places.index(rank))
+        mesh = ParallelMesh(**sizes, rank=places.index(rank))
         for axis in AXES:
-            members = tuple(places[member] for member in getattr(mesh, f"{axis}_ranks"))
+            members = tuple(places[member] for member in getattr(mesh, f"{axis.removesuffix('_up')}_ranks"))
             if axis == "embedding" and rank not in members:
                 members = ()
             if len(members) > 1:

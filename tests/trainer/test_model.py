@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from tests.trainer.reference_gpt import reference_logits, reference_loss
+from trainer.axes import ParallelAxes
 from trainer.config import build_config
 from trainer.data.batches import MicroBatch
 from trainer.layers.dropout import hidden_dropout
 from trainer.mesh import ParallelMesh, ProcessGroups
 from trainer.pipeline.executor import forward_backward, forward_logits
 from trainer.random_streams import StepRandomness
-from trainer.tensor_parallel.collectives import TensorParallel
 from trainer.train_state import build_model
 
 VOCAB_SIZE = 61
@@ -163,7 +163,7 @@ def test_initial_values_depend_on_seed_and_name_only():
 
 def test_tied_table_is_one_parameter():
     _, tied = build({})
-    assert tied.stage.head.weight is tied.stage.embedding.word.weight
+    assert tied.chunks[0].head.weight is tied.chunks[0].embedding.word.weight
     assert "head.weight" not in tied.parameters
     assert not tied.layouts["embedding.word.weight"].tied_over_stages
     _, untied = build(MODELS["gpt2-untied"])
@@ -191,7 +191,7 @@ def test_dropout_repeats_with_its_address_and_changes_with_it(dropout):
 
 def test_dropout_keeps_the_expectation():
     randomness = StepRandomness(1, 0).micro_batch(0)
-    dropped = hidden_dropout(torch.ones(64, 4, 32), 0.25, randomness, "embedding", TensorParallel())
+    dropped = hidden_dropout(torch.ones(64, 4, 32), 0.25, randomness, "embedding", ParallelAxes())
     assert dropped.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert float(dropped.mean()) == pytest.approx(1.0, abs=0.02)
 

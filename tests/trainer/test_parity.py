@@ -93,7 +93,7 @@ def test_16_bit_training_is_close_to_32_bit(serial, case):
 
 def no_norm_sum(model, _optimizer, _options):
     layouts = model.gradients._layouts
-    layouts.update({name: replace(layout, sum_gradient_over_tp=False) for name, layout in layouts.items()})
+    layouts.update({name: replace(layout, partial_over_tp=False) for name, layout in layouts.items()})
 
 
 def no_tied_sum(model, _optimizer, _options):
@@ -102,7 +102,8 @@ def no_tied_sum(model, _optimizer, _options):
 
 
 def no_sum_over_replicas(model, _optimizer, _options):
-    model.gradients._groups = replace(model.gradients._groups, dp=None)
+    for bucket in model.gradients._buckets:
+        bucket.group = None
 
 
 def divided_by_micro_batches_too(_model, _optimizer, options):
@@ -118,8 +119,8 @@ def dropout_by_local_number(_model, _optimizer, options):
     options["micro_batches"] = [replace(b, index=i) for i, b in enumerate(options["micro_batches"])]
 
 
-def clipped_per_stage(_model, optimizer, _options):
-    optimizer._norm._group = None
+def clipped_per_stage(model, optimizer, _options):
+    optimizer._norm._model = replace(model, mesh=replace(model.mesh, tp=1, pp=1, dp=1, rank=0))
 
 
 @pytest.mark.parametrize(

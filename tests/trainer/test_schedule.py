@@ -1,30 +1,75 @@
-"""Pipeline schedules checked as data, before any tensor exists."""
+"""Pipeline schedules as data: what each of them is said to cost, and that each of them can run at any size."""
 
 import subprocess
 import sys
 
 import pytest
 
+from trainer.pipeline.placement import Placement
 from trainer.pipeline.schedule import (
-    Action,
+    SCHEDULE_KINDS,
     ActionKind,
-    PipelineSchedule,
     ScheduleError,
     all_forward,
+    batches_meet,
+    build_schedule,
     check,
+    check_batches,
+    default_chunks,
     exchanges,
+    interleaved_one_f_one_b,
+    kept_activations,
     live_activations,
+    message_count,
     one_f_one_b,
+    placement_of,
+    sends_under_way,
     timeline,
+    zb_h1,
+    zb_v,
 )
-from trainer.pipeline.stage import layers_of_stage
 
-F, B = ActionKind.FORWARD, ActionKind.BACKWARD
+F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT  # noqa: E741
+EQUAL = {F: 1.0, I: 1.0, W: 1.0}
+MICRO_BATCHES = range(1, 18)
 
 
-def table(num_micro_batches: int, *rows: str) -> PipelineSchedule:
-    stages = (tuple(Action(ActionKind(cell[0]), int(cell[1:])) for cell in row.split()) for row in rows)
-    return PipelineSchedule(num_micro_batches, tuple(stages))
+def chunks_of(kind):
+    return (2, 3, 4) if kind == "interleaved" else (default_chunks(kind),)
+
+
+VARIANTS = [(kind, chunks) for kind in SCHEDULE_KINDS for chunks in chunks_of(kind)]
+
+
+@pytest.mark.parametrize("pp", range(1, 9))
+@pytest.mark.parametrize(("kind", "chunks"), VARIANTS)
+def test_every_schedule_can_run_at_any_size(kind, chunks, pp):
+    """Complete, in order, within its bounds, and every message meets: single ones always, batches where they must."""
+    for count in MICRO_BATCHES:
+        schedule = build_schedule(kind, pp, chunks, count)
+        assert schedule.placement == placement_of(kind, pp, chunks)
+        check(schedule)
+        if kind in ("gpipe", "1f1b", "zb-h1"):
+            check_batches(schedule)
+        virtual_stages = pp * chunks
+        local = {"zb-v": 1}.get(kind, 0) if pp > 1 else virtual_stages - 1
+        assert message_count(schedule) == 2 * count * (virtual_stages - 1 - local)
+        # No schedule sums the gradients of a chunk in another order than one process would.
+        for row in schedule.stages:
+            for chunk in range(chunks):
+                for last in (B, W):
+                    numbers = [a.micro_batch for a in row if a.kind is last and a.chunk == chunk]
+                    assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("kind", ["one", "loop", "v"])
+def test_evaluation_can_run_over_every_placement(kind, pp):
+    for chunks in {"one": (1,), "loop": (1, 2, 3), "v": (2,)}[kind]:
+        for count in (1, 2, 5, 8, 9):
+            schedule = all_forward(Placement(kind, pp, chunks), count)
+            check(schedule)
+            assert all(action.kind is F for row in schedule.stages for action in row)
 
 
 def test_one_f_one_b_as_drawn_in_the_paper():
@@ -38,60 +83,156 @@ def test_one_f_one_b_as_drawn_in_the_paper():
     )
 
 
-@pytest.mark.parametrize("pp", [1, 2, 3, 4, 7, 8])
-@pytest.mark.parametrize("num_micro_batches", [1, 2, 3, 4, 7, 8, 9, 33])
-def test_one_f_one_b_can_run(pp, num_micro_batches):
-    schedule = one_f_one_b(pp, num_micro_batches)
-    check(schedule)
-    for stage in range(pp):
-        assert live_activations(schedule, stage) == min(pp - stage, num_micro_batches)
+def test_zb_h1_fills_the_bubble_at_the_end_with_weight_gradients():
+    assert str(zb_h1(3, 4)) == "\n".join(
+        (
+            "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3",
+            "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3",
+            "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
+        )
+    )
+
+
+def test_the_last_rank_of_a_v_hands_over_to_itself():
+    row = exchanges(zb_v(2, 1), 1)
+    assert [str(exchange.action) for exchange in row] == ["F0", "F0.1", "I0.1", "I0", "W0.1", "W0"]
+    turn = row[0].send
+    assert turn is not None
+    assert turn.is_local
+    assert row[1].receive == turn
+    assert row[2].send == row[3].receive
+    assert row[3].send is not None
+    assert (row[3].send.kind, row[3].send.source, row[3].send.destination) == (B, 1, 0)
+    assert (row[4].receive, row[4].send) == (None, None)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("count", MICRO_BATCHES)
+def test_activations_are_bounded_as_the_schedules_say(pp, count):
+    for rank in range(pp):
+        assert live_activations(build_schedule("gpipe", pp, 1, count), rank) == count
+        assert live_activations(one_f_one_b(pp, count), rank) == min(pp - rank, count)
+        assert live_activations(zb_h1(pp, count), rank) == min(pp - rank, count)
+        assert kept_activations(zb_h1(pp, count), rank) <= min(pp, count)
+        # In chunks of half a stage: never more than the first rank of 1F1B.
+        assert kept_activations(zb_v(pp, count), rank) <= min(2 * pp, 2 * count)
+        for chunks in (2, 3):
+            most = (chunks - 1) * pp + 2 * (pp - 1 - rank) + 1
+            assert live_activations(interleaved_one_f_one_b(pp, chunks, count), rank) <= min(most, chunks * count)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 8])
-@pytest.mark.parametrize("num_micro_batches", [1, 4, 16])
-def test_bubble_is_that_of_the_paper(pp, num_micro_batches):
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_bubble_of_1f1b_is_that_of_the_paper(pp, count):
     """Narayanan et al. 2021, section 2.2: idle time (p - 1) (tf + tb) beside m (tf + tb) of work."""
-    times = timeline(one_f_one_b(pp, num_micro_batches), {F: 1.0, B: 2.0})
-    assert max(row[-1][1] for row in times) == (pp - 1 + num_micro_batches) * 3.0
+    for kind in ("1f1b", "gpipe"):
+        times = timeline(build_schedule(kind, pp, 1, count), {F: 1.0, B: 2.0})
+        assert times.step_time == (pp - 1 + count) * 3.0
+        assert times.bubble_fraction == pytest.approx((pp - 1) / (pp - 1 + count))
 
 
-def test_forward_only_table_streams():
-    times = timeline(all_forward(3, 5), {F: 1.0})
-    assert times[2][-1][1] == 7.0
-    assert [exchange.receive for exchange in exchanges(all_forward(3, 5), 0)] == [None] * 5
+@pytest.mark.parametrize("pp", [2, 3, 4, 8])
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+def test_bubble_of_interleaved_is_divided_by_the_chunks(pp, chunks):
+    """Narayanan et al. 2021, section 2.2; with a last group that is not full it lies between that and 1F1B's."""
+    durations = {F: 1.0 / chunks, B: 2.0 / chunks}
+    for count in range(pp, 4 * pp + 1):
+        bubble = timeline(interleaved_one_f_one_b(pp, chunks, count), durations).step_time - 3.0 * count
+        if count % pp == 0:
+            assert bubble == pytest.approx((pp - 1) * 3.0 / chunks)
+        else:
+            assert (pp - 1) * 3.0 / chunks < bubble < (pp - 1) * 3.0
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
+def test_bubbles_of_the_zero_bubble_schedules(pp):
+    """Qi et al. 2023: (p - 1) (tf + ti - tw) for ZB-H1; for ZB-V no rank waits between its first and last action."""
+    for count in range(pp, 3 * pp):
+        assert timeline(zb_h1(pp, count), EQUAL).step_time == 3.0 * count + pp - 1
+    durations = {F: 1.0, I: 1.2, W: 0.8}
+    for count in range(2 * pp, 4 * pp):
+        assert timeline(zb_h1(pp, count), durations).step_time == pytest.approx(3.0 * count + (pp - 1) * 1.4)
+    for count in range(2 * pp - 1, 4 * pp):
+        times = timeline(zb_v(pp, count), EQUAL)
+        assert times.step_time == 6.0 * count + pp - 1
+        assert all(row[-1][1] - row[0][0] == 6.0 * count for row in times.rows)
+
+
+def test_timeline_reckons_with_virtual_stages_and_messages():
+    schedule = one_f_one_b(2, 1)
+    # F on rank 0, on its way, F and B on rank 1, on its way, B on rank 0.
+    assert timeline(schedule, {F: 1.0, I: 1.0, W: 1.0}, latency=0.25).step_time == 1 + 0.25 + 1 + 2 + 0.25 + 2
+    slow_head = [{F: 1.0, B: 2.0}, {F: 3.0, B: 5.0}]
+    assert timeline(schedule, slow_head).step_time == 1 + 3 + 5 + 2
+    assert timeline(schedule, slow_head).idle_time(0) == 8
+    # A V with its turn on the only rank: nothing travels.
+    assert timeline(zb_v(1, 2), EQUAL, latency=9.0).step_time == 12.0
+
+
+def test_forward_only_tables_stream():
+    assert timeline(all_forward(Placement("one", 3), 5), {F: 1.0}).step_time == 7.0
+    assert timeline(all_forward(Placement("loop", 2, 2), 4), {F: 1.0}).step_time == 9.0
+
+
+def test_batches_of_interleaved_on_two_ranks_are_refused():
+    """Both neighbours are the same rank there, and a gradient would be taken for an activation."""
+    for chunks in (2, 3, 4):
+        for count in (2, 3, 4, 8):
+            schedule = interleaved_one_f_one_b(2, chunks, count)
+            check(schedule)
+            with pytest.raises(ScheduleError, match="rank [01] receives in another order than rank [01] sends"):
+                check_batches(schedule)
+
+
+def test_batches_are_refused_where_they_would_never_meet():
+    assert not batches_meet(zb_v(4, 8))
+    assert not batches_meet(interleaved_one_f_one_b(4, 2, 8))
+    assert batches_meet(one_f_one_b(4, 8))
+
+
+def test_few_sends_are_under_way():
+    """Each of them keeps an output in memory. ZB-V's first rank runs further ahead before its neighbour answers."""
+    for count in (1, 4, 8, 16):
+        assert [sends_under_way(build_schedule(kind, 4, 1, count)) for kind in ("gpipe", "1f1b", "zb-h1")] == [2] * 3
+        assert sends_under_way(all_forward(Placement("one", 4), count)) == 2
+    assert sends_under_way(zb_v(4, 8)) == 4
 
 
 @pytest.mark.parametrize(
-    ("schedule", "problem"),
+    ("arguments", "problem"),
     [
-        (table(1, "B0 F0", "F0 B0"), "stage 0 runs B0 before F0"),
-        (table(2, "F0 F1 B0 B1", "F0 B0 F1"), "stage 1 does not run every micro-batch"),
-        (table(2, "F0 F1 B0 B0", "F0 B0 F1 B1"), "stage 0 does not run every micro-batch"),
-        (table(2, "F0 F1 B0 B1", "F1 B1 F0 B0"), "in another order"),
-        (table(2, "F0 B0 F1 B1", "F0 F1 B0 B1"), "stage 1 holds 2 micro-batches, over 1"),
-        (table(3, "F0 F1 F2 B0 B1 B2", "F0 B0 F1 B1 F2 B2"), "stage 0 holds 3 micro-batches, over 2"),
-        # Stage 0 wants B0 before it gives F1, stage 1 wants F1 before it gives B0; stage 2 gives its memory for it.
-        (table(2, "F0 B0 F1 B1", "F0 F1 B0 B1", "F0 B0 F1 B1"), "deadlock: stage"),
+        (("2f2b", 2, 1, 4), "no pipeline schedule '2f2b'; there are gpipe, 1f1b, interleaved, zb-h1, zb-v"),
+        (("1f1b", 0, 1, 4), "at least one rank, not 0"),
+        (("1f1b", 2, 2, 4), "1f1b has one chunk on each rank, not 2"),
+        (("zb-v", 2, 3, 4), "zb-v has two chunks on each rank, not 3"),
+        (("interleaved", 2, 1, 4), "interleaved has two or more chunks on each rank, not 1"),
+        (("zb-h1", 2, 1, 0), "at least one micro-batch, not 0"),
     ],
 )
-def test_wrong_tables_are_refused(schedule, problem):
+def test_what_there_is_not_is_refused(arguments, problem):
     with pytest.raises(ScheduleError, match=problem):
-        check(schedule)
+        build_schedule(*arguments)
 
 
-def test_timeline_refuses_a_deadlock():
-    with pytest.raises(ScheduleError, match="never gets what"):
-        timeline(table(2, "F0 B0 F1 B1", "F0 F1 B0 B1", "F0 B0 F1 B1"), {F: 1.0, B: 2.0})
+@pytest.mark.parametrize("pp", [1, 2, 5])
+def test_placements_are_one_to_one(pp):
+    for placement in (Placement("one", pp), Placement("loop", pp, 3), Placement("v", pp, 2)):
+        places = [placement.place(stage) for stage in range(placement.num_virtual_stages)]
+        assert len(set(places)) == pp * placement.chunks
+        assert [placement.virtual_stage(*place) for place in places] == list(range(placement.num_virtual_stages))
+    assert Placement("v", pp, 2).place(2 * pp - 1) == (0, 1)
+    assert Placement("loop", pp, 3).place(2 * pp) == (0, 2)
 
 
-def test_layers_are_divided_evenly_and_without_rest():
-    assert [list(layers_of_stage(6, 3, stage)) for stage in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    with pytest.raises(ValueError, match="30 layers cannot be divided evenly over 4"):
-        layers_of_stage(30, 4, 0)
-    with pytest.raises(ValueError, match="no stage 3 among 3"):
-        layers_of_stage(6, 3, 3)
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [(("one", 2, 2), "one chunk"), (("v", 2, 1), "two chunks"), (("loop", 0, 1), "at least one rank")],
+)
+def test_wrong_placements_are_refused(arguments, problem):
+    with pytest.raises(ValueError, match=problem):
+        Placement(*arguments)
 
 
 def test_schedules_need_no_torch():
-    program = "import sys, trainer.pipeline.schedule, trainer.pipeline.stage; sys.exit('torch' in sys.modules)"
+    program = "import sys, trainer.pipeline.schedule, trainer.pipeline.placement; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -47,7 +47,10 @@ def load_training_state(
         CheckpointError: as load_weights; or the checkpoint holds no state of this kind of optimizer.
     """
     metadata = load_weights(checkpoint, model)
-    wanted = optimizer.tensors()
+    wanted = {
+        kind: {name: tensor.view(model.parameters[name].shape) for name, tensor in tensors.items()}
+        for kind, tensors in optimizer.tensors().items()
+    }
     moments = wanted.keys() - {"master"}
     if metadata.optimizer is None or not moments <= metadata.tensors.keys():
         has = metadata.optimizer["name"] if metadata.optimizer else "none"
@@ -99,9 +102,9 @@ def _belongs_here(name: str, model: ParallelModel) -> bool:
     if part == "embedding":
         return mesh.is_first_stage
     if part != "layers":
-        return mesh.is_last_stage
+        return mesh.computes_loss
     own = {int(known.split(".")[1]) for known in model.layouts if known.startswith("layers.")}
-    return int(number) in own or (mesh.is_last_stage and int(number) > max(own))
+    return int(number) in own or (mesh.computes_loss and int(number) > max(own))
 
 
 class _Reader(ExitStack):

@@ -126,7 +126,10 @@ class CheckpointWriter:
         owned = [layout for layout in model.layouts.values() if is_written(layout, model.mesh)]
         kinds: dict[str, dict[str, Tensor]] = {"model": {name: p.detach() for name, p in model.parameters.items()}}
         if not self.config.checkpoint.no_save_optim:
-            kinds |= optimizer.tensors()
+            kinds |= {
+                kind: {name: tensor.view(model.parameters[name].shape) for name, tensor in tensors.items()}
+                for kind, tensors in optimizer.tensors().items()
+            }
         contents: dict[str, dict[str, Tensor]] = {}
         index: dict[str, dict[str, Any]] = {}
         for kind, tensors in kinds.items():

@@ -24,6 +24,18 @@ Split = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True)
+class Documents:
+    """Where the documents of packed samples lie, so that attention stays within them.
+
+    Attributes:
+        bounds: for each sample of the micro-batch the positions at which a document begins, ascending from 0, and at
+            the end the length of the sample.
+    """
+
+    bounds: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """What one pass through the model takes. Every pipeline stage and tensor-parallel rank gets the same."""
 
@@ -35,6 +47,8 @@ class MicroBatch:
     """float32 [B, S], 1 where the label counts; None: all count."""
     index: int = 0
     """Number of this micro-batch within the global batch, the same for every layout."""
+    documents: Documents | None = None
+    """Set where attention must not cross from one document to another."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on ``device``."""

@@ -11,18 +11,19 @@ sum is already the gradient.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.data_parallel.shared_gradients import sum_over_tensor_parallel, sum_tied_over_stages
+from trainer.data_parallel.pieces import ParameterPiece
+from trainer.data_parallel.shared_gradients import sum_shared_gradients
 
 if TYPE_CHECKING:
     from trainer.config import ParallelConfig
-    from trainer.mesh import ProcessGroups
+    from trainer.mesh import ParallelMesh, ProcessGroups
     from trainer.parameters import ParameterLayout
     from trainer.tensor_parallel.embedding import RowSink
     from trainer.tensor_parallel.linear import OuterProductSink
@@ -42,39 +43,47 @@ class _TakesRowSink(Protocol):
 class GradientBuckets:
     """Main gradients of this rank's parameters, and their reduction.
 
-    One iteration: ``zero``, backward of every micro-batch with ``expect_last_backward`` before the last, ``finish``.
+    Implements trainer.data_parallel.pieces.GradientStore.
     """
+
+    is_sharded = False
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         layouts: Mapping[str, ParameterLayout],
+        mesh: ParallelMesh,
         groups: ProcessGroups,
         parallel: ParallelConfig,
-        dp: int,
     ) -> None:
         """Allocate the buffer.
 
         Args:
             parameters: this rank's, by global name, in order of use in forward.
             layouts: says which parameters are also summed over tp or between the stages.
+            mesh: this rank's place.
             groups: the axes to sum over; None where an axis has size 1.
             parallel: bucket size and overlap.
-            dp: number of replicas.
         """
         self._parameters = dict(parameters)
         self._layouts = dict(layouts)
+        self._mesh = mesh
         self._groups = groups
         self._overlap = parallel.overlap_grad_reduce
         self._works: list[dist.Work] = []
         # Without overlap everything is reduced at once, for which one message is best.
-        size = parallel.ddp_bucket_size or max(40_000_000, 1_000_000 * dp) if self._overlap else None
+        size = parallel.ddp_bucket_size or max(40_000_000, 1_000_000 * mesh.data_size) if self._overlap else None
         self._allocate(size)
+        self.pieces = [
+            ParameterPiece(name, 0, parameter.detach().view(-1), self._gradients[name].main.view(-1))
+            for name, parameter in self._parameters.items()
+        ]
 
     def _allocate(self, bucket_size: int | None) -> None:
         spans: dict[str, tuple[int, int]] = {}
         end = 0
-        for name in reversed(self._parameters):
+        # Experts have fewer copies than the rest and are summed over other ranks: they lie by themselves, at the end.
+        for name in sorted(reversed(self._parameters), key=lambda name: self._layouts[name].is_expert):
             spans[name] = (end, end + self._parameters[name].numel())
             end = -(-spans[name][1] // _ALIGNMENT_ELEMENTS) * _ALIGNMENT_ELEMENTS
         device = next(iter(self._parameters.values())).device if self._parameters else None
@@ -90,21 +99,26 @@ class GradientBuckets:
         names: list[str] = []
         start = 0
         ends = [begin for begin, _ in spans.values()][1:] + [total]
+        order = iter(list(spans)[1:])
         for name, end in zip(spans, ends, strict=False):
             names.append(name)
-            if end == total or (bucket_size is not None and end - start >= bucket_size):
-                yield _Bucket(self, names, self.buffer[start:end])
+            is_expert = self._layouts[name].is_expert
+            following = next(order, None)
+            is_full = bucket_size is not None and end - start >= bucket_size
+            if following is None or is_full or self._layouts[following].is_expert != is_expert:
+                group = self._groups.expert_dp if is_expert else self._groups.dp_cp
+                yield _Bucket(self, names, self.buffer[start:end], group)
                 names, start = [], end
 
-    def connect(self, stage: nn.Module) -> None:
-        """Make the parameters of ``stage`` leave their gradients here; to be called once, before any backward.
+    def connect(self, chunks: Sequence[nn.Module]) -> None:
+        """Make the parameters of ``chunks`` leave their gradients here; to be called once, before any backward.
 
         Modules with a ``gradient_sink`` or ``row_sink`` add the gradient of their ``weight`` themselves; everything
         else is fetched from ``.grad``, which is dropped.
         """
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         by_autograd: set[str] = set()
-        for module in stage.modules():
+        for module in (module for chunk in chunks for module in chunk.modules()):
             for attribute, parameter in module.named_parameters(recurse=False):
                 name = names[id(parameter)]
                 if attribute == "weight" and _take_sink(module, self._gradients[name]):
@@ -120,43 +134,39 @@ class GradientBuckets:
         """The float32 gradient of a parameter, shaped like this rank's part of it; final after ``finish``."""
         return self._gradients[name].main
 
-    def zero(self) -> None:
-        """Start an iteration. Costs nothing: the first contribution overwrites what the last iteration left."""
+    def begin(self, num_micro_batches: int) -> None:
+        """See GradientStore. Costs nothing: the first contribution overwrites what the last iteration left."""
         for gradient in self._gradients.values():
             gradient.is_empty = True
-            gradient.awaited = 0
-
-    def expect_last_backward(self) -> None:
-        """From here on each parameter gets its last contributions, and each bucket is reduced when it has them all."""
-        if self._groups.dp is None or not self._overlap:
-            return
-        for gradient in self._gradients.values():
-            gradient.awaited = gradient.sources
+            gradient.awaited = gradient.sources * num_micro_batches
         for bucket in self._buckets:
             bucket.awaited = len(bucket.names)
             bucket.is_reduced = False
 
+    def expect_last_backward(self, chunk: int) -> None:
+        """See GradientStore. Contributions are counted, so that this store need not be told."""
+
     def finish(self) -> None:
         """Make every main gradient final (collective: all ranks, after their last backward).
 
-        Summed over dp; then over tp where sequence-sharded activations fed a replicated parameter; then between the
-        first and last stage for a tied embedding table.
+        Summed over the replicas, then as trainer.data_parallel.shared_gradients says.
         """
         for gradient in self._gradients.values():
             if gradient.is_empty:
                 gradient.main.zero_()
-        if self._groups.dp is not None:
-            for bucket in self._buckets:
-                bucket.awaited = 0
-            self._reduce_filled()
-            for work in self._works:
-                work.wait()
-            self._works.clear()
-            for bucket in self._buckets:
-                bucket.is_reduced = False
-        gradients = {name: gradient.main for name, gradient in self._gradients.items()}
-        sum_over_tensor_parallel(gradients, self._layouts, self._groups.tp)
-        sum_tied_over_stages(gradients, self._layouts, self._groups.embedding)
+        for bucket in self._buckets:
+            bucket.awaited = 0
+        self._reduce_filled()
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+        sum_shared_gradients(self.pieces, self._layouts, self._mesh, self._groups)
+
+    def weights_changed(self) -> None:
+        """See GradientStore. Every replica has updated all of them."""
+
+    def wait_for_weights(self) -> None:
+        """See GradientStore. There is nothing to wait for."""
 
     def _reduce_filled(self) -> None:
         # In the order of the buckets and never past one that is not filled: all replicas must issue the same sequence.
@@ -165,14 +175,15 @@ class GradientBuckets:
                 return
             if not bucket.is_reduced:
                 bucket.is_reduced = True
-                work = dist.all_reduce(bucket.buffer, group=self._groups.dp, async_op=True)
-                assert work is not None  # only a rank outside of the group gets none
-                self._works.append(work)
+                if bucket.group is not None:
+                    work = dist.all_reduce(bucket.buffer, group=bucket.group, async_op=True)
+                    assert work is not None  # only a rank outside of the group gets none
+                    self._works.append(work)
 
     def parameter_filled(self, bucket: _Bucket) -> None:
         """A parameter of ``bucket`` has its last contribution of this iteration."""
         bucket.awaited -= 1
-        if not bucket.awaited:
+        if not bucket.awaited and self._overlap:
             self._reduce_filled()
 
 
@@ -203,12 +214,16 @@ def _take_weakly(gradient: _ParameterGradient) -> Callable[[Tensor], None]:
 class _Bucket:
     """A stretch of the buffer that is reduced by one message."""
 
-    def __init__(self, owner: GradientBuckets, names: list[str], buffer: Tensor) -> None:
+    def __init__(
+        self, owner: GradientBuckets, names: list[str], buffer: Tensor, group: dist.ProcessGroup | None
+    ) -> None:
         self.owner = owner
         self.names = names
+        self.group = group
+        """Ranks that hold copies of its parameters; None where there are no others."""
         self.buffer = buffer
         self.awaited = 0
-        """Parameters that still miss a contribution of the last micro-batch."""
+        """Parameters that still miss a contribution."""
         self.is_reduced = False
 
 
@@ -221,7 +236,7 @@ class _ParameterGradient:
         self.sources = 0
         """Contributions per micro-batch: a tied table on a single stage gets one as head and one as embedding."""
         self.awaited = 0
-        """Contributions that are missing of the last micro-batch; not above 0 before it."""
+        """Contributions that are still missing in this iteration."""
         self.is_empty = True
 
     def add_outer(self, grad_output: Tensor, inputs: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,36 +10,50 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from trainer.data_parallel.pieces import ParameterPiece
+    from trainer.mesh import ParallelMesh, ProcessGroups
     from trainer.parameters import ParameterLayout
 
 
-def sum_over_tensor_parallel(
-    gradients: Mapping[str, Tensor], layouts: Mapping[str, ParameterLayout], group: dist.ProcessGroup | None
+def sum_shared_gradients(
+    pieces: Sequence[ParameterPiece],
+    layouts: Mapping[str, ParameterLayout],
+    mesh: ParallelMesh,
+    groups: ProcessGroups,
 ) -> None:
-    """Sum the gradients of replicated parameters that each tp rank applied to its own share of the sequence.
+    """Complete the gradients of what several ranks of a replica hold. In place; collective: all ranks.
 
-    One message for all of them, because norms and biases are small and many. In place; collective: all tp ranks.
-    Needed by sequence parallelism: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
-    Models", section 4.2.2.
+    Ranks that share a parameter hold the same pieces of it, so that pieces are summed as they are. In this order:
+
+    - over tp, where every rank has a part of what feeds the parameter. Needed by sequence parallelism for norms and
+      biases: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2.
+    - over the tensor-parallel ranks that hold copies of the same key and value heads.
+    - between embedding and LM head, for a tied table.
     """
-    parts = [gradient for name, gradient in gradients.items() if layouts[name].sum_gradient_over_tp]
+    _sum([p.gradient for p in pieces if layouts[p.name].partial_over_tp], groups.tp)
+    _sum(list(_key_value_stretches(pieces, layouts, mesh)), groups.kv)
+    _sum([p.gradient for p in pieces if layouts[p.name].tied_over_stages], groups.embedding)
+
+
+def _key_value_stretches(
+    pieces: Sequence[ParameterPiece], layouts: Mapping[str, ParameterLayout], mesh: ParallelMesh
+) -> Iterable[Tensor]:
+    for piece in pieces:
+        if layouts[piece.name].has_kv_copies(mesh):
+            key_value = layouts[piece.name].boxes(mesh)[1]
+            low, high = max(piece.start, key_value.start), min(piece.stop, key_value.stop)
+            if low < high:
+                yield piece.gradient[low - piece.start : high - piece.start]
+
+
+def _sum(parts: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
     if group is None or not parts:
         return
-    packed = torch.cat([part.reshape(-1) for part in parts])
+    if len(parts) == 1:
+        dist.all_reduce(parts[0], group=group)
+        return
+    # One message for all of them, because norms and biases are small and many.
+    packed = torch.cat(list(parts))
     dist.all_reduce(packed, group=group)
     for part, total in zip(parts, torch.split(packed, [part.numel() for part in parts]), strict=True):
-        part.copy_(total.view_as(part))
-
-
-def sum_tied_over_stages(
-    gradients: Mapping[str, Tensor], layouts: Mapping[str, ParameterLayout], group: dist.ProcessGroup | None
-) -> None:
-    """Sum the gradients of the table that embeds on the first stage and makes logits on the last.
-
-    In place; collective: the first and last stage, where ``group`` is not None; the stages between hold no such table.
-    """
-    if group is None:
-        return
-    for name, gradient in gradients.items():
-        if layouts[name].tied_over_stages:
-            dist.all_reduce(gradient, group=group)
+        part.copy_(total)

@@ -13,32 +13,36 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trainer.axes import ParallelAxes
 from trainer.config import ModelConfig
+from trainer.forward_pass import ForwardPass
 from trainer.layers.dropout import apply_mask, draw_mask
-from trainer.layers.rotary import RotaryTable, split_heads
-from trainer.parameters import ParameterBuilder
+from trainer.layers.rotary import split_heads
+from trainer.parameters import PackedHeads, ParameterBuilder
 from trainer.random_streams import MicroBatchRandomness
-from trainer.tensor_parallel.collectives import TensorParallel
 from trainer.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 
 
 class SelfAttention(nn.Module):
     """[S(/t), B, H] -> [S(/t), B, H]. A tp rank computes A/t whole heads, in G/t query groups."""
 
-    def __init__(self, model: ModelConfig, layer: int, builder: ParameterBuilder, tp: TensorParallel):
+    def __init__(self, model: ModelConfig, layer: int, builder: ParameterBuilder, axes: ParallelAxes):
         super().__init__()
         self._layer = layer
-        self._tp = tp
+        tp = self._tp = axes.tp
         self._head_dim = model.head_dim
         self._queries_per_group = model.num_attention_heads // model.query_groups
         self._dropout = model.attention_dropout
         hidden, heads_width = model.hidden_size, model.num_attention_heads * model.head_dim
         packed_width = model.query_groups * (self._queries_per_group + 2) * model.head_dim
         qkv, projection = builder.under("qkv"), builder.under("projection")
+        packed = PackedHeads(model.query_groups, self._queries_per_group, model.head_dim)
         has_qkv_bias = model.add_qkv_bias or not model.disable_bias_linear
         self.qkv = ColumnParallelLinear(
-            qkv.weight("weight", (packed_width, hidden), std=model.init_method_std, tp_dim=0),
-            qkv.vector("bias", (packed_width,), value=0.0, tp_dim=0, on_sequence_shard=False) if has_qkv_bias else None,
+            qkv.weight("weight", (packed_width, hidden), std=model.init_method_std, tp_dim=0, packed_heads=packed),
+            qkv.vector("bias", (packed_width,), value=0.0, tp_dim=0, on_sequence_shard=False, packed_heads=packed)
+            if has_qkv_bias
+            else None,
             tp,
         )
         self.projection = RowParallelLinear(
@@ -54,10 +58,9 @@ class SelfAttention(nn.Module):
             tp,
         )
 
-    def forward(
-        self, hidden: torch.Tensor, rotary: RotaryTable | None, randomness: MicroBatchRandomness | None
-    ) -> torch.Tensor:
-        """Collective: all tp ranks. ``randomness`` None drops nothing."""
+    def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
+        """Collective: all tp ranks."""
+        rotary, randomness = forward_pass.rotary, forward_pass.randomness
         query, key, value = split_heads(self.qkv(hidden), self._queries_per_group, self._head_dim, rotary)
         if randomness is not None and self._dropout > 0.0:
             context = self._attend_with_dropout(query, key, value, randomness)

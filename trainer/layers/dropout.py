@@ -1,6 +1,6 @@
 """Dropout whose masks are those of the serial model, however the activations are divided.
 
-Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp.
+Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp, ``/c`` over cp.
 Srivastava et al. 2014, "Dropout", with the inverse scaling at training time.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from trainer.axes import ParallelAxes
 from trainer.random_streams import DropoutSite, MicroBatchRandomness
-from trainer.tensor_parallel.collectives import TensorParallel
 
 
 def hidden_dropout(
@@ -17,20 +17,20 @@ def hidden_dropout(
     probability: float,
     randomness: MicroBatchRandomness | None,
     site: DropoutSite,
-    tp: TensorParallel,
+    axes: ParallelAxes,
     layer: int = 0,
 ) -> torch.Tensor:
-    """Drop entries of [S(/t), B, H] and scale up the rest; the identity without ``randomness`` or probability.
+    """Drop entries of [S/c(/t), B, H] and scale up the rest; the identity without ``randomness`` or probability.
 
-    Under sequence parallelism each rank draws the mask of the whole sequence and takes its part, which costs t times
-    the drawing and makes the mask independent of tp.
+    Under sequence and context parallelism each rank draws the mask of the whole sequence and takes its part, which
+    costs that many times the drawing and makes the mask independent of the layout.
     """
     if randomness is None or probability == 0.0:
         return hidden
-    length = hidden.shape[0] * (tp.size if tp.sequence_parallel else 1)
+    length = hidden.shape[0] * axes.cp.size * (axes.tp.size if axes.tp.sequence_parallel else 1)
     generator = randomness.dropout_generator(hidden.device, site, layer)
     kept = draw_mask((length, *hidden.shape[1:]), probability, generator)
-    return apply_mask(hidden, tp.sequence_shard(kept), probability)
+    return apply_mask(hidden, axes.tp.sequence_shard(axes.cp.shard(kept, 0)), probability)
 
 
 def draw_mask(shape: tuple[int, ...], probability: float, generator: torch.Generator) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """GPTStage: the part of a decoder-only transformer that one pipeline stage holds, divided over tp.
 
-Legend: S sequence, B micro-batch, H hidden, V padded vocabulary; ``/t`` = divided over tp. Activations are [S, B, H],
-or [S/t, B, H] under sequence parallelism.
+Legend: S this rank's part of the sequence, B micro-batch, H hidden, V padded vocabulary; ``/t`` = divided over tp.
+Activations are [S, B, H], or [S/t, B, H] under sequence parallelism.
 With learned positions, LayerNorm and openai_gelu (Hugging Face's "gelu_new") it is GPT-2's architecture; with rotary
 positions, RMSNorm, SwiGLU and no biases it is Llama's.
 """
@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainer.axes import ParallelAxes
 from trainer.config import ModelConfig, TrainConfig
+from trainer.forward_pass import ForwardPass
 from trainer.layers.block import Block
 from trainer.layers.dropout import hidden_dropout
 from trainer.layers.norm import Norm
 from trainer.layers.rotary import RotaryTable
 from trainer.parameters import ParameterBuilder
 from trainer.random_streams import MicroBatchRandomness
-from trainer.tensor_parallel.collectives import TensorParallel
 from trainer.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from trainer.tensor_parallel.embedding import VocabParallelEmbedding
 from trainer.tensor_parallel.linear import ColumnParallelLinear
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 class GPTEmbedding(nn.Module):
     """Tokens [S, B] -> [S(/t), B, H]: the word's row, with learned positions the position's too, then dropout."""
 
-    def __init__(self, config: TrainConfig, word_table: nn.Parameter, builder: ParameterBuilder, tp: TensorParallel):
+    def __init__(self, config: TrainConfig, word_table: nn.Parameter, builder: ParameterBuilder, axes: ParallelAxes):
         super().__init__()
         model = config.model
-        self._tp = tp
+        self._axes = axes
         self._dropout = model.hidden_dropout
-        self.word = VocabParallelEmbedding(word_table, tp)
+        self.word = VocabParallelEmbedding(word_table, axes.tp)
         self.position: nn.Parameter | None = None
         if model.position_embedding_type == "learned_absolute":
             self.position = builder.under("position").weight(
@@ -51,14 +52,18 @@ class GPTEmbedding(nn.Module):
         """Collective: all tp ranks."""
         hidden: torch.Tensor = self.word(tokens)
         if self.position is not None:
-            if len(tokens) > len(self.position):
-                raise ValueError(f"a sequence of {len(tokens)} exceeds the {len(self.position)} learned positions")
-            hidden = hidden + self._tp.sequence_shard(self.position[: len(tokens)]).unsqueeze(1)
-        return hidden_dropout(hidden, self._dropout, randomness, "embedding", self._tp)
+            length = len(tokens) * self._axes.cp.size
+            if length > len(self.position):
+                raise ValueError(f"a sequence of {length} exceeds the {len(self.position)} learned positions")
+            positions = self._axes.cp.shard(self.position[:length], 0)
+            hidden = hidden + self._axes.tp.sequence_shard(positions).unsqueeze(1)
+        return hidden_dropout(hidden, self._dropout, randomness, "embedding", self._axes)
 
 
 class GPTStage(nn.Module):
-    """Contiguous layers, with the embedding on the first stage, final norm, LM head and loss on the last."""
+    """One virtual stage: contiguous layers, after the embedding on the first, before final norm, LM head and loss on
+    the last. It may have no layers at all.
+    """
 
     def __init__(
         self,
@@ -66,49 +71,55 @@ class GPTStage(nn.Module):
         vocab_size: int,
         layers: range,
         builder: ParameterBuilder,
-        tp: TensorParallel,
+        axes: ParallelAxes,
+        *,
+        is_first: bool,
+        is_last: bool,
     ):
-        """Build the stage that holds ``layers`` (numbers in the whole model).
+        """Build the virtual stage that holds ``layers`` (numbers in the whole model).
 
         Args:
             config: the whole training config.
             vocab_size: rows of the vocabulary without padding.
-            layers: the first stage's begin with 0, the last stage's end with num_layers.
-            builder: makes the parameters; afterwards it knows all of this stage.
-            tp: the tensor-parallel axis.
+            layers: numbers of its layers in the whole model.
+            builder: makes the parameters; afterwards it knows all of this stage. A table that an earlier chunk of the
+                same rank has made is shared.
+            axes: the axes along which layers are divided.
+            is_first: whether it begins with the embedding.
+            is_last: whether it ends with the loss.
         """
         super().__init__()
         model = config.model
         self.dtype = builder.dtype
-        self._tp = tp
+        tp = axes.tp
+        self._axes = axes
         self._seq_length, self._hidden_size = config.training.seq_length, model.hidden_size
         rows_per_rank = model.padded_vocab_size(vocab_size, tp.size) // tp.size
         self._num_valid = min(max(vocab_size - tp.rank * rows_per_rank, 0), rows_per_rank)
-        is_first, is_last = layers.start == 0, layers.stop == model.num_layers
         is_tied = not model.untie_embeddings_and_output_weights
         self.embedding: GPTEmbedding | None = None
         if is_first:
-            table = _vocab_table(model, "embedding.word", vocab_size, builder, tp, tied=is_tied and not is_last)
-            self.embedding = GPTEmbedding(config, table, builder.under("embedding"), tp)
-        self.layers = nn.ModuleList(Block(model, layer, builder.under(f"layers.{layer}"), tp) for layer in layers)
+            table = _vocab_table(model, "embedding.word", vocab_size, builder, is_tied)
+            self.embedding = GPTEmbedding(config, table, builder.under("embedding"), axes)
+        self.layers = nn.ModuleList(Block(model, layer, builder.under(f"layers.{layer}"), axes) for layer in layers)
         self.final_norm: Norm | None = None
         self.head: ColumnParallelLinear | None = None
         if is_last:
             self.final_norm = Norm(
                 model.normalization, model.hidden_size, model.norm_epsilon, builder.under("final_norm")
             )
-            if is_tied and self.embedding is not None:
-                table = self.embedding.word.weight
-            else:
-                name = "embedding.word" if is_tied else "head"
-                table = _vocab_table(model, name, vocab_size, builder, tp, tied=is_tied)
+            name = "embedding.word" if is_tied else "head"
+            table = _vocab_table(model, name, vocab_size, builder, is_tied)
             self.head = ColumnParallelLinear(table, None, tp)
         self._rotary = _rotary_table(config, builder)
 
     def hidden_shape(self, micro_batch_size: int, seq_length: int | None = None) -> tuple[int, int, int]:
-        """Shape of the activations that travel between stages: [S(/t), B, H]; S is training.seq_length if unset."""
-        length = seq_length or self._seq_length
-        return (length // self._tp.size if self._tp.sequence_parallel else length, micro_batch_size, self._hidden_size)
+        """Shape of the activations that travel between stages: [S(/t), B, H]; S, this rank's part of each sequence,
+        is training.seq_length / c if unset.
+        """
+        tp = self._axes.tp
+        length = seq_length or self._seq_length // self._axes.cp.size
+        return (length // tp.size if tp.sequence_parallel else length, micro_batch_size, self._hidden_size)
 
     def forward(
         self,
@@ -116,14 +127,16 @@ class GPTStage(nn.Module):
         micro_batch: MicroBatch,
         randomness: MicroBatchRandomness | None,
         compute_loss: bool = True,
+        aux_loss_scale: float = 0.0,
     ) -> torch.Tensor:
         """Run the stage on one micro-batch. Collective: all tp ranks.
 
         Args:
             hidden: the previous stage's result; None on the first stage.
-            micro_batch: tokens, labels and loss mask, on this stage's device.
+            micro_batch: tokens, labels and loss mask of this rank's part of the sequences, on this stage's device.
             randomness: the streams of dropout; None drops nothing.
             compute_loss: False to get logits on the last stage.
+            aux_loss_scale: see ForwardPass.
 
         Returns:
             [S(/t), B, H], or on the last stage the float32 sum of the losses of the valid tokens, the same on all tp
@@ -134,30 +147,40 @@ class GPTStage(nn.Module):
         if self.embedding is not None:
             hidden = self.embedding(tokens, randomness)
         assert hidden is not None, "only the first stage makes its own input"
-        rotary = self._rotary.first(len(tokens)) if self._rotary is not None else None
+        forward_pass = ForwardPass(self._rotary_of(tokens), micro_batch.documents, randomness, aux_loss_scale)
         for block in self.layers:
-            hidden = block(hidden, rotary, randomness)
+            hidden = block(hidden, forward_pass)
         assert hidden is not None
         if self.final_norm is None or self.head is None:
             return hidden
         logits: torch.Tensor = self.head(self.final_norm(hidden))  # [S, B, V/t]
         if not compute_loss:
             return logits[..., : self._num_valid]
-        losses = vocab_parallel_cross_entropy(logits, micro_batch.labels.t(), self._num_valid, self._tp)
+        losses = vocab_parallel_cross_entropy(logits, micro_batch.labels.t(), self._num_valid, self._axes.tp)
         if micro_batch.loss_mask is not None:
             losses = losses * micro_batch.loss_mask.t()
         return losses.sum()
 
+    def _rotary_of(self, tokens: torch.Tensor) -> RotaryTable | None:
+        if self._rotary is None:
+            return None
+        cp = self._axes.cp
+        table = self._rotary.first(len(tokens) * cp.size)
+        return RotaryTable(cp.shard(table.cos, 0), cp.shard(table.sin, 0))
+
 
 def _vocab_table(
-    model: ModelConfig, name: str, vocab_size: int, builder: ParameterBuilder, tp: TensorParallel, *, tied: bool
+    model: ModelConfig, name: str, vocab_size: int, builder: ParameterBuilder, is_tied: bool
 ) -> nn.Parameter:
+    known = builder.parameters.get(f"{name}.weight")
+    if known is not None:
+        return known
     return builder.under(name).weight(
         "weight",
-        (model.padded_vocab_size(vocab_size, tp.size), model.hidden_size),
+        (model.padded_vocab_size(vocab_size, builder.mesh.tp), model.hidden_size),
         std=model.init_method_std,
         tp_dim=0,
-        tied_over_stages=tied,
+        tied_over_stages=is_tied and len(builder.mesh.embedding_ranks) > 1,
         valid_rows=vocab_size,
     )
 

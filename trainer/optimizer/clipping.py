@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from trainer.data_parallel.pieces import speaks_for_copies
 
 if TYPE_CHECKING:
-    from trainer.mesh import ParallelMesh
-    from trainer.parameters import ParameterLayout
+    from collections.abc import Iterator
+
     from trainer.train_state import ParallelModel
 
 # torch's CPU norm adds up in fp32 without blocking: over 50 million elements it is off by 4e-3, in pieces of this size
@@ -20,41 +23,34 @@ _CPU_PIECE = 1 << 16
 _NORM_EPSILON = 1e-6
 
 
-def is_counted(layout: ParameterLayout, mesh: ParallelMesh) -> bool:
-    """Whether this rank's part of a parameter enters the norm: every element of the model does on exactly one rank."""
-    if layout.tied_over_stages and not mesh.is_first_stage:
-        return False
-    return layout.tp_dim is not None or mesh.tp_rank == 0
-
-
 class GradientNorm:
     """Measures the norm over all parameters of a model whose main gradients are final."""
 
     def __init__(self, model: ParallelModel) -> None:
-        """Take views of the gradients; they stay where they are for the life of the model."""
-        counted = [
-            model.gradients.main_grad(name) for name, layout in model.layouts.items() if is_counted(layout, model.mesh)
-        ]
-        self._group = model.groups.model_parallel
-        on_cpu = all(gradient.device.type == "cpu" for gradient in counted)
-        self._pieces = (
-            [piece for gradient in counted for piece in torch.split(gradient.view(-1), _CPU_PIECE)]
-            if on_cpu
-            else counted
-        )
+        """Remember the model."""
+        self._model = model
         self._device = next(iter(model.parameters.values())).device
 
     def measure(self) -> float:
-        """The 2-norm; not finite if any element is not. Collective: all ranks of the model-parallel group.
-
-        Replicas hold the same bits after their gradients are summed, so all ranks of the job get the same answer.
-        """
+        """The 2-norm; not finite if any element is not. Collective: all ranks of the job, which get the same answer."""
         squares = torch.zeros((), dtype=torch.float64, device=self._device)
-        if self._pieces:
-            squares = torch.stack(torch._foreach_norm(self._pieces)).double().square().sum()
-        if self._group is not None:
-            dist.all_reduce(squares, group=self._group)
+        counted = list(self._counted())
+        if counted:
+            squares = torch.stack(torch._foreach_norm(counted)).double().square().sum()
+        if self._model.mesh.world_size > 1:
+            dist.all_reduce(squares)
         return float(squares.sqrt().item())
+
+    def _counted(self) -> Iterator[Tensor]:
+        """Gradients of what this rank alone counts: every element of the model is counted on exactly one rank."""
+        model = self._model
+        for piece in model.gradients.pieces:
+            layout = model.layouts[piece.name]
+            if not speaks_for_copies(layout, model.mesh, model.gradients.is_sharded):
+                continue
+            for start, stop in layout.owned_ranges(model.mesh, piece.start, piece.stop):
+                stretch = piece.gradient[start - piece.start : stop - piece.start]
+                yield from torch.split(stretch, _CPU_PIECE) if stretch.device.type == "cpu" else (stretch,)
 
 
 def clip_divisor(norm: float, clip_grad: float) -> float:

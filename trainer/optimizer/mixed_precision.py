@@ -42,17 +42,16 @@ class MixedPrecisionOptimizer:
     """
 
     def __init__(self, config: TrainConfig, model: ParallelModel) -> None:
-        """Allocate masters and moments for this rank's parameters."""
+        """Allocate masters and moments for what this rank updates."""
         self.loss_scaler = LossScaler.build(config.training)
         self._model = model
         self._clip_grad = config.optimizer.clip_grad
         self._norm = GradientNorm(model)
         self._masters: dict[str, nn.Parameter] = {}
-        for name, parameter in model.parameters.items():
+        self._pieces = {piece.name: piece for piece in model.gradients.pieces}
+        for name, piece in self._pieces.items():
             # An alias for fp32, a copy else. A parameter of its own, since the model's .grad belongs to backward.
-            master = nn.Parameter(parameter.detach().to(torch.float32))
-            master.grad = model.gradients.main_grad(name)
-            self._masters[name] = master
+            self._masters[name] = nn.Parameter(piece.weight.to(torch.float32))
         self._optimizer = _build(config.optimizer, self._masters, model)
         self._moments = _moment_names(config.optimizer)
         for master in self._masters.values():
@@ -85,16 +84,20 @@ class MixedPrecisionOptimizer:
             group["lr"] = lr
         device = next(iter(self._masters.values())).device
         grad_scale = None if divisor == 1.0 else torch.full((), divisor, dtype=torch.float32, device=device)
+        for name, master in self._masters.items():
+            master.grad = self._pieces[name].gradient
         self._optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
         self._optimizer.step()
         self._steps += 1
-        self._masters_to_weights()
+        self._publish()
 
-    def _masters_to_weights(self) -> None:
-        pairs = [(self._model.parameters[name], master) for name, master in self._masters.items()]
-        low = [(weight.detach(), master.detach()) for weight, master in pairs if weight.dtype != master.dtype]
+    def _publish(self) -> None:
+        """Bring what the masters hold to the weights of all ranks."""
+        pairs = [(self._pieces[name].weight, master.detach()) for name, master in self._masters.items()]
+        low = [(weight, master) for weight, master in pairs if weight.dtype != master.dtype]
         if low:
             torch._foreach_copy_([weight for weight, _ in low], [master for _, master in low])
+        self._model.gradients.weights_changed()
 
     @property
     def steps(self) -> int:
@@ -102,9 +105,9 @@ class MixedPrecisionOptimizer:
         return self._steps
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint must hold beside the weights: kind -> global name -> this rank's part, as live views.
+        """What a checkpoint must hold beside the weights: kind -> global name -> 1-D, the state of this rank's piece.
 
-        Kinds are ``master`` (16-bit training only) and the optimizer's moments.
+        They are live views. Kinds are ``master`` (16-bit training only) and the optimizer's moments.
         """
         kinds = {
             moment: {name: self._optimizer.state[master][moment] for name, master in self._masters.items()}
@@ -113,14 +116,14 @@ class MixedPrecisionOptimizer:
         low = {
             name: master.detach()
             for name, master in self._masters.items()
-            if self._model.parameters[name].dtype != master.dtype
+            if self._pieces[name].weight.dtype != master.dtype
         }
         return {"master": low, **kinds} if low else kinds
 
     def restore(self, steps: int, loss_scaler: Mapping[str, float | int | None] | None) -> None:
         """Finish a resume: counters, after the tensors of ``tensors()`` were filled in place.
 
-        The weights follow the masters.
+        The weights follow the masters. Collective: all ranks.
         """
         self._steps = steps
         for master in self._masters.values():
@@ -130,15 +133,14 @@ class MixedPrecisionOptimizer:
         if loss_scaler is not None:
             self.loss_scaler.load(loss_scaler)
         with torch.no_grad():
-            self._masters_to_weights()
+            self._publish()
 
     @torch.no_grad()
     def adopt_weights(self) -> None:
         """Make the masters follow the weights, after weights alone were loaded."""
         for name, master in self._masters.items():
-            weight = self._model.parameters[name]
-            if weight.dtype != master.dtype:
-                master.copy_(weight)
+            if self._pieces[name].weight.dtype != master.dtype:
+                master.copy_(self._pieces[name].weight)
 
 
 def _build(config: OptimizerConfig, masters: Mapping[str, nn.Parameter], model: ParallelModel) -> torch.optim.Optimizer:

@@ -33,22 +33,25 @@ def forward_backward(
 ) -> Tensor:
     """Forward and backward of this replica's part of one global batch (collective: all ranks).
 
-    The gradient is that of ``loss_scale * (sum of token losses over the global batch) / valid_tokens``. This division
-    is the only one: micro-batches and replicas are summed, so that every token counts the same in every layout.
+    The gradient is that of ``loss_scale * (sum of token losses over the global batch) / valid_tokens``, and of the mean
+    over the micro-batches of auxiliary losses where layers add any. These divisions are the only ones: micro-batches
+    and replicas are summed, so that every token counts the same in every layout.
 
     Args:
         model: afterwards its main gradients are final, still multiplied by ``loss_scale``.
-        micro_batches: this replica's, in order; the same on each of its ranks.
+        micro_batches: this replica's, in order, with whole sequences; the same on each of its ranks.
         valid_tokens: tokens under the loss in the whole global batch, all replicas together.
         loss_scale: factor that keeps fp16 gradients from vanishing; 1 otherwise.
         randomness: dropout streams of this iteration.
 
     Returns:
-        Sum of the token losses of this replica, float64 scalar, neither averaged nor scaled; 0 on all but the last
-        stage's ranks.
+        Sum of the token losses of this rank's part of its micro-batches, float64 scalar, neither averaged nor scaled;
+        0 on all but the last stage's ranks.
     """
-    model.gradients.zero()
-    training = _Training(model, micro_batches, loss_scale / valid_tokens, randomness)
+    model.gradients.begin(len(micro_batches))
+    aux_loss_scale = loss_scale / (len(micro_batches) * model.mesh.dp)
+    micro_batches = [model.axes.cp.shard_micro_batch(batch) for batch in micro_batches]
+    training = _Training(model, micro_batches, loss_scale / valid_tokens, aux_loss_scale, randomness)
     training.run(one_f_one_b(model.mesh.pp, len(micro_batches)))
     model.gradients.finish()
     return training.loss_sum
@@ -58,11 +61,17 @@ class _Training:
     """State of one iteration: what the forwards leave for the backwards."""
 
     def __init__(
-        self, model: ParallelModel, micro_batches: Sequence[MicroBatch], loss_factor: float, randomness: StepRandomness
+        self,
+        model: ParallelModel,
+        micro_batches: Sequence[MicroBatch],
+        loss_factor: float,
+        aux_loss_scale: float,
+        randomness: StepRandomness,
     ) -> None:
         self._model = model
         self._micro_batches = micro_batches
         self._loss_factor = loss_factor
+        self._aux_loss_scale = aux_loss_scale
         self._randomness = randomness
         self._backwards_left = len(micro_batches)
         self._inputs: dict[int, Tensor | None] = {}
@@ -85,10 +94,11 @@ class _Training:
         micro_batch = self._micro_batches[number]
         if hidden is not None:
             hidden.requires_grad_()
-        output: Tensor = self._model.stage(hidden, micro_batch, self._randomness.micro_batch(micro_batch.index))
+        streams = self._randomness.micro_batch(micro_batch.index)
+        output: Tensor = self._model.chunks[0](hidden, micro_batch, streams, aux_loss_scale=self._aux_loss_scale)
         self._inputs[number] = hidden
         self._outputs[number] = torch.autograd.graph.get_gradient_edge(output)
-        if self._model.mesh.is_last_stage:
+        if self._model.mesh.computes_loss:
             self.loss_sum += output.detach()
             return None
         return output.detach()
@@ -96,7 +106,7 @@ class _Training:
     def _backward(self, number: int, gradient: Tensor | None) -> Tensor | None:
         self._backwards_left -= 1
         if self._backwards_left == 0:
-            self._model.gradients.expect_last_backward()
+            self._model.gradients.expect_last_backward(0)
         if gradient is None:
             gradient = torch.full((), self._loss_factor, dtype=torch.float32, device=self.loss_sum.device)
         torch.autograd.backward(self._outputs.pop(number), gradient)
@@ -109,11 +119,12 @@ def forward_only(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> t
     """Loss of this replica's micro-batches without dropout or gradients (collective: all ranks of the replica).
 
     Returns:
-        Sum of the token losses, float64 scalar, 0 on all but the last stage's ranks; and the number of valid tokens
-        among them, the same on all stages.
+        Sum of the token losses of this rank's part of the sequences, float64 scalar, 0 on all but the last stage's
+        ranks; and the number of valid tokens of the whole sequences, the same on all ranks.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=_device(model))
-    for loss in _forward_stages(model, micro_batches, compute_loss=True):
+    parts = [model.axes.cp.shard_micro_batch(batch) for batch in micro_batches]
+    for loss in _forward_stages(model, parts, compute_loss=True):
         loss_sum += loss
     return loss_sum, sum(
         batch.labels.numel() if batch.loss_mask is None else int(batch.loss_mask.sum()) for batch in micro_batches
@@ -159,8 +170,8 @@ def _forward_stages(model: ParallelModel, micro_batches: Sequence[MicroBatch], *
     outgoing: Tensor | None = None
     for step, micro_batch in enumerate(micro_batches):
         hidden = messenger.exchange(step, outgoing)
-        outgoing = model.stage(hidden, micro_batch, None, compute_loss)
-        if model.mesh.is_last_stage:
+        outgoing = model.chunks[0](hidden, micro_batch, None, compute_loss)
+        if model.mesh.computes_loss:
             outputs.append(outgoing)
     messenger.finish(outgoing)
     return outputs
@@ -172,11 +183,11 @@ def _wire(model: ParallelModel, tokens: Tensor) -> Wire | None:
     return Wire(
         group=model.groups.pp,
         ranks=tuple(dist.get_process_group_ranks(model.groups.pp)),
-        shape=model.stage.hidden_shape(*tokens.shape),
-        dtype=model.stage.dtype,
+        shape=model.chunks[0].hidden_shape(*tokens.shape),
+        dtype=model.chunks[0].dtype,
         device=tokens.device,
     )
 
 
 def _device(model: ParallelModel) -> torch.device:
-    return model.gradients.buffer.device
+    return next(iter(model.parameters.values())).device

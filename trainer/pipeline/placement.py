@@ -54,3 +54,8 @@ class Placement:
         if self.kind == "v" and chunk == 1:
             return self.pp - 1 - position, chunk
         return position, chunk
+
+    @property
+    def last_rank(self) -> int:
+        """The rank that holds the last virtual stage, with the LM head and the loss."""
+        return self.place(self.num_virtual_stages - 1)[0]

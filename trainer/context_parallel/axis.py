@@ -1,0 +1,60 @@
+"""The cp axis as layers see it: which positions of a sequence lie on which rank.
+
+Legend: S sequence, ``/c`` = divided over cp.
+With ring attention (``p2p``; Liu et al. 2023, arXiv:2310.01889) a sequence is cut into 2c chunks and rank i holds the
+chunks i and 2c-1-i, so that under a causal mask every rank has the same work. With ``a2a`` (Jacobs et al. 2023,
+arXiv:2309.14509, section 3) rank i holds the i-th c-th of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from trainer.data.batches import MicroBatch
+    from trainer.mesh import ParallelMesh, ProcessGroups
+
+CommunicationType = Literal["p2p", "a2a"]
+
+
+@dataclass(frozen=True)
+class ContextParallel:
+    """The cp axis as layers see it."""
+
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    """None when size is 1."""
+    communication: CommunicationType = "p2p"
+
+    @classmethod
+    def build(cls, mesh: ParallelMesh, groups: ProcessGroups, communication: CommunicationType) -> ContextParallel:
+        """The cp axis of ``mesh``."""
+        return cls(mesh.cp, mesh.cp_rank, groups.cp, communication)
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Positions int64 [S/c] that this rank holds of a sequence of ``length``, ascending."""
+        everything = torch.arange(length)
+        if self.size == 1:
+            return everything
+        if self.communication == "a2a":
+            return everything.view(self.size, -1)[self.rank]
+        chunks = everything.view(2 * self.size, -1)
+        return torch.cat((chunks[self.rank], chunks[-1 - self.rank]))
+
+    def shard(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's part of a tensor whose ``dim`` is the sequence; all of it when size is 1."""
+        if self.size == 1:
+            return whole
+        return whole.index_select(dim, self.positions(whole.shape[dim]).to(whole.device))
+
+    def shard_micro_batch(self, whole: MicroBatch) -> MicroBatch:
+        """This rank's part of every sample of a micro-batch; ``documents`` still speak of whole samples."""
+        if self.size == 1:
+            return whole
+        mask = None if whole.loss_mask is None else self.shard(whole.loss_mask, 1)
+        return replace(whole, tokens=self.shard(whole.tokens, 1), labels=self.shard(whole.labels, 1), loss_mask=mask)
