@@ -1,12 +1,14 @@
 """Training speed of ours beside its peers: the same model, weights, tokens and AdamW, interleaved in one session.
 
+    benchmarks/peers/set_up.sh
     python -m benchmarks.train_speed --model small --rounds 3 --write
 
-Each round runs every trainer once in every layout, so that a slow minute of the machine meets all of them. The table
-gives medians over the timed steps of all rounds, and ratios to the layout's first trainer (plain on one process,
-megatron-core on several). CPU seconds are those of all ranks together; they bear other work on the machine, wall time
-does not. Losses and gradient norms are compared with the very first run's, plain on one process: a fast trainer that
-computes something else is not faster.
+Each round runs every trainer once in every layout that it has, so that a slow minute of the machine meets all of them;
+every round begins with another trainer. The table gives medians over the timed steps of all rounds, and ratios to the
+best peer of the layout. CPU seconds are those of all ranks together; they bear other work on the machine, wall time
+does not. Losses and gradient norms are compared with those of the first run, plain on one process: a fast trainer that
+computes something else is not faster. A trainer that fails in a layout is named with the reason, and not run there
+again.
 """
 
 import argparse
@@ -18,12 +20,60 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.workload import WORKLOADS
 
 ROOT = Path(__file__).parents[1]
-TRAINERS = ("plain", "megatron_core", "ours")
-LAYOUTS = {"1": (1, 1), "tp2": (2, 1), "pp2": (1, 2), "tp4": (4, 1)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks share the work, and the section of the results that shows it."""
+
+    section: str
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    schedule: str | None = None
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """An adapter in benchmarks/peers, its layouts, and what set_up.sh made for it: an environment, a source tree."""
+
+    module: str
+    layouts: tuple[str, ...]
+    environment: str | None = None
+    source: str | None = None
+
+
+LAYOUTS = {
+    "1": Layout("1"),
+    "tp2": Layout("tp2", tp=2),
+    "pp2": Layout("pp2", pp=2, schedule="1f1b"),
+    "pp2-zb": Layout("pp2", pp=2, schedule="zb-h1"),
+    "dp2": Layout("dp2", dp=2),
+    "tp4": Layout("tp4", tp=4),
+}
+OURS = "ours"
+TRAINERS = {
+    "plain": Trainer("plain", ("1", "dp2")),
+    "transformers": Trainer("transformers_llama", ("1", "tp2", "dp2", "tp4"), "trainers"),
+    "picotron": Trainer("picotron_llama", ("1", "tp2", "pp2", "dp2", "tp4"), "trainers", "picotron"),
+    "torchtitan": Trainer("torchtitan_llama", ("1", "tp2", "pp2", "dp2", "tp4"), "trainers"),
+    "megatron-core": Trainer("megatron_core", ("1", "tp2", "pp2", "dp2", "tp4"), "megatron-core"),
+    OURS: Trainer("ours", tuple(LAYOUTS)),
+}
 # glibc gives large tensors back to the kernel at every step and faults them in again; these keep them, for everybody.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -33,6 +83,10 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore",
 }
 LIMIT_S = 900
+
+
+class RunFailed(Exception):
+    """A trainer did not finish; the message is the last thing it said."""
 
 
 @dataclass
@@ -45,6 +99,18 @@ class Result:
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     version: str = ""
+    failure: str = ""
+
+    def add(self, reports: list[dict[str, Any]], warm_up: int) -> None:
+        """Take one run into the result: a step takes as long as its slowest rank, and the CPU time of all."""
+        steps = list(zip(*(report["steps"] for report in reports), strict=True))
+        self.wall_s += [max(rank["wall_s"] for rank in step) for step in steps[warm_up:]]
+        self.cpu_s += [sum(rank["cpu_s"] for rank in step) for step in steps[warm_up:]]
+        self.peak_mib.append(max(report["peak_mib"] for report in reports))
+        # Ranks of one replica agree, and replicas have equal shares of the step.
+        self.losses = [statistics.mean(r["loss"] for r in step if r["loss"] is not None) for step in steps]
+        self.grad_norms = [step[0]["grad_norm"] for step in steps]
+        self.version = f"{reports[0]['version']} (torch {reports[0]['torch']})"
 
 
 def peers_folder() -> Path:
@@ -53,78 +119,155 @@ def peers_folder() -> Path:
     return Path(cache) / "llmctl-benchmarks"
 
 
-def python_of(trainer: str) -> str:
-    """The interpreter of a trainer: its own environment where it has one, else this one."""
-    own = peers_folder() / trainer.replace("_", "-") / "bin/python"
-    return str(own) if own.exists() else sys.executable
-
-
-def run_once(trainer: str, layout: str, flags: argparse.Namespace) -> list[dict]:
-    """One run of one trainer: the reports of its ranks.
+def surroundings(trainer: Trainer) -> tuple[str, dict[str, str]]:
+    """The interpreter of a trainer and the environment variables it runs with.
 
     Raises:
-        RuntimeError: a rank failed; its last lines are in the message.
+        RunFailed: set_up.sh has not made what it needs.
     """
-    tp, pp = LAYOUTS[layout]
-    world = tp * pp
+    variables = os.environ | ENVIRONMENT
+    for name in (trainer.environment, trainer.source):
+        if name is not None and not (peers_folder() / name / "ready").exists():
+            raise RunFailed(f"there is no {peers_folder() / name}; benchmarks/peers/set_up.sh makes it")
+    if trainer.source is not None:
+        variables["PYTHONPATH"] = str(peers_folder() / trainer.source)
+    if trainer.environment is None:
+        return sys.executable, variables
+    return str(peers_folder() / trainer.environment / "bin/python"), variables
+
+
+def first_to_fail(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, str] | None:
+    """Wait for all ranks; the first that failed or was too slow and what it did, with the others ended."""
+    until = time.monotonic() + LIMIT_S
+    try:
+        while True:
+            codes = [process.poll() for process in ranks]
+            for rank, code in enumerate(codes):
+                if code:
+                    return rank, f"left with {code}"
+            if None not in codes:
+                return None
+            if time.monotonic() > until:
+                return codes.index(None), f"was still running after {LIMIT_S} s"
+            time.sleep(0.2)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def last_words(log: Path) -> str:
+    """The last line of a rank's output that says something."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    said = [line for line in lines if line and not line.startswith(("[rank", "terminate called"))]
+    return said[-1][:300] if said else "it said nothing"
+
+
+def run_once(name: str, layout_name: str, flags: argparse.Namespace) -> list[dict[str, Any]]:
+    """One run of one trainer in one layout: the reports of its ranks.
+
+    Raises:
+        RunFailed: a rank failed, or did not end within the limit.
+    """
+    trainer, layout = TRAINERS[name], LAYOUTS[layout_name]
+    python, variables = surroundings(trainer)
     with tempfile.TemporaryDirectory() as place:
-        argv = [python_of(trainer), "-m", f"benchmarks.peers.{trainer}", "--model", flags.model]
-        argv += ["--tp", str(tp), "--pp", str(pp), "--steps", str(flags.warm_up + flags.steps), "--report", place]
+        argv = [python, "-m", f"benchmarks.peers.{trainer.module}", "--model", flags.model, "--report", place]
+        argv += ["--tp", str(layout.tp), "--pp", str(layout.pp), "--dp", str(layout.dp)]
+        argv += ["--steps", str(flags.warm_up + flags.steps)]
+        if name == OURS and layout.schedule is not None:
+            argv += ["--schedule", layout.schedule]
         ranks = []
-        for rank in range(world):
-            place_among_ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        for rank in range(layout.world):
+            place_among_ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(layout.world)}
             with Path(place, f"rank-{rank}.log").open("w") as log:
                 ranks.append(
                     subprocess.Popen(
                         argv,
                         cwd=ROOT,
-                        env=os.environ | ENVIRONMENT | place_among_ranks,
+                        env=variables | place_among_ranks,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )
                 )
-        try:
-            codes = [process.wait(timeout=LIMIT_S) for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
-        for rank, code in enumerate(codes):
-            if code:
-                tail = Path(place, f"rank-{rank}.log").read_text()[-2000:]
-                raise RuntimeError(f"{trainer} {layout} rank {rank} left with {code}:\n{tail}")
-        return [json.loads(Path(place, f"rank-{rank}.json").read_text()) for rank in range(world)]
+        failed = first_to_fail(ranks)
+        if failed is not None:
+            rank, what = failed
+            raise RunFailed(f"rank {rank} {what}: {last_words(Path(place, f'rank-{rank}.log'))}")
+        return [json.loads(Path(place, f"rank-{rank}.json").read_text()) for rank in range(layout.world)]
 
 
-def add(result: Result, reports: list[dict], warm_up: int) -> None:
-    """Take one run into the result: a step takes as long as its slowest rank, and the CPU time of all."""
-    steps = list(zip(*(report["steps"] for report in reports), strict=True))
-    result.wall_s += [max(rank["wall_s"] for rank in step) for step in steps[warm_up:]]
-    result.cpu_s += [sum(rank["cpu_s"] for rank in step) for step in steps[warm_up:]]
-    result.peak_mib.append(max(report["peak_mib"] for report in reports))
-    result.losses = [next(rank["loss"] for rank in step if rank["loss"] is not None) for step in steps]
-    result.grad_norms = [step[0]["grad_norm"] for step in steps]
-    result.version = f"{reports[0]['version']} (torch {reports[0]['torch']})"
+def measure(flags: argparse.Namespace) -> dict[str, dict[str, Result]]:
+    """All rounds: the results by section and row of the table."""
+    results: dict[str, dict[str, Result]] = {}
+    for number in range(flags.rounds):
+        first = number % len(flags.trainers)
+        # The first run of all is plain's on one process, the truth for the others.
+        order = flags.trainers[first:] + flags.trainers[:first]
+        for layout_name in flags.layouts:
+            layout = LAYOUTS[layout_name]
+            for name in order:
+                if layout_name not in TRAINERS[name].layouts:
+                    continue
+                row = name if layout_name == layout.section else f"{name}, {layout.schedule}"
+                result = results.setdefault(layout.section, {}).setdefault(row, Result())
+                if result.failure:
+                    continue
+                print(f"round {number + 1}: {name} {layout_name}", file=sys.stderr, flush=True)
+                try:
+                    result.add(run_once(name, layout_name, flags), flags.warm_up)
+                except RunFailed as failure:
+                    result.failure = str(failure)
+                    print(f"{name} {layout_name} failed: {failure}", file=sys.stderr, flush=True)
+    return results
+
+
+def best_peer(results: dict[str, Result], figure: Callable[[Result], float]) -> float | None:
+    """The lowest of the peers' figures, None where no peer was measured."""
+    measured = [figure(r) for name, r in results.items() if not name.startswith(OURS) and r.wall_s]
+    return min(measured, default=None)
+
+
+def wall(result: Result) -> float:
+    return statistics.median(result.wall_s)
+
+
+def cpu(result: Result) -> float:
+    return statistics.median(result.cpu_s)
+
+
+def peak(result: Result) -> float:
+    return max(result.peak_mib)
+
+
+def ratio(above: float | None, below: float | None) -> str:
+    return "" if above is None or below is None else f"{above / below:.3f}"
 
 
 def table(results: dict[str, Result], truth: Result, tokens_per_step: int) -> list[str]:
-    """Rows of one layout; ratios are to its first trainer, differences to the run taken as the truth."""
-    reference = next(iter(results.values()))
+    """Rows of one section; ratios are to its best peer in that column, differences to the run taken as the truth."""
+    fastest, cheapest, leanest = (best_peer(results, figure) for figure in (wall, cpu, peak))
     lines = [
-        "| trainer | tokens/s | ratio | CPU s/step | ratio | peak MiB/rank | largest loss difference | of grad norm |",
-        "|---|---|---|---|---|---|---|---|",
+        "| trainer | tokens/s | of the fastest peer | CPU s/step | of the cheapest peer | peak MiB/rank "
+        "| of the leanest peer | largest loss difference | of grad norm |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    notes = []
     for name, result in results.items():
-        wall, cpu = statistics.median(result.wall_s), statistics.median(result.cpu_s)
-        speed = statistics.median(reference.wall_s) / wall
-        work = cpu / statistics.median(reference.cpu_s)
+        if result.failure:
+            notes.append(f"- {name} failed after {len(result.peak_mib)} rounds: {result.failure}")
+        if not result.wall_s:
+            lines.append(f"| {name} | failed | | | | | | | |")
+            continue
         off = max(abs(a - b) for a, b in zip(result.losses, truth.losses, strict=True))
         norm = max(abs(a / b - 1) for a, b in zip(result.grad_norms, truth.grad_norms, strict=True))
         lines.append(
-            f"| {name} | {tokens_per_step / wall:,.0f} | {speed:.3f} | {cpu:.3f} | {work:.3f} "
-            f"| {max(result.peak_mib):,.0f} | {off:.1e} | {norm:.1e} |"
+            f"| {name} | {tokens_per_step / wall(result):,.0f} | {ratio(fastest, wall(result))} "
+            f"| {cpu(result):.3f} | {ratio(cpu(result), cheapest)} "
+            f"| {peak(result):,.0f} | {ratio(peak(result), leanest)} | {off:.1e} | {norm:.1e} |"
         )
-    return lines
+    return [*lines, *([""] if notes else []), *notes]
 
 
 def processor() -> str:
@@ -135,11 +278,10 @@ def processor() -> str:
 
 def report(flags: argparse.Namespace, results: dict[str, dict[str, Result]], load: tuple[float, float]) -> str:
     """The whole measurement as Markdown."""
-    from benchmarks.peers.workload import WORKLOADS
-
     work = WORKLOADS[flags.model]
     today = datetime.datetime.now(datetime.timezone.utc).date()
-    versions = {name: result.version for per in results.values() for name, result in per.items()}
+    everything = [(name, result) for rows in results.values() for name, result in rows.items()]
+    versions = {name.partition(",")[0]: result.version for name, result in everything if result.version}
     lines = [
         f"# Training speed, {flags.model}, {today}",
         "",
@@ -148,38 +290,33 @@ def report(flags: argparse.Namespace, results: dict[str, dict[str, Result]], loa
         f"per process, one allocator setting for all.",
         f"{processor()}, {platform.platform()}; {flags.rounds} rounds of {flags.steps} timed steps after "
         f"{flags.warm_up}; load average {load[0]:.1f} before and {load[1]:.1f} after.",
-        "Ratio of tokens/s: above 1 is faster than the first row. Ratio of CPU seconds: below 1 is cheaper.",
-        "plain and megatron-core measure the gradient norm with torch's CPU norm, which loses digits on large tensors "
-        "(1e-4 at a million elements, 1e-3 at 16 million); ours does not.",
+        "Tokens/s of the fastest peer: above 1 is faster than every peer. CPU seconds and memory: below 1 is less than "
+        "every peer.",
+        "Every pipeline is cut where its trainer cuts it unasked.",
+        "All but ours measure the gradient norm with torch's CPU norm, which loses digits on large tensors (1e-4 at a "
+        "million elements, 1e-3 at 16 million).",
+        "picotron's pipeline makes gradients too large by the number of micro-batches; clipping hides it from losses.",
         "",
         *(f"- {name}: {version}" for name, version in versions.items()),
     ]
-    truth = next(result for per_trainer in results.values() for result in per_trainer.values())
-    for layout, per_trainer in results.items():
-        lines += ["", f"## {layout}", "", *table(per_trainer, truth, work.tokens_per_step)]
+    truth = next((result for _, result in everything if result.wall_s), Result())
+    for section, rows in results.items():
+        lines += ["", f"## {section}", "", *table(rows, truth, work.tokens_per_step)]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("tiny", "small"), default="small")
-    parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=TRAINERS)
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=("1", "tp2"))
+    parser.add_argument("--model", choices=WORKLOADS, default="small")
+    parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=list(TRAINERS))
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["1", "tp2", "pp2", "pp2-zb", "dp2"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="timed steps per run")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before the timed ones")
     parser.add_argument("--write", action="store_true", help="also write the table to benchmarks/results")
     flags = parser.parse_args()
     before = os.getloadavg()[0]
-    results: dict[str, dict[str, Result]] = {layout: {} for layout in flags.layouts}
-    for round_number in range(1, flags.rounds + 1):
-        for layout in flags.layouts:
-            for trainer in flags.trainers:
-                if trainer == "plain" and layout != "1":
-                    continue
-                print(f"round {round_number}: {trainer} {layout}", file=sys.stderr, flush=True)
-                result = results[layout].setdefault(trainer, Result())
-                add(result, run_once(trainer, layout, flags), flags.warm_up)
+    results = measure(flags)
     text = report(flags, results, (before, os.getloadavg()[0]))
     print(text)
     if flags.write:

@@ -144,7 +144,7 @@ def main() -> None:
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
     forward_backward = get_forward_backward_func()
-    tokens = corpus(work)
+    tokens, replica = corpus(work), parallel_state.get_data_parallel_rank()
     positions = torch.arange(work.sequence).expand(work.micro_batch, -1)
     mask = torch.triu(torch.ones(1, 1, work.sequence, work.sequence, dtype=torch.bool), 1)
 
@@ -164,9 +164,9 @@ def main() -> None:
         optimizer.zero_grad()
         reported = forward_backward(
             forward_step_func=forward_step,
-            data_iterator=iter(micro_batches(work, tokens, step)),
+            data_iterator=iter(micro_batches(work, tokens, step, replica, task.dp)),
             model=model,
-            num_microbatches=work.micro_batches,
+            num_microbatches=task.micro_batches,
             seq_length=work.sequence,
             micro_batch_size=work.micro_batch,
             forward_only=False,

@@ -1,8 +1,10 @@
-"""A hand-written PyTorch loop: what a careful person writes for one process without any framework."""
+"""A hand-written PyTorch loop: what a careful person writes for one process, or with DDP, without any framework."""
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.peers.workload import (
     BETAS,
@@ -93,6 +95,10 @@ def main() -> None:
     work = task.work
     model = Decoder(work)
     model.load(initial_weights(work))
+    parts: nn.Module = model
+    if task.dp > 1:
+        task.join()
+        parts = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=0, fused=True
     )
@@ -100,15 +106,21 @@ def main() -> None:
     meter = Meter(task)
     for step in range(task.steps):
         total = torch.zeros(())
-        for inputs, labels in micro_batches(work, tokens, step):
-            loss = model(inputs, labels) / work.micro_batches
+        batches = micro_batches(work, tokens, step, task.rank, task.dp)
+        for number, (inputs, labels) in enumerate(batches, 1):
+            if isinstance(parts, DistributedDataParallel):
+                # What its no_sync sets: gradients are summed over the replicas once, with the last micro-batch.
+                parts.require_backward_grad_sync = number == len(batches)
+            loss = parts(inputs, labels) / len(batches)
             loss.backward()
             total += loss.detach()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=task.dp == 1)
         meter.step(total, grad_norm)
     meter.write(torch.__version__)
+    if task.dp > 1:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

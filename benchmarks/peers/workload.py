@@ -39,7 +39,7 @@ class Workload:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per step of one model replica."""
+        """Micro-batches per step, of all model replicas together."""
         return self.global_batch // self.micro_batch
 
     @property
@@ -95,9 +95,11 @@ def corpus(work: Workload) -> torch.Tensor:
     return torch.from_numpy(tokens).view(BATCHES_IN_CORPUS, work.global_batch, work.sequence + 1)
 
 
-def micro_batches(work: Workload, tokens: torch.Tensor, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The (tokens, labels) pairs of one step, each [micro_batch, sequence]."""
-    pieces = tokens[step % BATCHES_IN_CORPUS].split(work.micro_batch)
+def micro_batches(
+    work: Workload, tokens: torch.Tensor, step: int, replica: int = 0, replicas: int = 1
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The (tokens, labels) pairs that one of the model's replicas sees in one step, each [micro_batch, sequence]."""
+    pieces = tokens[step % BATCHES_IN_CORPUS].split(work.micro_batch)[replica::replicas]
     return [(piece[:, :-1].contiguous(), piece[:, 1:].contiguous()) for piece in pieces]
 
 
@@ -108,27 +110,50 @@ class Task:
     work: Workload
     tp: int
     pp: int
+    dp: int
+    schedule: str
     steps: int
     rank: int
     report: Path
 
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per step of one model replica."""
+        return self.work.micro_batches // self.dp
+
     def join(self) -> None:
         """Meet the other ranks. By a file, because a free port may be taken by the time it is used."""
         meeting = f"file://{self.report}/rendezvous"
-        dist.init_process_group("gloo", init_method=meeting, rank=self.rank, world_size=self.tp * self.pp)
+        dist.init_process_group("gloo", init_method=meeting, rank=self.rank, world_size=self.world)
 
 
 def task_from_command_line() -> Task:
     """Read the flags that every adapter takes, and hold torch to one thread per process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=WORKLOADS, required=True)
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--pp", type=int, default=1)
+    parser.add_argument("--tp", type=int, default=1, help="ranks that share the tensors of a layer")
+    parser.add_argument("--pp", type=int, default=1, help="pipeline stages")
+    parser.add_argument("--dp", type=int, default=1, help="replicas of the model, which share the micro-batches")
+    parser.add_argument("--schedule", default="1f1b", help="pipeline schedule, for a trainer that has several")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--report", type=Path, required=True, help="folder for this rank's measurements")
     flags = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    return Task(WORKLOADS[flags.model], flags.tp, flags.pp, flags.steps, int(os.environ["RANK"]), flags.report)
+    return Task(
+        work=WORKLOADS[flags.model],
+        tp=flags.tp,
+        pp=flags.pp,
+        dp=flags.dp,
+        schedule=flags.schedule,
+        steps=flags.steps,
+        rank=int(os.environ["RANK"]),
+        report=flags.report,
+    )
 
 
 class Meter:
@@ -143,7 +168,11 @@ class Meter:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def step(self, loss: torch.Tensor | float | None, grad_norm: torch.Tensor | float) -> None:
-        """Call once after each optimizer step; ``loss`` is None on ranks that do not know it."""
+        """Call once after each optimizer step.
+
+        ``loss`` is the mean over the tokens of this rank's replica, and None on ranks that do not know it: replicas
+        have equal shares, so their mean is the loss of the step. ``grad_norm`` is the whole model's.
+        """
         # float() waits for the values, so that it belongs inside the measured time.
         loss, grad_norm = None if loss is None else float(loss), float(grad_norm)
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
