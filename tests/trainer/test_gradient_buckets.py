@@ -220,6 +220,50 @@ def test_shared_parameters_are_summed_and_no_others(ranks, tp, pp, summed):
             torch.testing.assert_close(torch.from_numpy(gradient), expected, rtol=1e-5, atol=1e-5)
 
 
+class Experts(nn.Module):
+    """Expert weights [E, out, in] that take a sink."""
+
+    def __init__(self, *shape, dtype=torch.float32):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape, dtype=dtype))
+        self.gradient_sink = None
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 5), (4, 2, 3, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_go_to_their_experts(shape, dtype):
+    model = Experts(*shape, dtype=dtype)
+    buckets = build(model)
+    generator = torch.Generator().manual_seed(3)
+    # Experts 1 and 3 have no tokens in the first micro-batch, none but 1 in the second.
+    batches = [[0, 4, 4, 9, 9], torch.tensor([0, 0, 7, 7, 7])]
+    for _ in range(2):  # in the second iteration everything that the first one left must be gone
+        expected = torch.zeros(4, 6, 5)
+        buckets.begin(len(batches))
+        for offsets in batches:
+            grad = torch.randn(int(offsets[-1]), 6, generator=generator).to(dtype)
+            inputs = torch.randn(int(offsets[-1]), 5, generator=generator).to(dtype)
+            model.gradient_sink.add_grouped_outer(grad, inputs, offsets)
+            for expert in range(4):
+                low, high = int(offsets[expert]), int(offsets[expert + 1])
+                expected[expert] += grad[low:high].float().t() @ inputs[low:high].float()
+        buckets.finish()
+        tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+        found = buckets.main_grad("weight")
+        assert found.shape == shape
+        torch.testing.assert_close(found.view(4, 6, 5), expected, rtol=tolerance, atol=tolerance)
+        assert not found[3].any()
+
+
+def test_grouped_products_of_no_tokens_are_a_contribution():
+    model = Experts(2, 3, 4)
+    buckets = build(model)
+    buckets.buffer.fill_(7.0)
+    buckets.begin(1)
+    model.gradient_sink.add_grouped_outer(torch.zeros(0, 3), torch.zeros(0, 4), [0, 0, 0])
+    assert not buckets.main_grad("weight").any()
+
+
 @pytest.mark.gpu
 def test_fused_16_bit_accumulation_on_a_gpu():
     weight = nn.Parameter(torch.zeros(16, 32, dtype=torch.bfloat16, device="cuda"))

@@ -10,14 +10,15 @@ sum is already the gradient.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.data_parallel.main_gradient import MainGradient, connect_gradients
 from trainer.data_parallel.pieces import ParameterPiece
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
 
@@ -25,19 +26,9 @@ if TYPE_CHECKING:
     from trainer.config import ParallelConfig
     from trainer.mesh import ParallelMesh, ProcessGroups
     from trainer.parameters import ParameterLayout
-    from trainer.tensor_parallel.embedding import RowSink
-    from trainer.tensor_parallel.linear import OuterProductSink
 
 # Every gradient starts on a cache line, so that GEMMs write whole vectors.
 _ALIGNMENT_ELEMENTS = 16
-
-
-class _TakesGradientSink(Protocol):
-    gradient_sink: OuterProductSink | None
-
-
-class _TakesRowSink(Protocol):
-    row_sink: RowSink | None
 
 
 class GradientBuckets:
@@ -90,7 +81,9 @@ class GradientBuckets:
         self.buffer = torch.zeros(end, dtype=torch.float32, device=device)
         self._buckets = list(self._divide(spans, end, bucket_size))
         self._gradients = {
-            name: _ParameterGradient(self.buffer[slice(*spans[name])].view(self._parameters[name].shape), bucket)
+            name: MainGradient(
+                self.buffer[slice(*spans[name])].view(self._parameters[name].shape), partial(self._count_filled, bucket)
+            )
             for bucket in self._buckets
             for name in bucket.names
         }
@@ -107,28 +100,12 @@ class GradientBuckets:
             is_full = bucket_size is not None and end - start >= bucket_size
             if following is None or is_full or self._layouts[following].is_expert != is_expert:
                 group = self._groups.expert_dp if is_expert else self._groups.dp_cp
-                yield _Bucket(self, names, self.buffer[start:end], group)
+                yield _Bucket(names, self.buffer[start:end], group)
                 names, start = [], end
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
-        """Make the parameters of ``chunks`` leave their gradients here; to be called once, before any backward.
-
-        Modules with a ``gradient_sink`` or ``row_sink`` add the gradient of their ``weight`` themselves; everything
-        else is fetched from ``.grad``, which is dropped.
-        """
-        names = {id(parameter): name for name, parameter in self._parameters.items()}
-        by_autograd: set[str] = set()
-        for module in (module for chunk in chunks for module in chunk.modules()):
-            for attribute, parameter in module.named_parameters(recurse=False):
-                name = names[id(parameter)]
-                if attribute == "weight" and _take_sink(module, self._gradients[name]):
-                    self._gradients[name].sources += 1
-                else:
-                    by_autograd.add(name)
-        for name in by_autograd:
-            self._gradients[name].sources += 1
-            take = _take_weakly(self._gradients[name])
-            self._parameters[name].register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+        """Make the parameters of ``chunks`` leave their gradients here; to be called once, before any backward."""
+        connect_gradients(chunks, self._parameters, self._gradients)
 
     def main_grad(self, name: str) -> Tensor:
         """The float32 gradient of a parameter, shaped like this rank's part of it; final after ``finish``."""
@@ -137,8 +114,7 @@ class GradientBuckets:
     def begin(self, num_micro_batches: int) -> None:
         """See GradientStore. Costs nothing: the first contribution overwrites what the last iteration left."""
         for gradient in self._gradients.values():
-            gradient.is_empty = True
-            gradient.awaited = gradient.sources * num_micro_batches
+            gradient.begin(num_micro_batches)
         for bucket in self._buckets:
             bucket.awaited = len(bucket.names)
             bucket.is_reduced = False
@@ -152,8 +128,7 @@ class GradientBuckets:
         Summed over the replicas, then as trainer.data_parallel.shared_gradients says.
         """
         for gradient in self._gradients.values():
-            if gradient.is_empty:
-                gradient.main.zero_()
+            gradient.complete()
         for bucket in self._buckets:
             bucket.awaited = 0
         self._reduce_filled()
@@ -180,44 +155,16 @@ class GradientBuckets:
                     assert work is not None  # only a rank outside of the group gets none
                     self._works.append(work)
 
-    def parameter_filled(self, bucket: _Bucket) -> None:
-        """A parameter of ``bucket`` has its last contribution of this iteration."""
+    def _count_filled(self, bucket: _Bucket) -> None:
         bucket.awaited -= 1
         if not bucket.awaited and self._overlap:
             self._reduce_filled()
 
 
-def _take_sink(module: nn.Module, gradient: _ParameterGradient) -> bool:
-    """Give ``module`` its sink; whether it takes one."""
-    if hasattr(module, "gradient_sink"):
-        cast(_TakesGradientSink, module).gradient_sink = gradient
-        return True
-    if hasattr(module, "row_sink"):
-        cast(_TakesRowSink, module).row_sink = gradient
-        return True
-    return False
-
-
-def _take_weakly(gradient: _ParameterGradient) -> Callable[[Tensor], None]:
-    # The garbage collector does not see through a tensor's hooks: a strong reference from there would keep this model
-    # and its process groups, with their threads, for as long as the process lives.
-    reference = weakref.ref(gradient)
-
-    def take(parameter: Tensor) -> None:
-        target = reference()
-        assert target is not None
-        target.take_autograd(parameter)
-
-    return take
-
-
 class _Bucket:
     """A stretch of the buffer that is reduced by one message."""
 
-    def __init__(
-        self, owner: GradientBuckets, names: list[str], buffer: Tensor, group: dist.ProcessGroup | None
-    ) -> None:
-        self.owner = owner
+    def __init__(self, names: list[str], buffer: Tensor, group: dist.ProcessGroup | None) -> None:
         self.names = names
         self.group = group
         """Ranks that hold copies of its parameters; None where there are no others."""
@@ -225,58 +172,3 @@ class _Bucket:
         self.awaited = 0
         """Parameters that still miss a contribution."""
         self.is_reduced = False
-
-
-class _ParameterGradient:
-    """Main gradient of one parameter. Is the OuterProductSink or RowSink of the modules that use it as their weight."""
-
-    def __init__(self, main: Tensor, bucket: _Bucket) -> None:
-        self.main = main
-        self.bucket = bucket
-        self.sources = 0
-        """Contributions per micro-batch: a tied table on a single stage gets one as head and one as embedding."""
-        self.awaited = 0
-        """Contributions that are still missing in this iteration."""
-        self.is_empty = True
-
-    def add_outer(self, grad_output: Tensor, inputs: Tensor) -> None:
-        """See OuterProductSink."""
-        main = self.main.view(grad_output.shape[1], inputs.shape[1])
-        transposed, beta = grad_output.t(), 0 if self.is_empty else 1
-        if inputs.dtype == main.dtype:
-            torch.addmm(main, transposed, inputs, beta=beta, out=main)
-        elif main.is_cuda:  # allowed since torch 2.10 (pytorch#167931)
-            torch.addmm(main, transposed, inputs, out_dtype=main.dtype, beta=beta, out=main)
-        else:  # no GEMM of 16-bit matrices into a 32-bit one on CPU
-            self._add(transposed @ inputs)
-        self._count()
-
-    def add_rows(self, rows: Tensor, grad_rows: Tensor) -> None:
-        """See RowSink."""
-        if self.is_empty:
-            self.main.zero_()
-        grad_rows = grad_rows.to(self.main.dtype)
-        if self.main.is_cuda:  # where index_add_ adds in any order, and this sorts
-            self.main.index_put_((rows,), grad_rows, accumulate=True)
-        else:
-            self.main.index_add_(0, rows, grad_rows)
-        self._count()
-
-    def take_autograd(self, parameter: Tensor) -> None:
-        """Add ``parameter.grad`` and drop it."""
-        assert parameter.grad is not None
-        self._add(parameter.grad)
-        parameter.grad = None
-        self._count()
-
-    def _add(self, gradient: Tensor) -> None:
-        if self.is_empty:
-            self.main.copy_(gradient.view_as(self.main))
-        else:
-            self.main.add_(gradient.view_as(self.main))
-
-    def _count(self) -> None:
-        self.is_empty = False
-        self.awaited -= 1
-        if self.awaited == 0:
-            self.bucket.owner.parameter_filled(self.bucket)

@@ -1,0 +1,153 @@
+"""The float32 gradient of one parameter, and how the modules that use it leave their contributions there.
+
+Legend: N tokens, E experts of this rank.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+
+class MainGradient:
+    """Main gradient of one parameter: what backward adds up over the micro-batches of an iteration.
+
+    The first contribution of an iteration overwrites what the last iteration left, so that nobody has to fill it with
+    zeros. Is the OuterProductSink, GroupedOuterProductSink or RowSink of the modules that use it as their weight.
+    """
+
+    def __init__(self, main: Tensor, on_filled: Callable[[], None]) -> None:
+        """Start without contributions.
+
+        Args:
+            main: float32, shaped like the parameter; any contents.
+            on_filled: called when the last contribution of an iteration has come.
+        """
+        self.main = main
+        self._on_filled = on_filled
+        self.sources = 0
+        """Contributions per micro-batch: a tied table on a single stage gets one as head and one as embedding."""
+        self._awaited = 0
+        self._is_empty = True
+
+    def begin(self, num_micro_batches: int) -> None:
+        """Start an iteration of so many micro-batches. Costs nothing."""
+        self._is_empty = True
+        self._awaited = self.sources * num_micro_batches
+
+    def complete(self) -> None:
+        """Without a single contribution the gradient is zero."""
+        if self._is_empty:
+            self.main.zero_()
+
+    def add_outer(self, grad_output: Tensor, inputs: Tensor) -> None:
+        """See trainer.tensor_parallel.linear.OuterProductSink."""
+        self._add_product(self.main.view(grad_output.shape[1], inputs.shape[1]), grad_output, inputs)
+        self._count()
+
+    def add_grouped_outer(self, grad_output: Tensor, inputs: Tensor, offsets: Sequence[int] | Tensor) -> None:
+        """Add ``grad_output_e^T @ inputs_e`` to the slice of every expert e of a weight [E, ..., in].
+
+        One contribution, even if no expert has tokens. A slice without tokens gets nothing added.
+
+        Args:
+            grad_output: [N, out], the tokens sorted by expert; ``out`` is all between the first and the last dim.
+            inputs: [N, in], in the same order.
+            offsets: E + 1 ascending numbers; expert e has the rows from offsets[e] to offsets[e + 1]. Better on the
+                host: a tensor on a device is waited for.
+        """
+        bounds = offsets.tolist() if isinstance(offsets, Tensor) else list(offsets)
+        experts = self.main.view(len(bounds) - 1, grad_output.shape[1], inputs.shape[1])
+        for expert, low, high in zip(experts, bounds, bounds[1:], strict=False):
+            if low < high:
+                self._add_product(expert, grad_output[low:high], inputs[low:high])
+            elif self._is_empty:
+                expert.zero_()
+        self._count()
+
+    def add_rows(self, rows: Tensor, grad_rows: Tensor) -> None:
+        """See trainer.tensor_parallel.embedding.RowSink."""
+        if self._is_empty:
+            self.main.zero_()
+        grad_rows = grad_rows.to(self.main.dtype)
+        if self.main.is_cuda:  # where index_add_ adds in any order, and this sorts
+            self.main.index_put_((rows,), grad_rows, accumulate=True)
+        else:
+            self.main.index_add_(0, rows, grad_rows)
+        self._count()
+
+    def take_autograd(self, parameter: Tensor) -> None:
+        """Add ``parameter.grad`` and drop it."""
+        assert parameter.grad is not None
+        self._add(self.main, parameter.grad.view_as(self.main))
+        parameter.grad = None
+        self._count()
+
+    def _add_product(self, target: Tensor, grad_output: Tensor, inputs: Tensor) -> None:
+        transposed, beta = grad_output.t(), 0 if self._is_empty else 1
+        if inputs.dtype == target.dtype:
+            torch.addmm(target, transposed, inputs, beta=beta, out=target)
+        elif target.is_cuda:  # allowed since torch 2.10 (pytorch#167931)
+            torch.addmm(target, transposed, inputs, out_dtype=target.dtype, beta=beta, out=target)
+        else:  # no GEMM of 16-bit matrices into a 32-bit one on CPU
+            self._add(target, transposed @ inputs)
+
+    def _add(self, target: Tensor, gradient: Tensor) -> None:
+        if self._is_empty:
+            target.copy_(gradient)
+        else:
+            target.add_(gradient)
+
+    def _count(self) -> None:
+        self._is_empty = False
+        self._awaited -= 1
+        if self._awaited == 0:
+            self._on_filled()
+
+
+def connect_gradients(
+    chunks: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, MainGradient]
+) -> None:
+    """Make the parameters of ``chunks`` leave their gradients in ``gradients``, both by global name.
+
+    Modules with a ``gradient_sink`` or ``row_sink`` add the gradient of their ``weight`` themselves; everything else is
+    fetched from ``.grad``, which is dropped.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    by_autograd: dict[str, None] = {}
+    for module in (module for chunk in chunks for module in chunk.modules()):
+        for attribute, parameter in module.named_parameters(recurse=False):
+            name = names[id(parameter)]
+            if attribute == "weight" and _take_sink(module, gradients[name]):
+                gradients[name].sources += 1
+            else:
+                by_autograd[name] = None
+    for name in by_autograd:
+        gradients[name].sources += 1
+        parameters[name].register_post_accumulate_grad_hook(_take_weakly(gradients[name]))  # type: ignore[no-untyped-call]
+
+
+def _take_sink(module: nn.Module, gradient: MainGradient) -> bool:
+    """Give ``module`` its sink; whether it takes one."""
+    for attribute in ("gradient_sink", "row_sink"):
+        if hasattr(module, attribute):
+            setattr(cast(Any, module), attribute, gradient)
+            return True
+    return False
+
+
+def _take_weakly(gradient: MainGradient) -> Callable[[Tensor], None]:
+    # The garbage collector does not see through a tensor's hooks: a strong reference from there would keep this model
+    # and its process groups, with their threads, for as long as the process lives.
+    reference = weakref.ref(gradient)
+
+    def take(parameter: Tensor) -> None:
+        target = reference()
+        assert target is not None
+        target.take_autograd(parameter)
+
+    return take
