@@ -1,0 +1,57 @@
+"""Pipeline schedules as tables: what each rank computes, in which order. Torch-free.
+
+The executor runs a table, a planner can time it, a memory model can count its live activations, a drawing paints it. A
+new schedule is one pure function that returns a table; what is sent between the ranks follows from the table
+(``exchanges``), and ``check`` says whether it can run at all.
+"""
+
+from trainer.pipeline.schedule.catalogue import SCHEDULE_KINDS, build_schedule, default_chunks, placement_of
+from trainer.pipeline.schedule.check import batches_meet, check, check_batches
+from trainer.pipeline.schedule.kinds import all_forward, gpipe, interleaved_one_f_one_b, one_f_one_b
+from trainer.pipeline.schedule.simulation import sends_under_way
+from trainer.pipeline.schedule.table import (
+    Action,
+    ActionKind,
+    ActivationBound,
+    Exchange,
+    Message,
+    PipelineSchedule,
+    ScheduleError,
+    exchanges,
+    kept_activations,
+    live_activations,
+    message_count,
+)
+from trainer.pipeline.schedule.timeline import Durations, Timeline, timeline
+from trainer.pipeline.schedule.zero_bubble import zb_h1, zb_v
+
+__all__ = [
+    "SCHEDULE_KINDS",
+    "Action",
+    "ActionKind",
+    "ActivationBound",
+    "Durations",
+    "Exchange",
+    "Message",
+    "PipelineSchedule",
+    "ScheduleError",
+    "Timeline",
+    "all_forward",
+    "batches_meet",
+    "build_schedule",
+    "check",
+    "check_batches",
+    "default_chunks",
+    "exchanges",
+    "gpipe",
+    "interleaved_one_f_one_b",
+    "kept_activations",
+    "live_activations",
+    "message_count",
+    "one_f_one_b",
+    "placement_of",
+    "sends_under_way",
+    "timeline",
+    "zb_h1",
+    "zb_v",
+]

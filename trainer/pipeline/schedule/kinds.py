@@ -1,0 +1,78 @@
+"""The pipeline schedules whose backward is one action, and those of evaluation: each one pure function."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainer.pipeline.placement import Placement
+from trainer.pipeline.schedule.arrangement import Turn, arrange
+from trainer.pipeline.schedule.table import Action, ActionKind, ActivationBound, PipelineSchedule
+
+
+def gpipe(pp: int, num_micro_batches: int) -> PipelineSchedule:
+    """All forwards, then all backwards.
+
+    Every rank keeps the activations of every micro-batch. The backwards run in the order of the forwards, so that
+    gradients are summed in the same order in every schedule. Source: Huang et al. 2019, "GPipe: Efficient Training of
+    Giant Neural Networks using Pipeline Parallelism" (arXiv:1811.06965), section 2.3.
+    """
+    row = tuple(Action(kind, i) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD) for i in range(num_micro_batches))
+    bound = ActivationBound(num_micro_batches, num_micro_batches)
+    return PipelineSchedule(num_micro_batches, (row,) * pp, Placement("one", pp), (bound,) * pp)
+
+
+def one_f_one_b(pp: int, num_micro_batches: int) -> PipelineSchedule:
+    """One forward, one backward in turn, after a warmup that fills the pipeline.
+
+    Rank i runs ``pp - i - 1`` forwards ahead and so never keeps the activations of more than ``pp - i`` micro-batches.
+    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+    section 2.2 (PipeDream-Flush).
+    """
+
+    def row(rank: int) -> tuple[Action, ...]:
+        warmup = min(pp - rank - 1, num_micro_batches)
+        actions = [Action(ActionKind.FORWARD, i) for i in range(warmup)]
+        for i in range(num_micro_batches - warmup):
+            actions += [Action(ActionKind.FORWARD, warmup + i), Action(ActionKind.BACKWARD, i)]
+        actions += [Action(ActionKind.BACKWARD, i) for i in range(num_micro_batches - warmup, num_micro_batches)]
+        return tuple(actions)
+
+    bounds = tuple(ActivationBound(pp - rank, pp - rank) for rank in range(pp))
+    return PipelineSchedule(num_micro_batches, tuple(map(row, range(pp))), Placement("one", pp), bounds)
+
+
+def interleaved_one_f_one_b(pp: int, chunks: int, num_micro_batches: int) -> PipelineSchedule:
+    """1F1B over several chunks on each rank, which divides the bubble by their number and multiplies the messages.
+
+    Micro-batches pass in groups of ``pp``: the group through the first chunk, then through the second, and so on; the
+    last group may be smaller. Rank i holds at most ``(chunks - 1) * pp + 2 * (pp - 1 - i) + 1`` activations of a
+    chunk. Source: Narayanan et al. 2021, section 2.2, which has multiples of ``pp`` only.
+    """
+    placement = Placement("loop", pp, chunks)
+    forwards = _in_groups(placement, num_micro_batches)
+    backwards = [(micro_batch, chunks - 1 - chunk) for micro_batch, chunk in forwards]
+    most = [(chunks - 1) * pp + 2 * (pp - 1 - rank) + 1 for rank in range(pp)]
+    bounds = [ActivationBound(count, count) for count in most]
+    return arrange(placement, num_micro_batches, forwards, backwards, bounds, split=False)
+
+
+def all_forward(placement: Placement | int, num_micro_batches: int) -> PipelineSchedule:
+    """Every micro-batch through every virtual stage, forward only: evaluation and generation.
+
+    A number stands for that many ranks with one virtual stage each.
+    """
+    if isinstance(placement, int):
+        placement = Placement("one", placement)
+    turns = _in_groups(placement, num_micro_batches)
+    nothing_is_kept = [ActivationBound(len(turns), len(turns))] * placement.pp
+    return replace(arrange(placement, num_micro_batches, turns, (), nothing_is_kept, split=False), bounds=())
+
+
+def _in_groups(placement: Placement, num_micro_batches: int) -> list[Turn]:
+    """The order of forwards: ``pp`` micro-batches through one chunk after the other, then the next ``pp``."""
+    return [
+        (micro_batch, chunk)
+        for first in range(0, num_micro_batches, placement.pp)
+        for chunk in range(placement.chunks)
+        for micro_batch in range(first, min(first + placement.pp, num_micro_batches))
+    ]
