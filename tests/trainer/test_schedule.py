@@ -178,16 +178,16 @@ def test_forward_only_tables_stream():
     assert timeline(all_forward(Placement("loop", 2, 2), 4), {F: 1.0}).step_time == 9.0
 
 
-def test_batches_of_interleaved_on_two_ranks_are_refused():
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("count", "problem"), [(3, "another order"), (4, "deadlock"), (8, "deadlock"), (9, "another order")]
+)
+def test_batches_of_interleaved_on_two_ranks_are_refused(chunks, count, problem):
     """Both neighbours are the same rank there, and a gradient would be taken for an activation."""
-    for chunks in (2, 3, 4):
-        for count in (4, 8, 9):
-            schedule = interleaved_one_f_one_b(2, chunks, count)
-            check(schedule)
-            with pytest.raises(ScheduleError, match="receives in another order|deadlock"):
-                check_batches(schedule)
-    with pytest.raises(ScheduleError, match="rank [01] receives in another order than rank [01] sends"):
-        check_batches(interleaved_one_f_one_b(2, 2, 8))
+    schedule = interleaved_one_f_one_b(2, chunks, count)
+    check(schedule)
+    with pytest.raises(ScheduleError, match=problem):
+        check_batches(schedule)
 
 
 def test_batches_are_refused_where_they_would_never_meet():
