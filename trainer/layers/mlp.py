@@ -9,6 +9,8 @@ approximation (the same section), which Megatron-LM's fused bias-gelu takes too.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,14 +45,26 @@ class _SwiGLU(torch.autograd.Function):
         return grad
 
 
+def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    activated: torch.Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
+    return activated
+
+
+def activation_of(model: ModelConfig) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The model's activation: [..., F] -> [..., F], or with SwiGLU [..., 2F] (gates, then ups) -> [..., F]."""
+    if model.swiglu:
+        return _swiglu
+    return partial(F.gelu, approximate="tanh" if model.openai_gelu else "none")
+
+
 class MLP(nn.Module):
     """[S(/t), B, H] -> [S(/t), B, H] through F/t inner channels per tp rank."""
 
-    def __init__(self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel):
+    def __init__(self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel, ffn_size: int | None = None):
+        """Build the layer, ``ffn_size`` channels wide; unset: as wide as the model's dense layers."""
         super().__init__()
-        self._swiglu = model.swiglu
-        self._gelu = "tanh" if model.openai_gelu else "none"
-        hidden, ffn = model.hidden_size, model.ffn_size
+        self._activation = activation_of(model)
+        hidden, ffn = model.hidden_size, ffn_size or model.ffn_size
         inner = (2, ffn) if model.swiglu else (ffn,)  # gate, then up
         fc1, fc2 = builder.under("fc1"), builder.under("fc2")
         has_bias = not model.disable_bias_linear
@@ -69,5 +83,4 @@ class MLP(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Collective: all tp ranks."""
         inner = self.fc1(hidden)  # [S, B, F/t], twice that with SwiGLU
-        inner = _SwiGLU.apply(inner) if self._swiglu else F.gelu(inner, approximate=self._gelu)  # type: ignore[no-untyped-call]
-        return self.fc2(inner)  # type: ignore[no-any-return]
+        return self.fc2(self._activation(inner))  # type: ignore[no-any-return]

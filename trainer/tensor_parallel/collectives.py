@@ -5,7 +5,8 @@ Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp. Activatio
 Megatron-LM's conjugate pair (Shoeybi et al. 2019, arXiv:1909.08053, section 3, figure 3): *f* copies forward and
 all-reduces backward, *g* all-reduces forward and copies backward. With sequence parallelism (Korthikanti et al. 2022,
 arXiv:2205.05198, section 4.2.2, figure 5) f becomes gather / reduce-scatter along S and g reduce-scatter / gather. g is
-``reduce_partial_sums`` here; f stands in ColumnParallelLinear, whose backward hides it behind a matrix product.
+``reduce_partial_sums`` here, f is ``enter_parallel_region``; a ColumnParallelLinear has an f of its own, whose backward
+is hidden behind a matrix product.
 Collective: all ranks of the tp group must call each of these, in the same order.
 """
 
@@ -112,3 +113,28 @@ def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel) -> torch.Tens
         return partial
     summed: torch.Tensor = _ReducePartialSums.apply(partial, tp)  # type: ignore[no-untyped-call]
     return summed
+
+
+class _EnterParallelRegion(torch.autograd.Function):
+    """*f*: the whole input forward; the gradients that the tp ranks have of it are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
+        ctx.tp = tp
+        return gather_sequence(inputs, tp) if tp.sequence_parallel else inputs.view_as(inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        tp: TensorParallel = ctx.tp
+        # The sum overwrites what it is given, and others may read this gradient too.
+        partial = grad_output if tp.sequence_parallel else grad_output.clone(memory_format=torch.contiguous_format)
+        return start_sum(partial, tp).result(), None
+
+
+def enter_parallel_region(inputs: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
+    """*f*: [S, B, H] from [S(/t), B, H], for a region where each tp rank computes a part of the gradient."""
+    if tp.size == 1:
+        return inputs
+    whole: torch.Tensor = _EnterParallelRegion.apply(inputs, tp)  # type: ignore[no-untyped-call]
+    return whole
