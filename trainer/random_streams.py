@@ -57,6 +57,6 @@ class MicroBatchRandomness:
             device: where the mask is drawn.
             site: which dropout of the layer.
             layer: number of the layer, counted over the whole model.
-            part: which query group of the whole model, for attention, whose masks are drawn group by group.
+            part: which head of the whole model, for attention, whose masks are drawn head by head.
         """
         return seeded_generator(device, "dropout", self.seed, self.iteration, self.micro_batch, layer, site, part)

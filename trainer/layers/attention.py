@@ -8,35 +8,50 @@ Vaswani et al. 2017 (arXiv:1706.03762), equation 1; Ainslie et al. 2023 (arXiv:2
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from trainer.axes import ParallelAxes
 from trainer.config import ModelConfig
 from trainer.forward_pass import ForwardPass
-from trainer.layers.dropout import apply_mask, draw_mask
+from trainer.layers.attention_core import AttentionCore, attend
 from trainer.layers.rotary import split_heads
 from trainer.parameters import PackedHeads, ParameterBuilder
-from trainer.random_streams import MicroBatchRandomness
+from trainer.recompute import recompute
 from trainer.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 
 
 class SelfAttention(nn.Module):
-    """[S(/t), B, H] -> [S(/t), B, H]. A tp rank computes A/t whole heads, in G/t query groups."""
+    """[S(/t), B, H] -> [S(/t), B, H]. A tp rank computes A/t whole heads, in G/t query groups or a part of one."""
 
-    def __init__(self, model: ModelConfig, layer: int, builder: ParameterBuilder, axes: ParallelAxes):
+    def __init__(
+        self,
+        model: ModelConfig,
+        layer: int,
+        builder: ParameterBuilder,
+        axes: ParallelAxes,
+        recompute_core: bool = False,
+    ):
+        """Build the layer's attention; with ``recompute_core`` backward computes again what lies between the linears.
+
+        Raises:
+            ValueError: tp and the number of query groups do not divide each other.
+        """
         super().__init__()
-        self._layer = layer
-        tp = self._tp = axes.tp
+        self._recompute_core = recompute_core
+        self._core = AttentionCore(layer, model.attention_dropout, axes)
+        tp = axes.tp
         self._head_dim = model.head_dim
-        self._queries_per_group = model.num_attention_heads // model.query_groups
-        self._dropout = model.attention_dropout
+        queries_per_group = model.num_attention_heads // model.query_groups
+        copies = _copies_of_groups(model, tp.size)
+        # Of a group that several ranks share each has a part of the queries, and the key and value like the others.
+        self._queries_per_group = queries_per_group // copies
         hidden, heads_width = model.hidden_size, model.num_attention_heads * model.head_dim
-        packed_width = model.query_groups * (self._queries_per_group + 2) * model.head_dim
+        packed_width = model.query_groups * (queries_per_group + 2) * model.head_dim
         qkv, projection = builder.under("qkv"), builder.under("projection")
-        packed = PackedHeads(model.query_groups, self._queries_per_group, model.head_dim)
+        packed = PackedHeads(model.query_groups, queries_per_group, model.head_dim)
         has_qkv_bias = model.add_qkv_bias or not model.disable_bias_linear
         self.qkv = ColumnParallelLinear(
             qkv.weight("weight", (packed_width, hidden), std=model.init_method_std, tp_dim=0, packed_heads=packed),
@@ -60,58 +75,30 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
         """Collective: all tp ranks."""
-        rotary, randomness = forward_pass.rotary, forward_pass.randomness
-        query, key, value = split_heads(self.qkv(hidden), self._queries_per_group, self._head_dim, rotary)
-        if randomness is not None and self._dropout > 0.0:
-            context = self._attend_with_dropout(query, key, value, randomness)
+        query, key, value = split_heads(self.qkv(hidden), self._queries_per_group, self._head_dim, forward_pass.rotary)
+        core = partial(self._attend, forward_pass)
+        if self._recompute_core:
+            context = recompute(core, query, key, value)
         else:
-            context = causal_attention(query, key, value)
+            context = core(query, key, value)
         return self.projection(context.permute(2, 0, 1, 3).flatten(2))  # type: ignore[no-any-return]
 
-    def _attend_with_dropout(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, randomness: MicroBatchRandomness
+    def _attend(
+        self,
+        forward_pass: ForwardPass,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        values_needed: bool = True,
     ) -> torch.Tensor:
-        # Unfused, because no fused kernel takes its mask from a stream of ours, and a mask must not depend on tp.
-        batch, groups, length, _ = key.shape
-        kept = torch.stack(
-            [
-                draw_mask(
-                    (batch, self._queries_per_group, length, length),
-                    self._dropout,
-                    randomness.dropout_generator(
-                        query.device, "attention", self._layer, part=self._tp.rank * groups + group
-                    ),
-                )
-                for group in range(groups)
-            ],
-            dim=1,
-        )  # [B, G/t, R, S, S]
-        grouped = (query * self._head_dim**-0.5).unflatten(1, (groups, -1))  # [B, G/t, R, S, D]
-        scores = grouped @ key.unsqueeze(2).transpose(-1, -2)
-        future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-        shares = torch.softmax(
-            scores.masked_fill(future, -torch.inf), dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)
-        )
-        shares = apply_mask(shares, kept, self._dropout).to(value.dtype)
-        return (shares @ value.unsqueeze(2)).flatten(1, 2)
+        # Its backward reads what comes out, so that there is nothing to leave out without ``values_needed``.
+        return attend(query, key, value, forward_pass, self._core)
 
 
-def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Query [B, A, S, D] attends to key and value [B, G, S, D] up to its own position; [B, A, S, D] comes out.
-
-    Memory is linear in S wherever torch has a fused kernel: on CPUs, on GPUs since Volta (V100).
-    """
-    if query.shape[1] == key.shape[1]:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    if _has_grouped_kernel(query):
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    repeats = query.shape[1] // key.shape[1]
-    key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-
-def _has_grouped_kernel(query: torch.Tensor) -> bool:
-    # Only the flash kernel (16 bit, Ampere or later) groups without help; the others would fall back to S x S scores.
-    if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    return torch.cuda.get_device_capability(query.device) >= (8, 0)
+def _copies_of_groups(model: ModelConfig, tp: int) -> int:
+    """How many tensor-parallel ranks share a query group."""
+    heads, groups = model.num_attention_heads, model.query_groups
+    if heads % tp or (tp % groups and groups % tp):
+        raise ValueError(f"{heads} heads in {groups} query groups cannot be divided over {tp} tensor-parallel ranks")
+    return max(1, tp // groups)
