@@ -77,10 +77,7 @@ class SelfAttention(nn.Module):
         """Collective: all tp ranks."""
         query, key, value = split_heads(self.qkv(hidden), self._queries_per_group, self._head_dim, forward_pass.rotary)
         core = partial(self._attend, forward_pass)
-        if self._recompute_core:
-            context = recompute(core, query, key, value)
-        else:
-            context = core(query, key, value)
+        context = recompute(core, query, key, value) if self._recompute_core else core(query, key, value)
         return self.projection(context.permute(2, 0, 1, 3).flatten(2))  # type: ignore[no-any-return]
 
     def _attend(
@@ -92,7 +89,7 @@ class SelfAttention(nn.Module):
         *,
         values_needed: bool = True,
     ) -> torch.Tensor:
-        # Its backward reads what comes out, so that there is nothing to leave out without ``values_needed``.
+        del values_needed  # attention's own backward reads what comes out: there is nothing to leave out
         return attend(query, key, value, forward_pass, self._core)
 
 

@@ -6,6 +6,10 @@ Radford et al. 2019 (GPT-2), section 2.3: norm before each part, dropout after i
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
@@ -18,28 +22,71 @@ from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
 from trainer.parameters import ParameterBuilder
 from trainer.random_streams import DropoutSite
+from trainer.recompute import forget, recompute
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 
 class Block(nn.Module):
     """[S(/t), B, H] -> [S(/t), B, H]; ``layer`` is its number in the whole model."""
 
-    def __init__(self, model: ModelConfig, layer: int, builder: ParameterBuilder, axes: ParallelAxes):
+    def __init__(
+        self,
+        model: ModelConfig,
+        layer: int,
+        builder: ParameterBuilder,
+        axes: ParallelAxes,
+        recomputed: frozenset[str] = frozenset(),
+    ):
+        """Build the layer.
+
+        Args:
+            model: shape of the model.
+            layer: number of the layer in the whole model.
+            builder: makes the parameters.
+            axes: the axes along which the layer is divided.
+            recomputed: what backward computes again: names out of training.recompute_modules, or ``layer`` for all.
+        """
         super().__init__()
         self._layer = layer
         self._axes = axes
         self._dropout = model.hidden_dropout
+        self._recomputed = recomputed
         norm = (model.normalization, model.hidden_size, model.norm_epsilon)
         self.attention_norm = Norm(*norm, builder.under("attention_norm"))
-        self.attention = SelfAttention(model, layer, builder.under("attention"), axes)
+        self.attention = SelfAttention(
+            model, layer, builder.under("attention"), axes, recompute_core="core_attn" in recomputed
+        )
         self.mlp_norm = Norm(*norm, builder.under("mlp_norm"))
         self.mlp = MLP(model, builder.under("mlp"), axes.tp)
 
-    def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
-        """Collective: all ranks of the layer's axes."""
-        attended = self.attention(self.attention_norm(hidden), forward_pass)
+    def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass, values_needed: bool = True) -> torch.Tensor:
+        """Collective: all ranks of the layer's axes. For ``values_needed`` see trainer.recompute.Recomputable."""
+        # In here rather than around the module: whatever is hooked to the module, as fully sharded weights are, then
+        # goes on for forward and backward as a whole, and not a third time for the replay.
+        if "layer" in self._recomputed and values_needed:
+            return recompute(partial(self._transform, forward_pass), hidden)
+        return self._transform(forward_pass, hidden, values_needed=values_needed)
+
+    def _transform(self, forward_pass: ForwardPass, hidden: torch.Tensor, *, values_needed: bool) -> torch.Tensor:
+        normed = self.attention_norm(hidden)
+        with self._forget_norm(self.attention_norm, hidden, normed):
+            attended = self.attention(normed, forward_pass)
         hidden = hidden + self._dropped(attended, forward_pass, "attention_output")
-        transformed = self.mlp(self.mlp_norm(hidden))
+        normed = self.mlp_norm(hidden)
+        with self._forget_norm(self.mlp_norm, hidden, normed):
+            if "mlp" in self._recomputed:
+                transformed = recompute(self.mlp, normed)
+            else:
+                transformed = self.mlp(normed, values_needed=values_needed)
         return hidden + self._dropped(transformed, forward_pass, "mlp_output")
+
+    def _forget_norm(self, norm: Norm, hidden: torch.Tensor, normed: torch.Tensor) -> AbstractContextManager[None]:
+        if "layernorm" not in self._recomputed:
+            return nullcontext()
+        # The norm itself keeps its input, so that this costs no memory; its hooks have no part in it.
+        return forget(normed, partial(norm.forward, hidden.detach()))
 
     def _dropped(self, hidden: torch.Tensor, forward_pass: ForwardPass, site: DropoutSite) -> torch.Tensor:
         return hidden_dropout(hidden, self._dropout, forward_pass.randomness, site, self._axes, self._layer)

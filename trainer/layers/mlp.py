@@ -80,7 +80,7 @@ class MLP(nn.Module):
             tp,
         )
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Collective: all tp ranks."""
+    def forward(self, hidden: torch.Tensor, values_needed: bool = True) -> torch.Tensor:
+        """Collective: all tp ranks. For ``values_needed`` see trainer.recompute.Recomputable."""
         inner = self.fc1(hidden)  # [S, B, F/t], twice that with SwiGLU
-        return self.fc2(self._activation(inner))  # type: ignore[no-any-return]
+        return self.fc2(self._activation(inner), values_needed)  # type: ignore[no-any-return]

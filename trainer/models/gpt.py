@@ -8,6 +8,7 @@ positions, RMSNorm, SwiGLU and no biases it is Llama's.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ from trainer.layers.norm import Norm
 from trainer.layers.rotary import RotaryTable
 from trainer.parameters import ParameterBuilder
 from trainer.random_streams import MicroBatchRandomness
+from trainer.recompute import RecomputePlan, recompute
 from trainer.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from trainer.tensor_parallel.embedding import VocabParallelEmbedding
 from trainer.tensor_parallel.linear import ColumnParallelLinear
@@ -101,7 +103,12 @@ class GPTStage(nn.Module):
         if is_first:
             table = _vocab_table(model, "embedding.word", vocab_size, builder, is_tied)
             self.embedding = GPTEmbedding(config, table, builder.under("embedding"), axes)
-        self.layers = nn.ModuleList(Block(model, layer, builder.under(f"layers.{layer}"), axes) for layer in layers)
+        plan = RecomputePlan.build(config.training, len(layers))
+        self._runs = plan.runs(len(layers))
+        self.layers = nn.ModuleList(
+            Block(model, layer, builder.under(f"layers.{layer}"), axes, plan.modules_of(place))
+            for place, layer in enumerate(layers)
+        )
         self.final_norm: Norm | None = None
         self.head: ColumnParallelLinear | None = None
         if is_last:
@@ -148,9 +155,11 @@ class GPTStage(nn.Module):
             hidden = self.embedding(tokens, randomness)
         assert hidden is not None, "only the first stage makes its own input"
         forward_pass = ForwardPass(self._rotary_of(tokens), micro_batch.documents, randomness, aux_loss_scale)
-        for block in self.layers:
-            hidden = block(hidden, forward_pass)
-        assert hidden is not None
+        for run in self._runs:
+            if len(run) == 1:  # a layer recomputes itself
+                hidden = self.layers[run.start](hidden, forward_pass)
+            else:
+                hidden = recompute(partial(self._run_layers, run, forward_pass), hidden)
         if self.final_norm is None or self.head is None:
             return hidden
         logits: torch.Tensor = self.head(self.final_norm(hidden))  # [S, B, V/t]
@@ -160,6 +169,13 @@ class GPTStage(nn.Module):
         if micro_batch.loss_mask is not None:
             losses = losses * micro_batch.loss_mask.t()
         return losses.sum()
+
+    def _run_layers(
+        self, run: range, forward_pass: ForwardPass, hidden: torch.Tensor, *, values_needed: bool
+    ) -> torch.Tensor:
+        for place in run:
+            hidden = self.layers[place](hidden, forward_pass, values_needed or place < run[-1])
+        return hidden
 
     def _rotary_of(self, tokens: torch.Tensor) -> RotaryTable | None:
         if self._rotary is None:

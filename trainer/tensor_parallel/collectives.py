@@ -94,24 +94,29 @@ class _ReducePartialSums(torch.autograd.Function):
     """*g*: sum over tp forward; the gradient of every summand is the gradient of the sum."""
 
     @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
+    def forward(ctx: Any, partial: torch.Tensor, tp: TensorParallel, values_needed: bool) -> torch.Tensor:
         ctx.tp = tp
         if not tp.sequence_parallel:
             ctx.mark_dirty(partial)
-        return start_sum(partial, tp).result()
+        if values_needed:
+            return start_sum(partial, tp).result()
+        return tp.sequence_shard(partial).clone() if tp.sequence_parallel else partial
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         tp: TensorParallel = ctx.tp
-        return (gather_sequence(grad_output, tp) if tp.sequence_parallel else grad_output), None
+        return (gather_sequence(grad_output, tp) if tp.sequence_parallel else grad_output), None, None
 
 
-def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
-    """*g*: the sum over tp of contiguous [S, B, H], in place; with sequence parallelism this rank's [S/t, B, H]."""
+def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel, values_needed: bool = True) -> torch.Tensor:
+    """*g*: the sum over tp of contiguous [S, B, H], in place; with sequence parallelism this rank's [S/t, B, H].
+
+    Without ``values_needed`` nothing is summed, and what comes out only leads backward.
+    """
     if tp.size == 1:
         return partial
-    summed: torch.Tensor = _ReducePartialSums.apply(partial, tp)  # type: ignore[no-untyped-call]
+    summed: torch.Tensor = _ReducePartialSums.apply(partial, tp, values_needed)  # type: ignore[no-untyped-call]
     return summed
 
 

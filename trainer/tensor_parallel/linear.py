@@ -37,9 +37,12 @@ class _Linear(torch.autograd.Function):
         bias: torch.Tensor | None,
         sink: OuterProductSink | None,
         tp: TensorParallel,
+        values_needed: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.sink, ctx.tp, ctx.has_bias = sink, tp, bias is not None
+        if not values_needed:
+            return inputs.new_empty((*inputs.shape[:-1], weight.shape[:-1].numel()))
         whole = gather_sequence(inputs, tp) if tp.sequence_parallel else inputs
         return F.linear(whole, weight.flatten(0, -2), None if bias is None else bias.flatten())
 
@@ -47,7 +50,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None]:
         inputs, weight = ctx.saved_tensors
         tp: TensorParallel = ctx.tp
         # Gathered anew: only the shard was kept from forward (Korthikanti et al. 2022, section 4.2.2).
@@ -59,7 +62,7 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_weight = _weight_gradient(grad_rows, whole.reshape(-1, whole.shape[-1]), weight, ctx.sink)
         grad_bias = grad_rows.sum(0).view(weight.shape[:-1]) if ctx.has_bias else None
-        return (pending.result() if pending is not None else None), grad_weight, grad_bias, None, None
+        return (pending.result() if pending is not None else None), grad_weight, grad_bias, None, None, None
 
 
 def _weight_gradient(
@@ -87,7 +90,7 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Collective: all tp ranks (with sequence parallelism; its backward always)."""
-        outputs: torch.Tensor = _Linear.apply(inputs, self.weight, self.bias, self.gradient_sink, self._tp)  # type: ignore[no-untyped-call]
+        outputs: torch.Tensor = _Linear.apply(inputs, self.weight, self.bias, self.gradient_sink, self._tp, True)  # type: ignore[no-untyped-call]
         return outputs
 
 
@@ -105,11 +108,13 @@ class RowParallelLinear(nn.Module):
         """Where the weight gradient goes instead of ``weight.grad``."""
         self._tp = tp
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Collective: all tp ranks."""
+    def forward(self, inputs: torch.Tensor, values_needed: bool = True) -> torch.Tensor:
+        """Collective: all tp ranks, but not without ``values_needed``: see trainer.recompute.Recomputable."""
         if self._tp.size == 1:
-            whole: torch.Tensor = _Linear.apply(inputs, self.weight, self.bias, self.gradient_sink, _ALONE)  # type: ignore[no-untyped-call]
+            whole: torch.Tensor = _Linear.apply(
+                inputs, self.weight, self.bias, self.gradient_sink, _ALONE, values_needed
+            )  # type: ignore[no-untyped-call]
             return whole
-        partial: torch.Tensor = _Linear.apply(inputs, self.weight, None, self.gradient_sink, _ALONE)  # type: ignore[no-untyped-call]
-        summed = reduce_partial_sums(partial, self._tp)
+        partial: torch.Tensor = _Linear.apply(inputs, self.weight, None, self.gradient_sink, _ALONE, values_needed)  # type: ignore[no-untyped-call]
+        summed = reduce_partial_sums(partial, self._tp, values_needed)
         return summed if self.bias is None else summed.add_(self.bias)
