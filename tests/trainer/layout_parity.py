@@ -1,188 +1,66 @@
-"""Parallel training against serial training: one iteration, or several, of the same tiny model on any layout.
+"""Parallel training against serial training: a few iterations of the same tiny model in any case of the matrix.
 
-Every rank reports its part of what it holds; here the parts are put together by their ParameterLayout into whole
-tensors, copies are required to be equal bit for bit, and the whole is compared with the run on one rank.
+Every rank reports the pieces it updates and the parameters it holds; here they are put together, by the boxes of their
+ParameterLayout, into whole tensors. Copies are required to be equal bit for bit, every element to be there, vocabulary
+padding to be zero; and the whole is compared with the run on one rank.
+
+One SGD step comes first, then two of AdamW: loss and norm of all three, the gradients of the first, and the parameters
+after the first and the last are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 
+from tests.trainer.parity_case import ADAM, SGD, VOCAB_SIZE, Case
 from tests.trainer.spawn import DEADLINE_S, Ranks
-from trainer.config import TrainConfig, build_config
-from trainer.data.batches import MicroBatch
 from trainer.mesh import ParallelMesh, build_process_groups
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+from trainer.parameters import ParameterLayout
 from trainer.pipeline.executor import forward_backward
 from trainer.random_streams import StepRandomness, seeded_generator
 from trainer.train_state import ParallelModel, build_model
 
-# Loss per token: absolute. Gradients before clipping and parameters after the last step: the worst element against the
+# Loss per token: absolute. Gradients before clipping and parameters after a step: the worst element against the
 # largest of the serial run's tensor. Norm: relative.
-FP32_LIMITS = {"loss": 1e-5, "gradient": 1e-4, "parameter": 1e-5, "grad_norm": 1e-5}
-# Adam divides by the root of the second moment: where the gradient is nothing but rounding (a key's bias has none), so
-# is the direction of the step. Hence loss and norm of all ten steps are held strictly, parameters by their size.
-CURVE_LIMITS = {"loss": 1e-5, "gradient": 1e-4, "parameter": 1e-2, "grad_norm": 1e-4}
-# A bf16 number has 8 significant bits, an fp16 number 11 (2^-8 = 4e-3 and 2^-11 = 5e-4 between neighbours). Sums over
-# tp and micro-batches round in another order, and the errors of a few layers add up.
-BF16_LIMITS = {"loss": 5e-3, "gradient": 8e-2, "parameter": 2e-2, "grad_norm": 5e-3}
-FP16_LIMITS = {"loss": 1e-3, "gradient": 1e-2, "parameter": 5e-3, "grad_norm": 2e-3}
-
-SGD = {"optimizer": "sgd", "lr": 0.5, "sgd_momentum": 0.0, "weight_decay": 0.1, "clip_grad": 1.0}
-ADAM = {"optimizer": "adam", "lr": 1e-3, "lr_decay_style": "constant", "weight_decay": 0.1, "clip_grad": 1.0}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Sizes of the mesh, with or without sequence parallelism."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    sequence_parallel: bool = False
-
-    @property
-    def world_size(self) -> int:
-        return self.tp * self.pp * self.dp
-
-    def __str__(self) -> str:
-        return f"tp{self.tp}-pp{self.pp}-dp{self.dp}{'-sp' if self.sequence_parallel else ''}"
-
-
-SERIAL = Layout()
-LAYOUTS = tuple(
-    Layout(tp, pp, dp, sequence_parallel)
-    for tp in (1, 2, 4)
-    for pp in (1, 2, 4)
-    for dp in (1, 2, 4)
-    for sequence_parallel in (False, True)
-    if tp * pp * dp <= 8 and (tp > 1 or not sequence_parallel)
-)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model and a batch; ``micro_batches`` counts over all replicas."""
-
-    name: str
-    model: Mapping[str, Any]
-    micro_batches: int = 4
-    micro_batch_size: int = 2
-    masked: bool = False
-    training: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: Mapping[str, Any] = field(default_factory=lambda: SGD)
-    parallel: Mapping[str, Any] = field(default_factory=dict)
-    iterations: int = 1
-    vocab_size: int = 101
-    limits: Mapping[str, float] = field(default_factory=lambda: FP32_LIMITS)
-
-    def __str__(self) -> str:
-        return self.name
-
-    def config(self, layout: Layout) -> TrainConfig:
-        """The training config of this case on ``layout``."""
-        return build_config(
-            {
-                # Weights large enough that the loss is not just that of a uniform guess.
-                "model": {
-                    "num_layers": 4,
-                    "hidden_size": 32,
-                    "make_vocab_size_divisible_by": 8,
-                    "init_method_std": 0.1,
-                    **self.model,
-                },
-                "parallel": {
-                    "tensor_model_parallel_size": layout.tp,
-                    "pipeline_model_parallel_size": layout.pp,
-                    "sequence_parallel": layout.sequence_parallel,
-                    # Several buckets even in a model this small.
-                    "ddp_bucket_size": 5000,
-                    **self.parallel,
-                },
-                "training": {
-                    "train_iters": 10,
-                    "seq_length": 16,
-                    "micro_batch_size": self.micro_batch_size,
-                    "global_batch_size": self.micro_batch_size * self.micro_batches,
-                    "device": "cpu",
-                    "initial_loss_scale": 1024.0,
-                    **self.training,
-                },
-                "optimizer": dict(self.optimizer),
-                "data": {"mock_data": True},
-            }
-        )
-
-    def batch(self, iteration: int) -> list[MicroBatch]:
-        """The micro-batches of one global batch, those of all replicas."""
-        generator = torch.Generator().manual_seed(77 + iteration)
-        batch = []
-        for index in range(self.micro_batches):
-            window = torch.randint(0, self.vocab_size, (self.micro_batch_size, 17), generator=generator)
-            # Each micro-batch keeps another share of its labels, the last but one next to none.
-            share = 0.03 if index == self.micro_batches - 2 else (index + 1) / self.micro_batches
-            mask = (
-                (torch.rand((self.micro_batch_size, 16), generator=generator) < share).float() if self.masked else None
-            )
-            batch.append(MicroBatch(window[:, :-1].contiguous(), window[:, 1:].contiguous(), mask, index))
-        return batch
-
-
-GPT2 = {"num_attention_heads": 8, "hidden_dropout": 0.1, "attention_dropout": 0.1}
-LLAMA = {
-    "num_attention_heads": 8,
-    "num_query_groups": 4,
-    "ffn_hidden_size": 48,
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable_bias_linear": True,
-    "untie_embeddings_and_output_weights": True,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
+LIMITS = {
+    "fp32": {"loss": 1e-5, "gradient": 1e-4, "sgd": 1e-5, "adam": 1e-4, "grad_norm": 1e-5},
+    # A bf16 number has 8 significant bits, an fp16 number 11 (2^-8 = 4e-3 and 2^-11 = 5e-4 between neighbours). Sums
+    # over tp and micro-batches round in another order, and the errors of a few layers add up.
+    "bf16": {"loss": 2e-2, "gradient": 1e-1, "sgd": 3e-2, "adam": 5e-2, "grad_norm": 2e-2},
+    "fp16": {"loss": 3e-3, "gradient": 2e-2, "sgd": 5e-3, "adam": 2e-2, "grad_norm": 5e-3},
 }
-# What neither of the two above has together: biases of queries, keys and values alone, partly rotated heads, a tied
-# table; and so much padding that three of four tp ranks hold nothing else of it.
-QWEN = {
-    **LLAMA,
-    "add_qkv_bias": True,
-    "untie_embeddings_and_output_weights": False,
-    "rotary_percent": 0.5,
-    "make_vocab_size_divisible_by": 128,
-}
+ITERATIONS = 3
 
-CASES = (
-    Case("gpt2", GPT2, masked=True),
-    Case("llama", LLAMA, micro_batches=8, micro_batch_size=1),
-    Case("qwen-no-overlap", QWEN, masked=True, parallel={"overlap_grad_reduce": False}),
-)
-CURVES = (
-    Case("gpt2-adam", GPT2, masked=True, optimizer=ADAM, iterations=10, limits=CURVE_LIMITS),
-    Case("llama-adam", LLAMA, optimizer=ADAM, iterations=10, limits=CURVE_LIMITS),
-)
-SIXTEEN_BIT = (
-    Case("gpt2-bf16", GPT2, masked=True, training={"bf16": True}, limits=BF16_LIMITS),
-    Case("llama-bf16", LLAMA, training={"bf16": True}, limits=BF16_LIMITS),
-    Case("qwen-fp16", QWEN, masked=True, training={"fp16": True}, limits=FP16_LIMITS),
-)
+Mutation = Callable[[], AbstractContextManager[object]]
+"""Breaks the trainer on purpose for as long as it is entered."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one rank holds of one parameter."""
+class Held:
+    """What one rank holds of one parameter.
 
-    tp_dim: int | None
-    valid_rows: int | None
+    Attributes:
+        start: where its piece begins in the rank's flattened part.
+        gradient: of the piece, before clipping, in the first iteration.
+        sgd: the piece's weights after the first iteration.
+        adam: after the last one.
+        whole: the rank's whole flattened part after the last one; None where no rank keeps it whole.
+    """
+
+    layout: ParameterLayout
+    start: int
     gradient: np.ndarray
-    """Of the first iteration, before clipping."""
-    parameter: np.ndarray
-    """After the last iteration."""
+    sgd: np.ndarray
+    adam: np.ndarray
+    whole: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -192,151 +70,204 @@ class Report:
     mesh: ParallelMesh
     loss_sums: list[float]
     grad_norms: list[float | None]
-    parts: dict[str, Part]
+    held: dict[str, Held]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a layout computed, put together over its ranks."""
+    """What a case computed, put together over its ranks."""
 
     losses: list[float]
     grad_norms: list[float]
-    gradients: dict[str, np.ndarray]
-    parameters: dict[str, np.ndarray]
+    gradient: dict[str, np.ndarray]
+    sgd: dict[str, np.ndarray]
+    adam: dict[str, np.ndarray]
 
 
-Mutation = Callable[[ParallelModel, MixedPrecisionOptimizer, dict[str, Any]], None]
-"""Breaks a model, its optimizer or the arguments of forward_backward on purpose."""
-
-
-def train(rank: int, world_size: int, case: Case, layout: Layout, mutation: Mutation | None = None) -> Report:
+def train(rank: int, world_size: int, case: Case, mutation: Mutation | None = None) -> Report:
     """Run the case on this rank."""
-    config = case.config(layout)
+    with mutation() if mutation is not None else nullcontext():
+        return _train(rank, world_size, case)
+
+
+def _train(rank: int, world_size: int, case: Case) -> Report:
+    config = case.config()
     mesh = ParallelMesh.build(config, rank, world_size)
     groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
-    model = build_model(config, case.vocab_size, mesh, groups, torch.device("cpu"))
+    model = build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"))
     disturb_vectors(model)
-    optimizer = MixedPrecisionOptimizer(config, model)
-    loss_sums, grad_norms = [], []
-    gradients: dict[str, np.ndarray] = {}
-    for iteration in range(case.iterations):
-        options: dict[str, Any] = {
-            "micro_batches": case.batch(iteration)[mesh.dp_rank :: mesh.dp],
-            "valid_tokens": valid_tokens(case, iteration),
-            "loss_scale": optimizer.loss_scaler.scale,
-            "randomness": StepRandomness(config.training.seed, iteration),
-        }
-        if mutation is not None:
-            mutation(model, optimizer, options)
-        loss_sums.append(float(forward_backward(model, **options)))
+    optimizers = [MixedPrecisionOptimizer(config, model)]
+    loss_sums: list[float] = []
+    grad_norms: list[float | None] = []
+    snapshots: list[dict[str, np.ndarray]] = []
+    for iteration in range(ITERATIONS):
+        if iteration == 1:
+            # From here on the other optimizer, on the weights that the first one left.
+            model.gradients.wait_for_weights()
+            optimizers.append(MixedPrecisionOptimizer(case.config(ADAM), model))
+        optimizer = optimizers[-1]
+        scale = optimizer.loss_scaler.scale
+        loss = forward_backward(
+            model,
+            case.batch(iteration)[mesh.dp_rank :: mesh.dp],
+            valid_tokens=case.valid_tokens(iteration),
+            loss_scale=scale,
+            randomness=StepRandomness(config.training.seed, iteration),
+        )
+        loss_sums.append(float(loss))
         if not iteration:
-            scale = optimizer.loss_scaler.scale
-            gradients = {name: model.gradients.main_grad(name).numpy() / scale for name in model.parameters}
-        grad_norms.append(optimizer.step(config.optimizer.lr).grad_norm)
-    parts = {
-        name: Part(layout.tp_dim, layout.valid_rows, gradients[name], model.parameters[name].detach().float().numpy())
-        for name, layout in model.layouts.items()
+            snapshots.append({piece.name: piece.gradient.numpy() / scale for piece in model.gradients.pieces})
+        grad_norms.append(optimizer.step((ADAM if iteration else SGD)["lr"]).grad_norm)
+        if iteration in (0, ITERATIONS - 1):
+            snapshots.append({piece.name: _numbers(piece.weight) for piece in model.gradients.pieces})
+    model.gradients.wait_for_weights()
+    held = {
+        piece.name: Held(
+            model.layouts[piece.name],
+            piece.start,
+            *(snapshot[piece.name] for snapshot in snapshots),
+            _whole_part(model, piece.name),
+        )
+        for piece in model.gradients.pieces
     }
-    return Report(mesh, loss_sums, grad_norms, parts)
+    return Report(mesh, loss_sums, grad_norms, held)
+
+
+def _numbers(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().float().clone().numpy()
+
+
+def _whole_part(model: ParallelModel, name: str) -> np.ndarray | None:
+    parameter = model.parameters[name]
+    is_whole = type(parameter.data) is torch.Tensor
+    return _numbers(parameter.data.view(-1)) if is_whole else None
 
 
 @torch.no_grad()
 def disturb_vectors(model: ParallelModel) -> None:
     """Move biases from 0 and norms from 1, where a bias that is added twice or a lost scale would not show."""
-    for name, layout in model.layouts.items():
+    for piece in model.gradients.pieces:
+        layout = model.layouts[piece.name]
         if not layout.decay:
-            noise = torch.randn(layout.global_shape, generator=seeded_generator("cpu", "noise", name)) * 0.1
-            model.parameters[name] += layout.shard(noise, model.mesh)
+            noise = torch.randn(layout.global_shape, generator=seeded_generator("cpu", "noise", layout.name)) * 0.1
+            piece.weight += layout.shard(noise, model.mesh).view(-1)[piece.start : piece.stop]
+    model.gradients.weights_changed()
+    model.gradients.wait_for_weights()
 
 
-def valid_tokens(case: Case, iteration: int) -> int:
-    """Labels that count in the global batch."""
-    batch = case.batch(iteration)
-    return sum(part.labels.numel() if part.loss_mask is None else int(part.loss_mask.sum()) for part in batch)
-
-
-def run_layout(ranks: Ranks, case: Case, layout: Layout, mutation: Mutation | None = None) -> Outcome:
-    """Train the case on ``layout`` and put the ranks' reports together."""
-    return assemble(case, ranks.run(train, case, layout, mutation, world_size=layout.world_size))
+def run_case(ranks: Ranks, case: Case, mutation: Mutation | None = None) -> Outcome:
+    """Train the case and put the ranks' reports together."""
+    return assemble(case, ranks.run(train, case, mutation, world_size=case.world_size))
 
 
 def assemble(case: Case, reports: list[Report]) -> Outcome:
     """Whole tensors and losses per token out of the reports of all ranks.
 
     Raises:
-        AssertionError: copies that should be the same differ, a parameter is missing, or vocabulary padding moved.
+        AssertionError: copies that should be the same differ, an element is missing, or vocabulary padding moved.
     """
     assert len({tuple(report.grad_norms) for report in reports}) == 1, "ranks disagree about the gradient's norm"
-    sums = np.zeros(case.iterations)
+    sums = np.zeros(ITERATIONS)
     for report in reports:
         if report.mesh.computes_loss and report.mesh.tp_rank == 0:
             sums += report.loss_sums
         elif not report.mesh.computes_loss:
             assert not any(report.loss_sums), "a loss on a stage without head"
-    tokens = [valid_tokens(case, iteration) for iteration in range(case.iterations)]
     norms = [norm for norm in reports[0].grad_norms if norm is not None]
-    assert len(norms) == case.iterations, "an iteration was skipped"
+    assert len(norms) == ITERATIONS, "an iteration was skipped"
+    names = list(dict.fromkeys(name for report in reports for name in report.held))
+    for name in names:
+        _put_together(name, "whole", reports)
     return Outcome(
-        losses=list(sums / tokens),
+        losses=list(sums / [case.valid_tokens(iteration) for iteration in range(ITERATIONS)]),
         grad_norms=norms,
-        gradients={name: whole for name, whole in _whole_tensors(reports, "gradient")},
-        parameters={name: whole for name, whole in _whole_tensors(reports, "parameter")},
+        gradient={name: _put_together(name, "gradient", reports) for name in names},
+        sgd={name: _put_together(name, "sgd", reports) for name in names},
+        adam={name: _put_together(name, "adam", reports) for name in names},
     )
 
 
-def _whole_tensors(reports: list[Report], what: str) -> Iterator[tuple[str, np.ndarray]]:
-    mesh = reports[0].mesh
-    for name in dict.fromkeys(name for report in reports for name in report.parts):
-        shards: dict[int, list[np.ndarray]] = {}
-        for report in reports:
-            if name in report.parts:
-                shards.setdefault(report.mesh.tp_rank, []).append(getattr(report.parts[name], what))
-        part = next(report.parts[name] for report in reports if name in report.parts)
-        copies = [shard for tp_rank in range(mesh.tp) for shard in shards[tp_rank]]
-        groups = [copies] if part.tp_dim is None else [shards[tp_rank] for tp_rank in range(mesh.tp)]
-        for group in groups:
-            assert all(np.array_equal(group[0], copy) for copy in group), f"copies of {what} of {name} differ"
-        whole = groups[0][0] if part.tp_dim is None else np.concatenate([g[0] for g in groups], axis=part.tp_dim)
-        if part.valid_rows is not None:
-            assert not whole[part.valid_rows :].any(), f"vocabulary padding of {name} moved"
-            whole = whole[: part.valid_rows]
-        yield name, whole
+def _put_together(name: str, what: str, reports: list[Report]) -> np.ndarray:
+    """The global tensor, NaN where nobody has anything; without vocabulary padding."""
+    whole: np.ndarray | None = None
+    for report in reports:
+        held = report.held.get(name)
+        if held is None or getattr(held, what) is None:
+            continue
+        layout = held.layout
+        if whole is None:
+            whole = np.full(layout.global_shape, np.nan, np.float32)
+        local = np.full(int(np.prod(layout.local_shape(report.mesh))), np.nan, np.float32)
+        found = getattr(held, what)
+        start = 0 if what == "whole" else held.start
+        local[start : start + len(found)] = found
+        for box in layout.boxes(report.mesh):
+            part = whole[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))]
+            mine = local[box.start : box.stop].reshape(box.shape)
+            both = ~np.isnan(mine) & ~np.isnan(part)
+            assert np.array_equal(mine[both], part[both]), f"copies of {what} of {name} differ"
+            np.copyto(part, mine, where=~np.isnan(mine))
+            local[box.start : box.stop] = 0.0
+        assert not np.nan_to_num(local).any(), f"vocabulary padding of {name} moved"
+    if whole is None:
+        return np.zeros(0)
+    whole = whole[: held_rows(name, reports)]
+    assert what == "whole" or not np.isnan(whole).any(), f"{what} of {name} is not all there"
+    return whole
+
+
+def held_rows(name: str, reports: list[Report]) -> int | None:
+    """Rows of a parameter that mean something; None: all."""
+    return next(report.held[name].layout.valid_rows for report in reports if name in report.held)
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far a layout is from the serial run, worst over iterations and parameters."""
+    """How far a case is from the serial run, worst over iterations and parameters.
+
+    Attributes:
+        loss: absolute, per token.
+        gradient: relative to the largest element of the parameter's serial gradient.
+        sgd: of parameters after the SGD step, relative to the largest element of the serial parameter.
+        adam: the same after the steps of AdamW.
+        grad_norm: relative.
+        names: the parameters with the worst gradient, sgd and adam.
+        is_bit_equal: whether all losses and gradients are the same bits.
+    """
 
     loss: float
-    """Absolute, per token."""
     gradient: float
-    """Relative to the largest element of the parameter's serial gradient."""
-    gradient_name: str
-    parameter: float
-    """Relative to the largest element of the serial parameter."""
-    parameter_name: str
+    sgd: float
+    adam: float
     grad_norm: float
-    """Relative."""
+    names: tuple[str, str, str]
+    is_bit_equal: bool
 
     def __str__(self) -> str:
         return (
-            f"loss {self.loss:.1e}  gradient {self.gradient:.1e} ({self.gradient_name})  "
-            f"parameter {self.parameter:.1e} ({self.parameter_name})  norm {self.grad_norm:.1e}"
+            f"loss {self.loss:.1e}  gradient {self.gradient:.1e} ({self.names[0]})  sgd {self.sgd:.1e}  "
+            f"adam {self.adam:.1e} ({self.names[2]})  norm {self.grad_norm:.1e}{'  same bits' * self.is_bit_equal}"
         )
 
 
 def deviation(serial: Outcome, found: Outcome) -> Deviation:
-    """Compare a layout with the serial run.
+    """Compare a case with its serial run.
 
     Raises:
         AssertionError: the two do not even hold the same parameters of the same shapes.
     """
-    assert serial.gradients.keys() == found.gradients.keys(), "not the same parameters"
-    gradient, gradient_name = _worst(serial.gradients, found.gradients)
-    parameter, parameter_name = _worst(serial.parameters, found.parameters)
+    assert serial.gradient.keys() == found.gradient.keys(), "not the same parameters"
+    worst = [_worst(getattr(serial, what), getattr(found, what)) for what in ("gradient", "sgd", "adam")]
     losses = np.abs(np.subtract(serial.losses, found.losses))
     norms = np.abs(np.subtract(serial.grad_norms, found.grad_norms)) / serial.grad_norms
-    return Deviation(losses.max(), gradient, gradient_name, parameter, parameter_name, norms.max())
+    return Deviation(
+        float(losses.max()),
+        *(distance for distance, _ in worst),
+        float(norms.max()),
+        (worst[0][1], worst[1][1], worst[2][1]),
+        is_bit_equal=bool(serial.losses[0] == found.losses[0])
+        and all(np.array_equal(serial.gradient[name], found.gradient[name]) for name in serial.gradient),
+    )
 
 
 def _worst(serial: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> tuple[float, str]:
@@ -351,10 +282,31 @@ def _worst(serial: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) ->
     return max((distance(name), name) for name in serial)
 
 
+def keeps_order(case: Case) -> bool:
+    """Whether every sum of the case is made in the serial order, so that it must give the same bits.
+
+    That is so where only the pipeline divides the model: the micro-batches pass one after another, and each gradient is
+    accumulated in their order. A tied table is the exception, since head and embedding accumulate apart.
+    """
+    axes = case.tp * case.cp * case.dp
+    untied = case.config().model.untie_embeddings_and_output_weights
+    return axes == 1 and case.precision == "fp32" and (untied or case.pp == 1)
+
+
 def problems(case: Case, found: Deviation) -> list[str]:
-    """What lies outside of the case's limits; empty when the layout is right."""
-    return [
+    """What lies outside of the limits; empty when the layout is right."""
+    wrong = [
         f"{what} is off by {getattr(found, what):.2e}, allowed {limit:.0e}"
-        for what, limit in case.limits.items()
+        for what, limit in LIMITS[case.precision].items()
         if not getattr(found, what) <= limit
     ]
+    if keeps_order(case) and not found.is_bit_equal:
+        wrong.append("the bits are not those of the serial run, although every sum is made in its order")
+    return wrong
+
+
+def compare(ranks: Ranks, serials: dict[Any, Outcome], case: Case, mutation: Mutation | None = None) -> Deviation:
+    """Run a case against its serial run, which is run once and kept in ``serials``."""
+    if case.serial not in serials:
+        serials[case.serial] = run_case(ranks, case.serial)
+    return deviation(serials[case.serial], run_case(ranks, case, mutation))

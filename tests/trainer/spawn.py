@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,13 @@ from typing_extensions import Self
 
 # Long enough for a loaded machine with two cores, short enough that a deadlock does not hold up the suite.
 DEADLINE_S = 120.0
+# glibc gives large tensors back to the kernel at every step and faults them in again; so set, it keeps them. Read by
+# every process when it starts.
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "17179869184",
+    "MALLOC_TOP_PAD_": "16777216",
+}
 # Once one rank has failed the others are waiting for it; what they still have to say comes at once.
 GRACE_S = 2.0
 
@@ -49,6 +57,8 @@ class Ranks:
         self._context = multiprocessing.get_context("forkserver")
         # The server imports torch once and forks the ranks from there: starting eight costs little more than one.
         self._context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+        with mock.patch.dict(os.environ, ALLOCATOR):
+            multiprocessing.forkserver.ensure_running()
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
         self._runs = 0

@@ -1,0 +1,233 @@
+"""Faults that trainers have had, put into ours on purpose: each a context manager that breaks one thing.
+
+They are entered inside the ranks, before the model is built. A fault gives wrong numbers and no error of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tests.trainer import layout_parity
+from tests.trainer.parity_case import Case
+from trainer.context_parallel.axis import ContextParallel
+from trainer.data_parallel import gradient_buckets, shared_gradients
+from trainer.layers import dropout
+from trainer.layers.rotary import RotaryTable
+from trainer.mesh import ProcessGroups
+from trainer.optimizer import clipping
+from trainer.parameters import ParameterBuilder
+from trainer.pipeline.executor import forward_backward
+from trainer.random_streams import MicroBatchRandomness
+from trainer.tensor_parallel import collectives, linear
+
+
+def _changed_options(change: Callable[..., dict[str, Any]]) -> AbstractContextManager[object]:
+    """Let forward_backward be called with other arguments than it should."""
+
+    def changed(model: Any, micro_batches: Any, **options: Any) -> Any:
+        return forward_backward(model, **change(model, {"micro_batches": micro_batches, **options}))
+
+    return mock.patch.object(layout_parity, "forward_backward", changed)
+
+
+def row_parallel_sum_dropped() -> AbstractContextManager[object]:
+    """The partial outputs of row-parallel layers are taken for the whole."""
+    return mock.patch.object(linear, "reduce_partial_sums", lambda partial, _tp: partial)
+
+
+def column_parallel_gradient_sum_dropped() -> AbstractContextManager[object]:
+    """The input gradients of column-parallel layers are not summed over tp."""
+
+    def unsummed(partial: torch.Tensor, tp: Any) -> collectives.PendingSum:
+        return collectives.PendingSum(tp.sequence_shard(partial), partial, None)
+
+    return mock.patch.object(linear, "start_sum", unsummed)
+
+
+def sequence_parallel_norm_sum_dropped() -> AbstractContextManager[object]:
+    """Norms and biases that meet sequence shards keep the gradient of their own shard."""
+    return mock.patch.object(ParameterBuilder, "_is_partial", lambda *_: False)
+
+
+@contextmanager
+def _without_group(axis: str) -> Iterator[None]:
+    complete = shared_gradients.sum_shared_gradients
+
+    def incomplete(pieces: Any, layouts: Any, mesh: Any, groups: ProcessGroups) -> None:
+        complete(pieces, layouts, mesh, replace(groups, **{axis: None}))
+
+    with mock.patch.object(gradient_buckets, "sum_shared_gradients", incomplete):
+        yield
+
+
+def tied_embedding_sum_dropped() -> AbstractContextManager[object]:
+    """Embedding and LM head go ways of their own."""
+    return _without_group("embedding")
+
+
+def key_value_sum_dropped() -> AbstractContextManager[object]:
+    """Ranks that hold the same key and value heads keep the gradient of their own queries."""
+    return _without_group("kv")
+
+
+def divided_by_micro_batches_again() -> AbstractContextManager[object]:
+    """The gradient is divided by the number of micro-batches a second time."""
+    return _changed_options(lambda _, o: {**o, "loss_scale": o["loss_scale"] / len(o["micro_batches"])})
+
+
+def not_divided_at_all() -> AbstractContextManager[object]:
+    """The gradient is that of the sum of the losses."""
+    return _changed_options(lambda _, o: {**o, "valid_tokens": 1})
+
+
+def divided_by_own_tokens() -> AbstractContextManager[object]:
+    """Every replica averages over its own tokens."""
+
+    def change(model: Any, options: dict[str, Any]) -> dict[str, Any]:
+        own = sum(int(batch.loss_mask.sum()) for batch in options["micro_batches"])
+        return {**options, "valid_tokens": max(1, own) * model.mesh.dp}
+
+    return _changed_options(change)
+
+
+def context_parallel_scale_applied() -> AbstractContextManager[object]:
+    """The loss is averaged over the ranks of cp, though each has only its own tokens."""
+    return _changed_options(lambda model, o: {**o, "valid_tokens": o["valid_tokens"] * model.mesh.cp})
+
+
+def micro_batches_swapped() -> AbstractContextManager[object]:
+    """Later pipeline ranks take labels and masks in another order than the first takes tokens."""
+
+    def change(model: Any, options: dict[str, Any]) -> dict[str, Any]:
+        batches = list(options["micro_batches"])
+        return {**options, "micro_batches": batches if model.mesh.is_first_stage else batches[::-1]}
+
+    return _changed_options(change)
+
+
+def dropout_by_local_number() -> AbstractContextManager[object]:
+    """Replicas count their micro-batches from 0, so that they drop alike."""
+
+    def change(_: Any, options: dict[str, Any]) -> dict[str, Any]:
+        batches = [replace(batch, index=number) for number, batch in enumerate(options["micro_batches"])]
+        return {**options, "micro_batches": batches}
+
+    return _changed_options(change)
+
+
+def dropout_mask_of_the_first_shard() -> AbstractContextManager[object]:
+    """Every sequence shard takes the beginning of the mask."""
+
+    def beginning(
+        hidden: torch.Tensor,
+        probability: float,
+        randomness: MicroBatchRandomness | None,
+        site: Any,
+        _: Any,
+        layer: int = 0,
+    ) -> torch.Tensor:
+        if randomness is None or probability == 0.0:
+            return hidden
+        kept = dropout.draw_mask(
+            tuple(hidden.shape), probability, randomness.dropout_generator(hidden.device, site, layer)
+        )
+        return dropout.apply_mask(hidden, kept, probability)
+
+    from trainer.layers import block
+
+    return mock.patch.object(block, "hidden_dropout", beginning)
+
+
+def clipped_per_stage() -> AbstractContextManager[object]:
+    """Every rank clips by the norm of what it holds itself."""
+    return mock.patch.object(clipping.dist, "all_reduce", lambda *_, **__: None)
+
+
+def positions_of_the_shard() -> AbstractContextManager[object]:
+    """Rotary angles count from the beginning of each context-parallel part."""
+
+    def local(table: RotaryTable, _positions: torch.Tensor) -> RotaryTable:
+        return table.first(len(_positions))
+
+    return mock.patch.object(RotaryTable, "at", local)
+
+
+def experts_summed_over_all_data_ranks() -> AbstractContextManager[object]:
+    """Expert gradients are summed over ranks that hold other experts."""
+    return _experts_summed_over("dp_cp")
+
+
+def expert_sum_dropped() -> AbstractContextManager[object]:
+    """Copies of an expert keep the gradient of their own tokens."""
+    return _experts_summed_over(None)
+
+
+@contextmanager
+def _experts_summed_over(axis: str | None) -> Iterator[None]:
+    build = gradient_buckets.GradientBuckets.__init__
+
+    def wrong(self: Any, parameters: Any, layouts: Any, mesh: Any, groups: ProcessGroups, parallel: Any) -> None:
+        other = None if axis is None else getattr(groups, axis)
+        build(self, parameters, layouts, mesh, replace(groups, expert_dp=other), parallel)
+
+    with mock.patch.object(gradient_buckets.GradientBuckets, "__init__", wrong):
+        yield
+
+
+def contiguous_parts_taken_for_balanced() -> AbstractContextManager[object]:
+    """Sequences are cut into contiguous parts, while ring attention believes them to be balanced pairs of chunks."""
+
+    def contiguous(self: ContextParallel, length: int) -> torch.Tensor:
+        return torch.arange(length).view(self.size, -1)[self.rank]
+
+    return mock.patch.object(ContextParallel, "positions", contiguous)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A mutation, the cases that must catch it, and the words in which they do."""
+
+    name: str
+    enter: Callable[[], AbstractContextManager[object]]
+    meets: Callable[[Case], bool]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _fault(enter: Callable[[], AbstractContextManager[object]], meets: Callable[[Case], bool]) -> Fault:
+    return Fault(enter.__name__, enter, meets)
+
+
+def _has_experts(case: Case) -> bool:
+    return case.model in ("mixtral", "capacity")
+
+
+FAULTS = (
+    _fault(row_parallel_sum_dropped, lambda c: c.tp > 1 and not c.sp),
+    _fault(column_parallel_gradient_sum_dropped, lambda c: c.tp > 1),
+    _fault(sequence_parallel_norm_sum_dropped, lambda c: c.sp),
+    _fault(
+        tied_embedding_sum_dropped,
+        lambda c: c.model in ("gpt2", "qwen") and c.pp > 1 and c.schedule != "zb-v" and not c.zero,
+    ),
+    _fault(key_value_sum_dropped, lambda c: c.model == "qwen" and c.tp == 4 and not c.zero),
+    _fault(divided_by_micro_batches_again, lambda c: c.pp > 1),
+    _fault(not_divided_at_all, lambda c: c.dp > 1),
+    _fault(divided_by_own_tokens, lambda c: c.dp > 1),
+    _fault(context_parallel_scale_applied, lambda c: c.cp > 1),
+    _fault(micro_batches_swapped, lambda c: c.pp > 1),
+    _fault(dropout_by_local_number, lambda c: c.dp > 1 and c.model.startswith("gpt2")),
+    _fault(dropout_mask_of_the_first_shard, lambda c: c.sp and c.model.startswith("gpt2")),
+    _fault(clipped_per_stage, lambda c: c.pp > 1),
+    _fault(positions_of_the_shard, lambda c: c.cp > 1 and c.model == "llama"),
+    _fault(contiguous_parts_taken_for_balanced, lambda c: c.cp > 1 and c.cp_comm == "p2p"),
+    _fault(experts_summed_over_all_data_ranks, lambda c: _has_experts(c) and c.ep > 1 and not c.zero),
+    _fault(expert_sum_dropped, lambda c: _has_experts(c) and c.ep == 1 and c.dp > 1 and not c.zero),
+)
