@@ -11,7 +11,6 @@ from trainer.pipeline.schedule import (
     ActionKind,
     ScheduleError,
     all_forward,
-    batches_meet,
     build_schedule,
     check,
     check_batches,
@@ -24,10 +23,12 @@ from trainer.pipeline.schedule import (
     one_f_one_b,
     placement_of,
     sends_under_way,
+    suits_batches,
     timeline,
     zb_h1,
     zb_v,
 )
+from trainer.pipeline.schedule.simulation import Meeting, ordered_programs, run_programs, tagged_program
 from trainer.pipeline.schedule.traffic import message_order
 
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT  # noqa: E741
@@ -190,10 +191,30 @@ def test_batches_of_interleaved_on_two_ranks_are_refused(chunks, count, problem)
         check_batches(schedule)
 
 
-def test_batches_are_refused_where_they_would_never_meet():
-    assert not batches_meet(zb_v(4, 8))
-    assert not batches_meet(interleaved_one_f_one_b(4, 2, 8))
-    assert batches_meet(one_f_one_b(4, 8))
+def test_batches_are_taken_where_they_meet_and_cost_nothing():
+    assert suits_batches(one_f_one_b(4, 8))
+    assert suits_batches(build_schedule("gpipe", 4, 1, 8))
+    assert suits_batches(all_forward(Placement("one", 4), 8))
+    # They meet, but hold up weight gradients.
+    check_batches(zb_h1(4, 8))
+    assert not suits_batches(zb_h1(4, 8))
+    # They would never meet.
+    assert not suits_batches(zb_v(4, 8))
+    assert not suits_batches(interleaved_one_f_one_b(4, 2, 8))
+
+
+@pytest.mark.parametrize(("kind", "chunks"), VARIANTS)
+@pytest.mark.parametrize("pp", [2, 3, 4, 8])
+def test_no_way_of_sending_costs_time(kind, chunks, pp):
+    """Nobody waits for a message longer than the table itself makes it wait."""
+    durations = {F: 1, B: 2, I: 1, W: 1}
+    for count in (1, 3, 8, 13):
+        schedule = build_schedule(kind, pp, chunks, count)
+        ideal = timeline(schedule, durations).step_time
+        most = sends_under_way(schedule)
+        tagged = [tagged_program(schedule, rank, sends_under_way=most) for rank in range(pp)]
+        assert run_programs(tagged, Meeting.BY_TAG) == ideal
+        assert run_programs(ordered_programs(schedule), Meeting.BY_STREAM) == ideal
 
 
 def test_few_sends_are_under_way():

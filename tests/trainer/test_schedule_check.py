@@ -15,7 +15,7 @@ from trainer.pipeline.schedule import (
     timeline,
 )
 from trainer.pipeline.schedule.arrangement import arrange
-from trainer.pipeline.schedule.simulation import Call, Verb, run_programs, tagged_program
+from trainer.pipeline.schedule.simulation import Call, Meeting, Verb, run_programs, tagged_program
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
@@ -101,7 +101,7 @@ def test_too_few_sends_under_way_are_found():
     check(schedule)
     programs = [tagged_program(schedule, rank, sends_under_way=1) for rank in range(2)]
     with pytest.raises(ScheduleError, match="deadlock"):
-        run_programs(programs, in_order=False)
+        run_programs(programs, Meeting.BY_TAG)
 
 
 def test_a_message_taken_for_another_is_found():
@@ -109,7 +109,7 @@ def test_a_message_taken_for_another_is_found():
     other = next(e.send for e in exchanges_of(table(2, "F1 F0 B1 B0", "F1 B1 F0 B0")) if e.send)
     programs = [[Call(Verb.SEND, message), Call(Verb.WAIT, message)], [Call(Verb.RECEIVE, other)]]
     with pytest.raises(ScheduleError, match="F0 for virtual stage 1 .* is sent where F1 .* is received"):
-        run_programs(programs, in_order=True)
+        run_programs(programs, Meeting.BY_PAIR)
 
 
 def exchanges_of(schedule):

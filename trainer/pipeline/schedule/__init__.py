@@ -6,7 +6,7 @@ new schedule is one pure function that returns a table; what is sent between the
 """
 
 from trainer.pipeline.schedule.catalogue import SCHEDULE_KINDS, build_schedule, default_chunks, placement_of
-from trainer.pipeline.schedule.check import batches_meet, check, check_batches
+from trainer.pipeline.schedule.check import check, check_batches, suits_batches
 from trainer.pipeline.schedule.kinds import all_forward, gpipe, interleaved_one_f_one_b, one_f_one_b
 from trainer.pipeline.schedule.simulation import sends_under_way
 from trainer.pipeline.schedule.table import (
@@ -37,7 +37,6 @@ __all__ = [
     "ScheduleError",
     "Timeline",
     "all_forward",
-    "batches_meet",
     "build_schedule",
     "check",
     "check_batches",
@@ -51,6 +50,7 @@ __all__ = [
     "one_f_one_b",
     "placement_of",
     "sends_under_way",
+    "suits_batches",
     "timeline",
     "zb_h1",
     "zb_v",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from trainer.pipeline.schedule.simulation import batched_program, ordered_program, run_programs, tagged_program
+from trainer.pipeline.schedule.simulation import (
+    Meeting,
+    batched_program,
+    ordered_programs,
+    run_programs,
+    tagged_program,
+)
 from trainer.pipeline.schedule.table import (
     Action,
     ActionKind,
@@ -14,7 +20,8 @@ from trainer.pipeline.schedule.table import (
     kept_activations,
     live_activations,
 )
-from trainer.pipeline.schedule.traffic import message_order
+from trainer.pipeline.schedule.timeline import timeline
+from trainer.pipeline.schedule.traffic import TICKS, message_order
 
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT  # noqa: E741
 _PARTS_OF_A_TURN = ({F, B}, {F, I, W})
@@ -36,8 +43,8 @@ def check(schedule: PipelineSchedule) -> None:
         _check_hand_overs(schedule, rank)
         _check_bounds(schedule, rank)
     ranks = range(len(schedule.stages))
-    run_programs([tagged_program(schedule, rank, sends_under_way=None) for rank in ranks], in_order=False)
-    run_programs([ordered_program(schedule, rank) for rank in ranks], in_order=True)
+    run_programs([tagged_program(schedule, rank, sends_under_way=None) for rank in ranks], Meeting.BY_TAG)
+    run_programs(ordered_programs(schedule), Meeting.BY_STREAM)
 
 
 def check_batches(schedule: PipelineSchedule) -> None:
@@ -53,16 +60,21 @@ def check_batches(schedule: PipelineSchedule) -> None:
     for (source, destination), (sent, wanted) in message_order(schedule).items():
         if sent != wanted:
             raise ScheduleError(f"rank {destination} receives in another order than rank {source} sends")
-    run_programs([batched_program(schedule, rank) for rank in range(len(schedule.stages))], in_order=True)
+    run_programs([batched_program(schedule, rank) for rank in range(len(schedule.stages))], Meeting.BY_PAIR)
 
 
-def batches_meet(schedule: PipelineSchedule) -> bool:
-    """Whether check_batches has nothing against the table."""
+def suits_batches(schedule: PipelineSchedule) -> bool:
+    """Whether batches meet, and nobody loses time by them.
+
+    They do in ZB-H1: there a batch of a gradient alone holds up the weight gradients that should fill the bubble until
+    the neighbour wants that gradient.
+    """
     try:
         check_batches(schedule)
     except ScheduleError:
         return False
-    return True
+    programs = [batched_program(schedule, rank) for rank in range(len(schedule.stages))]
+    return run_programs(programs, Meeting.BY_PAIR) == timeline(schedule, TICKS).step_time
 
 
 def _check_row(schedule: PipelineSchedule, rank: int) -> None:

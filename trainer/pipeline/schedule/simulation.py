@@ -5,16 +5,15 @@ A message passes when its send and its receive have both been posted: nothing is
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from trainer.pipeline.schedule.table import ActionKind, Message, PipelineSchedule, ScheduleError, exchanges
-from trainer.pipeline.schedule.traffic import receive_of, receives_as_needed, receives_as_sent, send_of
+from trainer.pipeline.schedule.traffic import TICKS, posts_in_order, receive_of, receives_as_needed, send_of
 
 FEWEST_SENDS_UNDER_WAY = 2
-_TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.BACKWARD_INPUT: 1, ActionKind.BACKWARD_WEIGHT: 1}
 
 
 class Verb(Enum):
@@ -65,14 +64,19 @@ def tagged_program(schedule: PipelineSchedule, rank: int, *, sends_under_way: in
     return [*calls, *_calls(Verb.WAIT, leaving)]
 
 
-def ordered_program(schedule: PipelineSchedule, rank: int) -> list[Call]:
-    """Single sends and receives that meet in the order they are posted, each direction between two ranks by itself."""
-    row = exchanges(schedule, rank)
-    calls: list[Call] = []
-    for exchange, receives in zip(row, receives_as_sent(schedule, rank), strict=True):
-        calls += [*_calls(Verb.RECEIVE, receives), *_calls(Verb.WAIT, [receive_of(exchange)])]
-        calls += [_compute(exchange.action.kind), *_calls(Verb.SEND, [send_of(exchange)])]
-    return [*calls, *_calls(Verb.WAIT, map(send_of, row))]
+def ordered_programs(schedule: PipelineSchedule) -> list[list[Call]]:
+    """Single sends and receives in the one order of posts_in_order; nothing but a receive is waited for."""
+    programs: list[list[Call]] = []
+    for rank, plan in enumerate(posts_in_order(schedule)):
+        row = exchanges(schedule, rank)
+        calls: list[Call] = []
+        for posts, exchange in zip(plan, [*row, None], strict=True):
+            for message in posts:
+                calls += _calls(Verb.SEND if message.source == rank else Verb.RECEIVE, [message])
+            if exchange is not None:
+                calls += [*_calls(Verb.WAIT, [receive_of(exchange)]), _compute(exchange.action.kind)]
+        programs.append([*calls, *_calls(Verb.WAIT, map(send_of, row))])
+    return programs
 
 
 def _calls(verb: Verb, messages: Iterable[Message | None]) -> list[Call]:
@@ -80,7 +84,7 @@ def _calls(verb: Verb, messages: Iterable[Message | None]) -> list[Call]:
 
 
 def _compute(kind: ActionKind) -> Call:
-    return Call(Verb.COMPUTE, ticks=_TICKS[kind])
+    return Call(Verb.COMPUTE, ticks=TICKS[kind])
 
 
 def sends_under_way(schedule: PipelineSchedule) -> int:
@@ -93,7 +97,7 @@ def sends_under_way(schedule: PipelineSchedule) -> int:
     def time(most: int | None) -> float:
         programs = [tagged_program(schedule, rank, sends_under_way=most) for rank in range(len(schedule.stages))]
         try:
-            return run_programs(programs, in_order=False)
+            return run_programs(programs, Meeting.BY_TAG)
         except ScheduleError:
             return float("inf")
 
@@ -103,25 +107,32 @@ def sends_under_way(schedule: PipelineSchedule) -> int:
     return most
 
 
-def run_programs(programs: Sequence[Sequence[Call]], *, in_order: bool) -> float:
+class Meeting(Enum):
+    """Which send meets which receive."""
+
+    BY_TAG = "each its own"
+    BY_PAIR = "the first send from one rank to another meets the first receive there, whatever each is meant for"
+    BY_STREAM = "as by pair, and nothing passes on a rank before what it posted earlier in the same direction"
+
+
+def run_programs(programs: Sequence[Sequence[Call]], meeting: Meeting) -> float:
     """Run what every rank calls until all are done; returns the ticks that takes.
 
     Args:
         programs: the calls of each rank.
-        in_order: the first send from one rank to another meets the first receive there, whatever each is meant for;
-            otherwise tags tell messages apart.
+        meeting: which send meets which receive. A direction is that to higher or that to lower ranks.
 
     Raises:
         ScheduleError: some rank waits for ever, or a message is taken for another.
     """
-    posted = _Posted(in_order)
+    posted = _Posted(meeting)
     steps, clocks = [0] * len(programs), [0] * len(programs)
     progress = True
     while progress:
         progress = False
         for rank, program in enumerate(programs):
             while steps[rank] < len(program):
-                time = posted.call(program[steps[rank]], clocks[rank])
+                time = posted.call(rank, program[steps[rank]], clocks[rank])
                 if time is None:
                     break
                 clocks[rank] = time
@@ -136,33 +147,48 @@ def run_programs(programs: Sequence[Sequence[Call]], *, in_order: bool) -> float
 class _Posted:
     """Sends and receives that have been posted, and when they met."""
 
-    def __init__(self, in_order: bool) -> None:
-        self._in_order = in_order
-        self._lists: dict[tuple[Verb, int, int], list[tuple[Message, int]]] = defaultdict(list)
-        self._number: dict[tuple[Verb, Message], int] = {}
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._queues: dict[Hashable, deque[tuple[Message, Verb, int]]] = defaultdict(deque)
+        self._free: dict[Hashable, int] = defaultdict(int)
+        self._passed: dict[Message, int] = {}
 
-    def call(self, call: Call, clock: int) -> int | None:
+    def call(self, rank: int, call: Call, clock: int) -> int | None:
         """When the caller can go on; None as long as that is not known."""
         if call.message is None:
             return clock + call.ticks
         if call.verb is Verb.WAIT:
-            passed = self._passed(call.message)
-            return None if passed is None else max(clock, passed)
-        posted = self._lists[call.verb, call.message.source, call.message.destination]
-        self._number[call.verb, call.message] = len(posted)
-        posted.append((call.message, clock))
+            return max(clock, self._passed[call.message]) if call.message in self._passed else None
+        self._queues[self._queue(rank, call.message)].append((call.message, call.verb, clock))
+        self._let_pass(self._queue(rank, call.message))
         return clock
 
-    def _passed(self, message: Message) -> int | None:
-        """When a message passed."""
-        numbers = [self._number.get((verb, message)) for verb in (Verb.SEND, Verb.RECEIVE)]
-        if self._in_order:
-            ours = [number for number in numbers if number is not None]
-            numbers = [ours[0], ours[0]]
-        lists = [self._lists[verb, message.source, message.destination] for verb in (Verb.SEND, Verb.RECEIVE)]
-        met = [posted[n] for posted, n in zip(lists, numbers, strict=True) if n is not None and n < len(posted)]
-        if len(met) < 2:
-            return None
-        if met[0][0] != met[1][0]:
-            raise ScheduleError(f"{met[0][0]} is sent where {met[1][0]} is received")
-        return max(time for _, time in met)
+    def _queue(self, rank: int, message: Message) -> Hashable:
+        if self._meeting is Meeting.BY_TAG:
+            return rank, message
+        if self._meeting is Meeting.BY_PAIR:
+            return rank, message.source, message.destination
+        return rank, message.source < message.destination
+
+    def _let_pass(self, ours: Hashable) -> None:
+        """Let what stands first at both of its ends pass, and then what stood behind it."""
+        while self._queues[ours]:
+            message, verb, posted = self._queues[ours][0]
+            peer = message.destination if verb is Verb.SEND else message.source
+            theirs = self._queue(peer, message)
+            if not self._queues[theirs]:
+                return
+            other, other_verb, other_posted = self._queues[theirs][0]
+            if (other.source, other.destination, verb) != (message.source, message.destination, _OTHER_END[other_verb]):
+                return
+            if other != message:
+                sent, received = (message, other) if verb is Verb.SEND else (other, message)
+                raise ScheduleError(f"{sent} is sent where {received} is received")
+            time = max(posted, other_posted, self._free[ours], self._free[theirs])
+            self._passed[message] = self._free[ours] = self._free[theirs] = time
+            self._queues[ours].popleft()
+            self._queues[theirs].popleft()
+            self._let_pass(theirs)
+
+
+_OTHER_END = {Verb.SEND: Verb.RECEIVE, Verb.RECEIVE: Verb.SEND}

@@ -5,10 +5,14 @@ The messengers in trainer.pipeline.communication follow these orders, and the ch
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 
-from trainer.pipeline.schedule.table import Exchange, Message, PipelineSchedule, exchanges
+from trainer.pipeline.schedule.table import ActionKind, Exchange, Message, PipelineSchedule, exchanges
+from trainer.pipeline.schedule.timeline import timeline
+
+TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.BACKWARD_INPUT: 1, ActionKind.BACKWARD_WEIGHT: 1}
+"""How long actions take where a plan must be made without knowing."""
 
 RECEIVES_AHEAD = 2
 """Receives that are posted at one time where each is posted on its own: that of the action to come, and the next one,
@@ -36,27 +40,49 @@ def receives_as_needed(row: Sequence[Exchange]) -> list[list[Message]]:
     return plan
 
 
-def receives_as_sent(schedule: PipelineSchedule, rank: int) -> list[list[Message]]:
-    """For each action of a rank the receives to post before it, where messages arrive in the order they are sent.
+def posts_in_order(schedule: PipelineSchedule) -> list[list[list[Message]]]:
+    """For each rank and each of its actions, and for the end, the messages to post before it: sends and receives.
 
-    That of the action may lie behind others that this rank wants only later: those are posted as well.
+    Where messages have no tags, and what a rank posts to one group passes in the order it was posted, two ranks that
+    post their messages in different orders wait for each other. Here all ranks follow one order of all messages, that
+    in which they come to be sent if nothing is late. Then the first message in it that has not passed always can: all
+    that its sender needs are earlier ones, and nothing stands before it at either end. In this order receives are
+    posted no later than needed and no earlier than RECEIVES_AHEAD says.
     """
-    sent = {source: _sends_between(schedule, source, rank) for source in range(len(schedule.stages)) if source != rank}
+    number = _numbers(schedule)
+    return [_rank_posts(exchanges(schedule, rank), number) for rank in range(len(schedule.stages))]
+
+
+def _rank_posts(row: Sequence[Exchange], number: Mapping[Message, int]) -> list[list[Message]]:
+    receives = deque(sorted(filter(None, map(receive_of, row)), key=number.__getitem__))
+    earliest = {message: step for step, messages in enumerate(receives_as_needed(row)) for message in messages}
+    sends = deque(filter(None, map(send_of, row)))
     plan: list[list[Message]] = []
-    posted: set[Message] = set()
-    for wanted in receives_as_needed(exchanges(schedule, rank)):
-        plan.append([])
-        for message in wanted:
-            while message not in posted:
-                earliest = next(sent[message.source])
-                posted.add(earliest)
-                plan[-1].append(earliest)
+    for step in range(len(row) + 1):
+        posts: list[Message] = []
+        if step and (send := send_of(row[step - 1])) is not None:
+            sends.popleft()
+            while receives and number[receives[0]] < number[send]:
+                posts.append(receives.popleft())
+            posts.append(send)
+        needed = receive_of(row[step]) if step < len(row) else None
+        limit = number[sends[0]] if sends else len(number)
+        while receives and (needed in receives or (earliest[receives[0]] <= step and number[receives[0]] < limit)):
+            posts.append(receives.popleft())
+        plan.append(posts)
     return plan
 
 
-def _sends_between(schedule: PipelineSchedule, source: int, destination: int) -> Iterator[Message]:
-    sends = map(send_of, exchanges(schedule, source))
-    return (message for message in sends if message is not None and message.destination == destination)
+def _numbers(schedule: PipelineSchedule) -> dict[Message, int]:
+    """All messages between ranks, numbered in the order in which they are ready to be sent if nothing is late."""
+    times = timeline(schedule, TICKS)
+    ready = {
+        send: (end, rank)
+        for rank, spans in enumerate(times.rows)
+        for exchange, (_, end) in zip(exchanges(schedule, rank), spans, strict=True)
+        if (send := send_of(exchange)) is not None
+    }
+    return {message: number for number, message in enumerate(sorted(ready, key=ready.__getitem__))}
 
 
 def message_order(schedule: PipelineSchedule) -> dict[tuple[int, int], tuple[list[Message], list[Message]]]:
