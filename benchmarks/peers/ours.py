@@ -51,7 +51,11 @@ def train_config(task: Task) -> TrainConfig:
                 "hidden_dropout": 0.0,
                 "vocab_size": work.vocab,
             },
-            "parallel": {"tensor_model_parallel_size": task.tp, "pipeline_model_parallel_size": task.pp},
+            "parallel": {
+                "tensor_model_parallel_size": task.tp,
+                "pipeline_model_parallel_size": task.pp,
+                "pipeline_schedule": task.schedule if task.pp > 1 else None,
+            },
             "training": {
                 "train_iters": task.steps,
                 "seq_length": work.sequence,
@@ -110,7 +114,7 @@ def load(model: ParallelModel, work: Workload) -> None:
 
 def main() -> None:
     task = task_from_command_line()
-    work, world = task.work, task.tp * task.pp
+    work, world = task.work, task.world
     config = train_config(task)
     groups = ProcessGroups()
     mesh = ParallelMesh.build(config, task.rank, world)
@@ -123,7 +127,8 @@ def main() -> None:
     tokens = corpus(work)
     meter = Meter(task)
     for step in range(task.steps):
-        batches = [MicroBatch(*pair, index=index) for index, pair in enumerate(micro_batches(work, tokens, step))]
+        own = micro_batches(work, tokens, step, mesh.dp_rank, mesh.dp)
+        batches = [MicroBatch(*pair, index=mesh.dp_rank + mesh.dp * place) for place, pair in enumerate(own)]
         loss_sum = forward_backward(
             model,
             batches,
@@ -133,7 +138,8 @@ def main() -> None:
         )
         outcome = optimizer.step(LEARNING_RATE)
         assert outcome.grad_norm is not None
-        meter.step(loss_sum / work.tokens_per_step if mesh.computes_loss else None, outcome.grad_norm)
+        replica_loss = loss_sum * mesh.dp / work.tokens_per_step if mesh.computes_loss else None
+        meter.step(replica_loss, outcome.grad_norm)
     meter.write(llmctl.__version__)
     if world > 1:
         dist.destroy_process_group()
