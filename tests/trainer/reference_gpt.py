@@ -6,14 +6,17 @@ It reads weights under the trainer's global names and shares no code with the tr
 import torch
 
 
-def reference_loss(weights, model, tokens, labels, loss_mask=None):
-    """Sum of the token losses over valid tokens, by autograd in the dtype of ``weights``."""
-    logits = reference_logits(weights, model, tokens)
+def reference_loss(weights, model, tokens, labels, loss_mask=None, auxiliary=None):
+    """Sum of the token losses over valid tokens, by autograd in the dtype of ``weights``.
+
+    ``auxiliary``: a list that takes the auxiliary losses of each layer with experts.
+    """
+    logits = reference_logits(weights, model, tokens, auxiliary)
     losses = torch.logsumexp(logits, -1) - logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     return (losses if loss_mask is None else losses * loss_mask).sum()
 
 
-def reference_logits(weights, model, tokens):
+def reference_logits(weights, model, tokens, auxiliary=None):
     """[B, S, V] of the unpadded vocabulary ``weights`` hold."""
     length = tokens.shape[1]
     hidden = weights["embedding.word.weight"][tokens]
@@ -24,7 +27,11 @@ def reference_logits(weights, model, tokens):
         hidden = hidden + _attention(
             _Part(weights, f"layers.{layer}.attention."), model, _norm(part, "attention_norm", model, hidden)
         )
-        hidden = hidden + _mlp(_Part(weights, f"layers.{layer}.mlp."), model, _norm(part, "mlp_norm", model, hidden))
+        normed = _norm(part, "mlp_norm", model, hidden)
+        if f"layers.{layer}.moe.router.weight" in weights:
+            hidden = hidden + _moe(weights, f"layers.{layer}.moe.", model, normed, auxiliary)
+        else:
+            hidden = hidden + _mlp(_Part(weights, f"layers.{layer}.mlp."), model, normed)
     hidden = _norm(_Part(weights, ""), "final_norm", model, hidden)
     head = weights.get("head.weight", weights["embedding.word.weight"])
     return hidden @ head.T
@@ -96,3 +103,68 @@ def _mlp(part, model, hidden):
             share = torch.erf(inner / 2**0.5)
         inner = inner * 0.5 * (1 + share)
     return part.linear("fc2", inner)
+
+
+def _moe(weights, prefix, model, hidden, auxiliary):
+    """Token by token and expert by expert; tokens in the order of positions, which decides who is dropped first."""
+    tokens = hidden.transpose(0, 1).reshape(-1, hidden.shape[-1])
+    logits = tokens @ weights[f"{prefix}router.weight"].T
+    chosen = [
+        sorted(range(model.num_experts), key=lambda expert: (-float(row[expert]), expert))[: model.moe_router_topk]
+        for row in logits.detach()
+    ]
+    choices = [
+        (token, expert, _router_weight(row, experts, place, model))
+        for token, (row, experts) in enumerate(zip(logits, chosen, strict=True))
+        for place, expert in enumerate(experts)
+    ]
+    if auxiliary is not None:
+        auxiliary.append(_auxiliary_loss(logits, choices, model))
+    outputs = [torch.zeros_like(token) for token in tokens]
+    for token, expert, weight in _kept(choices, model):
+        own = {
+            name: weights[f"{prefix}experts.{name}"][expert]
+            for name in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+            if f"{prefix}experts.{name}" in weights
+        }
+        outputs[token] = outputs[token] + weight * _mlp(_Part(own, ""), model, tokens[token])
+    mixed = torch.stack(outputs).view(hidden.shape[1], hidden.shape[0], -1).transpose(0, 1)
+    if model.moe_shared_expert_intermediate_size is None:
+        return mixed
+    return mixed + _mlp(_Part(weights, f"{prefix}shared_expert."), model, hidden)
+
+
+def _router_weight(row, experts, place, model):
+    if model.moe_router_score_function == "sigmoid":
+        scores = 1 / (1 + torch.exp(-row))
+        weight = scores[experts[place]]
+        weight = weight / scores[experts].sum() if len(experts) > 1 else weight
+    elif model.moe_router_pre_softmax:
+        weight = torch.exp(row[experts[place]]) / torch.exp(row).sum()
+    else:
+        weight = torch.exp(row[experts[place]]) / torch.exp(row[experts]).sum()
+    return weight * (model.moe_router_topk_scaling_factor or 1.0)
+
+
+def _kept(choices, model):
+    if model.moe_expert_capacity_factor is None:
+        return choices
+    capacity = -int(-len(choices) / model.num_experts * model.moe_expert_capacity_factor // 1)
+    kept = []
+    for expert in range(model.num_experts):
+        own = [choice for choice in choices if choice[1] == expert]
+        if model.moe_token_drop_policy == "probs":
+            own.sort(key=lambda choice: -float(choice[2].detach()))
+        kept += own[:capacity]
+    return kept
+
+
+def _auxiliary_loss(logits, choices, model):
+    """coefficient * E * sum_i f_i P_i, and coefficient * mean(log(sum(exp(logits)))^2)."""
+    scores = 1 / (1 + torch.exp(-logits)) if model.moe_router_score_function == "sigmoid" else torch.exp(logits)
+    shares = (scores / scores.sum(1, keepdim=True)).mean(0)
+    total = (model.moe_z_loss_coeff or 0.0) * (torch.exp(logits).sum(1).log() ** 2).mean()
+    for expert in range(model.num_experts):
+        frequency = sum(choice[1] == expert for choice in choices) / len(choices)
+        total = total + model.moe_aux_loss_coeff * model.num_experts * frequency * shares[expert]
+    return total

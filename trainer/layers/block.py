@@ -20,9 +20,10 @@ from trainer.layers.attention import SelfAttention
 from trainer.layers.dropout import hidden_dropout
 from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
+from trainer.moe.layer import MoE
 from trainer.parameters import ParameterBuilder
 from trainer.random_streams import DropoutSite
-from trainer.recompute import forget, recompute
+from trainer.recompute import Recomputable, forget, recompute
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -59,7 +60,12 @@ class Block(nn.Module):
             model, layer, builder.under("attention"), axes, recompute_core="core_attn" in recomputed
         )
         self.mlp_norm = Norm(*norm, builder.under("mlp_norm"))
-        self.mlp = MLP(model, builder.under("mlp"), axes.tp)
+        self.mlp: MLP | None = None
+        self.moe: MoE | None = None
+        if model.is_moe_layer(layer):
+            self.moe = MoE(model, builder.under("moe"), axes, recompute_activation="moe_act" in recomputed)
+        else:
+            self.mlp = MLP(model, builder.under("mlp"), axes.tp)
 
     def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass, values_needed: bool = True) -> torch.Tensor:
         """Collective: all ranks of the layer's axes. For ``values_needed`` see trainer.recompute.Recomputable."""
@@ -76,11 +82,18 @@ class Block(nn.Module):
         hidden = hidden + self._dropped(attended, forward_pass, "attention_output")
         normed = self.mlp_norm(hidden)
         with self._forget_norm(self.mlp_norm, hidden, normed):
-            if "mlp" in self._recomputed:
-                transformed = recompute(self.mlp, normed)
+            name, feed_forward = self._feed_forward(forward_pass)
+            if name in self._recomputed:
+                transformed = recompute(feed_forward, normed)
             else:
-                transformed = self.mlp(normed, values_needed=values_needed)
+                transformed = feed_forward(normed, values_needed=values_needed)
         return hidden + self._dropped(transformed, forward_pass, "mlp_output")
+
+    def _feed_forward(self, forward_pass: ForwardPass) -> tuple[str, Recomputable]:
+        if self.moe is not None:
+            return "moe", partial(self.moe, forward_pass=forward_pass)
+        assert self.mlp is not None
+        return "mlp", self.mlp
 
     def _forget_norm(self, norm: Norm, hidden: torch.Tensor, normed: torch.Tensor) -> AbstractContextManager[None]:
         if "layernorm" not in self._recomputed:

@@ -1,0 +1,89 @@
+"""A mixture of experts in place of a block's feed-forward part.
+
+Legend: S this rank's part of the sequence, B micro-batch, T = S*B, H hidden, E experts, K experts chosen per token;
+``/t`` = divided over tp.
+
+Every tp rank sees all tokens of its part of the micro-batch, and computes its slice of every expert that they pass
+through. The router's weights multiply these summands before they are added up over tp. So between *f* and *g* every
+gradient is a summand of a sum over tp: that of the tokens, which f completes, and that of the router's weight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trainer.layers.mlp import MLP
+from trainer.moe.capacity import kept_choices
+from trainer.moe.dispatch import Dispatch, from_experts, to_experts
+from trainer.moe.experts import Experts
+from trainer.moe.losses import attach_loss, auxiliary_loss
+from trainer.moe.router import Router, Routing
+from trainer.tensor_parallel.collectives import enter_parallel_region, reduce_partial_sums
+
+if TYPE_CHECKING:
+    from trainer.axes import ParallelAxes
+    from trainer.config import ModelConfig
+    from trainer.forward_pass import ForwardPass
+    from trainer.parameters import ParameterBuilder
+
+
+class MoE(nn.Module):
+    """[S(/t), B, H] -> [S(/t), B, H] through K of E experts per token, and a shared one if there is any."""
+
+    def __init__(
+        self, model: ModelConfig, builder: ParameterBuilder, axes: ParallelAxes, recompute_activation: bool = False
+    ):
+        """Build the layer; with ``recompute_activation`` backward computes what the experts' fc2 reads again."""
+        super().__init__()
+        assert model.num_experts is not None
+        self._model, self._num_experts = model, model.num_experts
+        self._axes = axes
+        self.router = Router(model, builder.under("router"))
+        self.experts = Experts(model, builder.under("experts"), axes.tp, recompute_activation)
+        self.shared_expert: MLP | None = None
+        if model.moe_shared_expert_intermediate_size is not None:
+            self.shared_expert = MLP(
+                model, builder.under("shared_expert"), axes.tp, model.moe_shared_expert_intermediate_size
+            )
+
+    def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass, values_needed: bool = True) -> torch.Tensor:
+        """Collective: all ranks of the layer's axes. For ``values_needed`` see trainer.recompute.Recomputable."""
+        whole = enter_parallel_region(hidden, self._axes.tp)  # [S, B, H]
+        tokens = whole.flatten(0, 1)  # [T, H]
+        routing: Routing = self.router(tokens)
+        weights = self._with_losses(routing, forward_pass.aux_loss_scale)
+        kept = self._within_capacity(routing, whole.shape[:2])
+        dispatch = Dispatch.plan(routing.experts, kept, self._num_experts, self._axes.ep)
+        outputs = self.experts(to_experts(tokens, dispatch), dispatch.offsets)
+        combined = from_experts(outputs, weights, dispatch, whole.shape)
+        combined = reduce_partial_sums(combined, self._axes.tp, values_needed)
+        if self.shared_expert is None:
+            return combined
+        return combined + self.shared_expert(hidden, values_needed)  # type: ignore[no-any-return]
+
+    def _with_losses(self, routing: Routing, scale: float) -> torch.Tensor:
+        if scale == 0.0 or not torch.is_grad_enabled():
+            return routing.weights
+        loss = auxiliary_loss(routing, self._model, self._axes.cp)
+        if loss is None:
+            return routing.weights
+        # Every tp rank has all of this gradient, not a summand, and it too is summed over tp.
+        return attach_loss(routing.weights, loss, scale / self._axes.tp.size)
+
+    def _within_capacity(self, routing: Routing, shape: torch.Size) -> torch.Tensor | None:
+        model = self._model
+        if model.moe_expert_capacity_factor is None:
+            return None
+        experts, weights = (choices.view(*shape, -1) for choices in (routing.experts, routing.weights))
+        kept = kept_choices(
+            experts,
+            weights,
+            self._num_experts,
+            model.moe_expert_capacity_factor,
+            model.moe_token_drop_policy,
+            self._axes.cp,
+        )
+        return kept.flatten(0, 1)
