@@ -27,7 +27,8 @@ from trainer.config_sections import (
     Section,
     TrainingConfig,
 )
-from trainer.pipeline.placement import Placement
+from trainer.pipeline.placement import V_CHUNKS, Placement
+from trainer.planning.stage_layout import parse_stage_layout
 
 __all__ = [
     "CheckpointConfig",
@@ -77,7 +78,10 @@ class TrainConfig(Section):
         """Chunks of the model that each rank of the pipeline holds."""
         parallel = self.parallel
         if parallel.pipeline_schedule == "zb-v":
-            return 2
+            return V_CHUNKS
+        if parallel.pipeline_model_parallel_layout is not None:
+            stages = len(parse_stage_layout(parallel.pipeline_model_parallel_layout))
+            return max(1, stages // parallel.pipeline_model_parallel_size)
         if parallel.num_layers_per_virtual_pipeline_stage is not None:
             per_rank = self.model.num_layers // parallel.pipeline_model_parallel_size
             return max(1, per_rank // parallel.num_layers_per_virtual_pipeline_stage)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from trainer.config_error import ConfigError
-from trainer.planning.layouts import nearest_layouts
+from trainer.parallel_checks import (
+    check_parallelism,
+    divisors,
+    fits_context_parallel,
+    fits_tensor_parallel,
+    multiples_around,
+)
+from trainer.planning.layouts import Layout, nearest_layouts
 
 if TYPE_CHECKING:
     from trainer.config import DataConfig, ModelConfig, TrainConfig
@@ -19,8 +27,7 @@ def check_relations(config: TrainConfig) -> None:
     """
     _check_attention(config.model)
     _check_activation(config.model)
-    _check_tensor_parallel(config)
-    _check_pipeline(config)
+    check_parallelism(config)
     _check_training(config)
     _check_optimizer(config)
     _check_data(config.data)
@@ -32,47 +39,72 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
     Raises:
         ConfigError: names the numbers and the nearest that fit.
     """
-    tp, pp = config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size
-    if world_size % (tp * pp * config.parallel.context_parallel_size):
+    parallel = config.parallel
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    pp, ep = parallel.pipeline_model_parallel_size, parallel.expert_model_parallel_size
+    if world_size % (tp * cp * pp):
+        with_cp = f" x CP {cp}" if cp > 1 else ""
         raise ConfigError(
             "parallel.tensor_model_parallel_size",
-            f"TP {tp} x PP {pp} = {tp * pp} does not divide the world size {world_size}; nearest layouts that fit: "
-            + "; ".join(
-                f"TP {t} x PP {p} x DP {world_size // (t * p)}" for t, p in _nearest_layouts(config, world_size)
-            ),
+            f"TP {tp} x PP {pp}{with_cp} = {tp * pp * cp} does not divide the world size {world_size}; nearest layouts "
+            f"that fit: {'; '.join(_nearest_layouts(config, world_size)) or 'none; ask for another number of ranks'}",
         )
     dp = config.data_parallel_size(world_size)
+    if dp * cp % ep:
+        raise ConfigError(
+            "parallel.expert_model_parallel_size",
+            f"{ep} does not divide DP {dp} x CP {cp} = {dp * cp}, over which experts are divided; use one of "
+            f"{divisors(math.gcd(dp * cp, config.model.num_experts or 1))}",
+        )
     global_batch_size, step = config.global_batch_size(dp), config.training.micro_batch_size * dp
     if global_batch_size % step:
         raise ConfigError(
             "training.global_batch_size",
             f"{global_batch_size} is not divisible by micro_batch_size {config.training.micro_batch_size} x DP {dp} "
-            f"= {step}; use {_multiples_around(global_batch_size, step)}",
+            f"= {step}; use {multiples_around(global_batch_size, step)}",
         )
 
 
-def _nearest_layouts(config: TrainConfig, world_size: int) -> list[tuple[int, int]]:
-    tp, pp = config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size
-    tp_divides = [config.model.num_attention_heads, config.model.query_groups, config.model.ffn_size]
-    if config.parallel.sequence_parallel:
-        tp_divides.append(config.training.seq_length)
-    near = nearest_layouts(world_size, tp, pp, tp_divides, config.model.num_layers)
-    batch_size, micro_batch_size = config.training.global_batch_size, config.training.micro_batch_size
-    if batch_size is None:
-        return near[:3]
+def _nearest_layouts(config: TrainConfig, world_size: int) -> list[str]:
+    parallel, training = config.parallel, config.training
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    pp, ep = parallel.pipeline_model_parallel_size, parallel.expert_model_parallel_size
+    # An explicit division of the layers is one for this pipeline.
+    has_counts = parallel.pipeline_model_parallel_layout or parallel.num_layers_per_virtual_pipeline_stage
+    has_counts = has_counts or (
+        parallel.decoder_first_pipeline_num_layers,
+        parallel.decoder_last_pipeline_num_layers,
+    ) != (
+        None,
+        None,
+    )
+
+    def fits(layout: Layout) -> bool:
+        other_tp, other_cp, other_pp = layout
+        return (
+            (other_pp == pp if has_counts else other_pp * config.virtual_stages_per_rank <= config.model.num_layers + 2)
+            and fits_tensor_parallel(config.model, other_tp)
+            and fits_context_parallel(config, other_tp, other_cp)
+            and (other_cp == 1 or cp > 1)
+        )
+
+    near = nearest_layouts(world_size, (tp, cp, pp), fits)
+    # Experts may fit none; that is said once the rest fits.
+    near = [layout for layout in near if world_size // (layout[0] * layout[2]) % ep == 0] or near
+    batch_size, micro_batch_size = training.global_batch_size, training.micro_batch_size
     # A layout whose batch does not divide would only be refused next; say one that is not, where there is any.
-    batched = [(t, p) for t, p in near if batch_size % (micro_batch_size * (world_size // (t * p))) == 0]
-    return (batched or near)[:3]
+    batched = [
+        layout
+        for layout in near
+        if batch_size is None or batch_size % (micro_batch_size * (world_size // math.prod(layout))) == 0
+    ]
+    return [_layout_in_words(layout, world_size) for layout in (batched or near)[:3]]
 
 
-def _multiples_around(number: int, step: int) -> str:
-    below, above = number // step * step, -(-number // step) * step
-    return f"{below} or {above}" if below else str(above)
-
-
-def _divisors(number: int) -> str:
-    found = [d for d in range(1, number + 1) if number % d == 0]
-    return ", ".join(map(str, found if len(found) <= 12 else [*found[:11], "...", number]))
+def _layout_in_words(layout: Layout, world_size: int) -> str:
+    tp, cp, pp = layout
+    with_cp = f" x CP {cp}" if cp > 1 else ""
+    return f"TP {tp} x PP {pp}{with_cp} x DP {world_size // (tp * cp * pp)}"
 
 
 def _check_attention(model: ModelConfig) -> None:
@@ -80,17 +112,17 @@ def _check_attention(model: ModelConfig) -> None:
     if model.kv_channels is None and model.hidden_size % heads:
         raise ConfigError(
             "model.num_attention_heads",
-            f"{heads} heads do not divide hidden_size {model.hidden_size}; use one of {_divisors(model.hidden_size)}, "
+            f"{heads} heads do not divide hidden_size {model.hidden_size}; use one of {divisors(model.hidden_size)}, "
             "or set model.kv_channels",
         )
     if heads % model.query_groups:
         raise ConfigError(
             "model.num_query_groups",
-            f"{model.query_groups} query groups do not divide {heads} attention heads; use one of {_divisors(heads)}",
+            f"{model.query_groups} query groups do not divide {heads} attention heads; use one of {divisors(heads)}",
         )
     if model.group_query_attention and model.num_query_groups is None:
         raise ConfigError(
-            "model.num_query_groups", "is needed with group_query_attention; use one of " + _divisors(heads)
+            "model.num_query_groups", "is needed with group_query_attention; use one of " + divisors(heads)
         )
     rotated = int(model.head_dim * model.rotary_percent)
     if model.position_embedding_type == "rope" and (rotated % 2 or not rotated):
@@ -104,34 +136,6 @@ def _check_attention(model: ModelConfig) -> None:
 def _check_activation(model: ModelConfig) -> None:
     if model.openai_gelu and model.swiglu:
         raise ConfigError("model.openai_gelu", "is a form of GeLU, which swiglu replaces; switch one of the two off")
-
-
-def _check_tensor_parallel(config: TrainConfig) -> None:
-    tp, model = config.parallel.tensor_model_parallel_size, config.model
-    key = "parallel.tensor_model_parallel_size"
-    for size, name in (
-        (model.num_attention_heads, "num_attention_heads"),
-        (model.query_groups, "num_query_groups"),
-        (model.ffn_size, "ffn_hidden_size"),
-    ):
-        if size % tp:
-            raise ConfigError(key, f"{tp} does not divide model.{name} {size}; use one of {_divisors(size)}")
-    if config.parallel.sequence_parallel and config.training.seq_length % tp:
-        raise ConfigError(
-            "training.seq_length",
-            f"{config.training.seq_length} is not divisible by tensor_model_parallel_size {tp}, as sequence_parallel "
-            f"needs; use {_multiples_around(config.training.seq_length, tp)} or switch parallel.sequence_parallel off",
-        )
-
-
-def _check_pipeline(config: TrainConfig) -> None:
-    layers, pp = config.model.num_layers, config.parallel.pipeline_model_parallel_size
-    if layers % pp:
-        raise ConfigError(
-            "parallel.pipeline_model_parallel_size",
-            f"{pp} does not divide model.num_layers {layers}; use one of {_divisors(layers)}, "
-            f"or {_multiples_around(layers, pp)} layers",
-        )
 
 
 def _check_training(config: TrainConfig) -> None:

@@ -60,14 +60,9 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
             "3 does not divide model.num_attention_heads 4; use one of 1, 2, 4",
         ),
         (
-            {"parallel": {"tensor_model_parallel_size": 4}, "model": {"num_query_groups": 2}},
-            "parallel.tensor_model_parallel_size",
-            "model.num_query_groups 2",
-        ),
-        (
-            {"parallel": {"pipeline_model_parallel_size": 3}},
+            {"parallel": {"pipeline_model_parallel_size": 7}},
             "parallel.pipeline_model_parallel_size",
-            "3 does not divide model.num_layers 4; use one of 1, 2, 4, or 3 or 6 layers",
+            "4 layers, embedding and LM head are only 6 parts; use at most 6, or 5 layers",
         ),
         (
             {"parallel": {"tensor_model_parallel_size": 4, "sequence_parallel": True}, "training": {"seq_length": 63}},
@@ -109,10 +104,13 @@ def test_layout_that_does_not_fit_comes_with_the_nearest_that_do() -> None:
 
 
 def test_nearest_layouts_also_fit_the_batch() -> None:
+    # DP 3 and DP 6 do not divide a batch of 4, so that only those with 3 or 6 stages are left.
     error = refusal(6, parallel={"tensor_model_parallel_size": 4}, training={"global_batch_size": 4})
-    # DP 3 and DP 6 do not divide a batch of 4; no layout of 6 ranks with TP 1 or 2 and PP 1, 2 or 4 gives DP 1 or 2
-    # but none, so that the sentence falls back to the layouts alone.
-    assert "TP 2 x PP 1 x DP 3" in error.problem
+    assert error.problem.endswith("TP 2 x PP 3 x DP 1; TP 1 x PP 3 x DP 2; TP 1 x PP 6 x DP 1")
+    # With 2 layers there are at most 4 stages.
+    shallow = {"num_layers": 2, "num_attention_heads": 4}
+    error = refusal(6, parallel={"tensor_model_parallel_size": 4}, training={"global_batch_size": 1}, model=shallow)
+    assert error.problem.endswith("TP 2 x PP 3 x DP 1")
     error = refusal(
         8,
         parallel={"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 4},

@@ -36,6 +36,7 @@ QWEN_2_5_05B = {
     "add_qkv_bias": True,
     "untie_embeddings_and_output_weights": False,
 }
+MIXTRAL_8X7B = {**LLAMA_3_8B, "num_experts": 8, "moe_router_topk": 2}
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ QWEN_2_5_05B = {
         (LLAMA_2_7B, 2048, 32000, 6_738_415_616),
         (LLAMA_3_8B, 2048, 128256, 8_030_261_248),
         (QWEN_2_5_05B, 2048, 151936, 494_032_768),
+        (MIXTRAL_8X7B, 2048, 32000, 46_702_792_704),
     ],
 )
 def test_counts_of_published_models(model, seq_length, vocab_size, parameters):
@@ -58,6 +60,29 @@ def test_flops_by_hand():
     assert flops_per_token(config(GPT2, 1024), 50257) == expected
     untied = 6_738_415_616 - 32000 * 4096
     assert flops_per_token(config(LLAMA_2_7B), 32000) == 6 * untied + 12 * 32 * 4096 * 2048
+
+
+def test_experts_count_as_far_as_a_token_meets_them():
+    # Mixtral 8x7B "has 47B parameters but only uses 13B active parameters" (Jiang et al. 2024, arXiv:2401.04088).
+    counts = count_parameters(config(MIXTRAL_8X7B), 32000)
+    assert (round(counts.total / 1e9, 1), round(counts.active / 1e9, 1)) == (46.7, 12.9)
+    counted = counts.active - 32000 * 4096
+    assert flops_per_token(config(MIXTRAL_8X7B), 32000) == 6 * counted + 12 * 32 * 4096 * 2048
+    dense = count_parameters(config(LLAMA_3_8B), 128256)
+    assert dense.active == dense.total
+
+
+def test_layers_of_both_kinds_and_shared_experts_by_hand():
+    shape = {"num_layers": 3, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 16}
+    experts = {"num_experts": 4, "moe_layer_freq": 2, "moe_ffn_hidden_size": 4, "moe_router_topk": 1}
+    experts |= {"moe_router_pre_softmax": True, "moe_shared_expert_intermediate_size": 6}
+    model = {**shape, **experts, "disable_bias_linear": True, "normalization": "RMSNorm"}
+    counts = count_parameters(config(model, 32), 10)
+    attention_and_norms = 4 * 8 * 8 + 2 * 8
+    dense, routed, expert, shared = 2 * 8 * 16, 8 * 4, 2 * 8 * 4, 2 * 8 * 6
+    # Layers 0 and 2 have experts, layer 1 has none.
+    assert counts.layers == 3 * attention_and_norms + dense + 2 * (routed + 4 * expert + shared)
+    assert counts.active_layers == 3 * attention_and_norms + dense + 2 * (routed + expert + shared)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,271 @@
-"""Which layers each virtual stage of a pipeline holds. Torch-free."""
+"""Which layers each virtual stage of a pipeline holds. Torch-free.
+
+By default the stages are balanced by cost (trainer.planning.stage_costs). Explicit counts and layouts are taken as they
+are, or refused; no layer is ever left out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from trainer.config_error import ConfigError
+from trainer.planning.stage_costs import PartCosts, part_costs
+from trainer.planning.stage_layout import parse_stage_layout
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
+    from trainer.pipeline.placement import Placement
+
+_PP = "parallel.pipeline_model_parallel_size"
+_FIRST, _LAST = "parallel.decoder_first_pipeline_num_layers", "parallel.decoder_last_pipeline_num_layers"
 
 
 def partition_layers(config: TrainConfig, vocab_size: int) -> tuple[range, ...]:
     """Numbers of the layers of every virtual stage, in order; together all layers of the model.
 
+    Without explicit counts the largest cost of a rank is as small as it can be, then that of a virtual stage: exactly
+    where all layers cost alike or ranks hold one virtual stage each, else by local improvement. Only the first and the
+    last virtual stage, which hold embedding and LM head, may be without layers.
+
     Args:
         config: the training config.
         vocab_size: rows of the vocabulary, which weigh on the stages with embedding and LM head.
+
+    Raises:
+        ConfigError: the layers cannot be divided like this.
     """
-    count, layers = config.placement.num_virtual_stages, config.model.num_layers
-    del vocab_size
-    bounds = [layers * stage // count for stage in range(count + 1)]
-    return tuple(range(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False))
+    parallel, placement = config.parallel, config.placement
+    check_enough_parts(config)
+    if parallel.pipeline_model_parallel_layout is not None:
+        return _by_layout(config, parallel.pipeline_model_parallel_layout)
+    if placement.num_virtual_stages == 1:
+        return (range(config.model.num_layers),)
+    if parallel.num_layers_per_virtual_pipeline_stage is not None:
+        counts = [parallel.num_layers_per_virtual_pipeline_stage] * placement.num_virtual_stages
+        return _ranges(counts)
+    costs = part_costs(config, vocab_size)
+    if parallel.decoder_first_pipeline_num_layers is None and parallel.decoder_last_pipeline_num_layers is None:
+        return _ranges(_balanced(costs, placement))
+    return _ranges(_by_counts(config, costs))
+
+
+def check_enough_parts(config: TrainConfig) -> None:
+    """Refuse more virtual stages than there are parts: every stage needs a layer, the embedding or the LM head.
+
+    Raises:
+        ConfigError: names the largest pipelines that can be.
+    """
+    placement, layers = config.placement, config.model.num_layers
+    if placement.num_virtual_stages <= layers + 2:
+        return
+    chunks = placement.chunks
+    most = (layers + 2) // chunks
+    each = f" with {chunks} virtual stages per rank" if chunks > 1 else ""
+    raise ConfigError(
+        _PP,
+        f"{placement.pp}{each} makes {placement.num_virtual_stages} virtual stages, but {layers} layers, embedding and "
+        f"LM head are only {layers + 2} parts; use at most {most}, or {placement.num_virtual_stages - 2} layers",
+    )
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The virtual stages of a pipeline before layers are given to them."""
+
+    placement: Placement
+    base: list[float]
+    """Cost of what each virtual stage holds besides layers."""
+    least: list[int]
+    """Fewest layers of each."""
+
+    @classmethod
+    def build(cls, costs: PartCosts, placement: Placement) -> _Stages:
+        count = placement.num_virtual_stages
+        base, least = [0.0] * count, [1] * count
+        base[0] += costs.embedding
+        base[-1] += costs.head
+        least[0] = least[-1] = 0
+        return cls(placement, base, least)
+
+    def of_rank(self, pp_rank: int) -> list[int]:
+        """Numbers of the virtual stages of a rank."""
+        return [self.placement.virtual_stage(pp_rank, chunk) for chunk in range(self.placement.chunks)]
+
+
+def _balanced(costs: PartCosts, placement: Placement) -> list[int]:
+    """Layers of each virtual stage, balanced over ranks and then over the stages of a rank."""
+    stages, total = _Stages.build(costs, placement), len(costs.layers)
+    mean = sum(costs.layers) / total
+    own = [stages.of_rank(rank) for rank in range(placement.pp)]
+    per_rank = _fill(
+        [sum(stages.base[stage] for stage in held) for held in own],
+        [sum(stages.least[stage] for stage in held) for held in own],
+        mean,
+        total,
+    )
+    counts = _over_chunks(stages, per_rank, mean)
+    if min(costs.layers) == max(costs.layers):
+        return counts
+    if placement.kind == "one":
+        return _contiguous(costs.layers, stages.base, stages.least, _cost_of(counts, costs, stages)[0])
+    return _improved(counts, costs, stages)
+
+
+def _fill(base: Sequence[float], least: Sequence[int], cost: float, total: int) -> list[int]:
+    """Divide ``total`` equal layers so that the largest sum is smallest, then the second largest, and so on.
+
+    Each layer goes where the sum is smallest, which is optimal for equal ones; on a tie to the later place, because
+    earlier stages of a pipeline keep more micro-batches in memory.
+    """
+    counts = list(least)
+    for _ in range(total - sum(least)):
+        sums = [(base[place] + counts[place] * cost, -place) for place in range(len(counts))]
+        counts[-min(sums)[1]] += 1
+    return counts
+
+
+def _over_chunks(stages: _Stages, per_rank: Sequence[int], cost: float) -> list[int]:
+    counts = [0] * stages.placement.num_virtual_stages
+    for rank, layers in enumerate(per_rank):
+        own = stages.of_rank(rank)
+        parts = _fill([stages.base[stage] for stage in own], [stages.least[stage] for stage in own], cost, layers)
+        for stage, part in zip(own, parts, strict=True):
+            counts[stage] = part
+    return counts
+
+
+def _cost_of(counts: Sequence[int], costs: PartCosts, stages: _Stages) -> tuple[float, float, float]:
+    """Largest cost of a rank, largest of a virtual stage, and sum of the ranks' squares, which evens out the rest."""
+    held = _ranges(counts)
+    of_stage = [sum(costs.layers[own.start : own.stop]) + base for own, base in zip(held, stages.base, strict=True)]
+    ranks = [sum(of_stage[s] for s in stages.of_rank(rank)) for rank in range(stages.placement.pp)]
+    return max(ranks), max(of_stage), sum(rank * rank for rank in ranks)
+
+
+def _improved(counts: list[int], costs: PartCosts, stages: _Stages) -> list[int]:
+    """Move single layers over the border of two neighbouring stages as long as that makes the division better."""
+    best = _cost_of(counts, costs, stages)
+    moves = [(stage, stage + step) for stage in range(len(counts)) for step in (-1, 1)]
+    improving = True
+    while improving:
+        improving = False
+        for source, target in moves:
+            if not 0 <= target < len(counts) or counts[source] <= stages.least[source]:
+                continue
+            tried = list(counts)
+            tried[source], tried[target] = tried[source] - 1, tried[target] + 1
+            cost = _cost_of(tried, costs, stages)
+            if cost < best:
+                counts, best, improving = tried, cost, True
+    return counts
+
+
+def _contiguous(layers: Sequence[float], base: Sequence[float], least: Sequence[int], bound: float) -> list[int]:
+    """The exact division of layers of any costs into stages: smallest maximum, then smallest sum of squares.
+
+    Dynamic programming over (stages so far, layers so far), twice: for the maximum, then for the squares under it.
+
+    Args:
+        layers: cost of every layer.
+        base: cost that each stage has without layers.
+        least: fewest layers of each stage.
+        bound: a maximum that can be had; longer stages are not looked at.
+    """
+    before = [0.0]
+    for cost in layers:
+        before.append(before[-1] + cost)
+    slack = 1e-9 * before[-1]
+    # What the stages from one on cost without layers: together with the limit it says how many layers they can take.
+    after = [sum(base[stage:]) for stage in range(len(base) + 1)]
+
+    def best(limit: float, combine_squares: bool) -> tuple[float, list[int]]:
+        # layers given so far -> (objective, counts of the stages so far, as a linked list)
+        states: dict[int, tuple[float, tuple[int, object]]] = {0: (0.0, (0, None))}
+        for stage, extra in enumerate(base):
+            reached: dict[int, tuple[float, tuple[int, object]]] = {}
+            most_left = (len(base) - stage) * (limit + slack) - after[stage]
+            for start, (value, chain) in states.items():
+                if before[-1] - before[start] > most_left:
+                    continue
+                for stop in range(start + least[stage], len(layers) + 1):
+                    cost = before[stop] - before[start] + extra
+                    if cost > limit + slack:
+                        break
+                    total = value + cost * cost if combine_squares else max(value, cost)
+                    if stop not in reached or total < reached[stop][0]:
+                        reached[stop] = (total, (stop - start, chain))
+            states = reached
+        value, chain = states[len(layers)]
+        counts: list[int] = []
+        node: object = chain
+        while isinstance(node, tuple) and node[1] is not None:
+            counts.append(node[0])
+            node = node[1]
+        return value, counts[::-1]
+
+    smallest, _ = best(bound, combine_squares=False)
+    return best(smallest, combine_squares=True)[1]
+
+
+def _by_layout(config: TrainConfig, layout: str) -> tuple[range, ...]:
+    layers = parse_stage_layout(layout)
+    held, total = layers[-1].stop, config.model.num_layers
+    if held != total:
+        raise ConfigError(
+            "parallel.pipeline_model_parallel_layout",
+            f"{layout!r} holds {held} layers, but model.num_layers is {total}; change one of the two",
+        )
+    empty = next((number for number, own in enumerate(layers[1:-1], 1) if not own), None)
+    if empty is not None:
+        raise ConfigError(
+            "parallel.pipeline_model_parallel_layout",
+            f"virtual stage {empty} of {layout!r} is empty; only the first and the last one may be without layers",
+        )
+    return layers
+
+
+def _by_counts(config: TrainConfig, costs: PartCosts) -> list[int]:
+    """Layers of each virtual stage where the first or last rank has an explicit number, and the others share evenly."""
+    parallel, placement = config.parallel, config.placement
+    first, last = parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers
+    given = (0 if first is None else first) + (0 if last is None else last)
+    others = placement.pp - (first is not None) - (last is not None)
+    left = config.model.num_layers - given
+    if left < 0 or (left and not others) or (others and left % others):
+        raise ConfigError(_FIRST if first is not None else _LAST, _uneven(config, given, others))
+    share = left // others if others else 0
+    per_rank = [share] * placement.pp
+    per_rank[0] = per_rank[0] if first is None else first
+    per_rank[-1] = per_rank[-1] if last is None else last
+    stages = _Stages.build(costs, placement)
+    for rank, layers in enumerate(per_rank):
+        needed = sum(stages.least[stage] for stage in stages.of_rank(rank))
+        if layers < needed:
+            raise ConfigError(
+                _FIRST if first is not None else _LAST,
+                f"leaves {layers} layers to pipeline rank {rank}, whose virtual stages need at least {needed}",
+            )
+    return _over_chunks(stages, per_rank, sum(costs.layers) / len(costs.layers))
+
+
+def _uneven(config: TrainConfig, given: int, others: int) -> str:
+    layers, parallel = config.model.num_layers, config.parallel
+    first, last = parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers
+    own, other = (first, last or 0) if first is not None else (last or 0, 0)
+    # As many as the others divide the rest of, the nearest to what was asked for first.
+    rest = layers - other
+    fits = [n for n in range(rest) if (rest - n) % others == 0] if others else [rest]
+    near = sorted(sorted(fits, key=lambda n: abs(n - own))[:3])
+    with_last = f" and decoder_last_pipeline_num_layers {last}" if first is not None and last is not None else ""
+    what = f"{own}{with_last} leaves {layers - given} of {layers} layers to {others} other pipeline ranks"
+    return f"{what}, which is no equal share; use {' or '.join(map(str, near)) or 'fewer'}"
+
+
+def _ranges(counts: Sequence[int]) -> tuple[range, ...]:
+    ranges: list[range] = []
+    for count in counts:
+        start = ranges[-1].stop if ranges else 0
+        ranges.append(range(start, start + count))
+    return tuple(ranges)

@@ -1,0 +1,262 @@
+"""Division of layers over the stages of a pipeline: nothing lost, balanced by cost, as asked for, or refused."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+
+from trainer.config import ConfigError, TrainConfig, build_config
+from trainer.planning.stage_costs import part_costs
+from trainer.planning.stage_layout import parse_stage_layout
+from trainer.planning.stage_partition import partition_layers
+
+
+def config(layers: int, pp: int, model: dict[str, Any] | None = None, **parallel: Any) -> TrainConfig:
+    shape = {"hidden_size": 512, "num_attention_heads": 8, "ffn_hidden_size": 1376, "swiglu": True}
+    return build_config(
+        {
+            "model": {"num_layers": layers, **shape, **(model or {})},
+            "training": {"train_iters": 1, "seq_length": 512},
+            "optimizer": {"lr": 1e-3},
+            "parallel": {"pipeline_model_parallel_size": pp, **parallel},
+        }
+    )
+
+
+def counts(one: TrainConfig, vocab_size: int = 32000) -> list[int]:
+    return [len(layers) for layers in partition_layers(one, vocab_size)]
+
+
+def largest_costs(one: TrainConfig, layers: tuple[int, ...], vocab_size: int) -> tuple[float, float]:
+    """Largest cost of a rank and of a virtual stage where the stages hold so many layers each."""
+    costs, placement = part_costs(one, vocab_size), one.placement
+    stage_costs, start = [], 0
+    for number, count in enumerate(layers):
+        cost = sum(costs.layers[start : start + count])
+        cost += costs.embedding if number == 0 else 0.0
+        cost += costs.head if number == len(layers) - 1 else 0.0
+        stage_costs.append(cost)
+        start += count
+    ranks = [0.0] * placement.pp
+    for number, cost in enumerate(stage_costs):
+        ranks[placement.place(number)[0]] += cost
+    return max(ranks), max(stage_costs)
+
+
+VIRTUAL = {"num_virtual_stages_per_pipeline_rank": 2}
+LAYOUTS = [
+    *((layers, pp, {}) for layers in (1, 2, 5, 8, 30) for pp in (1, 2, 3)),
+    (2, 4, {}),
+    (5, 2, VIRTUAL),
+    (8, 3, VIRTUAL),
+    (9, 4, VIRTUAL),
+    (5, 2, {"pipeline_schedule": "zb-v"}),
+    (13, 4, {"pipeline_schedule": "zb-v"}),
+]
+
+
+@pytest.mark.parametrize("vocab_size", [100, 32000, 256000])
+@pytest.mark.parametrize(("layers", "pp", "parallel"), LAYOUTS)
+def test_every_layer_is_on_one_stage(layers: int, pp: int, parallel: dict[str, Any], vocab_size: int) -> None:
+    found = partition_layers(config(layers, pp, **parallel), vocab_size)
+    assert [layer for stage in found for layer in stage] == list(range(layers))
+    assert all(found[1:-1]), found
+
+
+def divisions(layers: int, stages: int) -> Any:
+    """Every way to divide layers over stages of which only the first and last may be empty."""
+    for cuts in itertools.combinations_with_replacement(range(layers + 1), stages - 1):
+        division = tuple(b - a for a, b in itertools.pairwise((0, *cuts, layers)))
+        if all(division[1:-1]):
+            yield division
+
+
+@pytest.mark.parametrize("vocab_size", [100, 8000, 32000, 256000])
+@pytest.mark.parametrize(
+    ("layers", "pp", "model", "parallel"),
+    [
+        (8, 2, {}, {}),
+        (10, 4, {}, {}),
+        (9, 2, {}, VIRTUAL),
+        (10, 3, {}, VIRTUAL),
+        (9, 2, {}, {"pipeline_schedule": "zb-v"}),
+        (11, 3, {}, {"pipeline_schedule": "zb-v"}),
+        # Layers of different costs: exact with one stage per rank.
+        (11, 4, {"num_experts": 8, "moe_layer_freq": 3}, {}),
+        (10, 3, {"num_experts": 8, "moe_layer_freq": 2, "moe_router_topk": 4}, {}),
+    ],
+)
+def test_no_division_is_better(
+    layers: int, pp: int, model: dict[str, Any], parallel: dict[str, Any], vocab_size: int
+) -> None:
+    one = config(layers, pp, model, **parallel)
+    found = tuple(counts(one, vocab_size))
+    stages = one.placement.num_virtual_stages
+    best = min(largest_costs(one, division, vocab_size) for division in divisions(layers, stages))
+    rank, stage = largest_costs(one, found, vocab_size)
+    assert rank == pytest.approx(best[0], rel=1e-9)
+    if one.placement.chunks > 1:
+        costs = (largest_costs(one, division, vocab_size) for division in divisions(layers, stages))
+        assert stage <= min(of_stage for of_rank, of_stage in costs if of_rank <= rank * (1 + 1e-9)) * (1 + 1e-9)
+
+
+def test_unequal_layers_in_chunks_are_no_worse_than_equal_counts() -> None:
+    one = config(24, 3, {"num_experts": 8, "moe_layer_freq": 4, "moe_router_topk": 8}, **VIRTUAL)
+    assert largest_costs(one, tuple(counts(one, 100)), 100) <= largest_costs(one, (4,) * 6, 100)
+
+
+def test_head_and_loss_weigh_on_the_last_stage() -> None:
+    assert counts(config(8, 2), 100) == [4, 4]
+    first, last = counts(config(8, 2), 32000)
+    assert first > last > 0  # the head of 32,000 x 512 costs five such layers
+    assert counts(config(8, 2), 10_000_000) == [8, 0]
+    # Both ends of a V are on the first rank, which then holds the fewest layers.
+    down_first, down_last, up_last, up_first = counts(config(8, 2, pipeline_schedule="zb-v"))
+    assert down_first + up_first < down_last + up_last
+
+
+def test_layers_that_do_not_divide_are_all_kept() -> None:
+    assert counts(config(30, 4), 100) == [7, 8, 8, 7]
+
+
+def test_full_recompute_makes_layers_heavier() -> None:
+    one = config(8, 2)
+    training = {"recompute_granularity": "full", "recompute_method": "uniform"}
+    again = one.model_copy(update={"training": one.training.model_copy(update=training)})
+    before, after = part_costs(one, 32000), part_costs(again, 32000)
+    assert after.layers[0] == pytest.approx(before.layers[0] * 4 / 3)
+    assert after.head == before.head
+
+
+@pytest.mark.parametrize("model", [{}, {"num_experts": 8, "moe_layer_freq": 3}])
+@pytest.mark.parametrize(("pp", "chunks"), [(64, 1), (16, 4), (8, 1)])
+def test_large_models_are_divided_at_once(pp: int, chunks: int, model: dict[str, Any]) -> None:
+    one = config(126, pp, model, num_virtual_stages_per_pipeline_rank=chunks if chunks > 1 else None)
+    times = []
+    for _ in range(3):
+        began = time.process_time()
+        found = counts(one, 128_256)
+        times.append(time.process_time() - began)
+    assert sum(found) == 126
+    assert min(times) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "parallel", "expected"),
+    [
+        (8, 4, {"decoder_first_pipeline_num_layers": 2}, [2, 2, 2, 2]),
+        (8, 4, {"decoder_first_pipeline_num_layers": 1, "decoder_last_pipeline_num_layers": 1}, [1, 3, 3, 1]),
+        (8, 3, {"decoder_last_pipeline_num_layers": 0}, [4, 4, 0]),
+        (8, 2, {"decoder_first_pipeline_num_layers": 3, "decoder_last_pipeline_num_layers": 5}, [3, 5]),
+        (8, 2, {"num_layers_per_virtual_pipeline_stage": 2}, [2, 2, 2, 2]),
+        (8, 2, {"pipeline_model_parallel_layout": "Et*3|t*5L"}, [3, 5]),
+        (8, 2, {"pipeline_model_parallel_layout": "E|(tt|)*2,tttt L"}, [0, 2, 2, 4]),
+        (8, 2, {"pipeline_model_parallel_layout": "Et*3|t|t*4|L", "pipeline_schedule": "zb-v"}, [3, 1, 4, 0]),
+        (8, 1, {"pipeline_model_parallel_layout": "Et*8L"}, [8]),
+    ],
+)
+def test_explicit_counts(layers: int, pp: int, parallel: dict[str, Any], expected: list[int]) -> None:
+    assert counts(config(layers, pp, **parallel)) == expected
+
+
+def test_explicit_counts_of_a_rank_are_shared_by_its_virtual_stages() -> None:
+    found = counts(config(14, 2, decoder_first_pipeline_num_layers=6, **VIRTUAL), 100)
+    assert (found[0] + found[2], found[1] + found[3]) == (6, 8)
+
+
+LAYOUT = "parallel.pipeline_model_parallel_layout"
+FIRST = "parallel.decoder_first_pipeline_num_layers"
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "parallel", "key", "says"),
+    [
+        (8, 11, {}, "parallel.pipeline_model_parallel_size", "use at most 10, or 9 layers"),
+        (3, 3, VIRTUAL, "parallel.pipeline_model_parallel_size", "use at most 2, or 4 layers"),
+        (8, 4, {"decoder_first_pipeline_num_layers": 3}, FIRST, "leaves 5 of 8 layers to 3 other pipeline ranks"),
+        (8, 4, {"decoder_first_pipeline_num_layers": 3}, FIRST, "use 2 or 5"),
+        (8, 2, {"decoder_first_pipeline_num_layers": 3, "decoder_last_pipeline_num_layers": 4}, FIRST, "use 4"),
+        (8, 2, {"decoder_first_pipeline_num_layers": 9}, FIRST, "use "),
+        (8, 3, {"decoder_first_pipeline_num_layers": 8}, FIRST, "leaves 0 layers to pipeline rank 1"),
+        (8, 1, {"decoder_first_pipeline_num_layers": 8}, FIRST, "needs a pipeline"),
+        (
+            8,
+            2,
+            {"num_layers_per_virtual_pipeline_stage": 3},
+            "parallel.num_layers_per_virtual_pipeline_stage",
+            "does not divide model.num_layers 8; use one of 1, 2, 4",
+        ),
+        (
+            30,
+            4,
+            {"num_layers_per_virtual_pipeline_stage": 3},
+            "parallel.num_layers_per_virtual_pipeline_stage",
+            "use 28 or 32 layers",
+        ),
+        (8, 2, {"pipeline_model_parallel_layout": "Et*3|t*4L"}, LAYOUT, "holds 7 layers, but model.num_layers is 8"),
+        (8, 2, {"pipeline_model_parallel_layout": "Et*3|t|t*4L"}, LAYOUT, "has 3 virtual stages"),
+        (8, 2, {"pipeline_model_parallel_layout": "Et*4||t*4|L"}, LAYOUT, "virtual stage 1 of 'Et*4||t*4|L' is empty"),
+        (
+            8,
+            2,
+            {"pipeline_model_parallel_layout": "Et*4|t*4L", "pipeline_schedule": "zb-v"},
+            LAYOUT,
+            "needs 4 with pipeline_schedule zb-v",
+        ),
+        (
+            8,
+            2,
+            {"pipeline_model_parallel_layout": "Et*4|t*4L", **VIRTUAL},
+            LAYOUT,
+            "num_virtual_stages_per_pipeline_rank",
+        ),
+    ],
+)
+def test_refused(layers: int, pp: int, parallel: dict[str, Any], key: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(layers, pp, **parallel)
+    assert caught.value.key == key
+    assert says in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Et*3|(tt|)*29|L", [3, *[2] * 29, 0, 0]),
+        ("Et*3|(tt|)*29L", [3, *[2] * 29, 0]),
+        ("E t, t | ttL", [2, 2]),
+        ("E((t|t)*2|)*2tL", [1, 2, 1, 1, 2, 1, 1]),
+        ("EL", [0]),
+        ("E|*3L", [0, 0, 0, 0]),
+    ],
+)
+def test_notation(text: str, expected: list[int]) -> None:
+    assert [len(stage) for stage in parse_stage_layout(text)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Et|m|L", "multi-token prediction"),
+        ("tt|tL", "one E opens the first"),
+        ("Ett|t", "one L closes the last"),
+        ("EttL|tL", "virtual stage 0 is 'EttL'"),
+        ("tEt|L", "virtual stage 0 is 'tEt'"),
+        ("Ex|L", "'x' means nothing"),
+        ("E*|L", "'*' means nothing"),
+        ("*3E|L", "'*3' repeats nothing"),
+        ("E(t|L", "not closed"),
+        ("Et)|L", "')' closes nothing"),
+        ("E((t*9999)*9999)*9999L", "makes more than"),
+        ("", "virtual stage 0 is ''"),
+    ],
+)
+def test_notation_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_stage_layout(text)
+    assert caught.value.key == LAYOUT
+    assert says in caught.value.problem
+    assert "\n" not in caught.value.problem

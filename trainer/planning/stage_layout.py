@@ -1,0 +1,74 @@
+"""Megatron-LM's notation for which layers each virtual stage holds, as in ``Et*3|(tt|)*29|L``. Torch-free.
+
+E is the embedding, t a transformer layer, L the LM head with the loss; ``|`` ends a virtual stage, ``x*n`` and
+``(...)*n`` repeat, commas and blanks only please the eye. Stages stand in the order of the forward pass: with several
+virtual stages per rank the first ones of all ranks, then the second ones (Megatron-LM,
+--pipeline-model-parallel-layout).
+"""
+
+from __future__ import annotations
+
+import re
+
+from trainer.config_error import ConfigError
+
+KEY = "parallel.pipeline_model_parallel_layout"
+MOST_SYMBOLS = 100_000
+"""What a layout may expand to; beyond it a repetition is a slip of the pen."""
+
+_TOKEN = re.compile(r"\*(\d+)|[EtmL|()]|.")
+
+
+def parse_stage_layout(text: str) -> tuple[range, ...]:
+    """Numbers of the layers of every virtual stage that ``text`` describes.
+
+    Raises:
+        ConfigError: ``text`` is not of this form, or embedding and loss do not stand at its ends.
+    """
+    stages = "".join(_expand(text)).split("|")
+    if any("m" in stage for stage in stages):
+        raise ConfigError(KEY, "m is multi-token prediction, which is not available here; leave it out")
+    for number, stage in enumerate(stages):
+        expected = ("E" if number == 0 else "") + "t" * stage.count("t") + ("L" if number == len(stages) - 1 else "")
+        if stage != expected:
+            raise ConfigError(
+                KEY,
+                f"virtual stage {number} is {stage!r}, but one E opens the first of the {len(stages)} stages, one L "
+                "closes the last, and all others hold layers (t) only",
+            )
+    layers: list[range] = []
+    for stage in stages:
+        start = layers[-1].stop if layers else 0
+        layers.append(range(start, start + stage.count("t")))
+    return tuple(layers)
+
+
+def _expand(text: str) -> list[str]:
+    """The symbols of ``text``, one by one, with all repetitions written out."""
+    # One list per parenthesis that is still open; its last element is what a * repeats.
+    open_groups: list[list[str]] = [[]]
+    for match in _TOKEN.finditer(re.sub(r"[,\s]", "", text)):
+        token, count = match.group(0), match.group(1)
+        if token in "EtmL|":
+            open_groups[-1].append(token)
+        elif token == "(":
+            open_groups.append([])
+        elif token == ")" and len(open_groups) > 1:
+            group = open_groups.pop()
+            open_groups[-1].append("".join(group))
+        elif count is not None and open_groups[-1]:
+            open_groups[-1][-1] = _repeat(text, open_groups[-1][-1], int(count))
+        else:
+            what = "closes nothing" if token == ")" else "repeats nothing" if count is not None else "means nothing"
+            raise ConfigError(
+                KEY, f"{text!r}: {token!r} {what}; there are E, t, L, | and repetition, as in Et*3|(tt|)*2t*3L"
+            )
+    if len(open_groups) > 1:
+        raise ConfigError(KEY, f"{text!r}: a parenthesis is not closed")
+    return open_groups[0]
+
+
+def _repeat(text: str, symbols: str, count: int) -> str:
+    if len(symbols) * count > MOST_SYMBOLS:
+        raise ConfigError(KEY, f"{text!r}: *{count} makes more than {MOST_SYMBOLS} layers and stages")
+    return symbols * count
