@@ -10,6 +10,7 @@ from torch import nn
 
 from trainer.axes import ParallelAxes
 from trainer.data_parallel.gradient_buckets import GradientBuckets
+from trainer.data_parallel.sharded_buckets import ShardedBuckets
 from trainer.models.gpt import GPTStage
 from trainer.parameters import ParameterBuilder, ParameterLayout
 from trainer.pipeline.placement import Placement
@@ -75,7 +76,8 @@ def build_model(
         )
         for number in own
     )
-    gradients = GradientBuckets(builder.parameters, builder.layouts, mesh, groups, config.parallel)
+    store = ShardedBuckets if config.parallel.zero_stage == 1 else GradientBuckets
+    gradients = store(builder.parameters, builder.layouts, mesh, groups, config.parallel)
     gradients.connect(chunks)
     return ParallelModel(
         chunks=chunks,

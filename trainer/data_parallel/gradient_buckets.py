@@ -10,7 +10,7 @@ sum is already the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.data_parallel.bucket_plan import PlannedBucket, plan_buckets
 from trainer.data_parallel.main_gradient import MainGradient, connect_gradients
 from trainer.data_parallel.pieces import ParameterPiece
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from trainer.config import ParallelConfig
     from trainer.mesh import ParallelMesh, ProcessGroups
     from trainer.parameters import ParameterLayout
-
-# Every gradient starts on a cache line, so that GEMMs write whole vectors.
-_ALIGNMENT_ELEMENTS = 16
 
 
 class GradientBuckets:
@@ -64,51 +62,36 @@ class GradientBuckets:
         self._works: list[dist.Work] = []
         # Without overlap everything is reduced at once, for which one message is best.
         size = parallel.ddp_bucket_size or max(40_000_000, 1_000_000 * mesh.data_size) if self._overlap else None
-        self._allocate(size)
-        self.pieces = [
+        plan = plan_buckets(self._parameters, self._layouts, mesh, size)
+        device = next(iter(self._parameters.values())).device if self._parameters else None
+        self.buffer = torch.zeros(max((b.stop for b in plan), default=0), dtype=torch.float32, device=device)
+        """Gradients with alignment between them, which stays zero."""
+        self._buckets = [
+            Bucket(planned, self.buffer, groups.expert_dp if planned.is_expert else groups.dp_cp) for planned in plan
+        ]
+        self._gradients = {
+            name: MainGradient(
+                self.buffer[start:stop].view(self._parameters[name].shape), partial(self._count_filled, bucket)
+            )
+            for bucket in self._buckets
+            for name, (start, stop) in bucket.plan.spans.items()
+        }
+        self.pieces = self._cut_pieces()
+
+    def _cut_pieces(self) -> list[ParameterPiece]:
+        return [
             ParameterPiece(name, 0, parameter.detach().view(-1), self._gradients[name].main.view(-1))
             for name, parameter in self._parameters.items()
         ]
-
-    def _allocate(self, bucket_size: int | None) -> None:
-        spans: dict[str, tuple[int, int]] = {}
-        end = 0
-        # Experts have fewer copies than the rest and are summed over other ranks: they lie by themselves, at the end.
-        for name in sorted(reversed(self._parameters), key=lambda name: self._layouts[name].is_expert):
-            spans[name] = (end, end + self._parameters[name].numel())
-            end = -(-spans[name][1] // _ALIGNMENT_ELEMENTS) * _ALIGNMENT_ELEMENTS
-        device = next(iter(self._parameters.values())).device if self._parameters else None
-        self.buffer = torch.zeros(end, dtype=torch.float32, device=device)
-        self._buckets = list(self._divide(spans, end, bucket_size))
-        self._gradients = {
-            name: MainGradient(
-                self.buffer[slice(*spans[name])].view(self._parameters[name].shape), partial(self._count_filled, bucket)
-            )
-            for bucket in self._buckets
-            for name in bucket.names
-        }
-
-    def _divide(self, spans: Mapping[str, tuple[int, int]], total: int, bucket_size: int | None) -> Iterator[_Bucket]:
-        names: list[str] = []
-        start = 0
-        ends = [begin for begin, _ in spans.values()][1:] + [total]
-        order = iter(list(spans)[1:])
-        for name, end in zip(spans, ends, strict=False):
-            names.append(name)
-            is_expert = self._layouts[name].is_expert
-            following = next(order, None)
-            is_full = bucket_size is not None and end - start >= bucket_size
-            if following is None or is_full or self._layouts[following].is_expert != is_expert:
-                group = self._groups.expert_dp if is_expert else self._groups.dp_cp
-                yield _Bucket(names, self.buffer[start:end], group)
-                names, start = [], end
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
         """Make the parameters of ``chunks`` leave their gradients here; to be called once, before any backward."""
         connect_gradients(chunks, self._parameters, self._gradients)
 
     def main_grad(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter, shaped like this rank's part of it; final after ``finish``."""
+        """The float32 gradient of a parameter, shaped like this rank's part of it; final after ``finish`` where the
+        store is not sharded.
+        """
         return self._gradients[name].main
 
     def begin(self, num_micro_batches: int) -> None:
@@ -116,14 +99,14 @@ class GradientBuckets:
         for gradient in self._gradients.values():
             gradient.begin(num_micro_batches)
         for bucket in self._buckets:
-            bucket.awaited = len(bucket.names)
+            bucket.awaited = len(bucket.plan.spans)
             bucket.is_reduced = False
 
     def expect_last_backward(self, chunk: int) -> None:
         """See GradientStore. Contributions are counted, so that this store need not be told."""
 
     def finish(self) -> None:
-        """Make every main gradient final (collective: all ranks, after their last backward).
+        """Make the gradients of all pieces final (collective: all ranks, after their last backward).
 
         Summed over the replicas, then as trainer.data_parallel.shared_gradients says.
         """
@@ -151,24 +134,28 @@ class GradientBuckets:
             if not bucket.is_reduced:
                 bucket.is_reduced = True
                 if bucket.group is not None:
-                    work = dist.all_reduce(bucket.buffer, group=bucket.group, async_op=True)
+                    work = self._start_reduction(bucket, bucket.group)
                     assert work is not None  # only a rank outside of the group gets none
                     self._works.append(work)
 
-    def _count_filled(self, bucket: _Bucket) -> None:
+    def _start_reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> dist.Work | None:
+        work: dist.Work | None = dist.all_reduce(bucket.gradients, group=group, async_op=True)
+        return work
+
+    def _count_filled(self, bucket: Bucket) -> None:
         bucket.awaited -= 1
         if not bucket.awaited and self._overlap:
             self._reduce_filled()
 
 
-class _Bucket:
+class Bucket:
     """A stretch of the buffer that is reduced by one message."""
 
-    def __init__(self, names: list[str], buffer: Tensor, group: dist.ProcessGroup | None) -> None:
-        self.names = names
+    def __init__(self, plan: PlannedBucket, buffer: Tensor, group: dist.ProcessGroup | None) -> None:
+        self.plan = plan
         self.group = group
         """Ranks that hold copies of its parameters; None where there are no others."""
-        self.buffer = buffer
+        self.gradients = buffer[plan.start : plan.stop]
         self.awaited = 0
         """Parameters that still miss a contribution."""
         self.is_reduced = False
