@@ -28,7 +28,6 @@ from trainer.config_sections import (
     TrainingConfig,
 )
 from trainer.pipeline.placement import V_CHUNKS, Placement
-from trainer.planning.stage_layout import parse_stage_layout
 
 __all__ = [
     "CheckpointConfig",
@@ -80,6 +79,8 @@ class TrainConfig(Section):
         if parallel.pipeline_schedule == "zb-v":
             return V_CHUNKS
         if parallel.pipeline_model_parallel_layout is not None:
+            from trainer.planning.stage_layout import parse_stage_layout
+
             stages = len(parse_stage_layout(parallel.pipeline_model_parallel_layout))
             return max(1, stages // parallel.pipeline_model_parallel_size)
         if parallel.num_layers_per_virtual_pipeline_stage is not None:

@@ -50,14 +50,24 @@ ALIASES: dict[str, Alias] = {
     "batch-size": Alias("training.micro_batch_size"),
     "warmup": Alias("optimizer.lr_warmup_fraction"),
     "no-overlap-grad-reduce": Alias("parallel.overlap_grad_reduce", False),
+    "no-overlap-param-gather": Alias("parallel.overlap_param_gather", False),
+    # Megatron-LM's older switch; scripts give it beside --recompute-granularity.
+    "recompute-activations": Alias("training.recompute_granularity", "selective", yields=True),
+    "activations-checkpoint-granularity": Alias("training.recompute_granularity"),
+    "activations-checkpoint-method": Alias("training.recompute_method"),
+    "activations-checkpoint-num-layers": Alias("training.recompute_num_layers"),
+    "checkpoint-num-layers": Alias("training.recompute_num_layers"),
+    "use-torch-fsdp2": Alias("parallel.data_parallel_sharding_strategy", "optim_grads_params", yields=True),
 }
 
 _FUSION = "kernels are chosen by what the device can do; the result is the same"
 _CORE = "there is one implementation of the model here"
 _FP8_DETAIL = "it only shapes fp8 training, which --fp8-format asks for"
-_SELECTIVE = (
-    "fused attention, which --attention-dropout 0 brings, recomputes its scores by itself, and no more would be"
-)
+_OVERLAP = "messages and computation overlap wherever the backend lets them"
+_BALANCED = "stages are always balanced by cost, with embedding and loss counted"
+_EXPERT_KERNELS = "experts are always computed by grouped products where the device has them; the result is the same"
+_FP32_STATE = "main gradients, masters and moments are always float32"
+_DISPATCHERS = ("alltoall", "alltoall_seq", "allgather", "flex")
 _REPORTING = "metrics.jsonl and the log always carry it"
 _WANDB = "metrics go to metrics.jsonl in the run directory; nothing is sent to Weights & Biases"
 
@@ -82,7 +92,53 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "attention-softmax-in-fp32": WithoutEffect("the softmax of attention always accumulates in fp32"),
     "accumulate-allreduce-grads-in-fp32": WithoutEffect("gradients are always accumulated and reduced in fp32"),
     "no-query-key-layer-scaling": WithoutEffect("scores are never scaled by the layer's number"),
-    "recompute-activations": WithoutEffect(_SELECTIVE),
+    "distribute-saved-activations": WithoutEffect(
+        "with --sequence-parallel what is kept for recompute is divided over tensor-parallel ranks anyway"
+    ),
+    "overlap-p2p-communication": WithoutEffect(_OVERLAP),
+    "no-overlap-p2p-communication": WithoutEffect(_OVERLAP),
+    "batch-p2p-communication": WithoutEffect("messages are batched where the schedule's table shows that it is safe"),
+    "microbatch-group-size-per-virtual-pipeline-stage": WithoutEffect("groups are as large as the pipeline", 1),
+    "tp-comm-overlap": WithoutEffect(_OVERLAP),
+    "tp-comm-overlap-cfg": WithoutEffect(_OVERLAP, 1),
+    "tp-comm-bulk-dgrad": WithoutEffect(_OVERLAP),
+    "tp-comm-bulk-wgrad": WithoutEffect(_OVERLAP),
+    "disable-tp-comm-overlap-ag": WithoutEffect(_OVERLAP),
+    "disable-tp-comm-overlap-rs": WithoutEffect(_OVERLAP),
+    "align-grad-reduce": WithoutEffect(_OVERLAP),
+    "no-align-grad-reduce": WithoutEffect(_OVERLAP),
+    "align-param-gather": WithoutEffect(_OVERLAP),
+    "no-align-param-gather": WithoutEffect(_OVERLAP),
+    "overlap-param-gather-with-optimizer-step": WithoutEffect(_OVERLAP),
+    "overlap-cpu-optimizer-d2h-h2d": WithoutEffect(_OVERLAP),
+    "use-torch-optimizer-for-cpu-offload": WithoutEffect("there is one optimizer for the CPU here"),
+    "ddp-average-in-collective": WithoutEffect("gradients are summed, and divided once by the number of valid tokens"),
+    "account-for-embedding-in-pipeline-split": WithoutEffect(_BALANCED),
+    "account-for-loss-in-pipeline-split": WithoutEffect(_BALANCED),
+    "use-megatron-fsdp": WithoutEffect("--data-parallel-sharding-strategy alone says what is divided"),
+    "num-distributed-optimizer-instances": WithoutEffect("its state is divided once, over dp x cp", 1, only=("1",)),
+    "grad-reduce-in-bf16": WithoutEffect(_FP32_STATE),
+    "use-precision-aware-optimizer": WithoutEffect(_FP32_STATE),
+    "main-grads-dtype": WithoutEffect(_FP32_STATE, 1, only=("fp32",)),
+    "main-params-dtype": WithoutEffect(_FP32_STATE, 1, only=("fp32",)),
+    "exp-avg-dtype": WithoutEffect(_FP32_STATE, 1, only=("fp32",)),
+    "exp-avg-sq-dtype": WithoutEffect(_FP32_STATE, 1, only=("fp32",)),
+    "moe-grouped-gemm": WithoutEffect(_EXPERT_KERNELS),
+    "moe-use-legacy-grouped-gemm": WithoutEffect(_EXPERT_KERNELS),
+    "moe-permute-fusion": WithoutEffect(_EXPERT_KERNELS),
+    "moe-router-fusion": WithoutEffect(_EXPERT_KERNELS),
+    "moe-shared-expert-overlap": WithoutEffect(_OVERLAP),
+    "moe-token-dispatcher-type": WithoutEffect(
+        "tokens always reach their experts by all-to-all; the result is the same", 1, only=_DISPATCHERS
+    ),
+    "moe-enable-deepep": WithoutEffect("tokens always reach their experts by torch's all-to-all"),
+    "moe-pad-expert-input-to-capacity": WithoutEffect("padding changes no result, and none is needed here"),
+    "moe-router-dtype": WithoutEffect("the router always computes in float32", 1, only=("fp32",)),
+    "moe-per-layer-logging": WithoutEffect("the log carries the language model's loss alone"),
+    "enable-cuda-graph": WithoutEffect(_FUSION),
+    "te-rng-tracker": WithoutEffect(_CORE),
+    "manual-gc": WithoutEffect("ranks wait for each other once per step, so that collections need not be aligned"),
+    "manual-gc-interval": WithoutEffect("see --manual-gc", 1),
     "use-cpu-initialization": WithoutEffect("weights are always drawn on the CPU, so that every layout starts alike"),
     "fp8-amax-compute-algo": WithoutEffect(_FP8_DETAIL, 1),
     "fp8-amax-history-len": WithoutEffect(_FP8_DETAIL, 1),
@@ -111,18 +167,58 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
 }
 
 _TORCHRUN = "belongs to the launcher; give it to torchrun, before -m trainer"
-_RECOMPUTE = (
-    "activations cannot be recomputed by layers here; leave it out, and lower micro_batch_size if memory runs short"
+_MTP = "multi-token prediction is not available here; leave it out"
+_HYBRID = "models with state-space layers are not available here; transformers only"
+_MLA = "multi-head latent attention is not available here; use --num-query-groups for smaller keys and values"
+_OTHER_ROUTER = (
+    "this way of routing is not available; there are --moe-router-score-function softmax and sigmoid, "
+    "--moe-router-pre-softmax and --moe-router-topk-scaling-factor"
 )
-_EXPERTS = "mixture-of-experts models cannot be trained here; leave it out for a dense model"
+_OTHER_ROPE = "there is one form of rotary positions: two halves of a head, with --rotary-base and --rotary-percent"
+_OFFLOAD = "activations are not moved to the CPU; use --recompute-granularity full, or --optimizer-cpu-offload"
 _SAMPLES = "training is counted in iterations here; give the same length with --train-iters or --lr-*-iters"
 _VOCABULARY = "vocabulary files of this kind cannot be read; convert it to a tokenizer.json and give --tokenizer-model"
 
 REFUSED: dict[str, str] = {
+    "mtp-num-layers": _MTP,
+    "mtp-loss-scaling-factor": _MTP,
+    "is-hybrid-model": _HYBRID,
+    "hybrid-layer-pattern": _HYBRID,
+    "hybrid-override-pattern": _HYBRID,
+    "hybrid-attention-ratio": _HYBRID,
+    "hybrid-mlp-ratio": _HYBRID,
+    "multi-latent-attention": _MLA,
+    "q-lora-rank": _MLA,
+    "kv-lora-rank": _MLA,
+    "qk-head-dim": _MLA,
+    "qk-pos-emb-head-dim": _MLA,
+    "v-head-dim": _MLA,
+    "moe-router-num-groups": _OTHER_ROUTER,
+    "moe-router-group-topk": _OTHER_ROUTER,
+    "moe-router-topk-limited-devices": _OTHER_ROUTER,
+    "moe-router-enable-expert-bias": _OTHER_ROUTER,
+    "moe-router-bias-update-rate": _OTHER_ROUTER,
+    "moe-router-force-load-balancing": _OTHER_ROUTER,
+    "moe-input-jitter-eps": _OTHER_ROUTER,
+    "moe-apply-probs-on-input": _OTHER_ROUTER,
+    "moe-shared-expert-gate": "the shared expert has no gate here; leave it out",
+    "moe-layer-recompute": "give --recompute-granularity selective --recompute-modules moe instead",
+    "moe-extended-tp": "experts are divided by --expert-model-parallel-size, and each over tensor-parallel ranks",
+    "moe-use-upcycling": "a dense checkpoint does not become one with experts here; start from one that has them",
+    "hierarchical-context-parallel-sizes": "context parallelism has one level; use --cp-comm-type p2p or a2a",
+    "standalone-embedding-stage": "give --pipeline-model-parallel-layout with E alone in its first stage instead",
+    "pipeline-model-parallel-split-rank": "models with an encoder are not available here; leave it out",
+    "cpu-offloading": _OFFLOAD,
+    "cpu-offloading-num-layers": _OFFLOAD,
+    "checkpoint-activations": "give --recompute-granularity full --recompute-method uniform instead",
+    "rotary-interleaved": _OTHER_ROPE,
+    "use-rope-scaling": _OTHER_ROPE,
+    "qk-l2-norm": "queries and keys are not normalised here; leave it out",
     "fp8-format": "fp8 training is not available; leave out the --fp8 flags and train with --bf16",
     "fp8-hybrid": "fp8 training is not available; leave out the --fp8 flags and train with --bf16",
     "fp8-e4m3": "fp8 training is not available; leave out the --fp8 flags and train with --bf16",
-    "use-z-loss": "the z-loss is not available, and without it the loss is another one; drop it to train without",
+    "use-z-loss": "the z-loss over the vocabulary is not available, and without it the loss is another one; drop it to "
+    "train without",
     "train-samples": _SAMPLES,
     "lr-decay-samples": _SAMPLES,
     "lr-warmup-samples": _SAMPLES,

@@ -38,6 +38,24 @@ _BERT_TEXT = """
 --nproc_per_node 4 --nnodes 2 --node_rank 0 --master_addr a --master_port 1 --local_rank 0
 """
 BERT = _BERT_TEXT.split()
+# Megatron-LM's examples/mixtral, with its launcher's flags.
+_MIXTRAL_TEXT = """
+--nproc_per_node 2 --nnodes 1 --node_rank 0 --master_addr localhost --master_port 6000
+--use-mcore-models --disable-bias-linear --seq-length 256 --max-position-embeddings 2048 --num-layers 2
+--hidden-size 256 --ffn-hidden-size 896 --num-attention-heads 2 --init-method-std 0.01 --attention-dropout 0.0
+--hidden-dropout 0.0 --normalization RMSNorm --position-embedding-type rope --swiglu
+--untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2 --no-masked-softmax-fusion
+--no-position-embedding --rotary-base 1000000 --num-experts 2 --moe-router-topk 2
+--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2 --moe-grouped-gemm
+--moe-token-dispatcher-type alltoall --overlap-param-gather --overlap-grad-reduce
+--tokenizer-type NullTokenizer --tokenizer-model t --mock-data --split 99990,8,2 --micro-batch-size 1
+--global-batch-size 4 --lr 1e-4 --train-iters 7 --min-lr 1.0e-5 --weight-decay 0.1 --clip-grad 1.0
+--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --expert-model-parallel-size 2
+--use-distributed-optimizer --sequence-parallel --eval-iters 10 --no-load-optim --no-load-rng
+--wandb-project Mixtral --wandb-exp-name Mixtral_8x7B
+"""
+MIXTRAL = _MIXTRAL_TEXT.split()
+LAUNCHER = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port")
 
 
 def without(arguments, *flags):
@@ -50,7 +68,7 @@ def without(arguments, *flags):
     return kept
 
 
-@pytest.mark.parametrize("arguments", [PUBLISHED, BERT])
+@pytest.mark.parametrize("arguments", [PUBLISHED, BERT, MIXTRAL])
 def test_every_published_flag_is_on_exactly_one_list(arguments):
     for flag in (argument[2:] for argument in arguments if argument.startswith("--")):
         lists = [flag in known for known in (flag_keys(), ALIASES, WITHOUT_EFFECT, REFUSED)]
@@ -76,8 +94,58 @@ def test_published_script_becomes_a_config():
     assert config.optimizer.lr == 1e-4
     assert config.data.data_path == ["text_document"]
     assert config.checkpoint.finetune
-    assert any("--use-distributed-optimizer is without effect here" in note for note in line.notes)
+    assert config.parallel.zero_stage == 1
+    # --recompute-activations says the same as the newer flag beside it.
+    assert config.training.recompute_granularity == "selective"
+    assert any("--use-flash-attn is without effect here" in note for note in line.notes)
     assert all(note.count("\n") == 0 for note in line.notes)
+
+
+def test_published_mixture_of_experts_becomes_a_config():
+    line = parse_command_line(without(MIXTRAL, *LAUNCHER))
+    config = build_train_config(line)
+    assert (config.model.num_experts, config.parallel.expert_model_parallel_size) == (2, 2)
+    assert config.model.moe_aux_loss_coeff == 0.01
+    assert config.parallel.overlap_param_gather
+    assert any("--moe-token-dispatcher-type alltoall is without effect" in note for note in line.notes)
+    config.check_world_size(2)
+
+
+def test_newer_and_older_names_of_a_key():
+    line = parse_command_line(["--recompute-granularity", "full", "--recompute-activations"])
+    assert line.values["training.recompute_granularity"] == "full"
+    line = parse_command_line(["--use-torch-fsdp2", "--no-overlap-param-gather"])
+    assert line.values == {
+        "parallel.data_parallel_sharding_strategy": "optim_grads_params",
+        "parallel.overlap_param_gather": False,
+    }
+    line = parse_command_line(["--recompute-modules", "core_attn", "mlp"])
+    assert line.values == {"training.recompute_modules": ["core_attn", "mlp"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "said"),
+    [
+        (
+            ["--moe-router-load-balancing-type", "sinkhorn"],
+            "model.moe_router_load_balancing_type",
+            "'aux_loss' or 'none'",
+        ),
+        (
+            ["--moe-router-load-balancing-type", "seq_aux_loss"],
+            "model.moe_router_load_balancing_type",
+            "'aux_loss' or 'none'",
+        ),
+        (["--cp-comm-type", "a2a+p2p"], "parallel.cp_comm_type", "'p2p' or 'a2a'"),
+        (["--expert-tensor-parallel-size", "2"], "parallel.expert_tensor_parallel_size", "leave it out"),
+        (["--moe-layer-freq", "([1]*2)"], "model.moe_layer_freq", "valid integer"),
+    ],
+)
+def test_values_that_only_others_have(arguments, key, said):
+    with pytest.raises(ConfigError) as caught:
+        build_train_config(parse_command_line([*without(MIXTRAL, *LAUNCHER, arguments[0][2:]), *arguments]))
+    assert caught.value.key == key
+    assert said in caught.value.problem
 
 
 def test_flags_go_over_the_file(tmp_path):
@@ -104,6 +172,12 @@ def test_flags_go_over_the_file(tmp_path):
         (["--train_iters", "2"], "--train-iters"),
         (["--use-z-loss"], "drop it"),
         (["--fp8-format", "hybrid"], "--bf16"),
+        (["--mtp-num-layers", "1"], "multi-token prediction is not available"),
+        (["--is-hybrid-model"], "state-space layers"),
+        (["--moe-router-group-topk", "2"], "this way of routing"),
+        (["--moe-token-dispatcher-type", "pigeon"], "use alltoall or"),
+        (["--moe-layer-recompute"], "--recompute-modules moe"),
+        (["--num-distributed-optimizer-instances", "2"], "use 1"),
         (["--nproc_per_node", "8"], "torchrun"),
         (["--lr"], "takes one value, not 0"),
         (["--bf16", "perhaps"], "true or false"),
