@@ -1,7 +1,8 @@
 """Activation recompute: what is kept of the forward pass, and what backward computes again.
 
 Chen et al. 2016 (arXiv:1604.06174), section 3; in parts of layers only: Korthikanti et al. 2022 (arXiv:2205.05198),
-section 5. No random state is saved: dropout draws from streams addressed by what they are for (trainer.random_streams), so that a replay repeats its masks. Collectives inside of what is recomputed run again in backward, in the same order on
+section 5. No random state is saved: dropout draws from streams addressed by what they are for (trainer.random_streams),
+so that a replay repeats its masks. Collectives inside of what is recomputed run again in backward, in the same order on
 all ranks.
 """
 

@@ -56,7 +56,8 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         _softmax_gradient_(rows[:, : ctx.num_valid], grad_losses, local_max, log_sum)
         rows[:, ctx.num_valid :].zero_()
         rows.scatter_add_(1, columns, grad_losses.masked_fill(is_elsewhere, 0.0).neg_().to(rows.dtype))
-        return logits, None, None, None
+        # Detached, so that whoever keeps it for a while does not keep the graph that made the logits.
+        return logits.detach(), None, None, None
 
 
 def _chunk_rows(rows: torch.Tensor) -> int:

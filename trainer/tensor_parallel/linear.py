@@ -60,7 +60,9 @@ class _Linear(torch.autograd.Function):
         grad_rows = grad_output.reshape(-1, grad_output.shape[-1])
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_weight = _weight_gradient(grad_rows, whole.reshape(-1, whole.shape[-1]), weight, ctx.sink)
+            # Detached, because a sink may keep it for later, and must not keep the graph behind it.
+            input_rows = whole.detach().reshape(-1, whole.shape[-1])
+            grad_weight = _weight_gradient(grad_rows, input_rows, weight, ctx.sink)
         grad_bias = grad_rows.sum(0).view(weight.shape[:-1]) if ctx.has_bias else None
         return (pending.result() if pending is not None else None), grad_weight, grad_bias, None, None, None
 
