@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,29 +13,26 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trainer.checkpoint.directory import CheckpointError
-from trainer.checkpoint.metadata import CheckpointMetadata, StoredTensor, load_metadata
-from trainer.checkpoint.save import local_range, stored_shape
+from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, load_metadata, stored_key
+from trainer.checkpoint.regions import Region, overlap, regions_of_stretch
+from trainer.checkpoint.save import stored_shape
 
 if TYPE_CHECKING:
-    from trainer.mesh import ParallelMesh
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
-    from trainer.parameters import ParameterLayout
     from trainer.train_state import ParallelModel
 
 
 def load_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
-    """Fill the model's parameters, whatever the tp, pp, dp and vocabulary padding of model and checkpoint.
+    """Fill the model's parameters, whatever the layouts and vocabulary padding of model and checkpoint.
 
-    No rank needs another; each reads only what it holds.
+    Collective where the model's gradient store is sharded, else no rank needs another.
 
     Raises:
         CheckpointError: the files cannot be read, or hold another model.
     """
-    metadata = load_metadata(checkpoint)
-    _check_same_model(checkpoint, metadata.tensors["model"], model)
-    weights = {name: parameter.detach() for name, parameter in model.parameters.items()}
-    with _Reader(checkpoint) as reader:
-        reader.fill("model", metadata.tensors["model"], weights, model)
+    metadata = read_weights(checkpoint, model)
+    model.gradients.weights_changed()
+    model.gradients.wait_for_weights()
     return metadata
 
 
@@ -43,14 +41,40 @@ def load_training_state(
 ) -> CheckpointMetadata:
     """Fill the parameters and the optimizer's masters and moments; the optimizer then stands where the run stood.
 
+    Collective where the model's gradient store is sharded, else no rank needs another.
+
     Raises:
         CheckpointError: as load_weights; or the checkpoint holds no state of this kind of optimizer.
     """
-    metadata = load_weights(checkpoint, model)
-    wanted = {
-        kind: {name: tensor.view(model.parameters[name].shape) for name, tensor in tensors.items()}
-        for kind, tensors in optimizer.tensors().items()
-    }
+    metadata = read_training_state(checkpoint, model, optimizer)
+    resume_optimizer(metadata, model, optimizer)
+    return metadata
+
+
+def read_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
+    """Fill what this rank updates of the weights, and nothing else; no rank needs another.
+
+    Raises:
+        CheckpointError: as load_weights.
+    """
+    metadata = load_metadata(checkpoint)
+    _check_same_model(checkpoint, metadata.tensors["model"], model)
+    with _Reader(checkpoint, model) as reader:
+        for piece in model.gradients.pieces:
+            reader.fill(metadata, "model", piece.name, piece.weight)
+    return metadata
+
+
+def read_training_state(
+    checkpoint: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer
+) -> CheckpointMetadata:
+    """Fill what this rank updates: masters and moments, and weights that are their own masters; no rank needs another.
+
+    Raises:
+        CheckpointError: as load_training_state.
+    """
+    metadata, wanted = load_metadata(checkpoint), optimizer.tensors()
+    _check_same_model(checkpoint, metadata.tensors["model"], model)
     moments = wanted.keys() - {"master"}
     if metadata.optimizer is None or not moments <= metadata.tensors.keys():
         has = metadata.optimizer["name"] if metadata.optimizer else "none"
@@ -59,16 +83,22 @@ def load_training_state(
             "to go on from its weights alone, name its folder as checkpoint.load with no_load_optim: true, and save "
             "elsewhere"
         )
-    with _Reader(checkpoint) as reader:
-        for kind, tensors in wanted.items():
-            # A run in fp32 is its own master, so that its weights are what 16-bit training goes on from.
-            source = kind if kind in metadata.tensors else "model"
-            reader.fill(source, metadata.tensors[source], tensors, model)
-        if "master" in metadata.tensors and "master" not in wanted:
-            weights = {name: parameter.detach() for name, parameter in model.parameters.items()}
-            reader.fill("master", metadata.tensors["master"], weights, model)
-    optimizer.restore(int(metadata.optimizer["steps"]), metadata.loss_scaler)
+    masters, stored_masters = wanted.get("master", {}), metadata.tensors.get("master", {})
+    with _Reader(checkpoint, model) as reader:
+        for piece in model.gradients.pieces:
+            # A weight in fp32 is its own master, in the files as in memory. Those in 16 bits follow their masters.
+            kind = "master" if piece.name in stored_masters else "model"
+            reader.fill(metadata, kind, piece.name, masters.get(piece.name, piece.weight))
+            for moment in moments:
+                reader.fill(metadata, moment, piece.name, wanted[moment][piece.name])
     return metadata
+
+
+def resume_optimizer(metadata: CheckpointMetadata, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> None:
+    """Set the counters, and bring what was read to the weights of all ranks. Collective: all ranks."""
+    assert metadata.optimizer is not None
+    optimizer.restore(int(metadata.optimizer["steps"]), metadata.loss_scaler)
+    model.gradients.wait_for_weights()
 
 
 def _check_same_model(checkpoint: Path, stored: Mapping[str, StoredTensor], model: ParallelModel) -> None:
@@ -78,16 +108,12 @@ def _check_same_model(checkpoint: Path, stored: Mapping[str, StoredTensor], mode
                 f"{checkpoint} has no tensor {name}, which this model needs; the model section of the config differs "
                 "from that of the run that wrote it"
             )
-        tensor = stored[name]
-        if tensor.shape != stored_shape(layout) or tensor.dim != layout.tp_dim:
+        if stored[name].shape != stored_shape(layout):
             raise CheckpointError(
-                f"{checkpoint} has {name} of shape {list(tensor.shape)}, this model {list(stored_shape(layout))}; the "
-                "model section or the vocabulary of the config differs from that of the run that wrote it"
+                f"{checkpoint} has {name} of shape {list(stored[name].shape)}, this model "
+                f"{list(stored_shape(layout))}; the model section or the vocabulary of the config differs from that of "
+                "the run that wrote it"
             )
-    _check_nothing_left(checkpoint, stored, model)
-
-
-def _check_nothing_left(checkpoint: Path, stored: Mapping[str, StoredTensor], model: ParallelModel) -> None:
     surplus = next((name for name in stored if _belongs_here(name, model) and name not in model.layouts), None)
     if surplus is not None:
         raise CheckpointError(
@@ -108,53 +134,81 @@ def _belongs_here(name: str, model: ParallelModel) -> bool:
 
 
 class _Reader(ExitStack):
-    """Slices of the tensors of one checkpoint, by memory map; every file is opened once."""
+    """Stretches of the tensors of one checkpoint, by memory map; every file is opened once."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, model: ParallelModel) -> None:
         super().__init__()
         self._checkpoint = checkpoint
+        self._model = model
+        self._pieces = {piece.name: piece for piece in model.gradients.pieces}
         self._files: dict[str, Any] = {}
 
     @torch.no_grad()
-    def fill(
-        self, kind: str, stored: Mapping[str, StoredTensor], targets: Mapping[str, Tensor], model: ParallelModel
-    ) -> None:
-        """Copy this rank's part of each global tensor into ``targets``; vocabulary padding becomes zeros."""
-        for name, target in targets.items():
-            key = name if kind == "model" else f"{kind}.{name}"
-            try:
-                self._fill(key, stored[name], target, model.layouts[name], model.mesh)
-            except (OSError, SafetensorError, KeyError) as error:
-                raise CheckpointError(
-                    f"{self._checkpoint}: {key} cannot be read: {type(error).__name__}: {error}"
-                ) from error
+    def fill(self, metadata: CheckpointMetadata, kind: str, name: str, target: Tensor) -> None:
+        """Copy this rank's piece of a global tensor into ``target``, 1-D; vocabulary padding becomes zeros.
 
-    def _fill(
-        self, key: str, stored: StoredTensor, target: Tensor, layout: ParameterLayout, mesh: ParallelMesh
-    ) -> None:
-        dim = layout.tp_dim if layout.tp_dim is not None else 0
-        start, stop = local_range(layout, mesh)
-        filled = start
-        for shard in sorted(stored.shards, key=lambda shard: shard.start):
-            low, high = max(start, shard.start), min(stop, shard.stop)
-            if low < high:
-                part = self._slice(shard.file, key)(dim, low - shard.start, high - shard.start)
-                target.narrow(dim, low - start, high - low).copy_(part)
-                filled += high - low
-        if filled != stop:
+        Raises:
+            CheckpointError: names the tensor and the checkpoint.
+        """
+        what = f"{self._checkpoint}: {stored_key(kind, name)}"
+        try:
+            stored, piece, end = metadata.tensors[kind][name], self._pieces[name], 0
+            for box in self._model.layouts[name].boxes(self._model.mesh):
+                low, high = max(piece.start, box.start), min(piece.stop, box.stop)
+                if low >= high:
+                    continue
+                target[end : low - piece.start].zero_()
+                end = high - piece.start
+                for region in regions_of_stretch(box.offset, box.shape, low - box.start, high - box.start):
+                    first = box.start + region.start - piece.start
+                    view = target[first : first + math.prod(region.shape)].view(region.shape)
+                    self._fill_region(what, stored, region, view)
+            target[end:].zero_()
+        except (OSError, SafetensorError, KeyError) as error:
+            raise CheckpointError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
+
+    def _fill_region(self, what: str, stored: StoredTensor, wanted: Region, target: Tensor) -> None:
+        """Copy a box of the global tensor from all parts that hold any of it."""
+        found = 0
+        # Where one part has everything there is nothing to keep account of but the number of elements.
+        is_filled: Tensor | None = None
+        for part in stored.parts:
+            if overlap(wanted.offset, wanted.shape, part.offset, part.shape) is None:
+                continue
+            for region in regions_of_stretch(part.offset, part.shape, part.start, part.stop):
+                common = overlap(wanted.offset, wanted.shape, region.offset, region.shape)
+                if common is None:
+                    continue
+                source = self._map(what, part)[region.start - part.start :][: math.prod(region.shape)]
+                _cut(target, wanted.offset, *common).copy_(_cut(source.view(region.shape), region.offset, *common))
+                found += math.prod(common[1])
+                if common[1] != wanted.shape:
+                    is_filled = torch.zeros(wanted.shape, dtype=torch.bool) if is_filled is None else is_filled
+                    _cut(is_filled, wanted.offset, *common).fill_(True)
+        filled = found if is_filled is None else int(is_filled.sum())
+        if found != target.numel() or filled != target.numel():
+            problem = "overlaps itself" if found > filled or found > target.numel() else "is incomplete"
             raise CheckpointError(
-                f"{self._checkpoint}: {key} is incomplete: {filled - start} of {stop - start} entries"
+                f"{what} {problem}: {found} elements, {filled} of them different, where {target.numel()} belong; the "
+                "checkpoint is damaged, take another"
             )
-        target.narrow(dim, stop - start, target.shape[dim] - (stop - start)).zero_()
 
-    def _slice(self, file: str, key: str) -> Callable[[int, int, int], Tensor]:
-        if file not in self._files:
-            opened = safe_open(str(self._checkpoint / file), framework="pt", device="cpu")
-            self._files[file] = self.enter_context(opened)
-        tensor = self._files[file].get_slice(key)
+    def _map(self, what: str, part: StoredPart) -> Tensor:
+        """The elements of a part, flat, in mapped memory: only what is touched is read."""
+        if part.file not in self._files:
+            opened = safe_open(str(self._checkpoint / part.file), framework="pt", device="cpu")
+            self._files[part.file] = self.enter_context(opened)
+        tensor: Tensor = self._files[part.file].get_tensor(part.key)
+        if tensor.numel() != part.stop - part.start:
+            raise CheckpointError(
+                f"{what} has {tensor.numel()} elements in {part.file}, where metadata.json says "
+                f"{part.stop - part.start}; the checkpoint is damaged, take another"
+            )
+        return tensor.view(-1)
 
-        def cut(dim: int, low: int, high: int) -> Tensor:
-            part: Tensor = tensor[(slice(None),) * dim + (slice(low, high),)]
-            return part
 
-        return cut
+def _cut(tensor: Tensor, origin: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    """The box at ``offset`` of a global tensor, of which ``tensor`` is the box at ``origin``."""
+    for dim, (first, length) in enumerate(zip(offset, shape, strict=True)):
+        tensor = tensor.narrow(dim, first - origin[dim], length)
+    return tensor

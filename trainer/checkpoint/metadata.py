@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.checkpoint.directory import METADATA, CheckpointError
 
 FORMAT = "llmctl-checkpoint"
-VERSION = 1
+VERSION = 2
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A part of a tensor: the entries ``start`` to ``stop`` of the divided dim (the whole, where none is divided)."""
+class StoredPart(NamedTuple):
+    """A row-major stretch of a box of a global tensor, and where it is.
+
+    Attributes:
+        file: name of the file.
+        key: of the tensor in it; of the box's shape where it is the whole box, else with one dim.
+        offset: of the box in the global tensor.
+        shape: of the box.
+        start: position of the first element in the flattened box.
+        stop: position after the last one.
+    """
 
     file: str
+    key: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
     start: int
     stop: int
 
@@ -30,14 +42,17 @@ class StoredTensor:
     Attributes:
         shape: of the global tensor; vocabulary tables without padding, so that any layout can add its own.
         dtype: safetensors' name, such as F32.
-        dim: dim that the parts divide, or None for a single part.
-        shards: the parts, in order.
+        parts: which hold every element once.
     """
 
     shape: tuple[int, ...]
     dtype: str
-    dim: int | None
-    shards: tuple[Shard, ...]
+    parts: tuple[StoredPart, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there are as many elements in the parts as in the tensor."""
+        return sum(part.stop - part.start for part in self.parts) == math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,8 @@ class CheckpointMetadata:
         progress: trainer.progress.TrainingProgress as plain values.
         config: the resolved TrainConfig as plain values.
         vocab_size: rows of the vocabulary tables that mean something.
-        layout: tp, pp and dp of the run that wrote it; for people, not needed to load.
+        layout: sizes of the axes, ZeRO stage and pipeline schedule of the run that wrote it; for people, not needed
+            to load.
         optimizer: name and number of steps; None where only weights were saved.
         loss_scaler: state of the loss scaler.
         tensors: kind (``model``, ``master``, a moment) -> global name -> tensor.
@@ -58,7 +74,7 @@ class CheckpointMetadata:
     progress: Mapping[str, Any]
     config: Mapping[str, Any]
     vocab_size: int
-    layout: Mapping[str, int]
+    layout: Mapping[str, Any]
     optimizer: Mapping[str, Any] | None
     loss_scaler: Mapping[str, Any] | None
     tensors: Mapping[str, Mapping[str, StoredTensor]] = field(default_factory=dict)
@@ -71,7 +87,18 @@ class CheckpointMetadata:
 
     def as_json(self) -> dict[str, Any]:
         """The content of metadata.json."""
-        return {"format": FORMAT, "version": VERSION, "iteration": self.iteration, **asdict(self)}
+        tensors = {
+            kind: {
+                name: {"shape": tensor.shape, "dtype": tensor.dtype, "parts": tensor.parts}
+                for name, tensor in named.items()
+            }
+            for kind, named in self.tensors.items()
+        }
+        plain = {key: getattr(self, key) for key in _PLAIN}
+        return {"format": FORMAT, "version": VERSION, "iteration": self.iteration, **plain, "tensors": tensors}
+
+
+_PLAIN = ("progress", "config", "vocab_size", "layout", "optimizer", "loss_scaler", "files")
 
 
 def load_metadata(checkpoint: Path) -> CheckpointMetadata:
@@ -87,19 +114,35 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
                 f"{checkpoint} has format {values['format']} version {values['version']}; this trainer reads {FORMAT} "
                 f"up to version {VERSION}"
             )
+        read = _stored_tensor if values["version"] > 1 else _stored_tensor_of_version_1
         tensors = {
-            kind: {name: _stored_tensor(tensor) for name, tensor in named.items()}
+            kind: {name: read(kind, name, tensor) for name, tensor in named.items()}
             for kind, named in values["tensors"].items()
         }
-        plain = {
-            key: values[key]
-            for key in ("progress", "config", "vocab_size", "layout", "optimizer", "loss_scaler", "files")
-        }
+        plain = {key: values[key] for key in _PLAIN}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint / METADATA} cannot be read: {type(error).__name__}: {error}") from None
     return CheckpointMetadata(tensors=tensors, **plain)
 
 
-def _stored_tensor(values: Mapping[str, Any]) -> StoredTensor:
-    shards = tuple(Shard(**shard) for shard in values["shards"])
-    return StoredTensor(tuple(values["shape"]), values["dtype"], values["dim"], shards)
+def stored_key(kind: str, name: str) -> str:
+    """Key in its file of the first part that a rank writes of a tensor."""
+    return name if kind == "model" else f"{kind}.{name}"
+
+
+def _stored_tensor(_kind: str, _name: str, values: Mapping[str, Any]) -> StoredTensor:
+    parts = tuple(
+        StoredPart(file, key, tuple(offset), tuple(shape), start, stop)
+        for file, key, offset, shape, start, stop in values["parts"]
+    )
+    return StoredTensor(tuple(values["shape"]), values["dtype"], parts)
+
+
+def _stored_tensor_of_version_1(kind: str, name: str, values: Mapping[str, Any]) -> StoredTensor:
+    """Version 1 knew slices along one dim only: its number and, for each, file, first entry, entry after the last."""
+    whole, dim, parts = tuple(values["shape"]), values["dim"] or 0, []
+    for shard in values["shards"]:
+        offset = (*(0 for _ in whole[:dim]), shard["start"], *(0 for _ in whole[dim + 1 :]))
+        shape = (*whole[:dim], shard["stop"] - shard["start"], *whole[dim + 1 :])
+        parts.append(StoredPart(shard["file"], stored_key(kind, name), offset, shape, 0, math.prod(shape)))
+    return StoredTensor(whole, values["dtype"], tuple(parts))

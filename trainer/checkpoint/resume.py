@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.agreement import from_first_rank
+from trainer.agreement import any_rank, from_first_rank
 from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_path, find_latest
-from trainer.checkpoint.load import load_training_state, load_weights
+from trainer.checkpoint.load import read_training_state, read_weights, resume_optimizer
 from trainer.checkpoint.metadata import load_metadata
 from trainer.config_error import ConfigError
 from trainer.failure import PeerFailedError
@@ -77,6 +77,7 @@ def restore(
 
     Raises:
         CheckpointError: the chosen checkpoint cannot be read or is of another model.
+        PeerFailedError: so it is for another rank.
     """
     wanted = config.checkpoint
     roots = {_OWN: save, _START_POINT: Path(wanted.load).expanduser() if wanted.load else None}
@@ -86,11 +87,20 @@ def restore(
     _check_same_meaning(path, config)
     seed = progress.seed
     weights_only = wanted.no_save_optim if source == _OWN else wanted.finetune or wanted.no_load_optim
+    problem: CheckpointError | None = None
+    try:
+        metadata = read_weights(path, model) if weights_only else read_training_state(path, model, optimizer)
+    except CheckpointError as error:
+        problem = error
+    # Before any rank waits for the others' weights.
+    if any_rank(problem is not None, device):
+        raise problem or PeerFailedError(f"{path} cannot be read: another rank says why")
     if weights_only:
-        metadata = load_weights(path, model)
         optimizer.adopt_weights()
+        model.gradients.weights_changed()
+        model.gradients.wait_for_weights()
     else:
-        metadata = load_training_state(path, model, optimizer)
+        resume_optimizer(metadata, model, optimizer)
     if source == _START_POINT and wanted.finetune:
         return path
     try:

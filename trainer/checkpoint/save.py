@@ -1,13 +1,12 @@
-"""Writing a checkpoint: every rank its own part, rank 0 the whole's description and name."""
+"""Writing a checkpoint: every rank what it alone speaks for, rank 0 the whole's description and name."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +25,14 @@ from trainer.checkpoint.directory import (
     remove_leftovers,
     temporary_path,
 )
-from trainer.checkpoint.metadata import CheckpointMetadata, Shard, StoredTensor
+from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, stored_key
 from trainer.checkpoint.shards import DTYPE_NAMES, write_shard_file
+from trainer.data_parallel.pieces import ParameterPiece, speaks_for_copies
 from trainer.failure import PeerFailedError
 from trainer.run_directory import sync_directory
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
-    from trainer.mesh import ParallelMesh
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
     from trainer.parameters import ParameterLayout
     from trainer.progress import TrainingProgress
@@ -75,16 +74,17 @@ class CheckpointWriter:
     def save(self, model: ParallelModel, optimizer: MixedPrecisionOptimizer, progress: TrainingProgress) -> None:
         """Write one checkpoint, then delete those beyond checkpoint.keep_last. Collective: all ranks.
 
-        Only the first replica's ranks write. Whatever fails, complete checkpoints stay as they are.
+        Whatever fails, complete checkpoints stay as they are.
 
         Raises:
-            CheckpointError: this rank could not write its part.
+            CheckpointError: this rank could not write its part, or the parts of all ranks are not the whole model.
             PeerFailedError: another one could not.
         """
-        iteration, mesh = progress.iteration, model.mesh
+        iteration = progress.iteration
         temporary = temporary_path(self.root, iteration, self.attempt)
         what = f"the checkpoint of iteration {iteration} could not be written"
-        is_first = mesh.rank == 0
+        is_first = model.mesh.rank == 0
+        model.gradients.wait_for_weights()
 
         def begin() -> None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -98,7 +98,7 @@ class CheckpointWriter:
 
         try:
             self._together(begin if is_first else None, what)
-            self._together((lambda: self._write_part(temporary, model, optimizer)) if mesh.dp_rank == 0 else None, what)
+            self._together(lambda: self._write_part(temporary, model, optimizer), what)
             self._together(finish if is_first else None, what)
         except (CheckpointError, PeerFailedError):
             if is_first:
@@ -107,45 +107,44 @@ class CheckpointWriter:
 
     def _together(self, action: Callable[[], None] | None, what: str) -> None:
         """Run ``action`` where there is one; every rank leaves with an error if it failed on any."""
-        problem: OSError | None = None
+        problem: OSError | CheckpointError | None = None
         try:
             if action is not None:
                 action()
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             problem = error
         anywhere = any_rank(problem is not None, self.device)
         if problem is not None:
             kept = complete_iterations_quietly(self.root)
             last = f"; the last complete one is {checkpoint_path(self.root, kept[-1]).name}" if kept else ""
-            raise CheckpointError(f"{what} to {self.root}: {problem.strerror or problem}{last}") from problem
+            reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+            raise CheckpointError(f"{what} to {self.root}: {reason}{last}") from problem
         if anywhere:
             raise PeerFailedError(f"{what}: another rank says why")
 
     def _write_part(self, temporary: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> None:
-        part = f"pp{model.mesh.pp_rank:02d}_tp{model.mesh.tp_rank:02d}"
-        owned = [layout for layout in model.layouts.values() if is_written(layout, model.mesh)]
-        kinds: dict[str, dict[str, Tensor]] = {"model": {name: p.detach() for name, p in model.parameters.items()}}
+        pieces = {piece.name: piece for piece in model.gradients.pieces if _is_written(piece, model)}
+        kinds = {"model": {name: piece.weight for name, piece in pieces.items()}}
         if not self.config.checkpoint.no_save_optim:
-            kinds |= {
-                kind: {name: tensor.view(model.parameters[name].shape) for name, tensor in tensors.items()}
-                for kind, tensors in optimizer.tensors().items()
-            }
+            kinds |= optimizer.tensors()
         contents: dict[str, dict[str, Tensor]] = {}
         index: dict[str, dict[str, Any]] = {}
         for kind, tensors in kinds.items():
-            file = f"{'model' if kind == 'model' else 'optimizer'}_{part}.safetensors"
-            for layout in owned:
-                if layout.name not in tensors:
+            file = f"{'model' if kind == 'model' else 'optimizer'}_rank{model.mesh.rank:05d}.safetensors"
+            for name, piece in pieces.items():
+                if name not in tensors:
                     continue
-                stored, shard = _describe_part(layout, model.mesh, file, tensors[layout.name].dtype)
-                if shard.stop > shard.start:
-                    key = layout.name if kind == "model" else f"{kind}.{layout.name}"
-                    # Padded rows are the layout's, not the model's: each reader adds its own.
-                    contents.setdefault(file, {})[key] = tensors[layout.name][: _valid_rows(layout, model.mesh)]
-                    stored = dataclasses.replace(stored, shards=(shard,))
-                index.setdefault(kind, {})[layout.name] = dataclasses.asdict(stored)
-        files = {file: write_shard_file(temporary / file, tensors) for file, tensors in contents.items()}
-        (temporary / f"index_{part}.json").write_text(json.dumps({"tensors": index, "files": files}), encoding="utf-8")
+                layout, parts = model.layouts[name], []
+                for part, tensor in _parts(layout, model, piece, tensors[name], file, stored_key(kind, name)):
+                    contents.setdefault(file, {})[part.key] = tensor
+                    parts.append(part)
+                if parts:
+                    values = {"shape": stored_shape(layout), "dtype": DTYPE_NAMES[tensors[name].dtype], "parts": parts}
+                    index.setdefault(kind, {})[name] = values
+        if contents:
+            files = {file: write_shard_file(temporary / file, tensors) for file, tensors in contents.items()}
+            text = json.dumps({"tensors": index, "files": files})
+            (temporary / f"index_{model.mesh.rank:05d}.json").write_text(text, encoding="utf-8")
 
     def _describe(
         self,
@@ -154,22 +153,18 @@ class CheckpointWriter:
         optimizer: MixedPrecisionOptimizer,
         progress: TrainingProgress,
     ) -> None:
-        tensors: dict[str, dict[str, StoredTensor]] = {}
-        files: dict[str, int] = {}
-        for part in sorted(temporary.glob("index_*.json")):
-            index = json.loads(part.read_text(encoding="utf-8"))
-            files |= index["files"]
-            for kind, named in index["tensors"].items():
-                for name, values in named.items():
-                    _merge(tensors.setdefault(kind, {}), name, values)
-            part.unlink()
+        tensors, files = _gather_indexes(temporary)
         with_optimizer = not self.config.checkpoint.no_save_optim
         mesh = model.mesh
         metadata = CheckpointMetadata(
             progress=progress.state(),
             config=self.config.model_dump(mode="json"),
             vocab_size=self.vocab_size,
-            layout={"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp},
+            layout={
+                **{axis: getattr(mesh, axis) for axis in ("tp", "pp", "dp", "cp", "ep")},
+                "zero_stage": self.config.parallel.zero_stage,
+                "pipeline_schedule": model.schedule,
+            },
             optimizer={"name": self.config.optimizer.optimizer, "steps": optimizer.steps} if with_optimizer else None,
             loss_scaler=optimizer.loss_scaler.state() if with_optimizer else None,
             tensors=tensors,
@@ -182,51 +177,56 @@ class CheckpointWriter:
         sync_directory(temporary)
 
 
-def is_written(layout: ParameterLayout, mesh: ParallelMesh) -> bool:
-    """Whether this rank stores its part of a parameter: every element of the model is stored once."""
-    if mesh.dp_rank != 0 or (layout.tied_over_stages and not mesh.is_first_stage):
-        return False
-    return layout.tp_dim is not None or mesh.tp_rank == 0
-
-
 def stored_shape(layout: ParameterLayout) -> tuple[int, ...]:
     """Shape of the global tensor without vocabulary padding."""
     return (layout.valid_rows or layout.global_shape[0], *layout.global_shape[1:])
 
 
-def local_range(layout: ParameterLayout, mesh: ParallelMesh) -> tuple[int, int]:
-    """Entries of the divided dim that this rank holds, clipped to those that mean something."""
-    dim = layout.tp_dim if layout.tp_dim is not None else 0
-    size = layout.global_shape[dim]
-    start, stop = 0, size
-    if layout.tp_dim is not None:
-        start, stop = size // mesh.tp * mesh.tp_rank, size // mesh.tp * (mesh.tp_rank + 1)
-    end = stored_shape(layout)[dim]
-    return min(start, end), min(stop, end)
+def _is_written(piece: ParameterPiece, model: ParallelModel) -> bool:
+    return speaks_for_copies(model.layouts[piece.name], model.mesh, model.gradients.is_sharded)
 
 
-def _valid_rows(layout: ParameterLayout, mesh: ParallelMesh) -> int | None:
-    if layout.valid_rows is None:
-        return None
-    start, stop = local_range(layout, mesh)
-    return stop - start
+def _parts(
+    layout: ParameterLayout, model: ParallelModel, piece: ParameterPiece, flat: Tensor, file: str, key: str
+) -> Iterator[tuple[StoredPart, Tensor]]:
+    """What this rank stores of a tensor with an element per element of ``piece``; vocabulary padding lies in no box."""
+    number = 0
+    for box in layout.boxes(model.mesh):
+        low, high = max(piece.start, box.start), min(piece.stop, box.stop)
+        if not box.is_owned or low >= high:
+            continue
+        tensor = flat[low - piece.start : high - piece.start]
+        if (low, high) == (box.start, box.stop):
+            tensor = tensor.view(box.shape)
+        name = f"{key}#{number}" if number else key
+        number += 1
+        yield StoredPart(file, name, box.offset, box.shape, low - box.start, high - box.start), tensor
 
 
-def _describe_part(
-    layout: ParameterLayout, mesh: ParallelMesh, file: str, dtype: torch.dtype
-) -> tuple[StoredTensor, Shard]:
-    start, stop = local_range(layout, mesh)
-    return StoredTensor(stored_shape(layout), DTYPE_NAMES[dtype], layout.tp_dim, ()), Shard(file, start, stop)
+def _gather_indexes(temporary: Path) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, int]]:
+    """Tensors by kind and name, and sizes of files, out of what the ranks wrote about their parts.
 
-
-def _merge(named: dict[str, StoredTensor], name: str, values: dict[str, Any]) -> None:
-    shards = tuple(Shard(**shard) for shard in values["shards"])
-    known = named.get(name)
-    if known is None:
-        named[name] = StoredTensor(tuple(values["shape"]), values["dtype"], values["dim"], shards)
-    else:
-        both = sorted((*known.shards, *shards), key=lambda shard: shard.start)
-        named[name] = dataclasses.replace(known, shards=tuple(both))
+    Raises:
+        CheckpointError: the parts of a tensor are not the whole tensor.
+    """
+    files: dict[str, int] = {}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for path in sorted(temporary.glob("index_*.json")):
+        index = json.loads(path.read_text(encoding="utf-8"))
+        files |= index["files"]
+        for kind, named in index["tensors"].items():
+            for name, values in named.items():
+                known = found.setdefault((kind, name), {**values, "parts": []})
+                known["parts"] += values["parts"]
+        path.unlink()
+    tensors: dict[str, dict[str, StoredTensor]] = {}
+    for (kind, name), values in found.items():
+        parts = tuple(StoredPart(*part) for part in sorted(values["parts"], key=lambda part: part[2:]))
+        tensor = StoredTensor(tuple(values["shape"]), values["dtype"], parts)
+        if not tensor.is_complete:
+            raise CheckpointError(f"what the ranks hold of {stored_key(kind, name)} is not the whole tensor, once")
+        tensors.setdefault(kind, {})[name] = tensor
+    return tensors, files
 
 
 def complete_iterations_quietly(root: Path) -> list[int]:

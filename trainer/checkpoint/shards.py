@@ -26,6 +26,8 @@ def write_shard_file(path: Path, tensors: Mapping[str, Tensor]) -> int:
     Raises:
         OSError: the disk is full or refuses.
     """
+    # The widest first, so that every tensor begins at a multiple of its elements' size, as mapping it needs.
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     header: dict[str, object] = {}
     end = 0
     for name, tensor in tensors.items():

@@ -1,0 +1,226 @@
+"""Checkpoints between layouts: what one writes any other reads, every element of it, and none twice or not at all."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from tests.trainer.spawn import Ranks
+from tests.trainer.test_checkpoint import CPU, VOCAB_SIZE, build, config_of, save
+from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_path
+from trainer.checkpoint.load import load_training_state
+from trainer.checkpoint.metadata import load_metadata
+from trainer.checkpoint.regions import overlap, regions_of_stretch
+from trainer.checkpoint.resume import restore
+from trainer.checkpoint.save import CheckpointWriter, stored_shape
+from trainer.progress import TrainingProgress
+
+VERSION_1 = Path(__file__).parent.parent / "recorded" / "checkpoint_version_1"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+def test_a_stretch_of_a_box_is_its_regions():
+    for shape in ((5,), (3, 4), (2, 3, 2), (2, 1, 3)):
+        size = math.prod(shape)
+        global_shape = tuple(length + 2 for length in shape)
+        whole = torch.arange(math.prod(global_shape)).view(global_shape)
+        box = whole[tuple(slice(1, 1 + length) for length in shape)].reshape(-1)
+        for start, stop in itertools.combinations(range(size + 1), 2):
+            regions = list(regions_of_stretch((1,) * len(shape), shape, start, stop))
+            assert len(regions) <= 2 * len(shape) - 1
+            assert [region.start for region in regions] == [start, *(region.stop for region in regions[:-1])]
+            parts = [cut(whole, region.offset, region.shape).reshape(-1) for region in regions]
+            assert torch.equal(torch.cat(parts), box[start:stop])
+
+
+def cut(whole, offset, shape):
+    return whole[tuple(slice(first, first + length) for first, length in zip(offset, shape, strict=True))]
+
+
+def test_boxes_overlap_in_a_box_or_not_at_all():
+    assert overlap((0, 2), (4, 4), (3, 0), (9, 3)) == ((3, 2), (1, 1))
+    assert overlap((0, 2), (3, 4), (3, 0), (9, 3)) is None
+
+
+def layout(world_size, tp=1, pp=1, **keys):
+    return world_size, {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, **keys}
+
+
+LAYOUTS = {
+    "serial": layout(1),
+    "dp2": layout(2),
+    "tp2": layout(2, tp=2),
+    "pp2": layout(2, pp=2),
+    "tp2 pp2": layout(4, tp=2, pp=2),
+}
+MODEL = {"num_layers": 2}
+SERIAL = LAYOUTS["serial"][1]
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def saved(ranks, tmp_path_factory):
+    """Folder with a checkpoint written by a layout, by its name; each is written once."""
+    folders = {}
+
+    def folder(name):
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp("saved")
+            world_size, parallel = LAYOUTS[name]
+            ranks.run(save, folders[name], config_of(model=MODEL, parallel=parallel), STEPS, world_size=world_size)
+        return folders[name]
+
+    return folder
+
+
+def resave(rank, world_size, source, target, config):
+    """Load on this layout and write what was loaded."""
+    model, optimizer = build(config, rank, world_size)
+    spoil(model, optimizer)
+    progress = TrainingProgress()
+    restore(config, source, model, optimizer, progress, CPU)
+    writer = CheckpointWriter(target, config, VOCAB_SIZE, 1, CPU)
+    writer.prepare(rank)
+    writer.save(model, optimizer, progress)
+    return optimizer.steps
+
+
+@torch.no_grad()
+def spoil(model, optimizer):
+    for piece in model.gradients.pieces:
+        piece.weight.fill_(float("nan"))
+    for tensors in optimizer.tensors().values():
+        for tensor in tensors.values():
+            tensor.fill_(float("nan"))
+
+
+def whole_state(root):
+    """Every tensor of a checkpoint, put together without the loader's help."""
+    path = checkpoint_path(root, STEPS)
+    metadata = load_metadata(path)
+    state = {}
+    for kind, named in metadata.tensors.items():
+        for name, stored in named.items():
+            whole = torch.full(stored.shape, float("nan"))
+            for part in stored.parts:
+                with safe_open(str(path / part.file), "pt") as file:
+                    values = file.get_tensor(part.key).flatten()
+                box = cut(whole, part.offset, part.shape)
+                flat = box.flatten()
+                flat[part.start : part.stop] = values
+                box.copy_(flat.view(part.shape))
+            state[kind, name] = whole
+    return state
+
+
+@pytest.mark.parametrize("written", LAYOUTS)
+@pytest.mark.parametrize("stride", [0, 1, 3])
+def test_what_is_read_is_what_was_written(ranks, saved, tmp_path, written, stride):
+    names = list(LAYOUTS)
+    world_size, parallel = LAYOUTS[names[(names.index(written) + stride) % len(names)]]
+    config = config_of(model=MODEL, parallel=parallel)
+    assert ranks.run(resave, saved(written), tmp_path, config, world_size=world_size) == [STEPS] * world_size
+    before, after = whole_state(saved(written)), whole_state(tmp_path)
+    assert before.keys() == after.keys()
+    for key, tensor in before.items():
+        assert tensor.isfinite().all(), key
+        assert torch.equal(tensor, after[key]), key
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_trains_the_same_model(saved, name):
+    serial, state = whole_state(saved("serial")), whole_state(saved(name))
+    assert serial.keys() == state.keys()
+    for key, tensor in serial.items():
+        # The norm that clips is summed in another order.
+        torch.testing.assert_close(state[key], tensor, rtol=1e-5, atol=1e-7, msg=str(key))
+
+
+def test_metadata_says_which_layout_wrote(saved):
+    says = load_metadata(checkpoint_path(saved("tp2 pp2"), STEPS)).layout
+    assert says == {"tp": 2, "pp": 2, "dp": 1, "cp": 1, "ep": 1, "zero_stage": 0, "pipeline_schedule": "1f1b"}
+
+
+def test_version_1_is_read(ranks):
+    sums = json.loads((VERSION_1 / "expected_sums.json").read_text())
+    for training, parallel in (({"bf16": True}, {"tensor_model_parallel_size": 2}), ({}, SERIAL)):
+        config = config_of(model={"hidden_size": 8}, training=training, parallel=parallel)
+        found = ranks.run(read_version_1, config, world_size=parallel.get("tensor_model_parallel_size", 1))
+        for kind, named in found[0].items():
+            expected = sums["master" if kind == "model" and not training else kind]
+            assert named.keys() == expected.keys()
+            for name in named:
+                total = [math.fsum(values) for values in zip(*(part[kind][name] for part in found), strict=True)]
+                assert total == pytest.approx(expected[name], rel=1e-12, abs=1e-12), (kind, name)
+
+
+def read_version_1(rank, world_size, config):
+    """Sums of what this rank owns of each tensor: plain, and weighted by place in the global tensor."""
+    model, optimizer = build(config, rank, world_size)
+    spoil(model, optimizer)
+    load_training_state(VERSION_1 / "iter_0000003", model, optimizer)
+    kinds = {"model": {name: weight.detach().view(-1) for name, weight in model.parameters.items()}}
+    sums = {}
+    for kind, tensors in (kinds | optimizer.tensors()).items():
+        for name, tensor in tensors.items():
+            shape = stored_shape(model.layouts[name])
+            places = torch.arange(1, math.prod(shape) + 1).view(shape)
+            sums.setdefault(kind, {})[name] = [0.0, 0.0]
+            for box in model.layouts[name].boxes(model.mesh):
+                if box.is_owned:
+                    part = tensor[box.start : box.stop].double().view(box.shape)
+                    weighted = part * cut(places, box.offset, box.shape)
+                    sums[kind][name] = [float(part.sum()), float(weighted.sum())]
+    return sums
+
+
+def test_missing_and_doubled_elements_are_named(ranks, saved, tmp_path):
+    path = checkpoint_path(saved("tp2"), STEPS)
+    values = json.loads((path / METADATA).read_text())
+    name = next(name for name in values["tensors"]["model"] if "qkv.weight" in name)
+    parts = values["tensors"]["model"][name]["parts"]
+    assert len(parts) == 2
+    for number, (changed, says) in enumerate(
+        ((parts[:1], "is incomplete"), ([parts[0], parts[0]], "overlaps itself"), ([*parts, parts[1]], "overlaps"))
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for file in path.glob("*.safetensors"):
+            (folder / file.name).symlink_to(file)
+        values["tensors"]["model"][name]["parts"] = changed
+        (folder / METADATA).write_text(json.dumps(values))
+        (problem,) = ranks.run(problem_of, folder, config_of(model=MODEL), world_size=1)
+        assert f"{folder}: {name} {says}" in problem
+
+
+def test_a_file_that_is_not_what_metadata_says_is_refused(ranks, saved, tmp_path):
+    path = checkpoint_path(saved("serial"), STEPS)
+    (tmp_path / METADATA).write_text((path / METADATA).read_text())
+    (file,) = path.glob("model_*.safetensors")
+    with safe_open(str(file), "pt") as tensors:
+        contents = {key: tensors.get_tensor(key) for key in tensors.keys()}  # noqa: SIM118
+    key = "layers.1.attention.qkv.weight"
+    save_file({**contents, key: contents[key][1:].clone()}, tmp_path / file.name)
+    (tmp_path / "optimizer_rank00000.safetensors").symlink_to(path / "optimizer_rank00000.safetensors")
+    (problem,) = ranks.run(problem_of, tmp_path, config_of(model=MODEL), world_size=1)
+    assert f"{tmp_path}: {key} has" in problem
+    save_file({other: tensor for other, tensor in contents.items() if other != key}, tmp_path / file.name)
+    (problem,) = ranks.run(problem_of, tmp_path, config_of(model=MODEL), world_size=1)
+    assert f"{tmp_path}: {key} cannot be read" in problem
+
+
+def problem_of(_rank, _world_size, path, config):
+    model, optimizer = build(config, 0, 1)
+    with pytest.raises(CheckpointError) as error:
+        load_training_state(path, model, optimizer)
+    return str(error.value)

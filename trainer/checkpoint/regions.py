@@ -1,0 +1,80 @@
+"""Which elements two layouts have in common: boxes of a global tensor and row-major stretches of them. Torch-free.
+
+What a rank stores or updates of a parameter is a stretch of a box, flattened. A stretch is itself a few boxes, each of
+which lies in it in one piece, and boxes intersect dim by dim: so any layout reads any other's files element for
+element, without searching.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Region(NamedTuple):
+    """A box of a global tensor that lies row-major and in one piece in something flat.
+
+    Attributes:
+        offset: first index in each dim of the global tensor.
+        shape: extent in each dim.
+        start: position of its first element in what it lies in.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """Position after its last element."""
+        return self.start + math.prod(self.shape)
+
+
+def regions_of_stretch(offset: tuple[int, ...], shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
+    """The elements ``start`` to ``stop`` of a flattened box as regions of that box, in order.
+
+    There are at most ``2 * dims - 1`` of them: a part of a row, whole rows, a part of a row; the parts divided further
+    where rows have several dims.
+
+    Args:
+        offset: of the box in the global tensor.
+        shape: of the box.
+        start: position of the first element in the flattened box.
+        stop: position after the last one.
+    """
+    if start == 0 and stop == math.prod(shape):
+        yield Region(offset, shape, 0)
+        return
+    row = math.prod(shape[1:])
+    first, last = -(-start // row), stop // row  # the whole rows
+    if first > last:
+        yield from _within_row(offset, shape, last, start, stop)
+        return
+    if start < first * row:
+        yield from _within_row(offset, shape, first - 1, start, first * row)
+    if first < last:
+        yield Region((offset[0] + first, *offset[1:]), (last - first, *shape[1:]), first * row)
+    if last * row < stop:
+        yield from _within_row(offset, shape, last, last * row, stop)
+
+
+def _within_row(
+    offset: tuple[int, ...], shape: tuple[int, ...], number: int, start: int, stop: int
+) -> Iterator[Region]:
+    before = number * math.prod(shape[1:])
+    for part in regions_of_stretch(offset[1:], shape[1:], start - before, stop - before):
+        yield Region((offset[0] + number, *part.offset), (1, *part.shape), before + part.start)
+
+
+def overlap(
+    offset: tuple[int, ...], shape: tuple[int, ...], other_offset: tuple[int, ...], other_shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Offset and shape of what two boxes of a global tensor have in common; None if nothing."""
+    low = tuple(map(max, offset, other_offset))
+    high = tuple(
+        min(a + length, b + other) for a, length, b, other in zip(offset, shape, other_offset, other_shape, strict=True)
+    )
+    if any(stop <= first for first, stop in zip(low, high, strict=True)):
+        return None
+    return low, tuple(stop - first for first, stop in zip(low, high, strict=True))
