@@ -1,4 +1,4 @@
-"""Evaluation and logits on every kind of layout equal one process, and leave training as it was."""
+"""Every schedule gives the gradients of one process; evaluation and logits too, and they leave training as it was."""
 
 from datetime import timedelta
 
@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.trainer.layout_parity import CASES, SERIAL, Layout, train, valid_tokens
+from tests.trainer.layout_parity import compare, problems, run_case, train
+from tests.trainer.parity_case import VOCAB_SIZE, Case
 from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.mesh import ParallelMesh, build_process_groups
 from trainer.pipeline.executor import forward_backward, forward_logits, forward_only
+from trainer.pipeline.schedule import SCHEDULE_KINDS
 from trainer.random_streams import StepRandomness
 from trainer.train_state import build_model
-
-GPT2, LLAMA, QWEN = CASES
 
 
 @pytest.fixture(scope="module")
@@ -23,37 +23,79 @@ def ranks():
         yield ranks
 
 
-def build(rank, world_size, case, layout):
-    config = case.config(layout)
+@pytest.fixture(scope="module")
+def serials():
+    return {}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULE_KINDS)
+@pytest.mark.parametrize(("pp", "micro_batches"), [(2, 5), (3, 2), (4, 4)])
+def test_every_schedule_gives_the_gradients_of_one_process(ranks, serials, schedule, pp, micro_batches):
+    """Bit for bit: micro-batches are summed in their order. More, fewer and as many of them as ranks."""
+    case = Case(model="llama", pp=pp, schedule=schedule, micro_batches=micro_batches)
+    assert problems(case, compare(ranks, serials, case)) == []
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v"])
+def test_schedules_with_dropout_and_a_tied_table(ranks, serials, schedule):
+    case = Case(model="gpt2", pp=2, tp=2, schedule=schedule, micro_batches=3)
+    assert problems(case, compare(ranks, serials, case)) == []
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v"])
+@pytest.mark.parametrize("recompute", ["core", "uniform"])
+def test_weight_gradients_are_put_off_where_activations_are_recomputed(ranks, serials, schedule, recompute):
+    case = Case(model="llama", pp=2, dp=2, schedule=schedule, recompute=recompute)
+    assert problems(case, compare(ranks, serials, case)) == []
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v"])
+def test_schedules_of_a_single_rank(ranks, serials, schedule):
+    """Everything is handed over on the rank itself; the sums are the same."""
+    case = Case(model="llama", schedule=schedule, micro_batches=3)
+    assert problems(case, compare(ranks, serials, case)) == []
+
+
+def build(rank, world_size, case):
+    config = case.config()
     mesh = ParallelMesh.build(config, rank, world_size)
     groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
-    return build_model(config, case.vocab_size, mesh, groups, torch.device("cpu"))
+    return build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"))
 
 
-def evaluate(rank, world_size, case, layout, length):
-    model = build(rank, world_size, case, layout)
+def evaluate(rank, world_size, case, length):
+    model = build(rank, world_size, case)
     mesh = model.mesh
     loss_sum, tokens = forward_only(model, case.batch(0)[mesh.dp_rank :: mesh.dp])
     logits = forward_logits(model, case.batch(0)[0].tokens[:, :length])
     counted = mesh.computes_loss and mesh.tp_rank == 0
-    assert counted or mesh.computes_loss or not float(loss_sum)
+    assert mesh.computes_loss or not float(loss_sum)
     assert (logits is None) == (not mesh.computes_loss)
     return float(loss_sum), tokens, counted, None if logits is None else logits.numpy()
 
 
 @pytest.mark.parametrize("length", [16, 5])
-@pytest.mark.parametrize("case", [GPT2, QWEN], ids=str)
 @pytest.mark.parametrize(
-    "layout",
-    [Layout(tp=4), Layout(tp=2, sequence_parallel=True), Layout(pp=4), Layout(tp=2, pp=2, sequence_parallel=True)]
-    + [Layout(dp=2), Layout(pp=2, dp=2)],
+    "case",
+    [
+        Case(model="gpt2", tp=4),
+        Case(model="qwen", tp=4),
+        Case(model="qwen", tp=2, sp=True),
+        Case(model="gpt2", pp=4),
+        Case(model="qwen", tp=2, pp=2, sp=True),
+        Case(model="gpt2", pp=2, dp=2, micro_batches=2),
+        Case(model="gpt2", pp=2, schedule="interleaved", micro_batches=5),
+        Case(model="qwen", pp=3, schedule="zb-v"),
+        Case(model="llama", pp=2, tp=2, schedule="zb-v", micro_batches=3),
+    ],
     ids=str,
 )
-def test_evaluation_and_logits_equal_one_process(ranks, case, layout, length):
-    [(expected, tokens, _, expected_logits)] = ranks.run(evaluate, case, SERIAL, length, world_size=1)
-    assert tokens == valid_tokens(case, 0)
-    assert expected_logits.shape == (case.micro_batch_size, length, case.vocab_size)
-    results = ranks.run(evaluate, case, layout, length, world_size=layout.world_size)
+def test_evaluation_and_logits_equal_one_process(ranks, case, length):
+    serial = case.serial
+    [(expected, tokens, _, expected_logits)] = ranks.run(evaluate, serial, length, world_size=1)
+    assert tokens == case.valid_tokens(0)
+    assert expected_logits.shape == (2, length, VOCAB_SIZE)
+    results = ranks.run(evaluate, case, length, world_size=case.world_size)
     counted = [result for result in results if result[2]]
     assert sum(count for _, count, _, _ in counted) == tokens
     assert sum(loss for loss, _, _, _ in counted) / tokens == pytest.approx(expected / tokens, abs=1e-5)
@@ -62,55 +104,77 @@ def test_evaluation_and_logits_equal_one_process(ranks, case, layout, length):
             np.testing.assert_allclose(logits, expected_logits, atol=1e-5)
 
 
-def evaluate_between_steps(rank, world_size, case, layout, evaluates):
-    model = build(rank, world_size, case, layout)
+def step(model, case):
+    randomness = StepRandomness(seed=1, iteration=0)
+    return forward_backward(model, case.batch(0), valid_tokens=7, loss_scale=1.0, randomness=randomness)
+
+
+def evaluate_between_steps(rank, world_size, case, evaluates):
+    model = build(rank, world_size, case)
     if evaluates:
         forward_only(model, case.batch(1))
         forward_logits(model, case.batch(1)[0].tokens)
-    loss = forward_backward(
-        model,
-        case.batch(0),
-        valid_tokens=valid_tokens(case, 0),
-        loss_scale=1.0,
-        randomness=StepRandomness(seed=1, iteration=0),
-    )
-    return float(loss), {name: model.gradients.main_grad(name).clone().numpy() for name in model.parameters}
+    loss = step(model, case)
+    return float(loss), {piece.name: piece.gradient.numpy().copy() for piece in model.gradients.pieces}
 
 
-def test_evaluation_leaves_no_trace_in_training(ranks):
-    layout = Layout(tp=2, pp=2, sequence_parallel=True)
-    undisturbed, disturbed = (ranks.run(evaluate_between_steps, GPT2, layout, flag) for flag in (False, True))
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_evaluation_leaves_no_trace_in_training(ranks, schedule):
+    case = Case(model="gpt2", tp=2, pp=2, sp=True, schedule=schedule)
+    undisturbed, disturbed = (ranks.run(evaluate_between_steps, case, flag) for flag in (False, True))
     for (loss, gradients), (other_loss, other_gradients) in zip(undisturbed, disturbed, strict=True):
         assert loss == other_loss
         assert all(np.array_equal(gradients[name], other_gradients[name]) for name in gradients)
 
 
-def outputs_alive(rank, world_size, case, layout):
-    """Most outputs of this stage that were in memory at the end of any of its forwards."""
-    model = build(rank, world_size, case, layout)
+def outputs_alive(rank, world_size, case):
+    """Most outputs of this rank that were in memory at the end of any of its forwards."""
+    model = build(rank, world_size, case)
     outputs, counts = [], []
 
     def count(_module, _inputs, output):
         outputs.append(StorageWeakRef(output.untyped_storage()))
         counts.append(sum(not reference.expired() for reference in outputs))
 
-    model.chunks[0].register_forward_hook(count)
-    forward_backward(
-        model, case.batch(0), valid_tokens=1, loss_scale=1.0, randomness=StepRandomness(seed=1, iteration=0)
-    )
-    assert len(counts) == case.micro_batches
+    for chunk in model.chunks:
+        chunk.register_forward_hook(count)
+    step(model, case)
+    assert len(counts) == case.micro_batches * case.chunks
     return max(counts)
 
 
 def test_outputs_are_freed_when_they_have_been_sent(ranks):
-    """The first of four stages runs four micro-batches ahead; it keeps their graphs, not their outputs."""
-    assert max(ranks.run(outputs_alive, LLAMA, Layout(pp=4))) <= 3
+    """The first of four ranks runs four micro-batches ahead; it keeps their graphs, not their outputs."""
+    assert max(ranks.run(outputs_alive, Case(model="llama", pp=4, micro_batches=6))) <= 3
 
 
-@pytest.mark.parametrize("layout", [Layout(tp=2, pp=2, sequence_parallel=True), Layout(tp=2, dp=2)], ids=str)
-def test_the_same_layout_gives_the_same_bits_twice(ranks, layout):
-    first, second = (ranks.run(train, GPT2, layout) for _ in range(2))
+def sinks_before_and_after(rank, world_size, case):
+    model = build(rank, world_size, case)
+    modules = [module for chunk in model.chunks for module in chunk.modules() if hasattr(module, "gradient_sink")]
+    before = [module.gradient_sink for module in modules]
+    step(model, case)
+    return len(modules), all(module.gradient_sink is sink for module, sink in zip(modules, before, strict=True))
+
+
+def test_the_queues_are_gone_after_a_step(ranks):
+    for count, unchanged in ranks.run(sinks_before_and_after, Case(pp=2, schedule="zb-v"), world_size=2):
+        assert count > 4
+        assert unchanged
+
+
+@pytest.mark.parametrize("case", [Case(tp=2, pp=2, sp=True), Case(model="gpt2", tp=2, dp=2)], ids=str)
+def test_the_same_layout_gives_the_same_bits_twice(ranks, case):
+    first, second = (ranks.run(train, case) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert one.loss_sums == other.loss_sums
         assert one.grad_norms == other.grad_norms
-        assert all(np.array_equal(part.gradient, other.parts[name].gradient) for name, part in one.parts.items())
+        for name, held in one.held.items():
+            assert np.array_equal(held.gradient, other.held[name].gradient)
+
+
+def test_a_zero_bubble_schedule_gives_the_bits_of_1f1b(ranks):
+    """The products of a micro-batch run later, on the same factors and in the same order."""
+    one, other = (run_case(ranks, Case(model="gpt2", pp=2, tp=2, schedule=kind)) for kind in ("1f1b", "zb-h1"))
+    assert one.losses == other.losses
+    for name, gradient in one.gradient.items():
+        assert np.array_equal(gradient, other.gradient[name]), name

@@ -5,7 +5,8 @@ Legend: S sequence, B micro-batch, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from trainer.data.batches import MicroBatch
 from trainer.pipeline.communication import Wire, build_messenger
-from trainer.pipeline.schedule import ActionKind, PipelineSchedule, all_forward, exchanges, one_f_one_b
+from trainer.pipeline.schedule import Action, ActionKind, PipelineSchedule, all_forward, build_schedule
+from trainer.pipeline.weight_gradients import WeightGradientQueue, deferring
 
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
@@ -51,14 +53,35 @@ def forward_backward(
     model.gradients.begin(len(micro_batches))
     aux_loss_scale = loss_scale / (len(micro_batches) * model.mesh.dp)
     micro_batches = [model.axes.cp.shard_micro_batch(batch) for batch in micro_batches]
-    training = _Training(model, micro_batches, loss_scale / valid_tokens, aux_loss_scale, randomness)
-    training.run(one_f_one_b(model.mesh.pp, len(micro_batches)))
+    training = TrainingStep(model, micro_batches, loss_scale / valid_tokens, aux_loss_scale, randomness)
+    training.run(build_schedule(model.schedule, model.placement.pp, model.placement.chunks, len(micro_batches)))
     model.gradients.finish()
     return training.loss_sum
 
 
-class _Training:
-    """State of one iteration: what the forwards leave for the backwards."""
+def run_row(
+    schedule: PipelineSchedule, rank: int, wire: Wire | None, perform: Callable[[Action, Tensor | None], Tensor | None]
+) -> None:
+    """Run one rank's row of a table (collective: all ranks of the pipeline, each its own row).
+
+    Args:
+        schedule: a table that ``check`` accepts.
+        rank: this rank's place in the pipeline.
+        wire: to the other ranks; None where there are none.
+        perform: does one action: gets what the table says it waits for, gives what the table says it gives; what
+            nobody waits for may be None.
+    """
+    messenger = build_messenger(wire, schedule, rank)
+    outgoing: Tensor | None = None
+    for step, action in enumerate(schedule.stages[rank]):
+        # The last output must not live on here: it is free as soon as it was sent.
+        incoming, outgoing = messenger.exchange(step, outgoing), None
+        outgoing = perform(action, incoming)
+    messenger.finish(outgoing)
+
+
+class TrainingStep:
+    """One iteration of one rank: what the forwards leave for the backwards, and those for the weight gradients."""
 
     def __init__(
         self,
@@ -73,44 +96,58 @@ class _Training:
         self._loss_factor = loss_factor
         self._aux_loss_scale = aux_loss_scale
         self._randomness = randomness
-        self._backwards_left = len(micro_batches)
-        self._inputs: dict[int, Tensor | None] = {}
+        self._queues: list[WeightGradientQueue] = []
+        self._last_backwards: set[Action] = set()
+        self._inputs: dict[tuple[int, int], Tensor | None] = {}
         # The edge keeps the graph alive but not the output, which is free as soon as it was sent.
-        self._outputs: dict[int, GradientEdge] = {}
+        self._outputs: dict[tuple[int, int], GradientEdge] = {}
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=_device(model))
 
     def run(self, schedule: PipelineSchedule) -> None:
-        """Run this stage's row of the table."""
-        row = exchanges(schedule, self._model.mesh.pp_rank)
-        messenger = build_messenger(_wire(self._model, self._micro_batches[0].tokens), row)
-        outgoing: Tensor | None = None
-        for step, exchange in enumerate(row):
-            incoming = messenger.exchange(step, outgoing)
-            run = self._forward if exchange.action.kind is ActionKind.FORWARD else self._backward
-            outgoing = run(exchange.action.micro_batch, incoming)
-        messenger.finish(outgoing)
+        """Run this rank's row of the table (collective: all ranks)."""
+        rank, chunks = self._model.mesh.pp_rank, self._model.chunks
+        backwards = [action for action in schedule.stages[rank] if action.kind is not ActionKind.FORWARD]
+        self._last_backwards = set({action.chunk: action for action in backwards}.values())
+        with ExitStack() as stack:
+            if any(action.kind is ActionKind.BACKWARD_WEIGHT for action in backwards):
+                self._queues = [stack.enter_context(deferring(chunk)) for chunk in chunks]
+            run_row(schedule, rank, _wire(self._model, self._micro_batches[0].tokens), self.perform)
 
-    def _forward(self, number: int, hidden: Tensor | None) -> Tensor | None:
-        micro_batch = self._micro_batches[number]
+    def perform(self, action: Action, incoming: Tensor | None) -> Tensor | None:
+        """Do one action of the table; see run_row."""
+        if action in self._last_backwards:
+            self._model.gradients.expect_last_backward(action.chunk)
+        if action.kind is ActionKind.FORWARD:
+            return self._forward(action, incoming)
+        if action.kind is ActionKind.BACKWARD:
+            return self._backward(action, incoming)
+        if action.kind is ActionKind.BACKWARD_INPUT:
+            with self._queues[action.chunk].recording(action.micro_batch):
+                return self._backward(action, incoming)
+        self._queues[action.chunk].run(action.micro_batch)
+        return None
+
+    def _forward(self, action: Action, hidden: Tensor | None) -> Tensor | None:
+        micro_batch = self._micro_batches[action.micro_batch]
         if hidden is not None:
             hidden.requires_grad_()
         streams = self._randomness.micro_batch(micro_batch.index)
-        output: Tensor = self._model.chunks[0](hidden, micro_batch, streams, aux_loss_scale=self._aux_loss_scale)
-        self._inputs[number] = hidden
-        self._outputs[number] = torch.autograd.graph.get_gradient_edge(output)
-        if self._model.mesh.computes_loss:
+        chunk = self._model.chunks[action.chunk]
+        output: Tensor = chunk(hidden, micro_batch, streams, aux_loss_scale=self._aux_loss_scale)
+        turn = action.micro_batch, action.chunk
+        self._inputs[turn] = hidden
+        self._outputs[turn] = torch.autograd.graph.get_gradient_edge(output)
+        if _is_last(self._model, action.chunk):
             self.loss_sum += output.detach()
             return None
         return output.detach()
 
-    def _backward(self, number: int, gradient: Tensor | None) -> Tensor | None:
-        self._backwards_left -= 1
-        if self._backwards_left == 0:
-            self._model.gradients.expect_last_backward(0)
+    def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
+        turn = action.micro_batch, action.chunk
         if gradient is None:
             gradient = torch.full((), self._loss_factor, dtype=torch.float32, device=self.loss_sum.device)
-        torch.autograd.backward(self._outputs.pop(number), gradient)
-        hidden = self._inputs.pop(number)
+        torch.autograd.backward(self._outputs.pop(turn), gradient)
+        hidden = self._inputs.pop(turn)
         return hidden.grad if hidden is not None else None
 
 
@@ -163,26 +200,35 @@ def _gather_vocabulary(model: ParallelModel, local: Tensor) -> Tensor:
 
 
 def _forward_stages(model: ParallelModel, micro_batches: Sequence[MicroBatch], *, compute_loss: bool) -> list[Tensor]:
-    """Outputs of the last stage, one per micro-batch; nothing on the other stages."""
+    """Outputs of the last virtual stage, one per micro-batch, on the rank that holds it; nothing on the others."""
     outputs: list[Tensor] = []
-    row = exchanges(all_forward(model.mesh.pp, len(micro_batches)), model.mesh.pp_rank)
-    messenger = build_messenger(_wire(model, micro_batches[0].tokens), row)
-    outgoing: Tensor | None = None
-    for step, micro_batch in enumerate(micro_batches):
-        hidden = messenger.exchange(step, outgoing)
-        outgoing = model.chunks[0](hidden, micro_batch, None, compute_loss)
-        if model.mesh.computes_loss:
-            outputs.append(outgoing)
-    messenger.finish(outgoing)
+
+    def perform(action: Action, hidden: Tensor | None) -> Tensor | None:
+        chunk = model.chunks[action.chunk]
+        output: Tensor = chunk(hidden, micro_batches[action.micro_batch], None, compute_loss)
+        if not _is_last(model, action.chunk):
+            return output
+        outputs.append(output)
+        return None
+
+    schedule = all_forward(model.placement, len(micro_batches))
+    run_row(schedule, model.mesh.pp_rank, _wire(model, micro_batches[0].tokens), perform)
     return outputs
 
 
+def _is_last(model: ParallelModel, chunk: int) -> bool:
+    """Whether a chunk of this rank ends with LM head and loss."""
+    return model.placement.virtual_stage(model.mesh.pp_rank, chunk) == model.placement.num_virtual_stages - 1
+
+
 def _wire(model: ParallelModel, tokens: Tensor) -> Wire | None:
-    if model.groups.pp is None:
+    groups = model.groups
+    if groups.pp is None or groups.pp_up is None:
         return None
     return Wire(
-        group=model.groups.pp,
-        ranks=tuple(dist.get_process_group_ranks(model.groups.pp)),
+        group=groups.pp,
+        group_up=groups.pp_up,
+        ranks=tuple(dist.get_process_group_ranks(groups.pp)),
         shape=model.chunks[0].hidden_shape(*tokens.shape),
         dtype=model.chunks[0].dtype,
         device=tokens.device,

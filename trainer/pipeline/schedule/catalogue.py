@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from trainer.pipeline.placement import V_CHUNKS, Placement
 from trainer.pipeline.schedule.kinds import gpipe, interleaved_one_f_one_b, one_f_one_b
 from trainer.pipeline.schedule.table import PipelineSchedule, ScheduleError
@@ -35,6 +37,7 @@ def placement_of(kind: str, pp: int, chunks: int) -> Placement:
     return Placement("v", pp, chunks) if kind == "zb-v" else Placement("one", pp)
 
 
+@lru_cache(maxsize=32)
 def build_schedule(kind: str, pp: int, chunks: int, num_micro_batches: int) -> PipelineSchedule:
     """The table of a schedule.
 

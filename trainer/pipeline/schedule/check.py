@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 
 from trainer.pipeline.schedule.simulation import (
     Meeting,
@@ -63,6 +64,7 @@ def check_batches(schedule: PipelineSchedule) -> None:
     run_programs([batched_program(schedule, rank) for rank in range(len(schedule.stages))], Meeting.BY_PAIR)
 
 
+@lru_cache(maxsize=32)
 def suits_batches(schedule: PipelineSchedule) -> bool:
     """Whether batches meet, and nobody loses time by them.
 

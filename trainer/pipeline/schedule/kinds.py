@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from trainer.pipeline.placement import Placement
 from trainer.pipeline.schedule.arrangement import Turn, arrange
@@ -56,13 +57,9 @@ def interleaved_one_f_one_b(pp: int, chunks: int, num_micro_batches: int) -> Pip
     return arrange(placement, num_micro_batches, forwards, backwards, bounds, split=False)
 
 
-def all_forward(placement: Placement | int, num_micro_batches: int) -> PipelineSchedule:
-    """Every micro-batch through every virtual stage, forward only: evaluation and generation.
-
-    A number stands for that many ranks with one virtual stage each.
-    """
-    if isinstance(placement, int):
-        placement = Placement("one", placement)
+@lru_cache(maxsize=32)
+def all_forward(placement: Placement, num_micro_batches: int) -> PipelineSchedule:
+    """Every micro-batch through every virtual stage, forward only: evaluation and generation."""
     turns = _in_groups(placement, num_micro_batches)
     nothing_is_kept = [ActivationBound(len(turns), len(turns))] * placement.pp
     return replace(arrange(placement, num_micro_batches, turns, (), nothing_is_kept, split=False), bounds=())

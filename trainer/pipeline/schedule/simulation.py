@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from trainer.pipeline.schedule.table import ActionKind, Message, PipelineSchedule, ScheduleError, exchanges
 from trainer.pipeline.schedule.traffic import TICKS, posts_in_order, receive_of, receives_as_needed, send_of
@@ -87,6 +88,7 @@ def _compute(kind: ActionKind) -> Call:
     return Call(Verb.COMPUTE, ticks=TICKS[kind])
 
 
+@lru_cache(maxsize=32)
 def sends_under_way(schedule: PipelineSchedule) -> int:
     """How many sends with tags a rank should have under way at one time: the fewest with which nobody waits for them.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from trainer.pipeline.placement import Placement
 
@@ -121,6 +122,7 @@ class Exchange:
     send: Message | None
 
 
+@lru_cache(maxsize=32)
 def exchanges(schedule: PipelineSchedule, rank: int) -> tuple[Exchange, ...]:
     """The actions of a pipeline rank, each with what it waits for and what it gives."""
     return tuple(_exchange(schedule.placement, rank, action) for action in schedule.stages[rank])

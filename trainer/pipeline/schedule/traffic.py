@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from trainer.pipeline.schedule.table import ActionKind, Exchange, Message, PipelineSchedule, exchanges
 from trainer.pipeline.schedule.timeline import timeline
@@ -40,6 +41,7 @@ def receives_as_needed(row: Sequence[Exchange]) -> list[list[Message]]:
     return plan
 
 
+@lru_cache(maxsize=32)
 def posts_in_order(schedule: PipelineSchedule) -> list[list[list[Message]]]:
     """For each rank and each of its actions, and for the end, the messages to post before it: sends and receives.
 
