@@ -5,6 +5,8 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -327,3 +329,40 @@ def test_tensor_parallel_ranks_replay_alike(ranks, model, form, sequence_paralle
         # Attention's sum is done again; the last one of a replay serves only its values and is not.
         extra = {"full": 4, "uniform-3": 3 * 2 - 1 + 1, "all-parts": 0}[form]
         assert count == expected_count + extra
+
+
+def fully_sharded(rank, world_size, training):
+    """Gradients of this rank's shards, and how often weights were gathered."""
+    config = make_config(LLAMA, training)
+    builder = ParameterBuilder(1, ParallelMesh(tp=1, pp=1, dp=1, rank=0), False, torch.float32, torch.device("cpu"))
+    stage = GPTStage(config, VOCAB_SIZE, range(4), builder, ParallelAxes(), is_first=True, is_last=True)
+    for module in (*stage.layers, stage):
+        fully_shard(module, mesh=init_device_mesh("cpu", (world_size,)), reshard_after_forward=True)
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    with CountGathers() as gathers:
+        for number in range(2):
+            part = batch(2 * number + rank)
+            stage(None, part, StepRandomness(1, 0).micro_batch(part.index)).backward()
+    return [parameter.grad.to_local().clone() for parameter in stage.parameters()], gathers.count
+
+
+class CountGathers(TorchDispatchMode):
+    """Counts gathers of weights."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.count += str(function).startswith("c10d._allgather_base")
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_fully_sharded_weights_are_there_for_the_replay(ranks, form):
+    expected = ranks.run(fully_sharded, {})
+    found = ranks.run(fully_sharded, form)
+    for (gradients_, count), (expected_gradients, expected_count) in zip(found, expected, strict=True):
+        for gradient, right in zip(gradients_, expected_gradients, strict=True):
+            assert right.any()
+            assert torch.equal(gradient, right)
+        assert count == expected_count, "weights that are there for backward serve the replay too"
