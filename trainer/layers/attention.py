@@ -16,6 +16,7 @@ from torch import nn
 from trainer.axes import ParallelAxes
 from trainer.config import ModelConfig
 from trainer.forward_pass import ForwardPass
+from trainer.layers.attention_backend import choose_backend
 from trainer.layers.attention_core import AttentionCore, attend
 from trainer.layers.rotary import split_heads
 from trainer.parameters import PackedHeads, ParameterBuilder
@@ -41,7 +42,9 @@ class SelfAttention(nn.Module):
         """
         super().__init__()
         self._recompute_core = recompute_core
-        self._core = AttentionCore(layer, model.attention_dropout, axes)
+        self._core = AttentionCore(
+            layer, model.attention_dropout, axes, choose_backend(model, builder.dtype, builder.device)
+        )
         tp = axes.tp
         self._head_dim = model.head_dim
         queries_per_group = model.num_attention_heads // model.query_groups

@@ -1,7 +1,7 @@
 """Attention itself: from queries, keys and values to what each query reads.
 
-Legend: S sequence, B micro-batch, A heads, G query groups, R = A/G queries per group, D head width; ``/t`` = divided
-over tp. Vaswani et al. 2017 (arXiv:1706.03762), equation 1.
+Legend: S this rank's part of the sequence, B micro-batch, A heads, G query groups, R = A/G queries per group, D head
+width; ``/t`` = divided over tp, ``/c`` over cp. Vaswani et al. 2017 (arXiv:1706.03762), equation 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from trainer.axes import ParallelAxes
+from trainer.context_parallel.ring import ring_attention, tiled_attention
+from trainer.context_parallel.tiles import Tile, whole_tiles
+from trainer.context_parallel.ulysses import divide_heads, divide_sequence
 from trainer.forward_pass import ForwardPass
+from trainer.layers.attention_backend import AttentionBackend
+from trainer.layers.attention_kernels import GROUPS_ON_CPU
 from trainer.layers.dropout import apply_mask, draw_mask
 from trainer.random_streams import MicroBatchRandomness
 
@@ -25,11 +30,13 @@ class AttentionCore:
         layer: its number in the whole model.
         dropout: share of the attention weights that is dropped where there is randomness.
         axes: the axes along which the layer is divided.
+        backend: the kernels.
     """
 
     layer: int
     dropout: float
     axes: ParallelAxes
+    backend: AttentionBackend
 
 
 def attend(
@@ -37,35 +44,82 @@ def attend(
 ) -> torch.Tensor:
     """[B, A/t, S, D]: query [B, A/t, S, D] attends to key and value [B, G/t, S, D] up to its own position.
 
-    Rank r of tp holds the query heads from r x A/t on. Collective: all cp ranks.
+    With ``forward_pass.documents`` it attends to its own document only. Rank r of tp holds the query heads from
+    r x A/t on. Collective: all cp ranks.
     """
-    randomness = forward_pass.randomness
-    if randomness is not None and core.dropout > 0.0:
-        return _attend_with_dropout(query, key, value, randomness, core)
-    return _causal_attention(query, key, value)
+    cp = core.axes.cp
+    bounds = forward_pass.documents.bounds if forward_pass.documents is not None else None
+    randomness = forward_pass.randomness if core.dropout > 0.0 else None
+    first_head = core.axes.tp.rank * query.shape[1]
+    if cp.size > 1 and cp.communication == "p2p":
+        if randomness is not None:
+            raise ValueError("ring attention computes its scores in parts, and has no dropout on them")
+        return ring_attention(query, key, value, bounds, cp, core.backend.kernel)
+    if cp.size > 1:
+        query, key, value = divide_heads(query, key, value, cp)
+        first_head += cp.rank * query.shape[1]
+    tiles = whole_tiles(query.shape[2], bounds)
+    if randomness is not None:
+        context = _attend_with_dropout(query, key, value, tiles, _Dropout(core, randomness, first_head))
+    elif core.backend.name == "fused" and len(tiles) == 1:
+        context = _causal_attention(query, key, value)
+    else:
+        context = tiled_attention(query, key, value, tiles, core.backend.kernel)
+    return divide_sequence(context, cp) if cp.size > 1 else context
+
+
+@dataclass(frozen=True)
+class _Dropout:
+    """The masks of one layer and micro-batch."""
+
+    core: AttentionCore
+    randomness: MicroBatchRandomness
+    first_head: int
+    """Number of this rank's first head in the whole model."""
+
+    def mask(self, query: torch.Tensor) -> torch.Tensor:
+        """[B, A/t, S, S], True where a weight is kept."""
+        batch, heads, length, _ = query.shape
+        streams = [
+            self.randomness.dropout_generator(query.device, "attention", self.core.layer, part=head)
+            for head in range(self.first_head, self.first_head + heads)
+        ]
+        return torch.stack([draw_mask((batch, length, length), self.core.dropout, stream) for stream in streams], dim=1)
 
 
 def _attend_with_dropout(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, randomness: MicroBatchRandomness, core: AttentionCore
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tiles: tuple[Tile, ...], dropout: _Dropout
 ) -> torch.Tensor:
     # Unfused, because no fused kernel takes its mask from a stream of ours, and a mask must not depend on the layout:
     # each head of the whole model has a stream of its own.
-    batch, heads, length, head_dim = query.shape
+    kept = dropout.mask(query)
+    if len(tiles) == 1:
+        return _drop_and_attend(query, key, value, kept, dropout.core.dropout)
+    rows = []
+    for sample in range(len(query)):
+        parts = [
+            _drop_and_attend(query[at], key[keys], value[keys], kept[at][..., keys[2]], dropout.core.dropout)
+            for at, keys in (
+                (tile.queries, tile.keys)
+                for tile in (each._replace(sample=sample) for each in tiles if each.sample in (None, sample))
+            )
+        ]
+        rows.append(torch.cat(parts, dim=2))
+    return torch.cat(rows)
+
+
+def _drop_and_attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kept: torch.Tensor, probability: float
+) -> torch.Tensor:
+    batch, _, length, head_dim = query.shape
     groups = key.shape[1]
-    first = core.axes.tp.rank * heads
-    streams = [
-        randomness.dropout_generator(query.device, "attention", core.layer, part=head)
-        for head in range(first, first + heads)
-    ]
-    kept = torch.stack([draw_mask((batch, length, length), core.dropout, stream) for stream in streams], dim=1)
-    kept = kept.view(batch, groups, -1, length, length)  # [B, G/t, R, S, S]
-    grouped = (query * head_dim**-0.5).unflatten(1, (groups, -1))  # [B, G/t, R, S, D]
+    grouped = (query * head_dim**-0.5).reshape(batch, groups, -1, length, head_dim)  # [B, G/t, R, S, D]
     scores = grouped @ key.unsqueeze(2).transpose(-1, -2)
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
     shares = torch.softmax(
         scores.masked_fill(future, -torch.inf), dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)
     )
-    shares = apply_mask(shares, kept, core.dropout).to(value.dtype)
+    shares = apply_mask(shares, kept.view(shares.shape), probability).to(value.dtype)
     return (shares @ value.unsqueeze(2)).flatten(1, 2)
 
 
@@ -81,6 +135,8 @@ def _causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
 
 
 def _has_grouped_kernel(query: torch.Tensor) -> bool:
+    if query.is_cpu:
+        return GROUPS_ON_CPU
     # Only the flash kernel (16 bit, Ampere or later) groups without help; the others would fall back to S x S scores.
     if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16):
         return False

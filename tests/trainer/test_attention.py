@@ -1,0 +1,253 @@
+"""Every attention backend against dense float64 attention: output and all gradients; and who is chosen."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.trainer import dense_attention as dense
+from trainer.axes import ParallelAxes
+from trainer.config import ModelConfig
+from trainer.config_error import ConfigError
+from trainer.context_parallel.ring import tiled_attention
+from trainer.context_parallel.tiles import whole_tiles
+from trainer.data.batches import Documents
+from trainer.forward_pass import ForwardPass
+from trainer.layers.attention_backend import choose_backend
+from trainer.layers.attention_core import AttentionCore, attend
+from trainer.layers.attention_kernels import Padded, TorchFlashCPU, Unfused, torch_kernel
+from trainer.layers.dropout import draw_mask
+from trainer.layers.flash_attn_package import FlashAttnPackage, find_flash_attn
+from trainer.random_streams import MicroBatchRandomness, StepRandomness
+
+CPU = torch.device("cpu")
+LIMITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+# Of a document that fills a sample, of one token, of unlike and of like samples.
+DOCUMENTS = {
+    1: [((0, 1), (0, 1))],
+    7: [((0, 7), (0, 3, 7)), ((0, 1, 7), (0, 1, 7))],
+    123: [((0, 5, 64, 65, 123), (0, 122, 123)), ((0, 40, 123), (0, 40, 123))],
+}
+CASES = [(length, bounds) for length, samples in DOCUMENTS.items() for bounds in (None, *samples)]
+
+
+def model(backend: str, **keys: object) -> ModelConfig:
+    shape = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4}
+    return ModelConfig.model_validate({**shape, "attention_backend": backend, **keys})
+
+
+def core(backend: str, dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> AttentionCore:
+    return AttentionCore(3, dropout, ParallelAxes(), choose_backend(model(backend), dtype, CPU))
+
+
+def forward_pass(bounds: dense.Bounds | None, randomness: MicroBatchRandomness | None = None) -> ForwardPass:
+    documents = None if bounds is None else Documents(tuple(map(tuple, bounds)))
+    return ForwardPass(documents=documents, randomness=randomness)
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("backend", ["auto", "fused", "unfused", "local"])
+def test_backends_equal_dense_attention(backend: str, groups: int, dtype: torch.dtype) -> None:
+    for length, bounds in CASES:
+        inputs, grad = dense.heads(2, 4, groups, length, 8, dtype)
+        found = dense.gradients(attend(*inputs, forward_pass(bounds), core(backend, dtype=dtype)), inputs, grad)
+        expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
+        assert dense.worst(found, expected) <= LIMITS[dtype], (length, bounds)
+
+
+@pytest.mark.parametrize("kernel", [TorchFlashCPU(), Unfused(), Padded(TorchFlashCPU())], ids=type)
+@pytest.mark.parametrize("causal", [True, False])
+def test_kernels_give_the_log_sum_exp(kernel, causal: bool) -> None:
+    inputs, _ = dense.heads(2, 4, 2, 33, 8)
+    query, key, value = (part.detach() for part in inputs)
+    output, log_sum_exp = kernel.forward(query, key, value, causal=causal)
+    scores = query @ key.repeat_interleave(2, 1).mT / 8**0.5
+    if causal:
+        scores = scores.masked_fill(~dense.mask(33, None, 2), -torch.inf)
+    assert torch.allclose(log_sum_exp, scores.logsumexp(-1), rtol=0, atol=1e-12)
+    assert torch.allclose(output, scores.softmax(-1) @ value.repeat_interleave(2, 1), rtol=0, atol=1e-12)
+
+
+def test_dropout_has_the_mask_of_the_whole_model_within_documents() -> None:
+    inputs, grad = dense.heads(2, 4, 2, 23, 8)
+    randomness = StepRandomness(1, 2).micro_batch(5)
+    masks = [
+        draw_mask((2, 23, 23), 0.3, randomness.dropout_generator(CPU, "attention", 3, part=head)) for head in range(4)
+    ]
+    kept = torch.stack(masks, dim=1)
+    for bounds in (None, ((0, 7, 23), (0, 7, 23)), ((0, 23), (0, 1, 22, 23))):
+        found = attend(*inputs, forward_pass(bounds, randomness), core("auto", dropout=0.3))
+        expected = dense.attention(*inputs, bounds, kept, 0.3)
+        assert dense.worst(dense.gradients(found, inputs, grad), dense.gradients(expected, inputs, grad)) < 1e-12
+
+
+def test_documents_are_as_if_alone() -> None:
+    inputs, grad = dense.heads(1, 4, 2, 50, 8, torch.float32)
+    together = dense.gradients(attend(*inputs, forward_pass([(0, 20, 50)]), core("fused")), inputs, grad)
+    for start, stop in ((0, 20), (20, 50)):
+        part = [heads.detach()[:, :, start:stop].requires_grad_() for heads in inputs]
+        alone = dense.gradients(attend(*part, forward_pass(None), core("fused")), part, grad[:, :, start:stop])
+        assert dense.worst([whole[:, :, start:stop] for whole in together], alone) < 1e-6
+
+
+def test_no_scores_are_kept_for_backward() -> None:
+    inputs, _ = dense.heads(1, 2, 2, 512, 4, torch.float32)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda t: t):
+        for backend in ("fused", "unfused"):
+            for bounds in (None, [(0, 100, 512)]):
+                attend(*inputs, forward_pass(bounds), core(backend, dtype=torch.float32))
+    assert max(kept) == 512 * 2 * 4
+
+
+class TestFlashAttn:
+    """The package is not here: a module of the same signatures, computed densely, shows what it would be handed."""
+
+    def test_unable_by_name_is_refused_with_the_cure(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            choose_backend(model("flash"), torch.bfloat16, CPU)
+        assert str(caught.value) == (
+            "model.attention_backend: flash is unable: runs on NVIDIA GPUs alone, and the device is cpu; use fused, "
+            "which is torch's own, or auto"
+        )
+        assert choose_backend(model("auto"), torch.bfloat16, CPU).name == "fused"
+
+    @pytest.mark.parametrize(
+        ("dtype", "width", "says"),
+        [
+            (torch.float32, 64, "bf16 or fp16 alone"),
+            (torch.bfloat16, 100, "multiples of 8, not 100"),
+            (torch.bfloat16, 512, "up to 256"),
+            (torch.bfloat16, 64, "needs compute capability|is not installed|runs on"),
+        ],
+    )
+    def test_what_it_cannot_is_found_without_importing_it(self, dtype, width, says, monkeypatch) -> None:
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (7, 0))
+        found = find_flash_attn.__wrapped__(2, dtype, width, torch.device("cuda"))
+        assert isinstance(found, str)
+        assert re.search(says, found)
+
+    @pytest.mark.parametrize("version", [2, 3])
+    def test_calls(self, version) -> None:
+        kernel = FlashAttnPackage(version, DENSE_MODULES[version])
+        for length, bounds in CASES:
+            inputs, grad = dense.heads(2, 4, 2, length, 8)
+            output = tiled_attention(*inputs, whole_tiles(length, bounds), kernel)
+            expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
+            assert dense.worst(dense.gradients(output, inputs, grad), expected) < 1e-12, (length, bounds)
+
+
+def test_gpus_get_what_they_are_able_to(monkeypatch) -> None:
+    cuda, chosen = torch.device("cuda"), {}
+    for capability in ((7, 0), (8, 0), (9, 0)):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device, capability=capability: capability)
+        for dtype in LIMITS:
+            kernel = torch_kernel(dtype, 64, cuda)
+            chosen[capability, dtype] = None if kernel is None else type(kernel).__name__
+    assert chosen[(7, 0), torch.float16] == chosen[(7, 0), torch.float32] == "TorchEfficient"
+    assert chosen[(8, 0), torch.bfloat16] == chosen[(9, 0), torch.float16] == "TorchFlash"
+    assert chosen[(7, 0), torch.bfloat16] is None
+    assert chosen[(9, 0), torch.float64] is None
+    assert isinstance(torch_kernel(torch.bfloat16, 100, cuda), Padded)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (7, 0))
+    assert choose_backend(model("auto"), torch.bfloat16, cuda).name == "unfused"
+    with pytest.raises(ConfigError, match="fused is unable: torch has no kernel for bfloat16 on this cuda device"):
+        choose_backend(model("fused"), torch.bfloat16, cuda)
+
+
+def _documents(starts, longest):
+    ends = starts.tolist()
+    assert max(stop - start for start, stop in zip(ends, ends[1:], strict=False)) == longest
+    return [ends]
+
+
+def _forward(query, key, value, scale, causal, starts=None, longest=None):
+    """Output [B, S, A, D] and log-sum-exp [B, A, S]; packed: [N, A, D] and [A, N]."""
+    assert causal
+    assert scale == query.shape[-1] ** -0.5
+    packed = starts is not None
+    heads = [(part.unsqueeze(0) if packed else part).transpose(1, 2) for part in (query, key, value)]
+    bounds = _documents(starts, longest) if packed else None
+    output = dense.attention(*heads, bounds).transpose(1, 2)
+    scores = heads[0] @ heads[1].repeat_interleave(heads[0].shape[1] // heads[1].shape[1], 1).mT * scale
+    sums = scores.masked_fill(~dense.mask(scores.shape[-1], bounds, len(scores)), -torch.inf).logsumexp(-1)
+    return (output[0], sums[0]) if packed else (output, sums)
+
+
+def _backward(grad, query, key, value, output, sums, grads, scale, causal, starts=None, longest=None):
+    inputs = [part.detach().requires_grad_() for part in (query, key, value)]
+    with torch.enable_grad():
+        again, sums_again = _forward(*inputs, scale, causal, starts, longest)
+    assert torch.allclose(again, output)
+    assert torch.allclose(sums_again, sums)
+    assert sums.is_contiguous()
+    for target, gradient in zip(grads, torch.autograd.grad(again, inputs, grad), strict=True):
+        target.copy_(gradient)
+
+
+def _taking(signature, function):
+    """A function of exactly these parameters, of which those in parentheses may be left out."""
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        inspect.Parameter(name.strip("()"), kinds, default=None if "(" in name else inspect.Parameter.empty)
+        for name in signature.split()
+    ]
+    return lambda *args, **kwargs: function(inspect.Signature(parameters).bind(*args, **kwargs).arguments)
+
+
+def _fake_forward(given):
+    assert given.get("dropout_p", 0.0) == given.get("softcap", 0.0) == 0.0
+    assert given.get("window_size_left", -1) == given.get("window_size_right", -1) == -1
+    assert given.get("cu_seqlens_q") is given.get("cu_seqlens_k")
+    packing = given.get("cu_seqlens_q"), given.get("max_seqlen_q")
+    heads = given["q"], given["k"], given["v"]
+    return *_forward(*heads, given["softmax_scale"], given["causal"], *packing), None, None
+
+
+def _fake_backward(given):
+    assert given.get("dropout_p", 0.0) == given.get("softcap", 0.0) == 0.0
+    assert given.get("cu_seqlens_q") is given.get("cu_seqlens_k")
+    assert given["deterministic"] is False
+    packing = given.get("cu_seqlens_q"), given.get("max_seqlen_q")
+    tensors = [given[name] for name in ("dout", "q", "k", "v", "out", "softmax_lse")]
+    grads = given["dq"], given["dk"], given["dv"]
+    _backward(*tensors, grads, given["softmax_scale"], given.get("causal", given.get("is_causal")), *packing)
+
+
+# As in flash-attn 2.8 and in the hopper folder.
+OFF_2 = "window_size_left window_size_right softcap alibi_slopes"
+LENGTHS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
+DENSE_MODULES = {
+    2: SimpleNamespace(
+        _flash_attn_forward=_taking(f"q k v dropout_p softmax_scale causal {OFF_2} return_softmax", _fake_forward),
+        _flash_attn_backward=_taking(
+            f"dout q k v out softmax_lse dq dk dv dropout_p softmax_scale causal {OFF_2} deterministic (rng_state)",
+            _fake_backward,
+        ),
+        _flash_attn_varlen_forward=_taking(
+            f"q k v {LENGTHS} dropout_p softmax_scale causal {OFF_2} return_softmax (block_table)", _fake_forward
+        ),
+        _flash_attn_varlen_backward=_taking(
+            f"dout q k v out softmax_lse dq dk dv {LENGTHS} dropout_p softmax_scale causal {OFF_2} deterministic "
+            "(rng_state)",
+            _fake_backward,
+        ),
+    ),
+    3: SimpleNamespace(
+        _flash_attn_forward=_taking(
+            "q k v (k_new) (v_new) (qv) (out_) (cu_seqlens_q) (cu_seqlens_k) (cu_seqlens_k_new) (seqused_q) "
+            "(seqused_k) (max_seqlen_q) (max_seqlen_k) (softmax_scale) (causal)",
+            _fake_forward,
+        ),
+        _flash_attn_backward=_taking(
+            "dout q k v out softmax_lse (cu_seqlens_q) (cu_seqlens_k) (sequed_q) (sequed_k) (max_seqlen_q) "
+            "(max_seqlen_k) (dq) (dk) (dv) (softmax_scale) (is_causal) (deterministic)",
+            _fake_backward,
+        ),
+    ),
+}

@@ -1,0 +1,190 @@
+"""Ring and Ulysses attention on real ranks against dense attention in one process; their messages and their load."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.trainer import dense_attention as dense
+from tests.trainer.spawn import Ranks
+from trainer.axes import ParallelAxes
+from trainer.config import ModelConfig
+from trainer.context_parallel import ring, ulysses
+from trainer.context_parallel.axis import CommunicationType, ContextParallel
+from trainer.context_parallel.tiles import Tile, ring_chunks, ring_tiles, whole_tiles
+from trainer.data.batches import Documents
+from trainer.forward_pass import ForwardPass
+from trainer.layers.attention_backend import choose_backend
+from trainer.layers.attention_core import AttentionCore, attend
+from trainer.layers.dropout import draw_mask
+from trainer.mesh import ParallelMesh, build_process_groups
+from trainer.random_streams import StepRandomness
+
+CPU = torch.device("cpu")
+LENGTH = 48
+DOCUMENTS = {
+    "one": None,
+    "alike": ((0, 13, 30, LENGTH),) * 2,
+    "unlike": ((0, LENGTH), (0, 1, 6, 12, 25, 47, LENGTH)),
+}
+LIMITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4) as pool:
+        yield pool
+
+
+def axis(rank: int, size: int, communication: CommunicationType) -> ContextParallel:
+    mesh = ParallelMesh(tp=1, pp=1, dp=1, cp=size, rank=rank)
+    return ContextParallel.build(mesh, build_process_groups(mesh, timedelta(seconds=60)), communication)
+
+
+def core_of(cp: ContextParallel, backend: str, dtype: torch.dtype, dropout: float = 0.0) -> AttentionCore:
+    shape = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "attention_backend": backend}
+    return AttentionCore(3, dropout, ParallelAxes(cp=cp), choose_backend(ModelConfig.model_validate(shape), dtype, CPU))
+
+
+def deviation(cp: ContextParallel, core: AttentionCore, groups: int, documents: str, dtype: torch.dtype) -> float:
+    """How far this rank's part of output and gradients is from dense attention."""
+    bounds = DOCUMENTS[documents]
+    whole, whole_grad = dense.heads(2, 4, groups, LENGTH, 8, dtype)
+    randomness = StepRandomness(1, 2).micro_batch(3) if core.dropout else None
+    kept = None
+    if randomness is not None:
+        shape, generator = (2, LENGTH, LENGTH), partial(randomness.dropout_generator, CPU, "attention", 3)
+        kept = torch.stack([draw_mask(shape, core.dropout, generator(part=head)) for head in range(4)], dim=1)
+    expected = dense.gradients(dense.attention(*whole, bounds, kept, core.dropout), whole, whole_grad)
+    inputs = [cp.shard(heads.detach(), 2).requires_grad_() for heads in whole]
+    forward_pass = ForwardPass(documents=None if bounds is None else Documents(bounds), randomness=randomness)
+    found = dense.gradients(attend(*inputs, forward_pass, core), inputs, cp.shard(whole_grad, 2))
+    return dense.worst(found, [cp.shard(part, 2) for part in expected])
+
+
+def worst_of_all(
+    rank: int, size: int, communication: CommunicationType, dropout: float = 0.0
+) -> dict[tuple[object, ...], float]:
+    cp = axis(rank, size, communication)
+    found = {}
+    for backend, dtype in (
+        ("unfused", torch.float64),
+        ("auto", torch.float64),
+        ("auto", torch.float32),
+        ("auto", torch.bfloat16),
+    ):
+        core = core_of(cp, backend, dtype, dropout)
+        for groups, documents in itertools.product((4, 2, 1), DOCUMENTS):
+            found[backend, dtype, groups, documents] = deviation(cp, core, groups, documents, dtype)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("communication", "dropout"), [("p2p", 0.0), ("a2a", 0.0), ("a2a", 0.3)])
+def test_divided_sequences_give_what_whole_ones_do(ranks, size, communication, dropout) -> None:
+    for found in ranks.run(worst_of_all, communication, dropout, world_size=size):
+        wrong = {case: value for case, value in found.items() if not value <= LIMITS[case[1]]}
+        assert not wrong
+
+
+def counted(rank: int, size: int, communication: CommunicationType) -> list[tuple[str, int]]:
+    """Every message of one forward and backward: kind, and elements."""
+    seen = []
+    cp = axis(rank, size, communication)
+    batch, all_to_all = dist.batch_isend_irecv, dist.all_to_all_single
+
+    def batched(operations):
+        seen.extend((operation.op.__name__, operation.tensor.numel()) for operation in operations)
+        return batch(operations)
+
+    def exchanged(output, sent, **options):
+        seen.append(("all_to_all", sent.numel()))
+        return all_to_all(output, sent, **options)
+
+    ring.dist.batch_isend_irecv, ulysses.dist.all_to_all_single = batched, exchanged
+    try:
+        deviation(cp, core_of(cp, "auto", torch.float32), 2, "unlike", torch.float32)
+    finally:
+        ring.dist.batch_isend_irecv, ulysses.dist.all_to_all_single = batch, all_to_all
+    return seen
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_messages_are_those_of_the_ring(ranks, size) -> None:
+    key_and_value = 2 * 2 * 2 * LENGTH // size * 8  # [2, B, G, S/c, D]: groups are never repeated for a message
+    for seen in ranks.run(counted, "p2p", world_size=size):
+        # Keys go c-1 places in forward and again in backward, their gradients c places, home again.
+        for kind in ("isend", "irecv"):
+            assert [numel for name, numel in seen if name == kind] == [key_and_value] * (3 * size - 2)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ulysses_takes_four_collectives(ranks, size) -> None:
+    packed = 2 * LENGTH // size * (4 + 2 * max(2, size)) * 8  # [B, S/c, A + 2 G, D], groups once for each rank
+    output = 2 * LENGTH // size * 4 * 8
+    for seen in ranks.run(counted, "a2a", world_size=size):
+        assert seen == [("all_to_all", numel) for numel in (packed, output, output, packed)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_every_rank_of_the_ring_has_the_same_load(size) -> None:
+    loads = {
+        (rank, source): sum(tile.scores for tile in ring_tiles(rank, source, size, 12, None))
+        for rank in range(size)
+        for source in range(size)
+    }
+    own, others = 12 * 13 // 2, 12 * 6
+    assert all(load == (own if rank == source else others) for (rank, source), load in loads.items())
+    whole = 12 * size
+    assert sum(loads.values()) == whole * (whole + 1) // 2
+
+
+@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_tiles_are_the_mask_and_nothing_twice(size, documents) -> None:
+    bounds = DOCUMENTS[documents]
+    length = LENGTH // size
+    painted = torch.zeros(2, LENGTH, LENGTH, dtype=torch.int64)
+    places = [torch.cat([torch.arange(s, s + n) for s, n in ring_chunks(r, size, length // 2)]) for r in range(size)]
+    for rank, source in itertools.product(range(size), repeat=2):
+        local = torch.zeros(2, length, length, dtype=torch.int64)
+        tiles = ring_tiles(rank, source, size, length, bounds) if size > 1 else whole_tiles(length, bounds)
+        for tile in tiles:
+            block = torch.ones(tile.query[1] - tile.query[0], tile.key[1] - tile.key[0], dtype=torch.int64)
+            block = block.tril() if tile.causal else block
+            assert block.sum() == tile.scores
+            samples, _, queries = tile.queries
+            local[samples, queries, tile.keys[2]] += block
+        painted[:, places[rank][:, None], places[source]] += local
+    assert torch.equal(painted, dense.mask(LENGTH, bounds, 2)[:, 0].long())
+
+
+def test_documents_cost_what_they_are_worth() -> None:
+    tiles = whole_tiles(1000, [tuple(range(0, 1001, 100))] * 3)
+    assert tiles[0] == Tile(None, (0, 100), (0, 100), causal=True)
+    assert sum(tile.scores for tile in tiles) == 10 * 5050
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda cp: ring.ring_attention(*[torch.ones(1, 4, 3, 8)] * 3, None, cp, None), "3 positions per rank"),
+        (lambda cp: ulysses.divide_heads(*[torch.ones(1, 3, 4, 8)] * 3, cp), "3 heads in 3 groups .* over 2 ranks"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(call, says) -> None:
+    with pytest.raises(ValueError, match=says):
+        call(ContextParallel(size=2))
+
+
+def test_the_ring_has_no_dropout() -> None:
+    cp = ContextParallel(size=2)
+    heads = torch.ones(1, 4, 2, 8)
+    forward_pass = ForwardPass(randomness=StepRandomness(1, 2).micro_batch(3))
+    with pytest.raises(ValueError, match="has no dropout"):
+        attend(heads, heads, heads, forward_pass, core_of(cp, "auto", torch.float32, dropout=0.1))

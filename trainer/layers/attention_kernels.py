@@ -1,0 +1,274 @@
+"""Kernels of attention that give the log-sum-exp of each query's scores, so that parts can be put together.
+
+Legend: B samples, A heads, G query groups, R = A/G, Q queries, K keys, D head width.
+Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 2 (appendix B): forward keeps the output and the log-sum-exp,
+backward computes the scores again. Given output and log-sum-exp over all keys, backward of a part of the keys gives
+that part's share of the gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainer.context_parallel.ring import AttentionKernel, Gradients
+
+_FLASH_CAPABILITY, _FLASH_WIDTH = (8, 0), 256
+_ALIGNED_WIDTH = 8
+GROUPS_ON_CPU = torch.__version__ >= "2.13"
+"""Whether torch's kernel for CPUs groups heads; in older releases that was not looked at."""
+
+
+class Unfused:
+    """Scores in memory, those of one call at a time: for whatever has no kernel."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See AttentionKernel."""
+        scores = _scores(query, key, causal)
+        log_sum_exp = scores.logsumexp(-1)
+        shares = scores.sub_(log_sum_exp.unsqueeze(-1)).exp_().to(value.dtype)
+        return (shares @ value.unsqueeze(2)).flatten(1, 2), log_sum_exp.flatten(1, 2)
+
+    def backward(
+        self,
+        grad_output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        log_sum_exp: torch.Tensor,
+        *,
+        causal: bool,
+    ) -> Gradients:
+        """See AttentionKernel."""
+        shares = _scores(query, key, causal)
+        shares = shares.sub_(_grouped(log_sum_exp.unsqueeze(-1), key)).exp_()  # [B, G, R, Q, K]
+        grad, grouped = _grouped(grad_output, key), _grouped(query, key)
+        along = (grad_output.to(shares.dtype) * output).sum(-1, keepdim=True)
+        grad_value = (shares.to(grad.dtype).mT @ grad).sum(2)
+        grad_scores = (grad @ value.unsqueeze(2).mT).to(shares.dtype).sub_(_grouped(along, key)).mul_(shares)
+        grad_scores = grad_scores.mul_(query.shape[-1] ** -0.5).to(query.dtype)
+        grad_query = (grad_scores @ key.unsqueeze(2)).flatten(1, 2)
+        return grad_query, (grad_scores.mT @ grouped).sum(2), grad_value
+
+
+def _grouped(heads: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """[B, G, R, ...] from [B, A, ...]."""
+    return heads.view(heads.shape[0], key.shape[1], -1, *heads.shape[2:])
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Scaled scores [B, G, R, Q, K], at least float32; those of later keys -inf."""
+    scores = _grouped(query * query.shape[-1] ** -0.5, key) @ key.unsqueeze(2).mT
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if causal:
+        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device=key.device).triu_(1), -torch.inf)
+    return scores
+
+
+class TorchFlashCPU:
+    """Torch's flash kernel for CPUs; any floating dtype and head width."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See AttentionKernel."""
+        key, value = (self._repeated(heads, query) for heads in (key, value))
+        output, log_sum_exp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal)
+        return output, log_sum_exp
+
+    def backward(
+        self,
+        grad_output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        log_sum_exp: torch.Tensor,
+        *,
+        causal: bool,
+    ) -> Gradients:
+        """See AttentionKernel."""
+        groups = key.shape[1]
+        key, value = (self._repeated(heads, query) for heads in (key, value))
+        grad_query, grad_key, grad_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_output, query, key, value, output, log_sum_exp, 0.0, causal
+        )
+        return grad_query, _summed(grad_key, groups), _summed(grad_value, groups)
+
+    def _repeated(self, heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        return heads if GROUPS_ON_CPU else _repeated(heads, query)
+
+
+class TorchFlash:
+    """Torch's flash kernel for GPUs since Ampere, in 16 bit: head widths up to 256 in multiples of 8."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See AttentionKernel."""
+        output, log_sum_exp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, 0.0, causal, scale=self._scale
+        )
+        return output, log_sum_exp
+
+    def backward(
+        self,
+        grad_output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        log_sum_exp: torch.Tensor,
+        *,
+        causal: bool,
+    ) -> Gradients:
+        """See AttentionKernel."""
+        # The state of the random generator is read only where there is dropout.
+        seed, offset = (torch.zeros((), dtype=torch.int64, device=query.device) for _ in range(2))
+        gradients: Gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            grad_output,
+            query,
+            key,
+            value,
+            output,
+            log_sum_exp.contiguous(),
+            None,
+            None,
+            query.shape[2],
+            key.shape[2],
+            0.0,
+            causal,
+            seed,
+            offset,
+            scale=self._scale,
+        )
+        return gradients
+
+
+class TorchEfficient:
+    """Torch's memory-efficient kernel for GPUs since Volta; it does not group heads, so keys are repeated for it.
+
+    Head widths are multiples of 8 in 16 bit, of 4 in float32.
+    """
+
+    _ALIGNMENT = 32
+    """Rows that the kernel's log-sum-exp is a multiple of."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See AttentionKernel."""
+        output, log_sum_exp, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            query, _repeated(key, query), _repeated(value, query), None, True, 0.0, causal, scale=self._scale
+        )
+        return output, log_sum_exp[..., : query.shape[2]]
+
+    def backward(
+        self,
+        grad_output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        log_sum_exp: torch.Tensor,
+        *,
+        causal: bool,
+    ) -> Gradients:
+        """See AttentionKernel."""
+        # exp(score - inf) = 0: rows of padding have no part in anything.
+        padding = -log_sum_exp.shape[-1] % self._ALIGNMENT
+        padded = torch.nn.functional.pad(log_sum_exp, (0, padding), value=torch.inf).contiguous()
+        seed, offset = (torch.zeros((), dtype=torch.int64, device=query.device) for _ in range(2))
+        grad_query, grad_key, grad_value, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            grad_output,
+            query,
+            _repeated(key, query),
+            _repeated(value, query),
+            None,
+            output,
+            padded,
+            seed,
+            offset,
+            0.0,
+            [True, True, True, False],
+            causal,
+            scale=self._scale,
+        )
+        return grad_query, _summed(grad_key, key.shape[1]), _summed(grad_value, key.shape[1])
+
+
+class Padded:
+    """A kernel that takes head widths in multiples of 8, for others: channels of zeros change no score."""
+
+    def __init__(self, kernel: AttentionKernel) -> None:
+        self._kernel = kernel
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See AttentionKernel."""
+        output, log_sum_exp = self._kernel.forward(_padded(query), _padded(key), _padded(value), causal=causal)
+        return output[..., : query.shape[-1]], log_sum_exp
+
+    def backward(
+        self,
+        grad_output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        log_sum_exp: torch.Tensor,
+        *,
+        causal: bool,
+    ) -> Gradients:
+        """See AttentionKernel."""
+        width = query.shape[-1]
+        query, key, value = _padded(query), _padded(key), _padded(value)
+        grad_output, output = _padded(grad_output), _padded(output)
+        grads = self._kernel.backward(grad_output, query, key, value, output, log_sum_exp, causal=causal)
+        grad_query, grad_key, grad_value = (grad[..., :width] for grad in grads)
+        return grad_query, grad_key, grad_value
+
+
+def _padded(heads: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(heads, (0, -heads.shape[-1] % _ALIGNED_WIDTH))
+
+
+def _repeated(heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    repeats = query.shape[1] // heads.shape[1]
+    return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
+
+
+def _summed(grad_heads: torch.Tensor, groups: int) -> torch.Tensor:
+    """[B, G, K, D]: the sum of the gradients of the copies."""
+    if grad_heads.shape[1] == groups:
+        return grad_heads
+    return grad_heads.view(grad_heads.shape[0], groups, -1, *grad_heads.shape[2:]).sum(2)
+
+
+def torch_kernel(dtype: torch.dtype, head_dim: int, device: torch.device) -> AttentionKernel | None:
+    """Torch's own kernel for these; None where it has none."""
+    if device.type == "cpu":
+        return TorchFlashCPU()
+    if device.type != "cuda":
+        return None
+    capability: Any = torch.cuda.get_device_capability(device)
+    sixteen_bit = dtype in (torch.float16, torch.bfloat16)
+    kernel: AttentionKernel
+    if sixteen_bit and capability >= _FLASH_CAPABILITY and head_dim <= _FLASH_WIDTH:
+        kernel = TorchFlash(head_dim**-0.5)
+    elif dtype is torch.float64 or (dtype is torch.bfloat16 and capability < _FLASH_CAPABILITY):
+        return None
+    else:
+        kernel = TorchEfficient(head_dim**-0.5)
+    return Padded(kernel) if head_dim % _ALIGNED_WIDTH else kernel
