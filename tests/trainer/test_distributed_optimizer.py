@@ -163,7 +163,7 @@ def test_clipping_sees_the_norm_of_the_whole_gradient(ranks):
         torch.testing.assert_close(found, torch.from_numpy(weights).view(torch.float32), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("dp", [2, 3, 5])
+@pytest.mark.parametrize("dp", [2, 3, 5, 64])
 def test_pieces_cover_every_element_once_and_states_are_divided(dp):
     config = configure(GPT2, ADAM, {"bf16": True, "global_batch_size": dp}, use_distributed_optimizer=True)
     counts, elements, total = {}, [], 0

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.optimizer.clipping import GradientNorm, clip_divisor
+from trainer.optimizer.cpu_offload import OffloadedMasters, offloaded_pieces
 from trainer.optimizer.loss_scaler import LossScaler
+from trainer.optimizer.masters import Masters, new_moments
 
 if TYPE_CHECKING:
-    from trainer.config import OptimizerConfig, TrainConfig
+    from trainer.config import TrainConfig
     from trainer.train_state import ParallelModel
 
 
@@ -32,10 +34,10 @@ class StepOutcome:
 
 
 class MixedPrecisionOptimizer:
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2) or SGD with momentum over the model's main gradients.
+    """AdamW or SGD with momentum over the model's main gradients.
 
-    The masters of 32-bit weights are the weights themselves. Biases and norms do not decay. torch's fused kernels do
-    the arithmetic; their ``grad_scale`` divides by loss scale and clipping in the same pass over memory.
+    The masters of 32-bit weights are the weights themselves, unless they are in CPU memory. Biases and norms do not
+    decay.
 
     Attributes:
         loss_scaler: what the loss is multiplied by before backward.
@@ -47,19 +49,17 @@ class MixedPrecisionOptimizer:
         self._model = model
         self._clip_grad = config.optimizer.clip_grad
         self._norm = GradientNorm(model)
-        self._masters: dict[str, nn.Parameter] = {}
-        self._pieces = {piece.name: piece for piece in model.gradients.pieces}
-        for name, piece in self._pieces.items():
-            # An alias for fp32, a copy else. A parameter of its own, since the model's .grad belongs to backward.
-            self._masters[name] = nn.Parameter(piece.weight.to(torch.float32))
-        self._optimizer = _build(config.optimizer, self._masters, model)
-        self._moments = _moment_names(config.optimizer)
-        for master in self._masters.values():
-            state = self._optimizer.state[master]
-            for moment in self._moments:
-                state[moment] = torch.zeros_like(master, memory_format=torch.preserve_format)
-            if config.optimizer.optimizer == "adam":
-                state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+        pieces = model.gradients.pieces
+        decays = {piece.name: model.layouts[piece.name].decay for piece in pieces}
+        fraction = config.optimizer.optimizer_offload_fraction if config.optimizer.optimizer_cpu_offload else 0.0
+        away = offloaded_pieces(pieces, fraction)
+        self._offloaded = OffloadedMasters(config.optimizer, away, decays)
+        names = self._offloaded.masters.keys()
+        self._resident = {piece.name: piece for piece in pieces if piece.name not in names}
+        # An alias for fp32, a copy else.
+        self._masters = {name: piece.weight.detach().to(torch.float32) for name, piece in self._resident.items()}
+        self._moments = new_moments(config.optimizer, self._masters)
+        self._step = Masters(config.optimizer, self._masters, self._moments, decays)
         self._steps = 0
 
     def step(self, lr: float) -> StepOutcome:
@@ -75,29 +75,21 @@ class MixedPrecisionOptimizer:
         if not is_finite:
             return StepOutcome(grad_norm=None, skipped=True)
         norm = scaled_norm / scale
-        self._apply(lr, scale * clip_divisor(norm, self._clip_grad))
+        divisor = scale * clip_divisor(norm, self._clip_grad)
+        # On a CUDA device the first runs there while the second keeps the CPU busy.
+        self._step.step(lr, divisor, {name: piece.gradient for name, piece in self._resident.items()})
+        self._publish_resident()
+        self._offloaded.step(lr, divisor)
+        self._steps += 1
+        self._model.gradients.weights_changed()
         return StepOutcome(grad_norm=norm, skipped=False)
 
     @torch.no_grad()
-    def _apply(self, lr: float, divisor: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        device = next(iter(self._masters.values())).device
-        grad_scale = None if divisor == 1.0 else torch.full((), divisor, dtype=torch.float32, device=device)
-        for name, master in self._masters.items():
-            master.grad = self._pieces[name].gradient
-        self._optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
-        self._optimizer.step()
-        self._steps += 1
-        self._publish()
-
-    def _publish(self) -> None:
-        """Bring what the masters hold to the weights of all ranks."""
-        pairs = [(self._pieces[name].weight, master.detach()) for name, master in self._masters.items()]
+    def _publish_resident(self) -> None:
+        pairs = [(piece.weight, self._masters[name]) for name, piece in self._resident.items()]
         low = [(weight, master) for weight, master in pairs if weight.dtype != master.dtype]
         if low:
             torch._foreach_copy_([weight for weight, _ in low], [master for _, master in low])
-        self._model.gradients.weights_changed()
 
     @property
     def steps(self) -> int:
@@ -107,57 +99,39 @@ class MixedPrecisionOptimizer:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint must hold beside the weights: kind -> global name -> 1-D, the state of this rank's piece.
 
-        They are live views. Kinds are ``master`` (16-bit training only) and the optimizer's moments.
+        They are live views, some in CPU memory under offloading. Kinds are ``master`` (16-bit training only) and the
+        optimizer's moments, the same on all ranks, those without pieces included.
         """
-        kinds = {
-            moment: {name: self._optimizer.state[master][moment] for name, master in self._masters.items()}
-            for moment in self._moments
-        }
-        low = {
-            name: master.detach()
-            for name, master in self._masters.items()
-            if self._pieces[name].weight.dtype != master.dtype
-        }
-        return {"master": low, **kinds} if low else kinds
+        kinds = {kind: self._of_all(named, self._offloaded.moments[kind]) for kind, named in self._moments.items()}
+        if all(parameter.dtype == torch.float32 for parameter in self._model.parameters.values()):
+            return kinds
+        masters = self._of_all(self._masters, self._offloaded.masters)
+        dtypes = {piece.name: piece.weight.dtype for piece in self._model.gradients.pieces}
+        return {"master": {name: masters[name] for name in masters if dtypes[name] != torch.float32}, **kinds}
 
+    def _of_all(self, resident: Mapping[str, Tensor], offloaded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        both = {**resident, **offloaded}
+        return {piece.name: both[piece.name] for piece in self._model.gradients.pieces}
+
+    @torch.no_grad()
     def restore(self, steps: int, loss_scaler: Mapping[str, float | int | None] | None) -> None:
-        """Finish a resume: counters, after the tensors of ``tensors()`` were filled in place.
+        """Finish a resume: counters, after the weights and the tensors of ``tensors()`` were filled in place.
 
-        The weights follow the masters. Collective: all ranks.
+        16-bit weights follow the masters. Collective: all ranks.
         """
         self._steps = steps
-        for master in self._masters.values():
-            state = self._optimizer.state[master]
-            if "step" in state:
-                state["step"].fill_(float(steps))
+        self._step.set_steps(steps)
+        self._offloaded.set_steps(steps)
         if loss_scaler is not None:
             self.loss_scaler.load(loss_scaler)
-        with torch.no_grad():
-            self._publish()
+        self._publish_resident()
+        self._offloaded.restore_masters()
+        self._model.gradients.weights_changed()
 
     @torch.no_grad()
     def adopt_weights(self) -> None:
         """Make the masters follow the weights, after weights alone were loaded."""
-        for name, master in self._masters.items():
-            if self._pieces[name].weight.dtype != master.dtype:
-                master.copy_(self._pieces[name].weight)
-
-
-def _build(config: OptimizerConfig, masters: Mapping[str, nn.Parameter], model: ParallelModel) -> torch.optim.Optimizer:
-    decayed = [master for name, master in masters.items() if model.layouts[name].decay]
-    free = [master for name, master in masters.items() if not model.layouts[name].decay]
-    groups = [
-        {"params": parameters, "weight_decay": decay}
-        for parameters, decay in ((decayed, config.weight_decay), (free, 0.0))
-        if parameters
-    ]
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum, fused=True)
-    betas = (config.adam_beta1, config.adam_beta2)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
-
-
-def _moment_names(config: OptimizerConfig) -> tuple[str, ...]:
-    if config.optimizer == "adam":
-        return ("exp_avg", "exp_avg_sq")
-    return ("momentum_buffer",) if config.sgd_momentum > 0.0 else ()
+        for name, piece in self._resident.items():
+            if piece.weight.dtype != torch.float32:
+                self._masters[name].copy_(piece.weight)
+        self._offloaded.adopt_weights()

@@ -1,0 +1,125 @@
+"""Optimizer state in CPU memory: the same numbers as without, and the same state to save."""
+
+import pytest
+import torch
+
+from trainer.config import build_config
+from trainer.mesh import ParallelMesh, ProcessGroups
+from trainer.optimizer import cpu_offload
+from trainer.optimizer.cpu_offload import offloaded_pieces
+from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+from trainer.train_state import build_model
+
+SGD = {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1}
+ADAM = {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def several_portions(monkeypatch):
+    monkeypatch.setattr(cpu_offload, "_PORTION", 1024)
+
+
+def build(optimizer, offload=None, training=None, device="cpu", **parallel):
+    keys = {} if offload is None else {"optimizer_cpu_offload": True, "optimizer_offload_fraction": offload}
+    config = build_config(
+        {
+            "model": {"num_layers": 2, "hidden_size": 24, "num_attention_heads": 2, "make_vocab_size_divisible_by": 1},
+            "parallel": parallel,
+            "training": {"train_iters": 10, "seq_length": 9, "device": device, **(training or {})},
+            "optimizer": {**optimizer, **keys},
+        }
+    )
+    mesh = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
+    model = build_model(config, 41, mesh, ProcessGroups(), torch.device(device))
+    return model, MixedPrecisionOptimizer(config, model)
+
+
+def take_step(model, optimizer, seed, factor=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    for piece in model.gradients.pieces:
+        piece.gradient.copy_(factor * torch.randn(piece.gradient.shape, generator=generator))
+    return optimizer.step(0.01)
+
+
+def train(model, optimizer, seeds=range(4)):
+    return [take_step(model, optimizer, seed).grad_norm for seed in seeds]
+
+
+def assert_equal(one, other):
+    (model, optimizer), (other_model, other_optimizer) = one, other
+    for name, parameter in model.parameters.items():
+        assert torch.equal(parameter, other_model.parameters[name]), name
+    assert optimizer.tensors().keys() == other_optimizer.tensors().keys()
+    for kind, named in optimizer.tensors().items():
+        assert list(named) == list(other_optimizer.tensors()[kind])
+        for name, tensor in named.items():
+            assert torch.equal(tensor.cpu(), other_optimizer.tensors()[kind][name].cpu()), (kind, name)
+
+
+@pytest.mark.parametrize("training", [{}, {"bf16": True}, {"fp16": True, "loss_scale": 64.0}], ids=str)
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+def test_numbers_are_those_without_offloading(fraction, optimizer, training):
+    plain, offloaded = build(optimizer, None, training), build(optimizer, fraction, training)
+    assert train(*plain) == train(*offloaded)
+    assert_equal(plain, offloaded)
+
+
+def test_numbers_of_shards_are_those_without_offloading():
+    plain, offloaded = build(ADAM), build(ADAM, 1.0, use_distributed_optimizer=True)
+    train(*plain), train(*offloaded)
+    assert_equal(plain, offloaded)
+
+
+def test_a_bad_gradient_leaves_everything_as_it_was():
+    plain, offloaded = build(ADAM), build(ADAM, 1.0)
+    assert take_step(*offloaded, 0, factor=float("inf")).skipped
+    assert_equal(plain, offloaded)
+
+
+@pytest.mark.parametrize("training", [{}, {"bf16": True}], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("before", "after"), [(None, 1.0), (1.0, None), (0.4, 0.7)])
+def test_a_run_goes_on_with_more_or_less_offloaded(before, after, training):
+    one, other = build(ADAM, before, training), build(ADAM, after, training)
+    train(*one)
+    for name, parameter in one[0].parameters.items():
+        other[0].parameters[name].data.copy_(parameter)
+    for kind, named in one[1].tensors().items():
+        for name, tensor in named.items():
+            other[1].tensors()[kind][name].copy_(tensor)
+    other[1].restore(one[1].steps, None)
+    assert_equal(one, other)
+    assert train(*one, range(4, 7)) == train(*other, range(4, 7))
+    assert_equal(one, other)
+
+
+@pytest.mark.parametrize("training", [{}, {"bf16": True}], ids=["fp32", "bf16"])
+def test_masters_follow_weights_that_were_loaded_alone(training):
+    plain, offloaded = build(ADAM, None, training), build(ADAM, 1.0, training)
+    for model, optimizer in (plain, offloaded):
+        for parameter in model.parameters.values():
+            parameter.data.add_(0.5)
+        optimizer.adopt_weights()
+        train(model, optimizer)
+    assert_equal(plain, offloaded)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_about_the_asked_fraction_is_offloaded(fraction):
+    model, _ = build(ADAM)
+    pieces = model.gradients.pieces
+    total = sum(piece.weight.numel() for piece in pieces)
+    chosen = sum(piece.weight.numel() for piece in offloaded_pieces(pieces, fraction))
+    assert abs(chosen - fraction * total) <= max(piece.weight.numel() for piece in pieces) / 2
+    assert fraction not in (0.0, 1.0) or chosen == fraction * total
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("training", [{}, {"bf16": True}], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_gradients_and_weights_travel_between_gpu_and_cpu(fraction, training):
+    plain, offloaded = build(ADAM, None, training, "cuda"), build(ADAM, fraction, training, "cuda")
+    train(*plain), train(*offloaded)
+    assert any(not tensor.is_cuda for tensor in offloaded[1].tensors()["exp_avg"].values())
+    for name, parameter in plain[0].parameters.items():
+        torch.testing.assert_close(offloaded[0].parameters[name], parameter, rtol=1e-2, atol=1e-3)

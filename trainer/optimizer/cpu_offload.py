@@ -1,0 +1,227 @@
+"""Optimizer state in CPU memory, stepped there while gradients and weights of other parts travel.
+
+Source: Ren et al. 2021, "ZeRO-Offload: Democratizing Billion-Scale Model Training" (arXiv:2101.06840), section 4.1:
+float32 states and the step are the CPU's, 16-bit weights and all else the device's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trainer.optimizer.masters import Masters, Moments, new_moments
+
+if TYPE_CHECKING:
+    from trainer.config import OptimizerConfig
+    from trainer.data_parallel.pieces import ParameterPiece
+
+# Elements that travel and are stepped together: 64 MB of gradients, enough for the full speed of a bus, and little
+# enough that the first and the last transfer, which nothing hides, are short. A multiple of every kernel's vector.
+_PORTION = 1 << 24
+
+
+def offloaded_pieces(pieces: Sequence[ParameterPiece], fraction: float) -> list[ParameterPiece]:
+    """Whole pieces, from the first on, with about ``fraction`` of all elements."""
+    wanted, before = fraction * sum(piece.weight.numel() for piece in pieces), 0
+    chosen = []
+    for piece in pieces:
+        # By its middle, so that the sum is off by at most half a piece.
+        if before + piece.weight.numel() / 2 < wanted:
+            chosen.append(piece)
+        before += piece.weight.numel()
+    return chosen
+
+
+class OffloadedMasters:
+    """Masters and moments of some pieces in CPU memory.
+
+    Where the weights are on a CUDA device, what travels goes through two page-locked buffers in each direction: while
+    one portion is stepped, the gradients of the next come in and the weights of the last go out. On a CPU device
+    nothing travels and the arithmetic is the same.
+    """
+
+    def __init__(self, config: OptimizerConfig, pieces: Sequence[ParameterPiece], decays: Mapping[str, bool]) -> None:
+        """Allocate; the masters start as the weights are.
+
+        Args:
+            config: which optimizer, and its constants.
+            pieces: what to keep here.
+            decays: which of them, by name, weight decay applies to.
+        """
+        self._pieces = list(pieces)
+        self.masters = {piece.name: piece.weight.to("cpu", torch.float32, copy=True) for piece in pieces}
+        """1-D, by name of the parameter, as are the moments."""
+        self.moments = new_moments(config, self.masters)
+        self._portions = [
+            _Portion(config, stretches, self.masters, self.moments, decays) for stretches in _portions(pieces)
+        ]
+        on_gpu = bool(pieces) and pieces[0].weight.is_cuda
+        largest = max((portion.numel for portion in self._portions), default=0)
+        self._traffic = _Traffic(pieces[0].weight.device, largest) if on_gpu else None
+
+    @torch.no_grad()
+    def step(self, lr: float, divisor: float) -> None:
+        """Update masters and weights from the pieces' gradients / ``divisor``."""
+        if self._traffic is None:
+            for portion in self._portions:
+                portion.step(lr, divisor, [stretch.gradient for stretch in portion.stretches])
+                for stretch, master in zip(portion.stretches, portion.masters, strict=True):
+                    stretch.weight.copy_(master)
+            return
+        self._traffic.begin()
+        for number, portion in enumerate(self._portions):
+            if not number:
+                self._traffic.fetch(number, portion)
+            if number + 1 < len(self._portions):
+                self._traffic.fetch(number + 1, self._portions[number + 1])
+            portion.step(lr, divisor, self._traffic.fetched(number, portion))
+            self._traffic.send(number, portion)
+        self._traffic.end()
+
+    def set_steps(self, steps: int) -> None:
+        """See Masters."""
+        for portion in self._portions:
+            portion.set_steps(steps)
+
+    @torch.no_grad()
+    def adopt_weights(self) -> None:
+        """Make the masters follow the weights."""
+        for piece in self._pieces:
+            self.masters[piece.name].copy_(piece.weight)
+
+    @torch.no_grad()
+    def restore_masters(self) -> None:
+        """Complete what a checkpoint filled: it holds masters beside 16-bit weights only, which then follow them."""
+        for piece in self._pieces:
+            if piece.weight.dtype == torch.float32:
+                self.masters[piece.name].copy_(piece.weight)
+            else:
+                piece.weight.copy_(self.masters[piece.name])
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Elements ``start`` to ``stop`` of a piece."""
+
+    piece: ParameterPiece
+    start: int
+    stop: int
+
+    @property
+    def gradient(self) -> Tensor:
+        return self.piece.gradient[self.start : self.stop]
+
+    @property
+    def weight(self) -> Tensor:
+        return self.piece.weight[self.start : self.stop]
+
+
+def _portions(pieces: Sequence[ParameterPiece]) -> Iterator[list[_Stretch]]:
+    portion: list[_Stretch] = []
+    room = _PORTION
+    for piece in pieces:
+        start = 0
+        if portion and portion[0].weight.dtype != piece.weight.dtype:
+            yield portion
+            portion, room = [], _PORTION
+        while start < piece.weight.numel():
+            stop = min(start + room, piece.weight.numel())
+            portion.append(_Stretch(piece, start, stop))
+            room -= stop - start
+            # Less than a vector left: a cut there would leave the kernel a tail that the whole piece has not.
+            if room < 64:
+                yield portion
+                portion, room = [], _PORTION
+            else:
+                room -= room % 64
+            start = stop
+    if portion:
+        yield portion
+
+
+class _Portion:
+    """Stretches that are stepped together, all of one dtype."""
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        stretches: Sequence[_Stretch],
+        masters: Mapping[str, Tensor],
+        moments: Moments,
+        decays: Mapping[str, bool],
+    ) -> None:
+        self.stretches = stretches
+        self.numel = sum(stretch.stop - stretch.start for stretch in stretches)
+
+        def cut(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            # A portion has at most one stretch of each piece.
+            return {
+                stretch.piece.name: named[stretch.piece.name][stretch.start : stretch.stop] for stretch in stretches
+            }
+
+        own = cut(masters)
+        self.masters = list(own.values())
+        self._step = Masters(config, own, {kind: cut(named) for kind, named in moments.items()}, decays)
+
+    def step(self, lr: float, divisor: float, gradients: Sequence[Tensor]) -> None:
+        """Update the masters; ``gradients`` in order of the stretches, in CPU memory."""
+        named = {stretch.piece.name: gradient for stretch, gradient in zip(self.stretches, gradients, strict=True)}
+        self._step.step(lr, divisor, named)
+
+    def set_steps(self, steps: int) -> None:
+        """See Masters."""
+        self._step.set_steps(steps)
+
+    def split(self, buffer: Tensor) -> list[Tensor]:
+        """The start of a 1-D ``buffer`` as one part for each stretch."""
+        lengths = [stretch.stop - stretch.start for stretch in self.stretches]
+        return list(torch.split(buffer[: self.numel], lengths))
+
+
+class _Traffic:
+    """What travels between a CUDA device and CPU memory: portions by number, through buffers used by turns."""
+
+    def __init__(self, device: torch.device, numel: int) -> None:
+        self._device = device
+        self._incoming = [torch.empty(numel, dtype=torch.float32, pin_memory=True) for _ in range(2)]
+        # Weights go out in their own dtype, at most as wide as float32.
+        self._outgoing = [torch.empty(4 * numel, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._down, self._up = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._is_fetched = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._is_sent = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        """Gradients must be final and weights out of use in what was queued so far."""
+        for stream in (self._down, self._up):
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def fetch(self, number: int, portion: _Portion) -> None:
+        """Start to bring a portion's gradients; the one two before must have been stepped."""
+        with torch.cuda.stream(self._down):
+            for target, stretch in zip(portion.split(self._incoming[number % 2]), portion.stretches, strict=True):
+                target.copy_(stretch.gradient, non_blocking=True)
+            self._is_fetched[number % 2].record(self._down)
+
+    def fetched(self, number: int, portion: _Portion) -> list[Tensor]:
+        """Its gradients, waited for."""
+        self._is_fetched[number % 2].synchronize()
+        return portion.split(self._incoming[number % 2])
+
+    def send(self, number: int, portion: _Portion) -> None:
+        """Start to bring a portion's new weights to the device."""
+        self._is_sent[number % 2].synchronize()  # the last weights have left this buffer; at once where there were none
+        dtype = portion.stretches[0].weight.dtype
+        parts = portion.split(self._outgoing[number % 2].view(dtype))
+        torch._foreach_copy_(parts, portion.masters)
+        with torch.cuda.stream(self._up):
+            for stretch, part in zip(portion.stretches, parts, strict=True):
+                stretch.weight.copy_(part, non_blocking=True)
+            self._is_sent[number % 2].record(self._up)
+
+    def end(self) -> None:
+        """What is queued from now on finds the new weights."""
+        torch.cuda.current_stream(self._device).wait_stream(self._up)
