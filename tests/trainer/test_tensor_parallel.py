@@ -1,5 +1,7 @@
 """Divided layers on real ranks against the same layer whole, with and without sequence parallelism."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,7 +9,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.trainer.spawn import Ranks
+from trainer.axes import ParallelAxes
+from trainer.config import ModelConfig
+from trainer.data_parallel.pieces import ParameterPiece
+from trainer.data_parallel.shared_gradients import sum_shared_gradients
+from trainer.forward_pass import ForwardPass
+from trainer.layers.attention import SelfAttention
 from trainer.layers.dropout import hidden_dropout
+from trainer.layers.rotary import RotaryTable
+from trainer.mesh import ParallelMesh, build_process_groups
+from trainer.parameters import ParameterBuilder
 from trainer.random_streams import StepRandomness
 from trainer.tensor_parallel.collectives import TensorParallel
 from trainer.tensor_parallel.embedding import VocabParallelEmbedding
@@ -121,7 +132,7 @@ def test_embedding(ranks, world_size, sequence_parallel):
 def divided_dropout(rank, world_size, sequence_parallel):
     tp = axis(rank, world_size, sequence_parallel)
     hidden = tp.sequence_shard(draw("inputs", LENGTH, BATCH, HIDDEN))
-    return hidden_dropout(hidden, 0.5, StepRandomness(1, 2).micro_batch(3), "mlp_output", tp, layer=4)
+    return hidden_dropout(hidden, 0.5, StepRandomness(1, 2).micro_batch(3), "mlp_output", ParallelAxes(tp=tp), layer=4)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -140,3 +151,89 @@ def odd_sequence(rank, world_size):
 
 def test_a_sequence_that_tp_does_not_divide_is_refused(ranks):
     ranks.run(odd_sequence, world_size=2)
+
+
+ATTENTION = {
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 8,
+    "kv_channels": 4,
+    "init_method_std": 0.3,
+    "position_embedding_type": "rope",
+    "rotary_percent": 0.5,
+    "hidden_dropout": 0.0,
+}
+
+
+def attention(rank, world_size, options, sequence_parallel):
+    """Output, gradient of the input, and each parameter's gradient with its boxes, of one self-attention."""
+    model = ModelConfig(**ATTENTION, **options)
+    mesh = ParallelMesh(tp=world_size, pp=1, dp=1, rank=rank, kv_copies=max(1, world_size // model.query_groups))
+    groups = build_process_groups(mesh, timedelta(seconds=60))
+    axes = ParallelAxes(tp=TensorParallel.build(mesh, groups, sequence_parallel))
+    builder = ParameterBuilder(3, mesh, sequence_parallel, torch.float64, torch.device("cpu"))
+    layer = SelfAttention(model, 1, builder, axes)
+    with torch.no_grad():
+        for name, layout in builder.layouts.items():
+            if not layout.decay:
+                builder.parameters[name] += layout.shard(draw(name, *layout.global_shape), mesh)
+    rotary = RotaryTable.build(LENGTH, model.head_dim // 2, 1e4, torch.float64, torch.device("cpu"))
+    forward_pass = ForwardPass(rotary, randomness=StepRandomness(1, 2).micro_batch(3))
+    inputs = axes.tp.sequence_shard(draw("inputs", LENGTH, BATCH, model.hidden_size)).clone().requires_grad_()
+    output = layer(inputs, forward_pass)
+    output.backward(axes.tp.sequence_shard(draw("gradient", LENGTH, BATCH, model.hidden_size)))
+    pieces = [
+        ParameterPiece(name, 0, parameter.detach().view(-1), parameter.grad.view(-1))
+        for name, parameter in builder.parameters.items()
+    ]
+    sum_shared_gradients(pieces, builder.layouts, mesh, groups)
+    parts = [(piece.name, builder.layouts[piece.name].boxes(mesh), piece.weight, piece.gradient) for piece in pieces]
+    return output.detach(), inputs.grad, parts
+
+
+def put_together(reports, shapes, column):
+    """Whole tensors by name; what several ranks hold must be the same on all of them."""
+    wholes = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
+    owners = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    for _, _, parts in reports:
+        for name, boxes, *tensors in parts:
+            for box in boxes:
+                at = tuple(slice(first, first + extent) for first, extent in zip(box.offset, box.shape, strict=True))
+                found, whole = tensors[column][box.start : box.stop].view(box.shape), wholes[name][at]
+                assert torch.equal(whole.isnan() | (whole == found), torch.ones_like(whole, dtype=torch.bool)), name
+                wholes[name][at] = found
+                owners[name][at] += box.is_owned
+    assert all((count == 1).all() for count in owners.values())
+    return wholes
+
+
+@pytest.mark.parametrize(("bias", "dropout"), [("none", 0.0), ("qkv", 0.3), ("all", 0.3)])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("world_size", "groups"), [(4, 2), (4, 1), (2, 1), (4, 4), (2, 4)])
+def test_attention_with_more_ranks_than_query_groups(ranks, world_size, groups, sequence_parallel, bias, dropout):
+    options = {
+        "num_query_groups": groups,
+        "disable_bias_linear": bias != "all",
+        "add_qkv_bias": bias == "qkv",
+        "attention_dropout": dropout,
+    }
+    [whole] = ranks.run(attention, options, False, world_size=1)
+    reports = ranks.run(attention, options, sequence_parallel, world_size=world_size)
+    for which in (0, 1):
+        parts = [report[which] for report in reports]
+        found = torch.cat(parts, 0) if sequence_parallel else parts[-1]
+        torch.testing.assert_close(found, whole[which])
+    shapes = {name: boxes[0].shape for name, boxes, *_ in whole[2]}
+    serial, divided = (put_together(report, shapes, 0) for report in ([whole], reports))
+    for name, weight in serial.items():
+        assert torch.equal(divided[name], weight), f"initial {name}"
+    serial, divided = (put_together(report, shapes, 1) for report in ([whole], reports))
+    for name, gradient in serial.items():
+        torch.testing.assert_close(divided[name], gradient, msg=name)
+
+
+def test_ranks_that_neither_share_nor_divide_the_groups_are_refused():
+    model = ModelConfig(**{**ATTENTION, "num_attention_heads": 12, "hidden_size": 24}, num_query_groups=2)
+    builder = ParameterBuilder(1, ParallelMesh(3, 1, 1, 0), False, torch.float32, torch.device("cpu"))
+    with pytest.raises(ValueError, match="12 heads in 2 query groups cannot be divided over 3"):
+        SelfAttention(model, 0, builder, ParallelAxes(tp=TensorParallel(3, 0)))
