@@ -128,7 +128,9 @@ def main() -> None:
     config = transformer_config(task)
     inner = build_model(task, config)
     load(inner, task)
-    model = DistributedDataParallel(config, DistributedDataParallelConfig(overlap_grad_reduce=False), inner)
+    overlap = task.dp > 1
+    model = DistributedDataParallel(config, DistributedDataParallelConfig(overlap_grad_reduce=overlap), inner)
+    config.no_sync_func = model.no_sync if overlap else None
     optimizer_config = OptimizerConfig(
         optimizer="adam",
         lr=LEARNING_RATE,
