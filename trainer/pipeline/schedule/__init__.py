@@ -22,7 +22,7 @@ from trainer.pipeline.schedule.table import (
     live_activations,
     message_count,
 )
-from trainer.pipeline.schedule.timeline import Durations, Timeline, timeline
+from trainer.pipeline.schedule.timeline import DurationOf, Durations, Timeline, timeline
 from trainer.pipeline.schedule.zero_bubble import zb_h1, zb_v
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Action",
     "ActionKind",
     "ActivationBound",
+    "DurationOf",
     "Durations",
     "Exchange",
     "Message",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.pipeline.schedule.table import ActionKind, Exchange, Message, PipelineSchedule, ScheduleError, exchanges
+from trainer.pipeline.schedule.table import Action, ActionKind, Message, PipelineSchedule, ScheduleError, exchanges
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,24 @@ Durations = Mapping[ActionKind, float]
 """How long each kind of action takes. BACKWARD may be left out: it is the sum of its two parts."""
 
 
+DurationOf = Callable[[int, Action], float]
+"""How long an action of a pipeline rank takes."""
+
+
 def timeline(
-    schedule: PipelineSchedule, durations: Durations | Sequence[Durations], *, latency: float = 0.0
+    schedule: PipelineSchedule, durations: Durations | Sequence[Durations] | DurationOf, *, latency: float = 0.0
 ) -> Timeline:
     """Times of every action where each starts as soon as its rank is free and what it waits for has arrived.
 
     Args:
         schedule: any table.
-        durations: of the actions in any virtual stage, or for each virtual stage its own.
+        durations: of the actions in any virtual stage, or for each virtual stage its own, or of each single action.
         latency: from the end of an action until what it gives has arrived on another rank.
 
     Raises:
         ScheduleError: some action never gets what it waits for.
     """
+    duration = durations if callable(durations) else _lookup(schedule, durations)
     rows = [exchanges(schedule, rank) for rank in range(len(schedule.stages))]
     times: list[list[tuple[float, float]]] = [[] for _ in rows]
     arrived: dict[Message, float] = {}
@@ -60,7 +65,7 @@ def timeline(
             while len(done) < len(row) and (row[len(done)].receive is None or row[len(done)].receive in arrived):
                 exchange, free = row[len(done)], done[-1][1] if done else 0.0
                 start = max(free, arrived[exchange.receive] if exchange.receive else 0.0)
-                end = start + _duration(schedule, durations, rank, exchange)
+                end = start + duration(rank, exchange.action)
                 done.append((start, end))
                 if exchange.send is not None:
                     arrived[exchange.send] = end + (0.0 if exchange.send.is_local else latency)
@@ -71,12 +76,12 @@ def timeline(
     return Timeline(tuple(tuple(done) for done in times))
 
 
-def _duration(
-    schedule: PipelineSchedule, durations: Durations | Sequence[Durations], rank: int, exchange: Exchange
-) -> float:
-    action = exchange.action
-    if not isinstance(durations, Mapping):
-        durations = durations[schedule.placement.virtual_stage(rank, action.chunk)]
-    if action.kind is ActionKind.BACKWARD and ActionKind.BACKWARD not in durations:
-        return durations[ActionKind.BACKWARD_INPUT] + durations[ActionKind.BACKWARD_WEIGHT]
-    return durations[action.kind]
+def _lookup(schedule: PipelineSchedule, durations: Durations | Sequence[Durations]) -> DurationOf:
+    def duration(rank: int, action: Action) -> float:
+        stage = schedule.placement.virtual_stage(rank, action.chunk)
+        of_kind = durations if isinstance(durations, Mapping) else durations[stage]
+        if action.kind is ActionKind.BACKWARD and ActionKind.BACKWARD not in of_kind:
+            return of_kind[ActionKind.BACKWARD_INPUT] + of_kind[ActionKind.BACKWARD_WEIGHT]
+        return of_kind[action.kind]
+
+    return duration
