@@ -82,3 +82,18 @@ def test_16_bit_stays_near_the_reference(precision, bound):
     for name, weight in weights.items():
         gradient = parallel_model.gradients.main_grad(name)[: len(weight)].double() / 8
         assert float((gradient - weight.grad).abs().max()) <= bound * float(weight.grad.abs().max()), name
+
+
+@pytest.mark.parametrize(
+    "modules", [["moe"], ["moe_act"], ["moe", "moe_act", "layernorm"], ["core_attn", "mlp"]], ids=str
+)
+def test_recompute_gives_the_same_bits(modules):
+    gradients = []
+    for recompute in ({}, {"recompute_granularity": "selective", "recompute_modules": modules}):
+        model = {**MODELS["drops-by-probability"], "moe_shared_expert_intermediate_size": 8, "moe_layer_freq": 2}
+        _, parallel_model = build(model, **recompute)
+        forward_backward(
+            parallel_model, [batch(0), batch(1)], valid_tokens=10, loss_scale=1.0, randomness=StepRandomness(1, 0)
+        )
+        gradients.append({name: parallel_model.gradients.main_grad(name) for name in parallel_model.parameters})
+    assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
