@@ -177,7 +177,7 @@ class ParallelConfig(Section):
     overlap_param_gather: bool = True
     """Gather the updated parts of the weights while the next forward runs. Without effect where all are whole."""
     ddp_bucket_size: PositiveInt | None = None
-    """Elements per gradient bucket. Unset: max(40 million, 1 million x dp), as in Megatron-LM."""
+    """Elements per gradient bucket. Unset: max(40 million, 1 million x dp), as in Megatron-LM; with gloo 1 million."""
     distributed_timeout_minutes: PositiveFloat = 10.0
 
     @property

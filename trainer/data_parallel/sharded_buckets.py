@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.data_parallel.gradient_buckets import Bucket, GradientBuckets
+from trainer.data_parallel.gradient_buckets import Bucket, GradientBuckets, is_gloo
 from trainer.data_parallel.pieces import ParameterPiece
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ShardedBuckets(GradientBuckets):
             weights.wait()
 
     def _start_reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> dist.Work | None:
-        if _is_gloo(group):  # where reduce_scatter takes twice as long
+        if is_gloo(group):  # where reduce_scatter takes twice as long
             return super()._start_reduction(bucket, group)
         start, stop = self._weights[bucket.plan.start].shard
         work: dist.Work | None = _reduce_scatter(self.buffer[start:stop], bucket.gradients, group=group, async_op=True)
@@ -142,7 +142,7 @@ class _BucketWeights:
         if group is None:
             return
         shards = self._buffer.chunk(self.bucket.plan.copies)
-        if _is_gloo(group):
+        if is_gloo(group):
             # 64 MiB over two ranks: 26 ms by broadcasts, 66 ms by all_reduce, 102 ms by all_gather (two cores, torch
             # 2.13); over four ranks 72, 165 and 312 ms.
             works = [
@@ -180,7 +180,3 @@ def _waiting_modules(chunks: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, l
                 waiting = [*module.children(), *waiting]
             else:
                 yield module, list(module.parameters())
-
-
-def _is_gloo(group: dist.ProcessGroup) -> bool:
-    return bool(dist.get_backend(group) == "gloo")
