@@ -70,7 +70,8 @@ class _GroupedLinear(torch.autograd.Function):
         grad_inputs = _grouped_product(grad_output, weight.flatten(1, -2), offsets)
         grad_weight = grad_bias = None
         if ctx.sink is not None:
-            ctx.sink.add_grouped_outer(grad_output, inputs, offsets)
+            # Detached, because a sink may keep it for later, and must not keep the graph behind it.
+            ctx.sink.add_grouped_outer(grad_output, inputs.detach(), offsets)
         else:
             pairs = zip(_stretches(grad_output, offsets), _stretches(inputs, offsets), strict=True)
             grad_weight = torch.stack([grad_rows.t() @ rows for grad_rows, rows in pairs]).view(weight.shape)
@@ -96,12 +97,16 @@ def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offsets: Sequen
 
 
 def _has_grouped_kernel(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
-    """Whether one launch can do all experts: bfloat16 on CUDA devices since Ampere, rows of whole 16 bytes."""
+    """Whether one launch can do all experts: bfloat16 in rows of whole 16 bytes, on Hopper or Blackwell.
+
+    Everywhere else torch.nn.functional.grouped_mm is a loop too, which waits for the offsets to come from the device
+    (_grouped_mm_cuda and GroupedMMUtils.h of PyTorch 2.13).
+    """
     if not rows.is_cuda or rows.dtype != torch.bfloat16 or not len(rows):
         return False
     if any(size % 8 for size in matrices.shape[1:]):
         return False
-    return torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    return torch.cuda.get_device_capability(rows.device)[0] in (9, 10)
 
 
 class GroupedLinear(nn.Module):

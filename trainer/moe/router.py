@@ -54,7 +54,8 @@ class _Logits(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         tokens, weight = ctx.saved_tensors
-        grad_weight, values = None, tokens.to(grad_logits.dtype)
+        # Detached, because a sink may keep it for later, and must not keep the graph behind it.
+        grad_weight, values = None, tokens.detach().to(grad_logits.dtype)
         if ctx.sink is not None:
             ctx.sink.add_outer(grad_logits, values)
         else:
