@@ -56,5 +56,6 @@ class ContextParallel:
         """This rank's part of every sample of a micro-batch; ``documents`` still speak of whole samples."""
         if self.size == 1:
             return whole
-        mask = None if whole.loss_mask is None else self.shard(whole.loss_mask, 1)
-        return replace(whole, tokens=self.shard(whole.tokens, 1), labels=self.shard(whole.labels, 1), loss_mask=mask)
+        tokens, labels = self.shard(whole.tokens, 1), self.shard(whole.labels, 1)
+        mask, positions = (None if part is None else self.shard(part, 1) for part in (whole.loss_mask, whole.positions))
+        return replace(whole, tokens=tokens, labels=labels, loss_mask=mask, positions=positions)

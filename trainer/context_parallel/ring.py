@@ -182,18 +182,17 @@ class Plan:
 
 
 class _RingAttention(torch.autograd.Function):
-    """See tiled_attention."""
+    """See tiled_attention and ring_attention."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: Plan) -> torch.Tensor:
         ctx.plan = plan
-        output, log_sum_exp = query, query
-        for step, keys, values in plan.round_trip(key, value):
-            if step == 0:
-                output, log_sum_exp = plan.forward_first(query, keys, values)
-                if len(plan.steps) > 1:
-                    output = _empty_like(query, _precise(query.dtype)).copy_(output)
-                continue
+        steps = plan.round_trip(key, value)
+        _, keys, values = next(steps)
+        output, log_sum_exp = plan.forward_first(query, keys, values)
+        if len(plan.steps) > 1:
+            output = _empty_like(query, _precise(query.dtype)).copy_(output)
+        for step, keys, values in steps:
             for tile in plan.steps[step]:
                 part = plan.kernel.forward(query[tile.queries], keys[tile.keys], values[tile.keys], causal=tile.causal)
                 _merge_(output[tile.queries], log_sum_exp[tile.queries], *part)
@@ -208,20 +207,16 @@ class _RingAttention(torch.autograd.Function):
         query, key, value, output, log_sum_exp = ctx.saved_tensors
         if len(plan.steps) == 1:
             return *plan.backward_first(grad_output, query, key, value, output, log_sum_exp), None
-        grad_query, pending = query, None
-        for step, keys, values in plan.round_trip(key, value):
+        steps = plan.round_trip(key, value)
+        _, keys, values = next(steps)
+        first, *own = plan.backward_first(grad_output, query, keys, values, output, log_sum_exp)
+        grad_query = _empty_like(query, _precise(query.dtype)).copy_(first)
+        pending = start_exchange(torch.stack(own).to(grad_query.dtype), plan.cp, _GRADIENTS)
+        for step, keys, values in steps:
             tensors = (grad_output, query, keys, values, output, log_sum_exp)
-            if step == 0:
-                first, *own = plan.backward_first(*tensors)
-                grad_query = _empty_like(query, _precise(query.dtype)).copy_(first)
-                grad_key_value = torch.stack(own).to(grad_query.dtype)
-            else:
-                grad_key_value = plan.backward_later(step, grad_query, *tensors)
-            # What the ranks before have gathered for these keys arrives during the step, and goes on after it.
-            if pending is not None:
-                grad_key_value += pending.result()
-            pending = start_exchange(grad_key_value, plan.cp, _GRADIENTS)
-        assert pending is not None
+            grad_key_value = plan.backward_later(step, grad_query, *tensors)
+            # What the ranks before have gathered for these keys has come meanwhile, and goes on from here.
+            pending = start_exchange(grad_key_value.add_(pending.result()), plan.cp, _GRADIENTS)
         grad_key, grad_value = pending.result().to(key.dtype).unbind()
         return _in_dtype(grad_query, query.dtype), grad_key, grad_value, None
 

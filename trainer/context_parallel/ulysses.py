@@ -8,6 +8,7 @@ back; backward makes the same two the other way round.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -94,9 +95,9 @@ def _join(parts: torch.Tensor) -> torch.Tensor:
 
 
 def _repeated(heads: torch.Tensor, size: int) -> torch.Tensor:
-    """Each group as often as there are ranks for it."""
-    groups = heads.shape[1]
-    return heads if groups % size == 0 else heads.repeat_interleave(size // groups, dim=1)
+    """Each group as often as makes their number a multiple of ``size``; the heads, a multiple of both, are one too."""
+    copies = size // math.gcd(heads.shape[1], size)
+    return heads if copies == 1 else heads.repeat_interleave(copies, dim=1)
 
 
 def _summed(grad_heads: torch.Tensor, groups: int) -> torch.Tensor:
@@ -112,12 +113,11 @@ def divide_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query [B, A/c, S, D], key and value [B, G/c, S, D] from query [B, A, S/c, D], key and value [B, G, S/c, D].
 
-    Where there are fewer groups than ranks, c/G ranks in a row get the same key and value head. Collective: all cp
-    ranks.
+    Where the groups do not divide, key and value are repeated as little as makes them divide, and their gradients
+    summed: with one group each of two ranks gets it. Collective: all cp ranks.
     """
-    groups = key.shape[1]
-    if query.shape[1] % cp.size or (groups % cp.size and cp.size % groups):
-        raise ValueError(f"{query.shape[1]} heads in {groups} groups cannot be divided over {cp.size} ranks")
+    if query.shape[1] % cp.size:
+        raise ValueError(f"{query.shape[1]} attention heads cannot be divided over {cp.size} context-parallel ranks")
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _DivideHeads.apply(query, key, value, cp)  # type: ignore[no-untyped-call]
     return heads
 

@@ -49,11 +49,15 @@ class MicroBatch:
     """Number of this micro-batch within the global batch, the same for every layout."""
     documents: Documents | None = None
     """Set where attention must not cross from one document to another."""
+    positions: torch.Tensor | None = None
+    """int64 [B, S], where they do not simply count along the sequence."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on ``device``."""
-        mask = None if self.loss_mask is None else self.loss_mask.to(device)
-        return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device), loss_mask=mask)
+        mask, positions = (None if part is None else part.to(device) for part in (self.loss_mask, self.positions))
+        return replace(
+            self, tokens=self.tokens.to(device), labels=self.labels.to(device), loss_mask=mask, positions=positions
+        )
 
 
 class Samples(Protocol):
@@ -75,6 +79,44 @@ class BatchShape:
     dp_rank: int
 
 
+@dataclass(frozen=True)
+class Packing:
+    """What is done about the documents that share a sample.
+
+    A document ends with its end-of-document token, as in Megatron-LM's get_ltor_masks_and_position_ids
+    (megatron/training/utils.py): what follows belongs to the next one.
+    """
+
+    end: int
+    """The token that ends a document."""
+    mask_loss: bool = False
+    """Positions whose input is ``end`` do not count in the loss."""
+    separate_attention: bool = False
+    """Attention stays within a document."""
+    restart_positions: bool = False
+    """Positions begin anew with each document."""
+
+    def apply(self, batch: MicroBatch) -> MicroBatch:
+        """``batch`` with its loss mask, documents and positions."""
+        is_end = batch.tokens == self.end
+        if self.mask_loss:
+            batch = replace(batch, loss_mask=(~is_end).float())
+        if self.separate_attention:
+            batch = replace(batch, documents=Documents(tuple(_document_bounds(row.numpy()) for row in is_end)))
+        if self.restart_positions:
+            # The last position so far at which a document begins; a document begins after an end.
+            places = torch.arange(is_end.shape[1])
+            begins = torch.zeros_like(batch.tokens)
+            begins[:, 1:] = torch.where(is_end[:, :-1], places[1:], 0)
+            batch = replace(batch, positions=places - begins.cummax(dim=1).values)
+        return batch
+
+
+def _document_bounds(is_end: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+    length = len(is_end)
+    return (0, *(int(end) + 1 for end in np.flatnonzero(is_end[:-1])), length)
+
+
 class TrainData:
     """The samples of a run, by split. Made by trainer.data.build.build_data."""
 
@@ -83,7 +125,7 @@ class TrainData:
         samples: Mapping[Split, Samples],
         vocab_size: int,
         shape: BatchShape,
-        masked_token: int | None = None,
+        packing: Packing | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
         """Wrap ``samples``.
@@ -92,14 +134,14 @@ class TrainData:
             samples: the splits that there are.
             vocab_size: number of token ids, not padded.
             shape: batch sizes and this replica's place.
-            masked_token: positions whose input is this token do not count in the loss (eod_mask_loss).
+            packing: what is done about documents; None: nothing.
             notes: one line each for what a reader of the log should know; rank 0 prints them.
         """
         self.vocab_size = vocab_size
         self.notes = notes
         self._samples = dict(samples)
         self._shape = shape
-        self._masked_token = masked_token
+        self._packing = packing
 
     def has(self, split: Split) -> bool:
         """Whether there is anything to read in ``split``."""
@@ -122,10 +164,10 @@ class TrainData:
         """Labels that count in that global batch, over all replicas. Needs no communication: each rank counts."""
         shape = self._shape
         tokens = shape.global_batch_size * shape.seq_length
-        if self._masked_token is None:
+        if self._packing is None or not self._packing.mask_loss:
             return tokens
         numbers = range(consumed_samples, consumed_samples + shape.global_batch_size)
-        masked = (self._samples[split].sample(number)[:-1] == self._masked_token for number in numbers)
+        masked = (self._samples[split].sample(number)[:-1] == self._packing.end for number in numbers)
         return tokens - sum(int(np.count_nonzero(found)) for found in masked)
 
     def _micro_batch(self, split: Split, first: int, index: int) -> MicroBatch:
@@ -138,5 +180,5 @@ class TrainData:
                 "set it to the vocabulary that the data was tokenized with"
             )
         tokens, labels = (torch.from_numpy(np.ascontiguousarray(part)) for part in (windows[:, :-1], windows[:, 1:]))
-        mask = None if self._masked_token is None else (tokens != self._masked_token).float()
-        return MicroBatch(tokens, labels, mask, index)
+        batch = MicroBatch(tokens, labels, index=index)
+        return batch if self._packing is None else self._packing.apply(batch)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.config import TrainConfig
 from trainer.config_checks import parse_split
-from trainer.data.batches import BatchShape, Samples, Split, TrainData
+from trainer.data.batches import BatchShape, Packing, Samples, Split, TrainData
 from trainer.data.epoch_index import EpochIndexCache
 from trainer.data.errors import DataError
 from trainer.data.gpt_dataset import GPTDataset, split_sequences
@@ -48,6 +48,7 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
         training.micro_batch_size, config.global_batch_size(dp), training.seq_length, dp=dp, dp_rank=dp_rank
     )
     if config.data.mock_data:
+        _packing(config, None)
         vocab_size = config.model.vocab_size or DEFAULT_VOCAB_SIZE
         return TrainData(
             {
@@ -72,8 +73,7 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
             samples[split] = dataset
     if training.eval_iters and "valid" not in sources:
         notes.append("no evaluation while training: there is no valid split")
-    masked_token = eod if config.data.eod_mask_loss else None
-    return TrainData(samples, vocab_size, shape, masked_token, tuple(notes))
+    return TrainData(samples, vocab_size, shape, _packing(config, eod), tuple(notes))
 
 
 def open_sources(config: TrainConfig) -> dict[Split, Source]:
@@ -147,12 +147,22 @@ def _vocabulary(config: TrainConfig, sources: dict[Split, Source]) -> tuple[int,
             "leave it unset"
         )
     eod = next((manifest.eod for manifest in manifests), tokenizer.eod if tokenizer else None)
-    if config.data.eod_mask_loss and eod is None:
+    return vocab_size, eod
+
+
+def _packing(config: TrainConfig, eod: int | None) -> Packing | None:
+    data = config.data
+    asked = [name for name in ("eod_mask_loss", "reset_attention_mask", "reset_position_ids") if getattr(data, name)]
+    if not asked:
+        return None
+    if data.mock_data:
+        raise DataError(f"data.{asked[0]}: mock data has no documents; leave it out, or name data in data.data_path")
+    if eod is None:
         raise DataError(
-            "data.eod_mask_loss: nothing tells which token ends a document; set data.tokenizer_model, or prepare the "
+            f"data.{asked[0]}: nothing tells which token ends a document; set data.tokenizer_model, or prepare the "
             "data with --append-eod"
         )
-    return vocab_size, eod
+    return Packing(eod, data.eod_mask_loss, data.reset_attention_mask, data.reset_position_ids)
 
 
 def _shortage(config: TrainConfig, split: Split, source: Source, dataset: GPTDataset) -> str | None:

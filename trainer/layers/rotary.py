@@ -16,7 +16,9 @@ from torch.autograd.function import once_differentiable
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """Cosines and sines of the rotation angles, each [S, 1, 1, 1, rotated/2]."""
+    """Cosines and sines of the rotation angles, each [S, 1, 1, 1, rotated/2], or [S, B, 1, 1, rotated/2] where each
+    sample has positions of its own.
+    """
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -41,6 +43,12 @@ class RotaryTable:
         if length > len(self.cos):
             raise ValueError(f"a sequence of {length} exceeds the {len(self.cos)} positions of the rotary table")
         return RotaryTable(self.cos[:length], self.sin[:length])
+
+    def at(self, positions: torch.Tensor) -> RotaryTable:
+        """The table of ``positions`` [S] or [S, B], none of which is beyond this one."""
+        if positions.ndim == 1:
+            return RotaryTable(self.cos[positions], self.sin[positions])
+        return RotaryTable(self.cos[positions].squeeze(2), self.sin[positions].squeeze(2))
 
 
 class _SplitHeads(torch.autograd.Function):

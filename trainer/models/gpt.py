@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from trainer.axes import ParallelAxes
@@ -50,15 +51,21 @@ class GPTEmbedding(nn.Module):
                 on_sequence_shard=True,
             )
 
-    def forward(self, tokens: torch.Tensor, randomness: MicroBatchRandomness | None) -> torch.Tensor:
-        """Collective: all tp ranks."""
+    def forward(
+        self, tokens: torch.Tensor, randomness: MicroBatchRandomness | None, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``positions`` [S, B]; None: they count along the sequence. Collective: all tp ranks."""
         hidden: torch.Tensor = self.word(tokens)
         if self.position is not None:
             length = len(tokens) * self._axes.cp.size
             if length > len(self.position):
                 raise ValueError(f"a sequence of {length} exceeds the {len(self.position)} learned positions")
-            positions = self._axes.cp.shard(self.position[:length], 0)
-            hidden = hidden + self._axes.tp.sequence_shard(positions).unsqueeze(1)
+            if positions is None:
+                rows = self._axes.cp.shard(self.position[:length], 0)
+                hidden = hidden + self._axes.tp.sequence_shard(rows).unsqueeze(1)
+            else:
+                # Its backward adds up the rows of equal positions, and in one order on any device.
+                hidden = hidden + F.embedding(self._axes.tp.sequence_shard(positions), self.position)
         return hidden_dropout(hidden, self._dropout, randomness, "embedding", self._axes)
 
 
@@ -151,10 +158,13 @@ class GPTStage(nn.Module):
             that the last ranks may have fewer than the others, or none.
         """
         tokens = micro_batch.tokens.t()  # [S, B]
+        positions = None if micro_batch.positions is None else micro_batch.positions.t()
         if self.embedding is not None:
-            hidden = self.embedding(tokens, randomness)
+            hidden = self.embedding(tokens, randomness, positions)
         assert hidden is not None, "only the first stage makes its own input"
-        forward_pass = ForwardPass(self._rotary_of(tokens), micro_batch.documents, randomness, aux_loss_scale)
+        forward_pass = ForwardPass(
+            self._rotary_of(tokens, positions), micro_batch.documents, randomness, aux_loss_scale
+        )
         for run in self._runs:
             if len(run) == 1:  # a layer recomputes itself
                 hidden = self.layers[run.start](hidden, forward_pass)
@@ -177,11 +187,13 @@ class GPTStage(nn.Module):
             hidden = self.layers[place](hidden, forward_pass, values_needed or place < run[-1])
         return hidden
 
-    def _rotary_of(self, tokens: torch.Tensor) -> RotaryTable | None:
+    def _rotary_of(self, tokens: torch.Tensor, positions: torch.Tensor | None) -> RotaryTable | None:
         if self._rotary is None:
             return None
         cp = self._axes.cp
         table = self._rotary.first(len(tokens) * cp.size)
+        if positions is not None:
+            return table.at(positions)
         return RotaryTable(cp.shard(table.cos, 0), cp.shard(table.sin, 0))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.data.test_indexed_dataset import write
 from trainer.config import TrainConfig, build_config
-from trainer.data.batches import MicroBatch, TrainData
+from trainer.data.batches import MicroBatch, Packing, TrainData
 from trainer.data.build import build_data
 from trainer.data.epoch_index import EpochIndexCache
 from trainer.data.errors import DataError
@@ -91,6 +91,53 @@ def test_masked_tokens_are_counted_over_the_whole_batch(tmp_path: Path, tokenize
     assert replicas[0].valid_tokens("train", 8) == replicas[1].valid_tokens("train", 8) == counted < 64
 
 
+def by_loop(tokens: list[int], eod: int) -> tuple[list[int], list[int]]:
+    """Bounds and positions of one sample, token by token."""
+    bounds, positions = [0], []
+    for place, token in enumerate(tokens):
+        positions.append(place - bounds[-1])
+        if token == eod and place + 1 < len(tokens):
+            bounds.append(place + 1)
+    return [*bounds, len(tokens)], positions
+
+
+def test_documents_are_found_where_they_end(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+    source = {"data_path": prepared(tmp_path, tokenizer), "reset_attention_mask": True, "reset_position_ids": True}
+    data = build_data(config(source, seq_length=40), 0, 1)
+    counts = set()
+    for batch in data.micro_batches("train", 16):
+        assert batch.loss_mask is None
+        assert batch.documents is not None
+        assert batch.positions is not None
+        assert batch.to(torch.device("meta")).positions.device.type == "meta"
+        for row, bounds, positions in zip(batch.tokens.tolist(), batch.documents.bounds, batch.positions, strict=True):
+            assert (list(bounds), positions.tolist()) == by_loop(row, tokenizer.eod)
+            counts.add(len(bounds))
+    assert len(counts) > 1
+    assert data.valid_tokens("train", 16) == 8 * 40
+
+
+def test_ends_at_the_borders_of_a_sample() -> None:
+    tokens = torch.tensor([[9, 9, 1, 2, 9], [1, 2, 3, 4, 5]])
+    batch = Packing(9, separate_attention=True, restart_positions=True).apply(MicroBatch(tokens, tokens))
+    assert batch.documents is not None
+    assert batch.documents.bounds == ((0, 1, 2, 5), (0, 5))
+    assert batch.positions is not None
+    assert batch.positions.tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
+
+
+def test_each_rule_for_documents_is_on_its_own(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+    path = prepared(tmp_path, tokenizer)
+    for key, field in (
+        ("eod_mask_loss", "loss_mask"),
+        ("reset_attention_mask", "documents"),
+        ("reset_position_ids", "positions"),
+    ):
+        batch = build_data(config({"data_path": path, key: True}), 0, 1).micro_batches("train", 0)[0]
+        filled = {name for name in ("loss_mask", "documents", "positions") if getattr(batch, name) is not None}
+        assert filled == {field}
+
+
 def test_order_does_not_depend_on_the_length_of_the_run(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
     path = prepared(tmp_path, tokenizer)
     short, long = (build_data(config({"data_path": path}, train_iters=n), 0, 1) for n in (10, 100_000))
@@ -136,6 +183,16 @@ def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp
         ),
         ({"data_path": "{folder}/d", "tokenizer_model": "{folder}/other.json"}, {}, "another tokenizer"),
         ({"data_path": "{folder}/plain", "eod_mask_loss": True}, {"vocab_size": 300}, "data.eod_mask_loss: nothing"),
+        (
+            {"data_path": "{folder}/plain", "reset_position_ids": True},
+            {"vocab_size": 300},
+            "data.reset_position_ids: nothing tells which token ends a document; set data.tokenizer_model",
+        ),
+        (
+            {"mock_data": True, "reset_attention_mask": True},
+            {},
+            "data.reset_attention_mask: mock data has no documents",
+        ),
     ],
 )
 def test_data_that_cannot_be_trained_on(
