@@ -44,8 +44,8 @@ def row_parallel_sum_dropped() -> AbstractContextManager[object]:
 def column_parallel_gradient_sum_dropped() -> AbstractContextManager[object]:
     """The input gradients of column-parallel layers are not summed over tp."""
 
-    def unsummed(partial: torch.Tensor, tp: Any) -> collectives.PendingSum:
-        return collectives.PendingSum(tp.sequence_shard(partial), partial, None)
+    def unsummed(partial: torch.Tensor, tp: Any) -> collectives.PendingCollective:
+        return collectives.PendingCollective(tp.sequence_shard(partial), partial, None)
 
     return mock.patch.object(linear, "start_sum", unsummed)
 

@@ -1,12 +1,14 @@
 """Divided layers on real ranks against the same layer whole, with and without sequence parallelism."""
 
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.spawn import Ranks
 from trainer.axes import ParallelAxes
@@ -20,7 +22,7 @@ from trainer.layers.rotary import RotaryTable
 from trainer.mesh import ParallelMesh, build_process_groups
 from trainer.parameters import ParameterBuilder
 from trainer.random_streams import StepRandomness
-from trainer.tensor_parallel.collectives import TensorParallel
+from trainer.tensor_parallel.collectives import PendingCollective, TensorParallel
 from trainer.tensor_parallel.embedding import VocabParallelEmbedding
 from trainer.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -103,6 +105,69 @@ def test_column_and_row_pair(ranks, world_size, sequence_parallel, with_sinks):
     torch.testing.assert_close(total, bias_grad)
 
 
+class CallOrder(TorchDispatchMode):
+    """Which products and collectives are issued, in order."""
+
+    NAMES = {
+        "aten.mm": "product",
+        "c10d.allreduce": "sum",
+        "c10d._reduce_scatter_base": "sum",
+        "c10d._allgather_base": "gather",
+    }
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.calls += [short for name, short in self.NAMES.items() if str(function).startswith(name)]
+        return function(*arguments, **(keywords or {}))
+
+
+class NamedProducts(OuterProducts):
+    """A sink that says when it is given something."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self._calls = calls
+
+    def add_outer(self, *_):
+        self._calls.append("weight gradient")
+
+
+def order_of_issue(rank, world_size, sequence_parallel):
+    """What forward and backward through a column-parallel layer do, in order; waits included."""
+    tp = axis(rank, world_size, sequence_parallel)
+    layer = ColumnParallelLinear(nn.Parameter(draw("up", INNER // 2, HIDDEN)), None, tp)
+    inputs = tp.sequence_shard(draw("inputs", LENGTH, BATCH, HIDDEN)).clone().requires_grad_()
+    result = PendingCollective.result
+
+    def waited(pending):
+        if pending._work is not None:
+            order.calls.append("wait")
+        return result(pending)
+
+    with CallOrder() as order, mock.patch.object(PendingCollective, "result", waited):
+        layer.gradient_sink = NamedProducts(order.calls)
+        outputs = layer(inputs)
+        order.calls.append("backward")
+        outputs.sum().backward()
+    return order.calls
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "expected"),
+    [
+        (False, "product, backward, product, sum, weight gradient, wait"),
+        (True, "gather, wait, product, backward, gather, product, sum, wait, weight gradient, wait"),
+    ],
+)
+def test_collectives_of_backward_travel_during_products(ranks, sequence_parallel, expected):
+    """The gather that the weight gradient needs during the input gradient's product; its sum during the other."""
+    for calls in ranks.run(order_of_issue, sequence_parallel, world_size=2):
+        assert ", ".join(calls) == expected
+
+
 def divided_lookup(rank, world_size, sequence_parallel):
     tp = axis(rank, world_size, sequence_parallel)
     rows = VOCAB // world_size
@@ -145,7 +210,7 @@ def test_dropout_of_a_sequence_shard_is_that_of_the_whole(ranks, world_size):
 def odd_sequence(rank, world_size):
     tp = axis(rank, world_size, True)
     layer = VocabParallelEmbedding(nn.Parameter(draw("table", VOCAB // 2, HIDDEN)), tp)
-    with pytest.raises(ValueError, match="a sequence of 7 cannot be divided over 2"):
+    with pytest.raises(ValueError, match=f"tensor-parallel rank {rank}: a sequence of 7 cannot be divided over 2"):
         layer(tokens()[:7])
 
 

@@ -47,20 +47,26 @@ class TensorParallel:
         """This rank's part (a view) of a tensor [S, ...] under sequence parallelism; else all of it."""
         if not self.sequence_parallel:
             return whole
-        length = whole.shape[0] // self.size
+        length = self.shard_length(whole)
         return whole.narrow(0, self.rank * length, length)
 
+    def shard_length(self, whole: torch.Tensor) -> int:
+        """S/t of a tensor [S, ...].
 
-def gather_sequence(shard: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
-    """[S, ...] from every rank's [S/t, ...], outside autograd."""
-    whole = shard.new_empty((shard.shape[0] * tp.size, *shard.shape[1:]))
-    _all_gather(whole, shard.contiguous(), group=tp.group)
-    return whole
+        Raises:
+            ValueError: S is not divisible by t.
+        """
+        if whole.shape[0] % self.size:
+            raise ValueError(
+                f"tensor-parallel rank {self.rank}: a sequence of {whole.shape[0]} cannot be divided over {self.size} "
+                "ranks, as sequence parallelism needs"
+            )
+        return whole.shape[0] // self.size
 
 
 @dataclass(frozen=True)
-class PendingSum:
-    """A sum over tp that is under way. ``result`` waits for it."""
+class PendingCollective:
+    """A collective over tp that is under way. ``result`` waits for it."""
 
     _output: torch.Tensor
     _input: torch.Tensor
@@ -68,26 +74,38 @@ class PendingSum:
     _work: dist.Work | None
 
     def result(self) -> torch.Tensor:
-        """The sum, once it is there."""
+        """What comes out of it, once it is there."""
         if self._work is not None:
             self._work.wait()
         return self._output
 
 
-def start_sum(partial: torch.Tensor, tp: TensorParallel) -> PendingSum:
+def gather_sequence(shard: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
+    """[S, ...] from every rank's [S/t, ...], outside autograd."""
+    return start_gather(shard, tp).result()
+
+
+def start_gather(shard: torch.Tensor, tp: TensorParallel) -> PendingCollective:
+    """Start to gather [S, ...] from every rank's [S/t, ...], outside autograd; an undivided tensor stays as it is."""
+    if not tp.sequence_parallel:
+        return PendingCollective(shard, shard, None)
+    shard = shard.contiguous()
+    whole = shard.new_empty((shard.shape[0] * tp.size, *shard.shape[1:]))
+    return PendingCollective(whole, shard, _all_gather(whole, shard, group=tp.group, async_op=True))
+
+
+def start_sum(partial: torch.Tensor, tp: TensorParallel) -> PendingCollective:
     """Start to sum [S, ...] over tp, outside autograd; under sequence parallelism the result is this rank's [S/t, ...].
 
     ``partial`` belongs to the collective from here on: without sequence parallelism it is overwritten by the sum.
     """
     if tp.size == 1:
-        return PendingSum(partial, partial, None)
+        return PendingCollective(partial, partial, None)
     partial = partial.contiguous()
     if tp.sequence_parallel:
-        if partial.shape[0] % tp.size:
-            raise ValueError(f"a sequence of {partial.shape[0]} cannot be divided over {tp.size} tensor-parallel ranks")
-        output = partial.new_empty((partial.shape[0] // tp.size, *partial.shape[1:]))
-        return PendingSum(output, partial, _reduce_scatter(output, partial, group=tp.group, async_op=True))
-    return PendingSum(partial, partial, dist.all_reduce(partial, group=tp.group, async_op=True))
+        output = partial.new_empty((tp.shard_length(partial), *partial.shape[1:]))
+        return PendingCollective(output, partial, _reduce_scatter(output, partial, group=tp.group, async_op=True))
+    return PendingCollective(partial, partial, dist.all_reduce(partial, group=tp.group, async_op=True))
 
 
 class _ReducePartialSums(torch.autograd.Function):
@@ -106,7 +124,7 @@ class _ReducePartialSums(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         tp: TensorParallel = ctx.tp
-        return (gather_sequence(grad_output, tp) if tp.sequence_parallel else grad_output), None, None
+        return gather_sequence(grad_output, tp), None, None
 
 
 def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel, values_needed: bool = True) -> torch.Tensor:

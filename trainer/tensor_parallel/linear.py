@@ -14,7 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from trainer.tensor_parallel.collectives import TensorParallel, gather_sequence, reduce_partial_sums, start_sum
+from trainer.tensor_parallel.collectives import (
+    TensorParallel,
+    gather_sequence,
+    reduce_partial_sums,
+    start_gather,
+    start_sum,
+)
 
 _ALONE = TensorParallel()
 
@@ -43,8 +49,7 @@ class _Linear(torch.autograd.Function):
         ctx.sink, ctx.tp, ctx.has_bias = sink, tp, bias is not None
         if not values_needed:
             return inputs.new_empty((*inputs.shape[:-1], weight.shape[:-1].numel()))
-        whole = gather_sequence(inputs, tp) if tp.sequence_parallel else inputs
-        return F.linear(whole, weight.flatten(0, -2), None if bias is None else bias.flatten())
+        return F.linear(gather_sequence(inputs, tp), weight.flatten(0, -2), None if bias is None else bias.flatten())
 
     @staticmethod
     @once_differentiable
@@ -53,18 +58,19 @@ class _Linear(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None]:
         inputs, weight = ctx.saved_tensors
         tp: TensorParallel = ctx.tp
-        # Gathered anew: only the shard was kept from forward (Korthikanti et al. 2022, section 4.2.2).
-        whole = gather_sequence(inputs, tp) if tp.sequence_parallel else inputs
-        # The sum over tp travels while the weight gradient is computed.
-        pending = start_sum(grad_output.matmul(weight.flatten(0, -2)), tp) if ctx.needs_input_grad[0] else None
+        # Gathered anew, since only the shard was kept from forward (Korthikanti et al. 2022, section 4.2.2): it travels
+        # while the input gradient is computed, and the sum over tp of that while the weight gradient is.
+        gathering = start_gather(inputs.detach(), tp) if ctx.needs_input_grad[1] else None
+        summing = start_sum(grad_output.matmul(weight.flatten(0, -2)), tp) if ctx.needs_input_grad[0] else None
         grad_rows = grad_output.reshape(-1, grad_output.shape[-1])
         grad_weight = None
-        if ctx.needs_input_grad[1]:
+        if gathering is not None:
             # Detached, because a sink may keep it for later, and must not keep the graph behind it.
-            input_rows = whole.detach().reshape(-1, whole.shape[-1])
+            whole = gathering.result()
+            input_rows = whole.reshape(-1, whole.shape[-1])
             grad_weight = _weight_gradient(grad_rows, input_rows, weight, ctx.sink)
         grad_bias = grad_rows.sum(0).view(weight.shape[:-1]) if ctx.has_bias else None
-        return (pending.result() if pending is not None else None), grad_weight, grad_bias, None, None, None
+        return (summing.result() if summing is not None else None), grad_weight, grad_bias, None, None, None
 
 
 def _weight_gradient(
