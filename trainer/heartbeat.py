@@ -38,6 +38,11 @@ class Heartbeat:
         """Say what begins now."""
         self._latest = (iteration, phase, time.time())
 
+    @property
+    def phase(self) -> str:
+        """What this rank is doing."""
+        return self._latest[1]
+
     def __enter__(self) -> Self:
         if self._path is not None:
             self._write()

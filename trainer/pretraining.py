@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from trainer.device import choose_device, device_name
 from trainer.failure import PeerFailedError, record_failure
 from trainer.heartbeat import Heartbeat
 from trainer.loop import Ending, TrainingLoop
+from trainer.lost_peers import PeerLoss
 from trainer.mesh import ParallelMesh, build_process_groups
 from trainer.metrics import MetricsFile, SpeedScale
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
@@ -67,31 +68,46 @@ def run_pretraining(config: TrainConfig, launch: LaunchEnvironment, run: RunDire
     """
     mesh = ParallelMesh.build(config, launch.rank, launch.world_size)
     progress = TrainingProgress(seed=config.training.seed)
-    who = mesh.describe(launch.rank)
     stop_file = run.stop_request if run is not None and launch.rank == 0 else None
     with (
         Heartbeat(run.heartbeat(launch.rank) if run is not None else None, launch.rank) as heartbeat,
         StopRequest(stop_file) as stop,
     ):
+        attempt = _Attempt(config, launch, run, mesh, progress, heartbeat, stop)
         try:
-            _train(_Attempt(config, launch, run, mesh, progress, heartbeat, stop))
-        except (ConfigError, DataError, CheckpointError) as error:
-            record_failure(run, launch.rank, who, progress.iteration, error)
-            heartbeat.beat(progress.iteration, "failed")
-            print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
-            return FAILED if isinstance(error, CheckpointError) else BAD_CONFIG
-        except PeerFailedError as error:
-            print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
-            return FAILED
+            _train(attempt)
         except KeyboardInterrupt:
             return INTERRUPTED
         except Exception as error:
-            record_failure(run, launch.rank, who, progress.iteration, error)
-            heartbeat.beat(progress.iteration, "failed")
-            print(f"trainer: {who} failed at iteration {progress.iteration}:", file=sys.stderr)
-            traceback.print_exc()
-            return FAILED
+            return _report(attempt, error)
     return COMPLETED
+
+
+def _report(attempt: _Attempt, error: Exception) -> int:
+    """Say what this rank failed with; the exit code."""
+    run, mesh, heartbeat, iteration = attempt.run, attempt.mesh, attempt.heartbeat, attempt.progress.iteration
+    who = mesh.describe(mesh.rank)
+    loss = PeerLoss.of(error, mesh, heartbeat.phase)
+    consequence = loss.sentence(mesh, run) if loss is not None else ""
+    record = record_failure(run, mesh.rank, who, iteration, error, consequence)
+    if isinstance(error, PeerFailedError):
+        print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
+        return FAILED
+    heartbeat.beat(iteration, "failed")
+    if isinstance(error, (ConfigError, DataError, CheckpointError)):
+        print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
+        return FAILED if isinstance(error, CheckpointError) else BAD_CONFIG
+    if loss is None or record is None:
+        print(f"trainer: {who} failed at iteration {iteration}:", file=sys.stderr)
+        traceback.print_exc()
+        return FAILED
+    # The record stands already, with its time; now there is a moment to find out who is missing.
+    record = replace(record, message=loss.sentence(mesh, run, loss.silent_peers(run)))
+    record.write(run)
+    print(f"trainer: {who} at iteration {iteration} {record.message}", file=sys.stderr, flush=True)
+    if loss.is_late:
+        traceback.print_exc()
+    return FAILED
 
 
 def _train(attempt: _Attempt) -> None:

@@ -136,8 +136,9 @@ def test_dead_rank_takes_the_other_along_at_once(tmp_path):
         assert end(attempt) == [1, -9]
     found = error(run, 0)
     assert found["iteration"] >= 1
-    assert found["type"] in log(run)
-    assert "rank 0 (pp 0, dp 0, tp 0) failed at iteration" in log(run)
+    assert found["consequence"] is True
+    assert f"rank 0 (pp 0, dp 0, tp 0) at iteration {found['iteration']} lost its peers in " in log(run)
+    assert "no word from rank 1 (pp 0, dp 0, tp 1)" in log(run)
 
 
 def test_missing_checkpoint_to_start_from(tmp_path):

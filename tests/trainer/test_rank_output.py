@@ -122,7 +122,18 @@ def test_error_record(tmp_path):
     except ValueError as error:
         record_failure(run, 3, "rank 3 (pp 1, dp 0, tp 1)", 17, error)
     found = json.loads((tmp_path / "attempts/2/errors/rank-00003.json").read_text())
-    assert list(found) == ["rank", "coordinates", "host", "iteration", "type", "message", "traceback", "time"]
+    assert list(found) == [
+        "rank",
+        "coordinates",
+        "host",
+        "iteration",
+        "type",
+        "message",
+        "traceback",
+        "consequence",
+        "time",
+    ]
+    assert found["consequence"] is False
     assert (found["type"], found["message"]) == ("ValueError", "broken\nin two lines")
     assert "raise ValueError" in found["traceback"]
     record_failure(run, 4, "", 17, PeerFailedError("rank 3 failed"))

@@ -1,0 +1,285 @@
+"""Ranks that raise, are killed or hang: the others leave in time, and what is written names the first cause."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.resume_torture import RANKS, free_port
+from trainer.lost_peers import PeerLoss
+from trainer.mesh import ParallelMesh
+from trainer.run_directory import RunDirectory
+
+WORLD_SIZE = 4
+TIMEOUT_S = 8.0
+# Between a failure and the last rank's end, besides the timeout of a hang: a loaded machine takes its time.
+GRACE_S = 60.0
+MESH = ParallelMesh(tp=2, pp=2, dp=1, rank=0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _server():
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    yield
+    if not multiprocessing.active_children():
+        multiprocessing.forkserver._forkserver._stop()
+
+
+def write_config(run, **parallel):
+    values = {
+        "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 100},
+        "training": {"train_iters": 100000, "seq_length": 16, "global_batch_size": 4, "eval_iters": 0},
+        "optimizer": {"lr": 1e-3},
+        "data": {"mock_data": True},
+        "parallel": {
+            "tensor_model_parallel_size": 2,
+            "pipeline_model_parallel_size": 2,
+            "distributed_timeout_minutes": TIMEOUT_S / 60,
+            **parallel,
+        },
+    }
+    run.mkdir(exist_ok=True)
+    (run / "config.yaml").write_text(json.dumps(values))
+
+
+def be_rank(run, rank, port, fault):
+    """What ``python -m trainer pretrain`` does in a process of its own; ``fault`` may tamper with it before."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(WORLD_SIZE),
+        "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "LLMCTL_RUN_DIR": str(run),
+        "LLMCTL_ATTEMPT": "1",
+    }
+    from trainer.__main__ import main
+
+    if fault is not None:
+        fault()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    sys.exit(main(["pretrain", "--config", str(run / "config.yaml")]))
+
+
+class Job:
+    """Ranks of one attempt. A context manager: nobody survives it."""
+
+    def __init__(self, run, faults=None, absent=()):
+        self.run = run
+        port = free_port()
+        faults = faults or {}
+        self.ranks = {
+            rank: RANKS.Process(target=be_rank, args=(run, rank, port, faults.get(rank)))
+            for rank in range(WORLD_SIZE)
+            if rank not in absent
+        }
+        for process in self.ranks.values():
+            process.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.ranks.values():
+            process.kill()
+            process.join(timeout=60)
+
+    def wait_for_iteration(self, iteration):
+        wait_for_iteration(self.run, iteration, lambda: all(p.exitcode is None for p in self.ranks.values()))
+
+    def ends(self, ranks, seconds):
+        """Exit codes of ``ranks``, which must all have left ``seconds`` from now."""
+        end = time.monotonic() + seconds
+        for rank in ranks:
+            self.ranks[rank].join(timeout=max(0.1, end - time.monotonic()))
+        return [self.ranks[rank].exitcode for rank in ranks]
+
+
+def wait_for_iteration(run, iteration, goes_on, deadline_s=200.0):
+    end = time.monotonic() + deadline_s
+    metrics = run / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < iteration:
+        assert goes_on(), "a rank ended before its time"
+        assert time.monotonic() < end, f"no iteration {iteration} in {deadline_s:g} s"
+        time.sleep(0.02)
+
+
+def errors(run):
+    found = [json.loads(path.read_text()) for path in (run / "attempts/1/errors").glob("rank-*.json")]
+    return sorted(found, key=lambda error: error["time"])
+
+
+def log(run, rank):
+    return (run / f"attempts/1/rank-{rank:05d}.log").read_text()
+
+
+def raise_in_third_iteration():
+    from trainer.loop import TrainingLoop
+
+    whole = TrainingLoop._count
+
+    def count(self, outcome, loss_sum, valid_tokens):
+        if self.progress.iteration == 2:
+            raise ValueError("a fault in the third iteration")
+        whole(self, outcome, loss_sum, valid_tokens)
+
+    TrainingLoop._count = count
+
+
+def test_the_rank_that_raises_is_the_cause_and_the_others_are_consequences(tmp_path):
+    write_config(tmp_path / "run")
+    with Job(tmp_path / "run", {3: raise_in_third_iteration}) as job:
+        assert job.ends(range(WORLD_SIZE), 200.0) == [1] * WORLD_SIZE
+    first, *others = errors(job.run)
+    assert (first["rank"], first["coordinates"]) == (3, "rank 3 (pp 1, dp 0, tp 1)")
+    assert (first["type"], first["message"]) == ("ValueError", "a fault in the third iteration")
+    assert first["iteration"] == 2
+    assert first["consequence"] is False
+    assert "rank 3 (pp 1, dp 0, tp 1) failed at iteration 2" in log(job.run, 3)
+    assert sorted(error["rank"] for error in others) == [0, 1, 2]
+    for error in others:
+        assert error["consequence"] is True
+        assert error["message"].startswith("lost its peers in ")
+        # Who raised has said so, and is not missed.
+        assert "no word from rank 3" not in error["message"]
+        coordinates = error["coordinates"]
+        assert f"trainer: {coordinates} at iteration {error['iteration']} lost its peers" in log(job.run, error["rank"])
+        assert "Traceback" not in log(job.run, error["rank"])
+
+
+def test_a_killed_rank_is_missed_by_those_that_talked_to_it(tmp_path):
+    write_config(tmp_path / "run")
+    with Job(tmp_path / "run") as job:
+        job.wait_for_iteration(2)
+        job.ranks[1].kill()
+        assert job.ends([0, 2, 3], GRACE_S) == [1, 1, 1]
+    found = errors(job.run)
+    assert sorted(error["rank"] for error in found) == [0, 2, 3]
+    assert all(error["consequence"] for error in found)
+    neighbour = next(error for error in found if error["rank"] == 0)
+    assert "no word from rank 1 (pp 0, dp 0, tp 1) (process " in neighbour["message"]
+    for error in found:
+        # Nobody else is under suspicion.
+        assert "no word" not in error["message"].replace("no word from rank 1 (", "")
+
+
+def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
+    write_config(tmp_path / "run")
+    with Job(tmp_path / "run") as job:
+        job.wait_for_iteration(2)
+        os.kill(job.ranks[2].pid, signal.SIGSTOP)
+        began = time.time()
+        assert job.ends([0, 1, 3], TIMEOUT_S + GRACE_S) == [1, 1, 1]
+    found = errors(job.run)
+    assert sorted(error["rank"] for error in found) == [0, 1, 3]
+    assert found[0]["time"] - began < TIMEOUT_S + GRACE_S / 2
+    tensor_peer = next(error for error in found if error["rank"] == 3)
+    assert tensor_peer["message"].startswith("waited in vain for its peers in 'forward and backward' over ")
+    assert "Timed out" in tensor_peer["message"]
+    assert "no word from rank 2 (pp 1, dp 0, tp 0) (process " in tensor_peer["message"]
+    assert "when it began '" in tensor_peer["message"]
+    assert all(error["consequence"] for error in found)
+    assert "Traceback" in log(job.run, 3)  # where it waited
+
+
+def test_a_rank_that_never_comes_is_missed_in_the_rendezvous(tmp_path):
+    write_config(tmp_path / "run")
+    with Job(tmp_path / "run", absent=(2,)) as job:
+        assert job.ends([0, 1, 3], 200.0) == [1, 1, 1]
+    for error in errors(job.run):
+        assert "'rendezvous'" in error["message"]
+        assert error["consequence"] is True
+    assert any("no word from rank 2 (pp 1, dp 0, tp 0) (never heard of)" in e["message"] for e in errors(job.run))
+
+
+@pytest.mark.timeout(400)
+def test_under_torchrun_a_killed_rank_ends_the_job(tmp_path):
+    run = tmp_path / "run"
+    write_config(run)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(WORLD_SIZE)]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--log-dir", str(run / "torchrun")]
+    command += ["-m", "trainer", "pretrain", "--config", str(run / "config.yaml")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "LLMCTL_RUN_DIR": str(run), "LLMCTL_ATTEMPT": "1"}
+    with (tmp_path / "agent.log").open("w") as out:
+        agent = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment, stdout=out, stderr=out)
+        try:
+            wait_for_iteration(run, 2, lambda: agent.poll() is None)
+            victim = json.loads((run / "attempts/1/heartbeat/rank-00001.json").read_text())["pid"]
+            os.kill(victim, signal.SIGKILL)
+            assert agent.wait(timeout=GRACE_S + 40.0) == 1
+        finally:
+            agent.terminate()
+            agent.wait(timeout=60.0)
+    assert errors(run)
+    assert all(error["rank"] != 1 and error["consequence"] for error in errors(run))
+
+
+GLOO_GONE = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:41872. This is "
+    "typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an error."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_late"),
+    [
+        (RuntimeError(GLOO_GONE), False),
+        (RuntimeError("[unbound_buffer.cc:78] Timed out waiting 9000ms for recv operation to complete"), True),
+        (RuntimeError("NCCL error: remote process exited or there was a network error"), False),
+        (RuntimeError("Timed out after 10 seconds waiting for clients. 3/4 clients joined."), True),
+    ],
+)
+def test_words_of_the_backends(error, is_late):
+    loss = PeerLoss.of(error, MESH, "optimizer")
+    assert loss is not None
+    assert loss.is_late == is_late
+    assert (loss.axis, loss.peers) == ("", (1, 2, 3))  # nothing was called that talks over an axis
+    assert "typically" not in loss.sentence(MESH, None)
+    assert "pair.cc" not in loss.sentence(MESH, None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("Connection closed by peer"), ConnectionResetError("Connection reset by peer"), RuntimeError("shape")],
+)
+def test_other_errors_are_causes_of_their_own(error):
+    assert PeerLoss.of(error, MESH, "data") is None
+
+
+def test_the_axis_is_that_of_the_innermost_place_that_talks():
+    from trainer.pipeline import communication
+
+    def fail():
+        raise RuntimeError(GLOO_GONE)
+
+    # A function of that module, as far as its frame tells.
+    names = dict(vars(communication), fail=fail)
+    exec("def talk():\n    fail()", names)
+    with pytest.raises(RuntimeError) as caught:
+        names["talk"]()
+    loss = PeerLoss.of(caught.value, MESH, "forward and backward")
+    assert loss is not None
+    assert (loss.axis, loss.peers) == ("pp", (2,))
+    assert loss.sentence(MESH, None) == (
+        "lost its peers in 'forward and backward' over pp (rank 2): Connection closed by peer [10.0.0.2]:41872"
+    )
+
+
+def test_many_silent_ranks_are_counted(tmp_path):
+    mesh = ParallelMesh(tp=1, pp=1, dp=20, rank=0)
+    loss = PeerLoss.of(RuntimeError("Timed out"), mesh, "optimizer")
+    run = RunDirectory(tmp_path)
+    sentence = loss.sentence(mesh, run, loss.peers)
+    assert "(rank 1, 2, 3, 4, 5, 6, 7, 8, ...)" in sentence
+    assert sentence.endswith("rank 4 (pp 0, dp 4, tp 0) (never heard of) and 15 more")
