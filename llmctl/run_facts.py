@@ -78,6 +78,8 @@ class RankError:
     message: str
     time: float
     traceback: str = ""
+    consequence: bool = False
+    """By its own word."""
 
     def summary(self) -> str:
         """``rank 3 (pp 1, dp 0, tp 1) on node7: RuntimeError: first line of the message``."""
@@ -89,7 +91,7 @@ class RankError:
 
     @property
     def is_about_a_peer(self) -> bool:
-        """Whether the rank only noticed that another had gone, as gloo and NCCL word it."""
+        """Whether the rank only noticed that another had gone: by its own word, or as gloo and NCCL word it."""
         words = (
             "connection closed by peer",
             "connection reset by peer",
@@ -97,7 +99,7 @@ class RankError:
             "remote process exited",
             "socket",
         )
-        return any(word in self.message.lower() for word in words)
+        return self.consequence or any(word in self.message.lower() for word in words)
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ def parse_error(data: bytes | None) -> RankError | None:
         _text(values, "message"),
         _float(values, "time") or 0.0,
         _text(values, "traceback"),
+        values.get("consequence") is True,
     )
 
 

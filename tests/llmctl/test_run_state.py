@@ -1,5 +1,6 @@
 """The truth about runs: pure decisions, and what is gathered about real processes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from llmctl.errors import SchedulerError
 from llmctl.host_group import HostGroup
 from llmctl.job_state import JobState
 from llmctl.processes import ProcessReport, identify
-from llmctl.run_facts import AttemptFacts, Ending, Heartbeat, Outcome, RankError
+from llmctl.run_facts import AttemptFacts, Ending, Heartbeat, Outcome, RankError, parse_error
 from llmctl.run_observer import observe_runs
 from llmctl.run_record import Submission
 from llmctl.run_state import JobAnswer, RunFacts, decide, lagging_ranks
@@ -93,6 +94,25 @@ def test_a_rank_that_died_silently_is_named_when_the_others_only_missed_it():
         "rank 1 on n1 (phase save, iteration 7) ended without a word (killed, or out of memory?); "
         "rank 0 on n1: RuntimeError: Connection closed by peer"
     )
+
+
+def test_what_calls_itself_a_consequence_is_not_the_cause():
+    values = {
+        "rank": 0,
+        "host": "n1",
+        "type": "RuntimeError",
+        "message": "waited in vain for its peers",
+        "time": NOW - 9,
+    }
+    waited = parse_error(json.dumps(values | {"consequence": True}).encode())
+    cause = parse_error(json.dumps(values | {"rank": 1, "message": "torn", "time": NOW - 8}).encode())
+    assert waited is not None
+    assert cause is not None
+    detail = decide(facts(GONE, ended("failed", 1, errors=(waited, cause)))).detail
+    assert detail == "rank 1 on n1: RuntimeError: torn"
+    beats = (heartbeat(0, 9), heartbeat(1, 12, phase="save"))
+    alone = decide(facts(GONE, ended("failed", 1, errors=(waited,), heartbeats=beats))).detail
+    assert alone.startswith("rank 1 on n1 (phase save, iteration 7) ended without a word")
 
 
 def test_without_exit_file_the_job_decides():
