@@ -23,6 +23,7 @@ COMMANDS = {
     "train-tokenizer": ("trainer.data.train_tokenizer", "learn a byte-level BPE vocabulary"),
     "generate": ("trainer.generate", "continue a prompt with a checkpoint"),
     "evaluate": ("trainer.evaluate", "loss and perplexity of a checkpoint on held-out text"),
+    "draw-pipeline": ("trainer.draw_pipeline", "paint a pipeline schedule with its bubble, here and as SVG"),
     "rendezvous": ("trainer.rendezvous", "print a free port for the ranks of a job to meet at"),
 }
 _PARALLEL = ("pretrain",)
