@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from trainer.config import build_config, load_config
+from trainer.planning.flops import count_parameters
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CONFIGS = sorted(EXAMPLES.glob("*.yaml"))
@@ -24,6 +25,20 @@ def test_examples_are_valid_for_the_nodes_they_are_written_for(path: Path) -> No
     per_node = 1 if config.job.name in ("demo", "gpt-small") else 8
     config.check_world_size(config.job.nodes * per_node)
     assert build_config(yaml.safe_load(yaml.safe_dump(config.model_dump()))) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "total", "active"),
+    [
+        # Billions; the authors say 46.7 and 12.9, about 47 and 13, and 8.
+        ("mixtral_8x7b", 32000, 46.7, 12.9),
+        ("tanuki_8x8b", 65024, 47.0, 13.2),
+        ("llama3_8b", 128256, 8.0, 8.0),
+    ],
+)
+def test_examples_have_the_published_sizes(name: str, vocab_size: int, total: float, active: float) -> None:
+    counts = count_parameters(load_config(EXAMPLES / f"{name}.yaml"), vocab_size)
+    assert (round(counts.total / 1e9, 1), round(counts.active / 1e9, 1)) == (total, active)
 
 
 def test_the_default_example_needs_no_files_and_fits_any_number_of_nodes() -> None:

@@ -23,6 +23,7 @@ from trainer.data.errors import DataError
 from trainer.device import choose_device, device_name
 from trainer.failure import PeerFailedError, record_failure
 from trainer.heartbeat import Heartbeat
+from trainer.introduction import introduction
 from trainer.loop import Ending, TrainingLoop
 from trainer.lost_peers import PeerLoss
 from trainer.mesh import ParallelMesh, build_process_groups
@@ -30,7 +31,7 @@ from trainer.metrics import MetricsFile, SpeedScale
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.optional_packages import unrelated_apex
 from trainer.planning.device_peaks import known_peak_tflops
-from trainer.planning.flops import count_parameters, flops_per_token
+from trainer.planning.flops import flops_per_token
 from trainer.progress import TrainingProgress
 from trainer.run_directory import write_json
 from trainer.stop import StopRequest
@@ -200,14 +201,7 @@ def _introduce(
     restored: Path | None,
     progress: TrainingProgress,
 ) -> None:
-    parameters = count_parameters(config, data.vocab_size)
-    precision = "bf16" if config.training.bf16 else "fp16" if config.training.fp16 else "fp32"
-    lines = [
-        f"{parameters.total:,} parameters, {precision}, TP {mesh.tp} x PP {mesh.pp} x DP {mesh.dp} on "
-        f"{mesh.world_size} x {device_name(device)}, {config.global_batch_size(mesh.dp)} sequences of "
-        f"{config.training.seq_length} tokens per iteration",
-        *data.notes,
-    ]
+    lines = [*introduction(config, mesh, data.vocab_size, device_name(device)), *data.notes]
     warning = unrelated_apex()
     if warning is not None:
         lines.append(warning)
