@@ -17,9 +17,17 @@ from trainer.context_parallel.ring import tiled_attention
 from trainer.context_parallel.tiles import whole_tiles
 from trainer.data.batches import Documents
 from trainer.forward_pass import ForwardPass
+from trainer.layers import flash_attn_package
 from trainer.layers.attention_backend import choose_backend
 from trainer.layers.attention_core import AttentionCore, attend
-from trainer.layers.attention_kernels import Padded, TorchFlashCPU, Unfused, torch_kernel
+from trainer.layers.attention_kernels import (
+    Padded,
+    TorchEfficient,
+    TorchFlash,
+    TorchFlashCPU,
+    Unfused,
+    torch_kernel,
+)
 from trainer.layers.dropout import draw_mask
 from trainer.layers.flash_attn_package import FlashAttnPackage, find_flash_attn
 from trainer.random_streams import MicroBatchRandomness, StepRandomness
@@ -105,6 +113,13 @@ def test_no_scores_are_kept_for_backward() -> None:
     assert max(kept) == 512 * 2 * 4
 
 
+@pytest.fixture(autouse=True)
+def _forget_what_was_found():
+    find_flash_attn.cache_clear()
+    yield
+    find_flash_attn.cache_clear()
+
+
 class TestFlashAttn:
     """The package is not here: a module of the same signatures, computed densely, shows what it would be handed."""
 
@@ -123,7 +138,7 @@ class TestFlashAttn:
             (torch.float32, 64, "bf16 or fp16 alone"),
             (torch.bfloat16, 100, "multiples of 8, not 100"),
             (torch.bfloat16, 512, "up to 256"),
-            (torch.bfloat16, 64, "needs compute capability|is not installed|runs on"),
+            (torch.bfloat16, 64, "needs compute capability 8.0, which this GPU is below"),
         ],
     )
     def test_what_it_cannot_is_found_without_importing_it(self, dtype, width, says, monkeypatch) -> None:
@@ -131,6 +146,21 @@ class TestFlashAttn:
         found = find_flash_attn.__wrapped__(2, dtype, width, torch.device("cuda"))
         assert isinstance(found, str)
         assert re.search(says, found)
+
+    def test_a_package_that_cannot_be_loaded_is_explained(self, tmp_path, monkeypatch) -> None:
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
+        monkeypatch.setitem(flash_attn_package._MODULES, 2, "flash_attn_absent.flash_attn_interface")
+        find = find_flash_attn.__wrapped__
+        assert find(2, torch.bfloat16, 64, torch.device("cuda")) == "is not installed (no package flash_attn_absent)"
+        (tmp_path / "flash_attn_interface.py").write_text("raise ImportError('undefined symbol: x\\nmore')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        assert find(3, torch.bfloat16, 64, torch.device("cuda")) == "does not run here: undefined symbol: x"
+        with pytest.raises(ConfigError) as caught:
+            choose_backend(model("flash"), torch.bfloat16, torch.device("cuda"))
+        assert str(caught.value) == (
+            "model.attention_backend: flash is unable: flash-attn 3 does not run here: undefined symbol: x, and "
+            "flash-attn 2 is not installed (no package flash_attn_absent); use fused, which is torch's own, or auto"
+        )
 
     @pytest.mark.parametrize("version", [2, 3])
     def test_calls(self, version) -> None:
@@ -140,6 +170,29 @@ class TestFlashAttn:
             output = tiled_attention(*inputs, whole_tiles(length, bounds), kernel)
             expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
             assert dense.worst(dense.gradients(output, inputs, grad), expected) < 1e-12, (length, bounds)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "width"),
+    [
+        (TorchFlash(0.1), torch.bfloat16, 64),
+        (TorchEfficient(0.1), torch.float32, 64),
+        (Padded(TorchFlash(0.1)), torch.float16, 20),
+    ],
+    ids=["flash", "efficient", "padded"],
+)
+def test_calls_of_gpu_kernels_have_the_form_that_torch_declares(kernel, dtype, width) -> None:
+    # Tensors without storage: the operators check their arguments and tell the shapes of their results.
+    query, key = (
+        torch.empty(33, 2, number, width, dtype=dtype, device="meta").permute(1, 2, 0, 3) for number in (4, 2)
+    )
+    for queries, causal in ((query, True), (query[:, :, 16:], False)):
+        output, log_sum_exp = kernel.forward(queries, key, key, causal=causal)
+        assert output.shape == queries.shape
+        assert log_sum_exp.shape == queries.shape[:3]
+        assert log_sum_exp.dtype is torch.float32
+        grads = kernel.backward(torch.empty_like(output), queries, key, key, output, log_sum_exp, causal=causal)
+        assert [grad.shape for grad in grads] == [queries.shape, key.shape, key.shape]
 
 
 def test_gpus_get_what_they_are_able_to(monkeypatch) -> None:
