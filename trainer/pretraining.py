@@ -24,6 +24,7 @@ from trainer.device import choose_device, device_name
 from trainer.failure import PeerFailedError, record_failure
 from trainer.heartbeat import Heartbeat
 from trainer.introduction import introduction
+from trainer.layers.attention_backend import choose_backend
 from trainer.loop import Ending, TrainingLoop
 from trainer.lost_peers import PeerLoss
 from trainer.mesh import ParallelMesh, build_process_groups
@@ -35,7 +36,7 @@ from trainer.planning.flops import flops_per_token
 from trainer.progress import TrainingProgress
 from trainer.run_directory import write_json
 from trainer.stop import StopRequest
-from trainer.train_state import build_model
+from trainer.train_state import build_model, parameter_dtype
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
@@ -115,6 +116,7 @@ def _train(attempt: _Attempt) -> None:
     # Everything that one rank can find wrong by itself comes before the ranks wait for each other.
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
     device = choose_device(config.training, attempt.launch)
+    choose_backend(config.model, parameter_dtype(config.training), device)
     check_start_point(config.checkpoint, _save_root(config, run))
     data = build_data(config, mesh.dp_rank, mesh.dp, run.path if run is not None else None)
     torch.use_deterministic_algorithms(config.training.deterministic_mode)
