@@ -220,6 +220,19 @@ def test_rows_travel_to_their_experts_and_back(ranks, world_size, num_experts):
     assert len(set(ranks.run(travel, num_experts, world_size=world_size))) > 1, "unequal stretches were wanted"
 
 
+def test_a_rank_whose_choices_are_all_dropped():
+    tokens = draw("tokens", 3, HIDDEN).requires_grad_()
+    weights = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
+    dispatch = Dispatch.plan(torch.tensor([[0, 1]] * 3), torch.zeros(3, 2, dtype=torch.bool), 2, ExpertParallel())
+    rows = to_experts(tokens, dispatch)
+    assert rows.shape == (0, HIDDEN)
+    combined = from_experts(rows, weights, dispatch, (3, 1, HIDDEN))
+    combined.sum().backward()
+    assert not combined.any()
+    assert not tokens.grad.any()
+    assert not weights.grad.any()
+
+
 def shared_input(rank, world_size, sequence_parallel):
     tp = TensorParallel(world_size, rank, dist.group.WORLD, sequence_parallel)
     inputs = tp.sequence_shard(draw("inputs", 4, 1, 3)).clone().requires_grad_()

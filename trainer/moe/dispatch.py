@@ -11,7 +11,7 @@ the same on every device and without atomic additions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -104,11 +104,12 @@ class Dispatch:
         dist.all_to_all_single(result, rows.contiguous(), list(received), list(sent), group=self.ep.group)
         return result
 
-    def of_each_place(self, rows: torch.Tensor) -> list[torch.Tensor]:
+    def of_each_place(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
         """K times [T, H]: the row of every token's first choice, of its second, ...; zeros where it was dropped."""
         if not self.is_complete:
             rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))
-        return [rows.index_select(0, self.rows[:, place]) for place in range(self.topk)]
+        for place in range(self.topk):
+            yield rows.index_select(0, self.rows[:, place])
 
 
 def _sorted_by_expert(received: torch.Tensor, local: int, total: int) -> torch.Tensor:
@@ -127,10 +128,10 @@ class _ToExperts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_rows: torch.Tensor) -> tuple[torch.Tensor, None]:
         dispatch: Dispatch = ctx.dispatch
-        first, *others = dispatch.of_each_place(dispatch.from_experts(grad_rows))
-        total = first.to(torch.promote_types(first.dtype, torch.float32))
-        for other in others:
-            total += other
+        dtype = torch.promote_types(grad_rows.dtype, torch.float32)
+        total = grad_rows.new_zeros((len(dispatch.rows), grad_rows.shape[1]), dtype=dtype)
+        for chosen in dispatch.of_each_place(dispatch.from_experts(grad_rows)):
+            total += chosen
         return total.to(grad_rows.dtype), None
 
 
