@@ -152,6 +152,13 @@ def test_bits_are_those_of_unsharded_training_in_other_layouts(ranks, model, par
     assert_same(ranks, 4, partial(configure, model, ADAM, **parallel))
 
 
+def test_bits_of_offloaded_shards_are_the_same(ranks):
+    offloaded = {**ADAM, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.6}
+    plain = ranks.run(train, configure(GPT2, ADAM, {"bf16": True}))
+    sharded = ranks.run(train, configure(GPT2, offloaded, {"bf16": True}, use_distributed_optimizer=True))
+    assert all((plain[0][2][name] == weights).all() for report in sharded for name, weights in report[2].items())
+
+
 def test_clipping_sees_the_norm_of_the_whole_gradient(ranks):
     build = partial(configure, GPT2, {**SGD, "clip_grad": 0.1})
     plain = ranks.run(train, build())

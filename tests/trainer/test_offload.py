@@ -19,12 +19,11 @@ def several_portions(monkeypatch):
     monkeypatch.setattr(cpu_offload, "_PORTION", 1024)
 
 
-def build(optimizer, offload=None, training=None, device="cpu", **parallel):
+def build(optimizer, offload=None, training=None, device="cpu"):
     keys = {} if offload is None else {"optimizer_cpu_offload": True, "optimizer_offload_fraction": offload}
     config = build_config(
         {
             "model": {"num_layers": 2, "hidden_size": 24, "num_attention_heads": 2, "make_vocab_size_divisible_by": 1},
-            "parallel": parallel,
             "training": {"train_iters": 10, "seq_length": 9, "device": device, **(training or {})},
             "optimizer": {**optimizer, **keys},
         }
@@ -62,12 +61,6 @@ def assert_equal(one, other):
 def test_numbers_are_those_without_offloading(fraction, optimizer, training):
     plain, offloaded = build(optimizer, None, training), build(optimizer, fraction, training)
     assert train(*plain) == train(*offloaded)
-    assert_equal(plain, offloaded)
-
-
-def test_numbers_of_shards_are_those_without_offloading():
-    plain, offloaded = build(ADAM), build(ADAM, 1.0, use_distributed_optimizer=True)
-    train(*plain), train(*offloaded)
     assert_equal(plain, offloaded)
 
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from trainer.config import build_config
+from trainer.data_parallel.bucket_plan import plan_buckets
+from trainer.data_parallel.pieces import speaks_for_copies
 from trainer.mesh import ParallelMesh, ProcessGroups
 from trainer.optimizer.clipping import clip_divisor
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
-from trainer.parameters import ParameterLayout
+from trainer.parameters import PackedHeads, ParameterLayout
 from trainer.train_state import build_model
 
 
@@ -142,3 +144,56 @@ def test_every_element_counts_on_one_rank(tp_dim, tied, rank, counted):
     layout = ParameterLayout("x", (4, 4), tp_dim, False, tied, True)
     mesh = ParallelMesh(tp=2, pp=2, dp=1, rank=rank)
     assert bool(list(layout.owned_ranges(mesh, 0, 8))) is counted
+
+
+LAYOUTS = (
+    ParameterLayout("table", (24, 6), 0, False, True, True, valid_rows=21),
+    ParameterLayout("norm", (6,), None, True, False, False),
+    ParameterLayout("column", (8, 6), 0, False, False, True),
+    ParameterLayout("router", (8, 6), None, True, False, True),
+    ParameterLayout("experts", (24, 12, 6), 1, False, False, True, is_expert=True),
+    ParameterLayout("expert_bias", (24, 6), None, True, False, False, is_expert=True),
+    ParameterLayout("qkv", (36, 6), 0, False, False, True, packed_heads=PackedHeads(2, 4, 3)),
+)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ParallelMesh(tp=1, pp=1, dp=4, ep=2, rank=0),
+        ParallelMesh(tp=1, pp=1, dp=4, ep=4, rank=0),
+        ParallelMesh(tp=2, pp=2, dp=2, cp=2, ep=2, rank=0),
+        ParallelMesh(tp=4, pp=1, dp=3, cp=2, ep=3, kv_copies=2, rank=0),
+        ParallelMesh(tp=2, pp=2, dp=8, ep=8, loss_pp_rank=-2, rank=0),
+    ],
+    ids=str,
+)
+def test_every_element_of_dense_and_expert_parameters_counts_once(sizes, is_sharded):
+    counted = {layout.name: torch.zeros(layout.global_shape).view(-1) for layout in LAYOUTS}
+    for rank in range(sizes.world_size):
+        mesh = sizes.at(rank)
+        # The table is on the first stage and on that of the head, which may be the same; the rest on the first.
+        layouts = LAYOUTS if mesh.is_first_stage else LAYOUTS[:1] if mesh.computes_loss else ()
+        for layout, start, stop in held_ranges(layouts, mesh, is_sharded):
+            if speaks_for_copies(layout, mesh, is_sharded):
+                places = torch.arange(math.prod(layout.global_shape)).view(layout.global_shape)
+                local = layout.shard(places, mesh).view(-1)
+                for low, high in layout.owned_ranges(mesh, start, stop):
+                    counted[layout.name][local[low:high]] += 1
+    for layout in LAYOUTS:
+        meaningful = counted[layout.name].view(layout.global_shape)[: layout.valid_rows]
+        assert (meaningful == 1).all(), layout.name
+        assert not counted[layout.name].view(layout.global_shape)[layout.valid_rows or layout.global_shape[0] :].any()
+
+
+def held_ranges(layouts, mesh, is_sharded):
+    """What the rank updates of each parameter, as a store would cut it."""
+    named = {layout.name: layout for layout in layouts}
+    parameters = {name: torch.nn.Parameter(torch.zeros(named[name].local_shape(mesh))) for name in named}
+    for bucket in plan_buckets(parameters, named, mesh, 100):
+        first, last = bucket.shard(mesh.expert_dp_rank if bucket.is_expert else mesh.data_rank)
+        for name, (start, stop) in bucket.spans.items():
+            low, high = (max(first, start), min(last, stop)) if is_sharded else (start, stop)
+            if low < high:
+                yield named[name], low - start, high - start
