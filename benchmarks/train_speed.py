@@ -198,29 +198,26 @@ def run_once(name: str, layout_name: str, flags: argparse.Namespace) -> list[dic
         return [json.loads(Path(place, f"rank-{rank}.json").read_text()) for rank in range(layout.world)]
 
 
-def measure(flags: argparse.Namespace) -> dict[str, dict[str, Result]]:
-    """All rounds: the results by section and row of the table."""
-    results: dict[str, dict[str, Result]] = {}
-    for number in range(flags.rounds):
-        first = number % len(flags.trainers)
-        # The first run of all is plain's on one process, the truth for the others.
-        order = flags.trainers[first:] + flags.trainers[:first]
-        for layout_name in flags.layouts:
-            layout = LAYOUTS[layout_name]
-            for name in order:
-                if layout_name not in TRAINERS[name].layouts:
-                    continue
-                row = name if layout_name == layout.section else f"{name}, {layout.schedule}"
-                result = results.setdefault(layout.section, {}).setdefault(row, Result())
-                if result.failure:
-                    continue
-                print(f"round {number + 1}: {name} {layout_name}", file=sys.stderr, flush=True)
-                try:
-                    result.add(run_once(name, layout_name, flags), flags.warm_up)
-                except RunFailed as failure:
-                    result.failure = str(failure)
-                    print(f"{name} {layout_name} failed: {failure}", file=sys.stderr, flush=True)
-    return results
+def measure(flags: argparse.Namespace, number: int, results: dict[str, dict[str, Result]]) -> None:
+    """One round: add to the results, which are by section and row of the table."""
+    first = number % len(flags.trainers)
+    # The first run of all is plain's on one process, the truth for the others.
+    order = flags.trainers[first:] + flags.trainers[:first]
+    for layout_name in flags.layouts:
+        layout = LAYOUTS[layout_name]
+        for name in order:
+            if layout_name not in TRAINERS[name].layouts:
+                continue
+            row = name if layout_name == layout.section else f"{name}, {layout.schedule}"
+            result = results.setdefault(layout.section, {}).setdefault(row, Result())
+            if result.failure:
+                continue
+            print(f"round {number + 1}: {name} {layout_name}", file=sys.stderr, flush=True)
+            try:
+                result.add(run_once(name, layout_name, flags), flags.warm_up)
+            except RunFailed as failure:
+                result.failure = str(failure)
+                print(f"{name} {layout_name} failed: {failure}", file=sys.stderr, flush=True)
 
 
 def best_peer(results: dict[str, Result], figure: Callable[[Result], float]) -> float | None:
@@ -276,8 +273,10 @@ def processor() -> str:
     return f"{os.cpu_count()} x {found[0].split(':')[1].strip()}" if found else platform.processor()
 
 
-def report(flags: argparse.Namespace, results: dict[str, dict[str, Result]], load: tuple[float, float]) -> str:
-    """The whole measurement as Markdown."""
+def report(
+    flags: argparse.Namespace, results: dict[str, dict[str, Result]], rounds: int, load: tuple[float, float]
+) -> str:
+    """The measurement of so many rounds as Markdown."""
     work = WORKLOADS[flags.model]
     today = datetime.datetime.now(datetime.timezone.utc).date()
     everything = [(name, result) for rows in results.values() for name, result in rows.items()]
@@ -288,7 +287,7 @@ def report(flags: argparse.Namespace, results: dict[str, dict[str, Result]], loa
         f"{work.parameters / 1e6:.1f} M parameters, {work.layers} layers of {work.hidden}, sequence {work.sequence}, "
         f"vocabulary {work.vocab}, {work.micro_batches} micro-batches of {work.micro_batch}; float32, gloo, one thread "
         f"per process, one allocator setting for all.",
-        f"{processor()}, {platform.platform()}; {flags.rounds} rounds of {flags.steps} timed steps after "
+        f"{processor()}, {platform.platform()}; {rounds} rounds of {flags.steps} timed steps after "
         f"{flags.warm_up}; load average {load[0]:.1f} before and {load[1]:.1f} after.",
         "Tokens/s of the fastest peer: above 1 is faster than every peer. CPU seconds and memory: below 1 is less than "
         "every peer.",
@@ -316,14 +315,18 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="also write the table to benchmarks/results")
     flags = parser.parse_args()
     before = os.getloadavg()[0]
-    results = measure(flags)
-    text = report(flags, results, (before, os.getloadavg()[0]))
+    results: dict[str, dict[str, Result]] = {}
+    text = ""
+    for number in range(flags.rounds):
+        measure(flags, number, results)
+        text = report(flags, results, number + 1, (before, os.getloadavg()[0]))
+        if flags.write:
+            # After every round: a measurement that is cut short has its whole rounds.
+            day = datetime.datetime.now(datetime.timezone.utc).date()
+            results_folder = Path(__file__).with_name("results")
+            results_folder.mkdir(exist_ok=True)
+            (results_folder / f"train_speed-{flags.model}-{day}.md").write_text(text)
     print(text)
-    if flags.write:
-        day = datetime.datetime.now(datetime.timezone.utc).date()
-        results_folder = Path(__file__).with_name("results")
-        results_folder.mkdir(exist_ok=True)
-        (results_folder / f"train_speed-{flags.model}-{day}.md").write_text(text)
 
 
 if __name__ == "__main__":
