@@ -116,6 +116,7 @@ class GroupedLinear(nn.Module):
         super().__init__()
         self.weight = weight
         self.bias = bias
+        self._shape = weight.shape
         self.gradient_sink: GroupedOuterProductSink | None = None
         """Where the weight gradient goes instead of ``weight.grad``."""
 
@@ -127,8 +128,12 @@ class GroupedLinear(nn.Module):
             offsets: expert e has the rows from offsets[e] to offsets[e + 1].
             bias_share: what the bias is multiplied by.
         """
-        bias = self.bias if self.bias is None or bias_share == 1.0 else self.bias * bias_share
-        outputs: torch.Tensor = _GroupedLinear.apply(inputs, self.weight, bias, offsets, self.gradient_sink)  # type: ignore[no-untyped-call]
+        # The parameters may have been flattened, to be cut into shards of equal sizes.
+        weight = self.weight if self.weight.shape == self._shape else self.weight.view(self._shape)
+        bias = None if self.bias is None else self.bias.view(self._shape[:-1])
+        if bias is not None and bias_share != 1.0:
+            bias = bias * bias_share
+        outputs: torch.Tensor = _GroupedLinear.apply(inputs, weight, bias, offsets, self.gradient_sink)  # type: ignore[no-untyped-call]
         return outputs
 
 
