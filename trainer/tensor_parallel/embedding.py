@@ -46,7 +46,10 @@ class _Lookup(torch.autograd.Function):
         if ctx.sink is not None:
             ctx.sink.add_rows(rows.flatten(), grad_rows)
             return None, None, None, None
-        return grad_rows.new_zeros(ctx.shape).index_add_(0, rows.flatten(), grad_rows), None, None, None
+        # Added up in float32: in 16 bits the sum of a frequent token would stop growing after a few hundred.
+        table = torch.zeros(ctx.shape, dtype=torch.float32, device=grad_rows.device)
+        table.index_add_(0, rows.flatten(), grad_rows.float())
+        return table.to(grad_rows.dtype), None, None, None
 
 
 class VocabParallelEmbedding(nn.Module):
