@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,15 @@ class ParallelModel:
     placement: Placement
     schedule: str
     """Name of the pipeline schedule."""
+    num_layers: int
+    """Of the whole model."""
     axes: ParallelAxes
     mesh: ParallelMesh
     groups: ProcessGroups
     layouts: dict[str, ParameterLayout]
     """Of this rank's parameters only."""
     parameters: dict[str, nn.Parameter]
+    """Whole, as far as this rank holds them; where the gradient store shards the weights too, its shards."""
     gradients: GradientStore
 
 
@@ -76,13 +80,14 @@ def build_model(
         )
         for number in own
     )
-    store = ShardedBuckets if config.parallel.zero_stage == 1 else GradientBuckets
+    store = _store_class(config.parallel.zero_stage, mesh)
     gradients = store(builder.parameters, builder.layouts, mesh, groups, config.parallel)
     gradients.connect(chunks)
     return ParallelModel(
         chunks=chunks,
         placement=placement,
         schedule=config.pipeline_schedule,
+        num_layers=config.model.num_layers,
         axes=axes,
         mesh=mesh,
         groups=groups,
@@ -90,6 +95,15 @@ def build_model(
         parameters=builder.parameters,
         gradients=gradients,
     )
+
+
+def _store_class(zero_stage: int, mesh: ParallelMesh) -> Callable[..., GradientStore]:
+    if zero_stage >= 2 and mesh.data_size > 1:
+        # Here, because its import takes a third of torch's own time.
+        from trainer.data_parallel.fully_sharded import FullyShardedStore
+
+        return FullyShardedStore
+    return ShardedBuckets if zero_stage == 1 else GradientBuckets
 
 
 def parameter_dtype(training: TrainingConfig) -> torch.dtype:

@@ -123,14 +123,14 @@ def _check_same_model(checkpoint: Path, stored: Mapping[str, StoredTensor], mode
 
 
 def _belongs_here(name: str, model: ParallelModel) -> bool:
-    """Whether this rank's stage is the one to hold a tensor, if the model has it: layers too many are the last's."""
+    """Whether this rank's stage is the one to hold a tensor, if the model has it. Layers too many concern all ranks."""
     mesh, (part, number) = model.mesh, name.split(".")[:2]
     if part == "embedding":
         return mesh.is_first_stage
     if part != "layers":
         return mesh.computes_loss
     own = {int(known.split(".")[1]) for known in model.layouts if known.startswith("layers.")}
-    return int(number) in own or (mesh.computes_loss and int(number) > max(own))
+    return int(number) in own or int(number) >= model.num_layers
 
 
 class _Reader(ExitStack):

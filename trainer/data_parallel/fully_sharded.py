@@ -1,0 +1,234 @@
+"""ZeRO stages 2 and 3 by torch's fully_shard: gradients, masters and moments, and with stage 3 weights, divided.
+
+Every layer is a unit whose weights are gathered at once (all-gather) before they are used and whose gradients are
+summed at once (reduce-scatter) as soon as backward has passed it. Sources: Rajbhandari et al. 2020, "ZeRO: Memory
+Optimizations Toward Training Trillion Parameter Models" (arXiv:1910.02054), sections 5.2 and 5.3; Zhao et al. 2023,
+"PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (arXiv:2304.11277).
+
+fully_shard cuts a parameter along dim 0 into as many chunks as ranks, of equal numbers of rows but for the last ones,
+which may be smaller or empty. A chunk of a row-major tensor is one stretch of it, as a ParameterPiece wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from trainer.data_parallel.pieces import ParameterPiece
+from trainer.data_parallel.shared_gradients import sum_shared_gradients
+
+if TYPE_CHECKING:
+    from trainer.config import ParallelConfig
+    from trainer.mesh import ParallelMesh, ProcessGroups
+    from trainer.parameters import ParameterLayout
+
+
+class FullyShardedStore:
+    """Float32 weights and main gradients of this rank's shards.
+
+    Implements trainer.data_parallel.pieces.GradientStore. The parameters that modules hold outside of their forward
+    and backward are these shards; inside, they are whole and in the model's dtype. Stage 2 gathers the weights for the
+    first forward of an iteration and keeps them until the last backward; stage 3 for every forward and every backward
+    of a unit.
+    """
+
+    is_sharded = True
+
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        layouts: dict[str, ParameterLayout],
+        mesh: ParallelMesh,
+        groups: ProcessGroups,
+        parallel: ParallelConfig,
+    ) -> None:
+        """Remember what is to be sharded: ``connect`` does it.
+
+        Args:
+            parameters: this rank's, by global name; ``connect`` puts the sharded ones in their place.
+            layouts: says which parameters are experts, and which are also summed over tp or between the stages.
+            mesh: this rank's place.
+            groups: the axes to sum over; None where an axis has size 1.
+            parallel: the ZeRO stage.
+        """
+        self._parameters = parameters
+        self._layouts = layouts
+        self._mesh = mesh
+        self._groups = groups
+        self._keeps_weights = parallel.zero_stage == 2
+        self._chunks: list[FSDPModule] = []
+        self._units: list[FSDPModule] = []
+        self._gradients: list[Tensor] = []
+        self.pieces: list[ParameterPiece] = []
+
+    def connect(self, chunks: Sequence[nn.Module]) -> None:
+        """Shard the parameters of ``chunks``; once, before any forward. No communication."""
+        places = self._places(chunks)
+        first = next(iter(self._parameters.values()))
+        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        if first.dtype != torch.float32:
+            policy = MixedPrecisionPolicy(
+                param_dtype=first.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
+        for name, parameter in self._parameters.items():
+            parameter.data = _as_rows(parameter.detach(), self._layouts[name]).float()
+        sharding = _Sharding(self._layouts, self._groups, first.device, policy, reshards=not self._keeps_weights)
+        for chunk in chunks:
+            names = {id(parameter): name for name, parameter in self._parameters.items()}
+            self._chunks.append(sharding.shard_chunk(chunk, names, is_last_used=self._mesh.pp == 1))
+        for name, (module, attribute) in places.items():
+            self._parameters[name] = getattr(module, attribute)
+            self._add_piece(name, self._parameters[name])
+        self._units = [module for chunk in chunks for module in chunk.modules() if isinstance(module, FSDPModule)]
+        for unit in self._units:
+            # Sums as they are: neither averages nor the scaled sums that gloo lacks.
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+
+    def _places(self, chunks: Sequence[nn.Module]) -> dict[str, tuple[nn.Module, str]]:
+        """Module and attribute that hold each parameter."""
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        places: dict[str, tuple[nn.Module, str]] = {}
+        owners: dict[str, int] = {}
+        for number, chunk in enumerate(chunks):
+            for module in chunk.modules():
+                for attribute, parameter in module.named_parameters(recurse=False):
+                    name = names[id(parameter)]
+                    places[name] = (module, attribute)
+                    assert owners.setdefault(name, number) == number, f"{name} is in two chunks of one rank"
+        return places
+
+    def _add_piece(self, name: str, parameter: nn.Parameter) -> None:
+        assert isinstance(parameter, DTensor)
+        # No operation of DTensor's is used: its cache keeps the process groups of every mesh that it has seen.
+        weight = parameter._local_tensor
+        gradient = torch.zeros_like(weight)
+        # Filled where it stands: backward adds to a gradient that is there already.
+        parameter.grad = DTensor.from_local(
+            gradient,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        self._gradients.append(gradient)
+        if weight.numel():
+            is_expert = self._layouts[name].is_expert
+            copies = self._mesh.expert_dp if is_expert else self._mesh.data_size
+            place = self._mesh.expert_dp_rank if is_expert else self._mesh.data_rank
+            start = -(-parameter.shape[0] // copies) * place * parameter.shape[1:].numel()
+            self.pieces.append(ParameterPiece(name, start, weight.view(-1), gradient.view(-1)))
+
+    def begin(self, num_micro_batches: int) -> None:  # noqa: ARG002
+        """See GradientStore."""
+        torch._foreach_zero_(self._gradients)
+        for chunk in self._chunks:
+            self._set_last(chunk, is_last=False)
+
+    def expect_last_backward(self, chunk: int) -> None:
+        """See GradientStore."""
+        self._set_last(self._chunks[chunk], is_last=True)
+
+    def _set_last(self, chunk: FSDPModule, *, is_last: bool) -> None:
+        chunk.set_is_last_backward(is_last)
+        if self._keeps_weights:
+            chunk.set_reshard_after_backward(is_last)
+
+    def finish(self) -> None:
+        """See GradientStore. What remains are the sums within a replica."""
+        sum_shared_gradients(self.pieces, self._layouts, self._mesh, self._groups)
+
+    def weights_changed(self) -> None:
+        """See GradientStore. Every unit gathers its weights anew when it is used next."""
+        for unit in self._units:
+            unit.reshard()
+
+    def wait_for_weights(self) -> None:
+        """See GradientStore. There is nothing to wait for: the parameters are the shards."""
+
+
+class _Sharding:
+    """Cuts the modules of a chunk into units."""
+
+    def __init__(
+        self,
+        layouts: dict[str, ParameterLayout],
+        groups: ProcessGroups,
+        device: torch.device,
+        policy: MixedPrecisionPolicy,
+        *,
+        reshards: bool,
+    ) -> None:
+        self._layouts = layouts
+        self._groups = groups
+        self._device = device
+        self._policy = policy
+        self._reshards = reshards
+        self._meshes: dict[bool, DeviceMesh] = {}
+
+    def shard_chunk(self, chunk: nn.Module, names: dict[int, str], *, is_last_used: bool) -> FSDPModule:
+        """Make units of every layer and every other part with matrices; what is left is one of its own.
+
+        Args:
+            chunk: a virtual stage.
+            names: global names by the parameters' ids.
+            is_last_used: whether the backward of the chunk comes right after its forward, for which what is used last
+                need not be gathered again.
+        """
+        layouts = {parameter: self._layouts[names[id(parameter)]] for parameter in chunk.parameters()}
+        for part in _parts(chunk, layouts):
+            for experts in _topmost_experts(part, layouts):
+                self._shard(experts, is_expert=True, reshards=self._reshards)
+            self._shard(part, is_expert=False, reshards=self._reshards)
+        return self._shard(chunk, is_expert=False, reshards=self._reshards and not is_last_used)
+
+    def _shard(self, module: nn.Module, *, is_expert: bool, reshards: bool) -> FSDPModule:
+        return fully_shard(module, mesh=self._mesh(is_expert), reshard_after_forward=reshards, mp_policy=self._policy)
+
+    def _mesh(self, is_expert: bool) -> DeviceMesh:
+        if is_expert not in self._meshes:
+            group = self._groups.expert_dp if is_expert else self._groups.dp_cp
+            if group is None:
+                # Of this rank alone, so that nobody else takes part in making it.
+                group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            self._meshes[is_expert] = DeviceMesh.from_group(group, self._device.type)
+        return self._meshes[is_expert]
+
+
+def _as_rows(weight: Tensor, layout: ParameterLayout) -> Tensor:
+    """The same elements with as many entries in dim 0 as can be: a pair of gate and up would be cut in two at most."""
+    return weight.flatten(0, -2) if layout.decay else weight.flatten()
+
+
+def _parts(chunk: nn.Module, layouts: dict[nn.Parameter, ParameterLayout]) -> Iterator[nn.Module]:
+    """Layers, and other children that have matrices for themselves.
+
+    Children that share a parameter, as embedding and head do a tied table, must be in one unit: that of the chunk.
+    """
+    children = list(chunk.children())
+    for child in children:
+        if isinstance(child, nn.ModuleList):
+            yield from child
+            continue
+        others = {parameter for other in children if other is not child for parameter in other.parameters()}
+        own = list(child.parameters())
+        if any(layouts[parameter].decay for parameter in own) and not others.intersection(own):
+            yield child
+
+
+def _topmost_experts(module: nn.Module, layouts: dict[nn.Parameter, ParameterLayout]) -> Iterator[nn.Module]:
+    """The largest modules below ``module`` all of whose parameters are experts."""
+    for child in module.children():
+        is_expert = [layouts[parameter].is_expert for parameter in child.parameters()]
+        if is_expert and all(is_expert):
+            yield child
+        elif any(is_expert):
+            yield from _topmost_experts(child, layouts)
