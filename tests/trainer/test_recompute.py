@@ -35,6 +35,15 @@ LLAMA = {
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
 }
+MOE = {
+    **LLAMA,
+    "num_experts": 4,
+    "moe_layer_freq": 2,
+    "moe_ffn_hidden_size": 24,
+    "moe_shared_expert_intermediate_size": 16,
+    "moe_aux_loss_coeff": 0.1,
+    "moe_z_loss_coeff": 0.1,
+}
 SELECTIVE = {"recompute_granularity": "selective"}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 FORMS = {
@@ -45,6 +54,14 @@ FORMS = {
     "full": FULL,
     "uniform-3": {**FULL, "recompute_num_layers": 3},
     "block-2": {**FULL, "recompute_method": "block", "recompute_num_layers": 2},
+}
+
+
+EXPERT_FORMS = {
+    "moe": {**SELECTIVE, "recompute_modules": ["moe"]},
+    "moe_act": {**SELECTIVE, "recompute_modules": ["moe_act"]},
+    "moe-parts": {**SELECTIVE, "recompute_modules": ["core_attn", "mlp", "layernorm", "moe_act"]},
+    "moe-full": FULL,
 }
 
 
@@ -81,12 +98,28 @@ def gradients(model, training):
     return float(loss), {name: parallel_model.gradients.main_grad(name).clone() for name in parallel_model.parameters}
 
 
+@pytest.fixture(scope="module")
+def without_recompute():
+    known = {}
+
+    def run(model, precision):
+        key = id(model), precision
+        if key not in known:
+            known[key] = gradients(model, {"bf16": precision == "bf16"})
+        return known[key]
+
+    return run
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2-dropout", "llama"])
-def test_gradients_are_the_same_bits(model, form, precision):
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [(model, form) for model in (GPT2, LLAMA) for form in FORMS.values()] + [(MOE, f) for f in EXPERT_FORMS.values()],
+    ids=[f"{model}-{form}" for model in ("gpt2-dropout", "llama") for form in FORMS] + list(EXPERT_FORMS),
+)
+def test_gradients_are_the_same_bits(without_recompute, model, form, precision):
     dtype = {"bf16": precision == "bf16"}
-    loss, expected = gradients(model, dtype)
+    loss, expected = without_recompute(model, precision)
     found_loss, found = gradients(model, {**dtype, **form})
     assert found_loss == loss
     for name, gradient in expected.items():
@@ -262,8 +295,8 @@ class Queue:
 
 
 @pytest.mark.parametrize("form", [*FORMS.values()], ids=[*FORMS])
-def test_weight_gradients_may_be_computed_later(form):
-    _, expected = gradients(LLAMA, {})
+def test_weight_gradients_may_be_computed_later(without_recompute, form):
+    _, expected = without_recompute(LLAMA, "fp32")
     config = make_config(LLAMA, form)
     model = build_model(config, VOCAB_SIZE, ParallelMesh.build(config, 0, 1), ProcessGroups(), torch.device("cpu"))
     queues = []
