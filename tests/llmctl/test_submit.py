@@ -79,7 +79,7 @@ REFUSED = [
         ["TP 2 x PP 1", "world size 1", "nearest layouts that fit"],
     ),
     (["--set", "model.num_attention_heads=6"], 2, ["--set model.num_attention_heads", "use one of 1, 2, 4, 8"]),
-    (["--set", "parallel.pipeline_model_parallel_size=3"], 2, ["num_layers 8", "use one of 1, 2, 4, 8"]),
+    (["--set", "parallel.pipeline_model_parallel_size=11"], 2, ["8 layers", "use at most 10"]),
     (["--set", "model.group_query_attention=true"], 2, ["--set model.group_query_attention", "model.num_query_groups"]),
     (["--set", "data.mock_data=false"], 2, ["data.data_path", "is unset", "preprocess"]),
     (["--set", "data.mock_data=false", "--set", "data.data_path=toks"], 2, ["--set data.data_path", "/work/toks.bin"]),

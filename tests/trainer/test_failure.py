@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.resume_torture import RANKS, free_port
+from tests.resume_torture import free_port
+from tests.trainer.pretraining_job import Job, wait_for_iteration
 from trainer.lost_peers import PeerLoss
 from trainer.mesh import ParallelMesh
 from trainer.run_directory import RunDirectory
@@ -50,71 +51,6 @@ def write_config(run, **parallel):
     (run / "config.yaml").write_text(json.dumps(values))
 
 
-def be_rank(run, rank, port, fault):
-    """What ``python -m trainer pretrain`` does in a process of its own; ``fault`` may tamper with it before."""
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(WORLD_SIZE),
-        "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "LLMCTL_RUN_DIR": str(run),
-        "LLMCTL_ATTEMPT": "1",
-    }
-    from trainer.__main__ import main
-
-    if fault is not None:
-        fault()
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nowhere, descriptor)
-    sys.exit(main(["pretrain", "--config", str(run / "config.yaml")]))
-
-
-class Job:
-    """Ranks of one attempt. A context manager: nobody survives it."""
-
-    def __init__(self, run, faults=None, absent=()):
-        self.run = run
-        port = free_port()
-        faults = faults or {}
-        self.ranks = {
-            rank: RANKS.Process(target=be_rank, args=(run, rank, port, faults.get(rank)))
-            for rank in range(WORLD_SIZE)
-            if rank not in absent
-        }
-        for process in self.ranks.values():
-            process.start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.ranks.values():
-            process.kill()
-            process.join(timeout=60)
-
-    def wait_for_iteration(self, iteration):
-        wait_for_iteration(self.run, iteration, lambda: all(p.exitcode is None for p in self.ranks.values()))
-
-    def ends(self, ranks, seconds):
-        """Exit codes of ``ranks``, which must all have left ``seconds`` from now."""
-        end = time.monotonic() + seconds
-        for rank in ranks:
-            self.ranks[rank].join(timeout=max(0.1, end - time.monotonic()))
-        return [self.ranks[rank].exitcode for rank in ranks]
-
-
-def wait_for_iteration(run, iteration, goes_on, deadline_s=200.0):
-    end = time.monotonic() + deadline_s
-    metrics = run / "metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count("\n") < iteration:
-        assert goes_on(), "a rank ended before its time"
-        assert time.monotonic() < end, f"no iteration {iteration} in {deadline_s:g} s"
-        time.sleep(0.02)
-
-
 def errors(run):
     found = [json.loads(path.read_text()) for path in (run / "attempts/1/errors").glob("rank-*.json")]
     return sorted(found, key=lambda error: error["time"])
@@ -139,7 +75,7 @@ def raise_in_third_iteration():
 
 def test_the_rank_that_raises_is_the_cause_and_the_others_are_consequences(tmp_path):
     write_config(tmp_path / "run")
-    with Job(tmp_path / "run", {3: raise_in_third_iteration}) as job:
+    with Job(tmp_path / "run", WORLD_SIZE, {3: raise_in_third_iteration}) as job:
         assert job.ends(range(WORLD_SIZE), 200.0) == [1] * WORLD_SIZE
     first, *others = errors(job.run)
     assert (first["rank"], first["coordinates"]) == (3, "rank 3 (pp 1, dp 0, tp 1)")
@@ -160,7 +96,7 @@ def test_the_rank_that_raises_is_the_cause_and_the_others_are_consequences(tmp_p
 
 def test_a_killed_rank_is_missed_by_those_that_talked_to_it(tmp_path):
     write_config(tmp_path / "run")
-    with Job(tmp_path / "run") as job:
+    with Job(tmp_path / "run", WORLD_SIZE) as job:
         job.wait_for_iteration(2)
         job.ranks[1].kill()
         assert job.ends([0, 2, 3], GRACE_S) == [1, 1, 1]
@@ -176,7 +112,7 @@ def test_a_killed_rank_is_missed_by_those_that_talked_to_it(tmp_path):
 
 def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
     write_config(tmp_path / "run")
-    with Job(tmp_path / "run") as job:
+    with Job(tmp_path / "run", WORLD_SIZE) as job:
         job.wait_for_iteration(2)
         os.kill(job.ranks[2].pid, signal.SIGSTOP)
         began = time.time()
@@ -195,7 +131,7 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
 
 def test_a_rank_that_never_comes_is_missed_in_the_rendezvous(tmp_path):
     write_config(tmp_path / "run")
-    with Job(tmp_path / "run", absent=(2,)) as job:
+    with Job(tmp_path / "run", WORLD_SIZE, absent=(2,)) as job:
         assert job.ends([0, 1, 3], 200.0) == [1, 1, 1]
     for error in errors(job.run):
         assert "'rendezvous'" in error["message"]

@@ -1,0 +1,75 @@
+"""Pretraining on several real processes, as a launcher would start them, one of which may be tampered with."""
+
+import os
+import sys
+import time
+
+from tests.resume_torture import RANKS, free_port
+
+
+def be_rank(run, number, rank, world_size, port, fault):
+    """What ``python -m trainer pretrain`` does in a process of its own; ``fault`` may tamper with it before."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "LLMCTL_RUN_DIR": str(run),
+        "LLMCTL_ATTEMPT": str(number),
+    }
+    from trainer.__main__ import main
+
+    if fault is not None:
+        fault()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    sys.exit(main(["pretrain", "--config", str(run / "config.yaml")]))
+
+
+class Job:
+    """The ranks of one attempt. A context manager: nobody survives it."""
+
+    def __init__(self, run, world_size, faults=None, absent=(), number=1):
+        """Start ``world_size`` ranks but those ``absent``; ``faults``: rank -> what it calls before it begins."""
+        self.run = run
+        port = free_port()
+        faults = faults or {}
+        self.ranks = {
+            rank: RANKS.Process(target=be_rank, args=(run, number, rank, world_size, port, faults.get(rank)))
+            for rank in range(world_size)
+            if rank not in absent
+        }
+        for process in self.ranks.values():
+            process.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.ranks.values():
+            process.kill()
+            process.join(timeout=60)
+
+    def wait_for_iteration(self, iteration):
+        """Until so many iterations are logged."""
+        wait_for_iteration(self.run, iteration, lambda: all(p.exitcode is None for p in self.ranks.values()))
+
+    def ends(self, ranks, seconds):
+        """Exit codes of ``ranks``, which must all have left ``seconds`` from now."""
+        end = time.monotonic() + seconds
+        for rank in ranks:
+            self.ranks[rank].join(timeout=max(0.1, end - time.monotonic()))
+        return [self.ranks[rank].exitcode for rank in ranks]
+
+
+def wait_for_iteration(run, iteration, goes_on, deadline_s=200.0):
+    """Until ``iteration`` rows are logged; ``goes_on()`` says whether they can still be."""
+    end = time.monotonic() + deadline_s
+    metrics = run / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < iteration:
+        assert goes_on(), "a rank ended before its time"
+        assert time.monotonic() < end, f"no iteration {iteration} in {deadline_s:g} s"
+        time.sleep(0.02)
