@@ -1,4 +1,4 @@
-"""One run through every axis: pipeline, context, experts, ZeRO-1 and recompute; saved, and resumed on another layout."""
+"""One run through every axis: pipeline, context, experts, ZeRO-1, recompute; saved, and resumed on another layout."""
 
 import json
 import multiprocessing
