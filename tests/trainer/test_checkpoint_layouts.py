@@ -52,33 +52,68 @@ def test_boxes_overlap_in_a_box_or_not_at_all():
     assert overlap((0, 2), (3, 4), (3, 0), (9, 3)) is None
 
 
-def layout(world_size, tp=1, pp=1, **keys):
-    return world_size, {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, **keys}
+def layout(world_size, **keys):
+    names = {
+        "tp": "tensor_model_parallel_size",
+        "pp": "pipeline_model_parallel_size",
+        "cp": "context_parallel_size",
+        "ep": "expert_model_parallel_size",
+        "zero": "data_parallel_sharding_strategy",
+        "chunks": "num_virtual_stages_per_pipeline_rank",
+    }
+    return world_size, {names[key]: value for key, value in keys.items()}
 
 
+OPTIM, GRADS, PARAMS = "optim", "optim_grads", "optim_grads_params"
+# An odd number of layers, and fewer key and value heads than tensor-parallel ranks at most.
+DENSE = {"num_layers": 5}
 LAYOUTS = {
     "serial": layout(1),
-    "dp2": layout(2),
-    "tp2": layout(2, tp=2),
-    "pp2": layout(2, pp=2),
+    "zero1": layout(2, zero=OPTIM),
     "tp2 pp2": layout(4, tp=2, pp=2),
+    "zero3": layout(4, zero=PARAMS),
+    "tp4": layout(4, tp=4),
+    "pp2 zero1": layout(4, pp=2, zero=OPTIM),
+    "tp2 cp2": layout(4, tp=2, cp=2),
+    "pp4": layout(4, pp=4),
+    "tp2 zero2": layout(4, tp=2, zero=GRADS),
+    "pp2 interleaved": layout(2, pp=2, chunks=2),
+    "pp2 zero3": layout(4, pp=2, zero=PARAMS),
 }
-MODEL = {"num_layers": 2}
+EXPERTS = {"num_layers": 3, "num_experts": 4, "moe_layer_freq": 2, "untie_embeddings_and_output_weights": True}
+EXPERT_LAYOUTS = {
+    "serial": layout(1),
+    "ep2": layout(4, ep=2),
+    "ep2 zero1": layout(4, ep=2, zero=OPTIM),
+    "tp2 ep2": layout(4, tp=2, ep=2),
+    "ep2 zero3": layout(4, ep=2, zero=PARAMS),
+    "pp2 ep2": layout(4, pp=2, ep=2),
+    "ep4 zero2": layout(4, ep=4, zero=GRADS),
+}
+FAMILIES = {"dense": (DENSE, LAYOUTS), "experts": (EXPERTS, EXPERT_LAYOUTS)}
+CELLS = [(family, name) for family, (_, layouts) in FAMILIES.items() for name in layouts]
 SERIAL = LAYOUTS["serial"][1]
 STEPS = 2
 
 
+def config_in(family, parallel):
+    # The smallest batch that every layout can divide.
+    training = {"global_batch_size": 4, "seq_length": 8}
+    return config_of(model={**FAMILIES[family][0], "attention_dropout": 0.0}, parallel=parallel, training=training)
+
+
 @pytest.fixture(scope="module")
 def saved(ranks, tmp_path_factory):
-    """Folder with a checkpoint written by a layout, by its name; each is written once."""
+    """Folder with a checkpoint written by a layout, by family and name; each is written once."""
     folders = {}
 
-    def folder(name):
-        if name not in folders:
-            folders[name] = tmp_path_factory.mktemp("saved")
-            world_size, parallel = LAYOUTS[name]
-            ranks.run(save, folders[name], config_of(model=MODEL, parallel=parallel), STEPS, world_size=world_size)
-        return folders[name]
+    def folder(family, name):
+        if (family, name) not in folders:
+            folders[family, name] = tmp_path_factory.mktemp("saved")
+            world_size, parallel = FAMILIES[family][1][name]
+            config = config_in(family, parallel)
+            ranks.run(save, folders[family, name], config, STEPS, world_size=world_size)
+        return folders[family, name]
 
     return folder
 
@@ -123,32 +158,51 @@ def whole_state(root):
     return state
 
 
-@pytest.mark.parametrize("written", LAYOUTS)
+@pytest.mark.parametrize(("family", "written"), CELLS)
 @pytest.mark.parametrize("stride", [0, 1, 3])
-def test_what_is_read_is_what_was_written(ranks, saved, tmp_path, written, stride):
-    names = list(LAYOUTS)
-    world_size, parallel = LAYOUTS[names[(names.index(written) + stride) % len(names)]]
-    config = config_of(model=MODEL, parallel=parallel)
-    assert ranks.run(resave, saved(written), tmp_path, config, world_size=world_size) == [STEPS] * world_size
-    before, after = whole_state(saved(written)), whole_state(tmp_path)
+def test_what_is_read_is_what_was_written(ranks, saved, tmp_path, family, written, stride):
+    layouts = FAMILIES[family][1]
+    names = list(layouts)
+    world_size, parallel = layouts[names[(names.index(written) + stride) % len(names)]]
+    source = saved(family, written)
+    answers = ranks.run(resave, source, tmp_path, config_in(family, parallel), world_size=world_size)
+    assert answers == [STEPS] * world_size
+    compare_states(whole_state(source), whole_state(tmp_path))
+
+
+def compare_states(before, after):
     assert before.keys() == after.keys()
     for key, tensor in before.items():
         assert tensor.isfinite().all(), key
         assert torch.equal(tensor, after[key]), key
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_trains_the_same_model(saved, name):
-    serial, state = whole_state(saved("serial")), whole_state(saved(name))
+@pytest.mark.parametrize(("family", "name"), CELLS)
+def test_every_layout_trains_the_same_model(saved, family, name):
+    serial, state = whole_state(saved(family, "serial")), whole_state(saved(family, name))
     assert serial.keys() == state.keys()
     for key, tensor in serial.items():
         # The norm that clips is summed in another order.
-        torch.testing.assert_close(state[key], tensor, rtol=1e-5, atol=1e-7, msg=str(key))
+        torch.testing.assert_close(state[key], tensor, rtol=1e-5, atol=1e-6, msg=str(key))
+
+
+def test_ranks_with_nothing_to_say_write_nothing(saved):
+    path = checkpoint_path(saved("dense", "tp2 cp2"), STEPS)
+    files = sorted(file.name for file in path.glob("*.safetensors"))
+    assert files == sorted(f"{kind}_rank0000{rank}.safetensors" for kind in ("model", "optimizer") for rank in (0, 1))
+
+
+def test_eight_ranks_in_three_axes(saved, tmp_path):
+    world_size, parallel = layout(8, tp=2, pp=2, zero=OPTIM)
+    with Ranks(8) as many:
+        source = saved("dense", "serial")
+        many.run(resave, source, tmp_path, config_in("dense", parallel), world_size=world_size)
+    compare_states(whole_state(source), whole_state(tmp_path))
 
 
 def test_metadata_says_which_layout_wrote(saved):
-    says = load_metadata(checkpoint_path(saved("tp2 pp2"), STEPS)).layout
-    assert says == {"tp": 2, "pp": 2, "dp": 1, "cp": 1, "ep": 1, "zero_stage": 0, "pipeline_schedule": "1f1b"}
+    says = load_metadata(checkpoint_path(saved("dense", "pp2 zero3"), STEPS)).layout
+    assert says == {"tp": 1, "pp": 2, "dp": 2, "cp": 1, "ep": 1, "zero_stage": 3, "pipeline_schedule": "1f1b"}
 
 
 def test_version_1_is_read(ranks):
@@ -185,7 +239,7 @@ def read_version_1(rank, world_size, config):
 
 
 def test_missing_and_doubled_elements_are_named(ranks, saved, tmp_path):
-    path = checkpoint_path(saved("tp2"), STEPS)
+    path = checkpoint_path(saved("dense", "tp2 cp2"), STEPS)
     values = json.loads((path / METADATA).read_text())
     name = next(name for name in values["tensors"]["model"] if "qkv.weight" in name)
     parts = values["tensors"]["model"][name]["parts"]
@@ -199,12 +253,12 @@ def test_missing_and_doubled_elements_are_named(ranks, saved, tmp_path):
             (folder / file.name).symlink_to(file)
         values["tensors"]["model"][name]["parts"] = changed
         (folder / METADATA).write_text(json.dumps(values))
-        (problem,) = ranks.run(problem_of, folder, config_of(model=MODEL), world_size=1)
+        (problem,) = ranks.run(problem_of, folder, config_in("dense", SERIAL), world_size=1)
         assert f"{folder}: {name} {says}" in problem
 
 
 def test_a_file_that_is_not_what_metadata_says_is_refused(ranks, saved, tmp_path):
-    path = checkpoint_path(saved("serial"), STEPS)
+    path = checkpoint_path(saved("dense", "serial"), STEPS)
     (tmp_path / METADATA).write_text((path / METADATA).read_text())
     (file,) = path.glob("model_*.safetensors")
     with safe_open(str(file), "pt") as tensors:
@@ -212,10 +266,10 @@ def test_a_file_that_is_not_what_metadata_says_is_refused(ranks, saved, tmp_path
     key = "layers.1.attention.qkv.weight"
     save_file({**contents, key: contents[key][1:].clone()}, tmp_path / file.name)
     (tmp_path / "optimizer_rank00000.safetensors").symlink_to(path / "optimizer_rank00000.safetensors")
-    (problem,) = ranks.run(problem_of, tmp_path, config_of(model=MODEL), world_size=1)
+    (problem,) = ranks.run(problem_of, tmp_path, config_in("dense", SERIAL), world_size=1)
     assert f"{tmp_path}: {key} has" in problem
     save_file({other: tensor for other, tensor in contents.items() if other != key}, tmp_path / file.name)
-    (problem,) = ranks.run(problem_of, tmp_path, config_of(model=MODEL), world_size=1)
+    (problem,) = ranks.run(problem_of, tmp_path, config_in("dense", SERIAL), world_size=1)
     assert f"{tmp_path}: {key} cannot be read" in problem
 
 
