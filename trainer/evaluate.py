@@ -19,8 +19,8 @@ import torch
 from trainer.checkpoint.directory import CheckpointError
 from trainer.config import DataConfig, TrainConfig
 from trainer.config_error import ConfigError
-from trainer.data.batches import MicroBatch
-from trainer.data.build import Source, open_sources
+from trainer.data.batches import MicroBatch, Packing
+from trainer.data.build import Source, document_rules, open_sources
 from trainer.data.errors import DataError
 from trainer.data.indexed_dataset import IndexedDataset
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
@@ -45,7 +45,13 @@ class Evaluation:
     """Loss per UTF-8 byte of the text, which compares across tokenizers; None if no tokenizer tells the bytes."""
 
 
-def evaluate(serial: SerialModel, source: Source, tokenizer: Tokenizer | None, max_tokens: int | None) -> Evaluation:
+def evaluate(
+    serial: SerialModel,
+    source: Source,
+    tokenizer: Tokenizer | None,
+    max_tokens: int | None,
+    packing: Packing | None = None,
+) -> Evaluation:
     """Loss over the documents of ``source`` in order, cut into windows of ``training.seq_length``.
 
     Windows are independent: a token at a window's start is predicted from little. The last window may be short.
@@ -55,6 +61,7 @@ def evaluate(serial: SerialModel, source: Source, tokenizer: Tokenizer | None, m
         source: the split.
         tokenizer: to count the bytes of the text; None: they stay unknown.
         max_tokens: evaluate the first so many only.
+        packing: how the model was trained on documents that share a window.
 
     Raises:
         DataError: there are fewer than two tokens, or one is outside the model's vocabulary.
@@ -66,6 +73,8 @@ def evaluate(serial: SerialModel, source: Source, tokenizer: Tokenizer | None, m
         raise DataError(f"{source.key}: the split holds {stop - start} tokens; two are the least to predict one")
     loss_sum, count = 0.0, 0
     for batch in _windows(source.tokens, start, stop, serial):
+        if packing is not None:
+            batch = packing.apply(batch)
         batch_loss, batch_tokens = forward_only(serial.model, [batch.to(serial.device)])
         loss_sum += float(batch_loss)
         count += batch_tokens
@@ -117,7 +126,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.split not in sources:
         raise DataError(f"--split: the data has no {options.split} split, only {', '.join(sources)}")
     tokenizer = load_tokenizer(config.data) if config.data.tokenizer_model else None
-    found = evaluate(serial, sources[options.split], tokenizer, options.max_tokens)
+    rules = document_rules(config, sources)
+    found = evaluate(serial, sources[options.split], tokenizer, options.max_tokens, rules)
     if options.json:
         print(json.dumps({"checkpoint": str(serial.checkpoint), "iteration": serial.iteration, **asdict(found)}))
         return
@@ -129,7 +139,8 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _with_data(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
-    data = config.data.model_dump()
+    # Every token of the text counts, ends of documents too.
+    data = config.data.model_dump() | {"eod_mask_loss": False}
     if options.data_path is not None:
         data |= {"data_path": [options.data_path], "train_data_path": [], "valid_data_path": [], "mock_data": False}
     if options.data_split is not None:

@@ -7,13 +7,18 @@ from datetime import timedelta
 import pytest
 import torch
 
+from tests.trainer.data.test_indexed_dataset import write
 from tests.trainer.layout_parity import disturb_vectors
 from tests.trainer.spawn import Ranks
 from trainer.config import TrainConfig, build_config
 from trainer.data.batches import MicroBatch, Packing
+from trainer.data.build import Source
+from trainer.data.indexed_dataset import IndexedDataset
+from trainer.evaluate import evaluate
 from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.pipeline.executor import forward_backward, forward_only
 from trainer.random_streams import StepRandomness
+from trainer.serial_model import SerialModel
 from trainer.train_state import ParallelModel, build_model
 
 VOCAB_SIZE, EOD, LENGTH = 61, 7, 32
@@ -145,3 +150,26 @@ def test_layouts_find_the_same_documents(ranks, model: str, layout: str) -> None
     total = losses[0] if "tensor_model_parallel_size" in LAYOUTS[layout] else sum(losses)
     assert total == pytest.approx(expected, rel=1e-6)
     assert max(deviation for _, deviation in reports) < 1e-5
+
+
+def test_evaluation_of_a_checkpoint_keeps_documents_apart(tmp_path) -> None:
+    whole = packed()
+    text = [*whole.tokens.flatten().tolist(), int(whole.labels[-1, -1])]
+    write(tmp_path / "d", [text], VOCAB_SIZE)
+    tokens = IndexedDataset(tmp_path / "d")
+    model = build("llama", ParallelMesh(tp=1, pp=1, dp=1, rank=0), ProcessGroups(), {})
+    serial = SerialModel(model, config("llama"), VOCAB_SIZE, tmp_path, 0, torch.device("cpu"))
+    rules = Packing(EOD, separate_attention=True, restart_positions=True)
+    source = Source("data.data_path", tokens, None, range(1))
+    # The windows are the samples of the batch, but for the label at the border between the two.
+    labels = whole.labels.clone()
+    labels[0, -1] = whole.tokens[1, 0]
+    expected, count = forward_only(model, [rules.apply(MicroBatch(whole.tokens, labels))])
+    found = evaluate(serial, source, None, None, rules)
+    assert (found.tokens, found.loss) == (count, pytest.approx(float(expected) / count, rel=1e-6))
+    assert abs(evaluate(serial, source, None, None).loss - found.loss) > 1e-3
+    # A last window that is not full: what fills it does not count.
+    cut = MicroBatch(whole.tokens[:1], labels[:1], (torch.arange(LENGTH) < 20).float()[None])
+    expected, count = forward_only(model, [rules.apply(cut)])
+    assert evaluate(serial, source, None, 20, rules).loss == pytest.approx(float(expected) / 20, rel=1e-6)
+    assert count == 20

@@ -100,7 +100,8 @@ class Packing:
         """``batch`` with its loss mask, documents and positions."""
         is_end = batch.tokens == self.end
         if self.mask_loss:
-            batch = replace(batch, loss_mask=(~is_end).float())
+            mask = (~is_end).float()
+            batch = replace(batch, loss_mask=mask if batch.loss_mask is None else mask * batch.loss_mask)
         if self.separate_attention:
             batch = replace(batch, documents=Documents(tuple(_document_bounds(row.numpy()) for row in is_end)))
         if self.restart_positions:

@@ -48,7 +48,7 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
         training.micro_batch_size, config.global_batch_size(dp), training.seq_length, dp=dp, dp_rank=dp_rank
     )
     if config.data.mock_data:
-        _packing(config, None)
+        document_rules(config, {})
         vocab_size = config.model.vocab_size or DEFAULT_VOCAB_SIZE
         return TrainData(
             {
@@ -60,7 +60,7 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
             notes=("mock data: nothing that this model learns is of use",),
         )
     sources = open_sources(config)
-    vocab_size, eod = _vocabulary(config, sources)
+    vocab_size = _vocabulary(config, sources)
     samples: dict[Split, Samples] = {}
     notes: list[str] = []
     for split, source in sources.items():
@@ -73,7 +73,7 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
             samples[split] = dataset
     if training.eval_iters and "valid" not in sources:
         notes.append("no evaluation while training: there is no valid split")
-    return TrainData(samples, vocab_size, shape, _packing(config, eod), tuple(notes))
+    return TrainData(samples, vocab_size, shape, document_rules(config, sources), tuple(notes))
 
 
 def open_sources(config: TrainConfig) -> dict[Split, Source]:
@@ -126,16 +126,23 @@ def _open(
     return tokens, manifest
 
 
-def _vocabulary(config: TrainConfig, sources: dict[Split, Source]) -> tuple[int, int | None]:
-    """Number of token ids, and the one that ends a document."""
+def _manifests_and_tokenizer(
+    config: TrainConfig, sources: dict[Split, Source]
+) -> tuple[list[Manifest], Tokenizer | None]:
+    """What tells of the vocabulary: the manifests there are, and the tokenizer where they do not tell all."""
     manifests = [source.manifest for source in sources.values() if source.manifest is not None]
     by_numbers = config.data.tokenizer_type == "NullTokenizer"
-    tokenizer = None
     if by_numbers or (not manifests and config.data.tokenizer_model):
-        tokenizer = load_tokenizer(config.data, config.model.vocab_size)
+        return manifests, load_tokenizer(config.data, config.model.vocab_size)
+    return manifests, None
+
+
+def _vocabulary(config: TrainConfig, sources: dict[Split, Source]) -> int:
+    """Number of token ids."""
+    manifests, tokenizer = _manifests_and_tokenizer(config, sources)
     known = [manifest.vocab_size for manifest in manifests] + ([tokenizer.vocab_size] if tokenizer else [])
     # A NullTokenizer's vocab_size counts the numbers, as in Megatron-LM, and not the end of a document.
-    wanted = None if by_numbers else config.model.vocab_size
+    wanted = None if config.data.tokenizer_type == "NullTokenizer" else config.model.vocab_size
     vocab_size = wanted or (max(known) if known else None)
     if vocab_size is None:
         raise DataError(
@@ -146,17 +153,23 @@ def _vocabulary(config: TrainConfig, sources: dict[Split, Source]) -> tuple[int,
             f"model.vocab_size: {vocab_size} is too small for the tokenizer of the data; set it to {max(known)} or "
             "leave it unset"
         )
-    eod = next((manifest.eod for manifest in manifests), tokenizer.eod if tokenizer else None)
-    return vocab_size, eod
+    return vocab_size
 
 
-def _packing(config: TrainConfig, eod: int | None) -> Packing | None:
+def document_rules(config: TrainConfig, sources: dict[Split, Source]) -> Packing | None:
+    """What the config asks for about the documents of ``sources``; None: nothing.
+
+    Raises:
+        DataError: it asks, and nothing tells where documents end.
+    """
     data = config.data
     asked = [name for name in ("eod_mask_loss", "reset_attention_mask", "reset_position_ids") if getattr(data, name)]
     if not asked:
         return None
     if data.mock_data:
         raise DataError(f"data.{asked[0]}: mock data has no documents; leave it out, or name data in data.data_path")
+    manifests, tokenizer = _manifests_and_tokenizer(config, sources)
+    eod = next((manifest.eod for manifest in manifests), tokenizer.eod if tokenizer else None)
     if eod is None:
         raise DataError(
             f"data.{asked[0]}: nothing tells which token ends a document; set data.tokenizer_model, or prepare the "

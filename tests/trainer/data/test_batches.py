@@ -126,6 +126,13 @@ def test_ends_at_the_borders_of_a_sample() -> None:
     assert batch.positions.tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
 
 
+def test_a_loss_mask_that_is_there_already_stays() -> None:
+    tokens, mask = torch.tensor([[9, 1, 9, 2]]), torch.tensor([[1.0, 0.0, 1.0, 1.0]])
+    batch = Packing(9, mask_loss=True).apply(MicroBatch(tokens, tokens, mask))
+    assert batch.loss_mask is not None
+    assert batch.loss_mask.tolist() == [[0, 0, 0, 1]]
+
+
 def test_each_rule_for_documents_is_on_its_own(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
     path = prepared(tmp_path, tokenizer)
     for key, field in (
