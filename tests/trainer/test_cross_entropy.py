@@ -78,6 +78,47 @@ def test_extreme_logits_stay_finite(ranks, world_size):
     )
 
 
+def masked(rank, world_size, kind, dtype):
+    """Losses and this rank's gradient of logits of +-10000 over 5 words in 8 columns, few of whose tokens count."""
+    tp = TensorParallel(world_size, rank, dist.group.WORLD if world_size > 1 else None)
+    logits, labels, weights = extremes(kind, dtype)
+    width = 8 // world_size
+    local = F.pad(logits, (0, 3), value=1e4)[..., rank * width : (rank + 1) * width].clone().requires_grad_()
+    losses = vocab_parallel_cross_entropy(local * 1, labels, min(max(5 - rank * width, 0), width), tp)
+    (losses * weights).sum().backward()
+    return losses.detach(), local.grad
+
+
+def extremes(kind, dtype):
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randint(0, 2, (6, 2, 5), generator=generator) * 2e4 - 1e4
+    logits[0] = -1e4  # a token for which nothing stands out
+    labels = torch.randint(0, 5, (6, 2), generator=generator)
+    weights = torch.zeros(6, 2)
+    if kind == "one":
+        weights[4, 1] = 0.25
+    elif kind == "first":
+        weights[0] = 1.0
+    return logits.to(dtype), labels, weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["none", "one", "first"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_few_or_no_tokens_under_the_loss(ranks, world_size, kind, dtype):
+    logits, labels, weights = extremes(kind, dtype)
+    logits = logits.double().requires_grad_()
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    (expected * weights).sum().backward()
+    results = ranks.run(masked, kind, dtype, world_size=world_size)
+    for losses, _ in results:
+        torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-6, atol=1e-6)
+    grad = torch.cat([part for _, part in results], -1)
+    assert not grad[..., 5:].any()
+    assert torch.equal(grad[weights == 0], torch.zeros_like(grad[weights == 0]))
+    torch.testing.assert_close(grad[..., :5].double(), logits.grad, atol=torch.finfo(dtype).eps, rtol=0)
+
+
 def test_more_rows_than_one_chunk():
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(50, 2, 12000, generator=generator)

@@ -32,28 +32,32 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         is_elsewhere = (columns < 0) | (columns >= num_valid)
         columns = columns.masked_fill(is_elsewhere, 0)
         stat_dtype = torch.promote_types(logits.dtype, torch.float32)
-        # A rank may hold padding only: then it has no maximum and no exponentials, and its logits of labels are zeros.
-        label_logits = rows.gather(1, columns).to(stat_dtype).masked_fill_(is_elsewhere, 0.0).squeeze(1)
+        label_logits = rows.gather(1, columns).to(stat_dtype)
         local_max, exp_sum = _exponentials(rows[:, :num_valid], stat_dtype)
         global_max = local_max
         if tp.group is not None:
             global_max = local_max.clone()
             dist.all_reduce(global_max, op=dist.ReduceOp.MAX, group=tp.group)
+        # Everything is counted from the maximum: beside one of 10000 the logarithm of a sum would lose 13 of 24 bits.
+        label_logits = label_logits.squeeze(1).sub_(global_max)
+        if tp.group is not None:
+            # A rank may hold padding only: then it has no maximum, no exponentials and no logit of a label.
+            label_logits.masked_fill_(is_elsewhere.squeeze(1), 0.0)
             sums = torch.stack((exp_sum * torch.exp(local_max - global_max), label_logits))
             dist.all_reduce(sums, group=tp.group)
             exp_sum, label_logits = sums[0], sums[1]
-        log_sum = exp_sum.log() + global_max
-        ctx.save_for_backward(logits, columns, is_elsewhere, local_max, log_sum)
+        ctx.save_for_backward(logits, columns, is_elsewhere, local_max, global_max, exp_sum)
         ctx.num_valid = num_valid
-        return (log_sum - label_logits).view(labels.shape)
+        return (exp_sum.log() - label_logits).view(labels.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        logits, columns, is_elsewhere, local_max, log_sum = ctx.saved_tensors
+        logits, columns, is_elsewhere, local_max, global_max, exp_sum = ctx.saved_tensors
         rows = logits.view(-1, logits.shape[-1])
         grad_losses = grad_output.reshape(-1, 1)
-        _softmax_gradient_(rows[:, : ctx.num_valid], grad_losses, local_max, log_sum)
+        shares = grad_losses / exp_sum.unsqueeze(1)
+        _softmax_gradient_(rows[:, : ctx.num_valid], shares, local_max, global_max)
         rows[:, ctx.num_valid :].zero_()
         rows.scatter_add_(1, columns, grad_losses.masked_fill(is_elsewhere, 0.0).neg_().to(rows.dtype))
         # Detached, so that whoever keeps it for a while does not keep the graph that made the logits.
@@ -83,16 +87,16 @@ def _exponentials(rows: torch.Tensor, stat_dtype: torch.dtype) -> tuple[torch.Te
 
 
 def _softmax_gradient_(
-    rows: torch.Tensor, grad_losses: torch.Tensor, local_max: torch.Tensor, log_sum: torch.Tensor
+    rows: torch.Tensor, shares: torch.Tensor, local_max: torch.Tensor, global_max: torch.Tensor
 ) -> None:
-    """Overwrite what ``_exponentials`` left of the logits by grad_loss * softmax."""
-    if rows.dtype == log_sum.dtype:
-        rows.mul_(grad_losses * torch.exp(local_max - log_sum).unsqueeze(1))
+    """Overwrite what ``_exponentials`` left of the logits by exp(logit - global_max) * share."""
+    if rows.dtype == global_max.dtype:
+        rows.mul_(shares * torch.exp(local_max - global_max).unsqueeze(1))
         return
     step = _chunk_rows(rows)
     for start in range(0, len(rows), step):
         chunk = slice(start, start + step)
-        rows[chunk] = (rows[chunk].float() - log_sum[chunk, None]).exp_().mul_(grad_losses[chunk])
+        rows[chunk] = (rows[chunk].float() - global_max[chunk, None]).exp_().mul_(shares[chunk])
 
 
 def vocab_parallel_cross_entropy(
