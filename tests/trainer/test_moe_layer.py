@@ -1,5 +1,7 @@
 """Experts at the edges: no tokens, all tokens, one token; who is dropped; rows through unequal all-to-alls."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from trainer.context_parallel.axis import ContextParallel
 from trainer.data_parallel.main_gradient import MainGradient
 from trainer.forward_pass import ForwardPass
 from trainer.mesh import ParallelMesh, ProcessGroups
+from trainer.moe import experts
 from trainer.moe.axis import ExpertParallel
 from trainer.moe.capacity import expert_capacity, within_capacity
 from trainer.moe.dispatch import Dispatch, from_experts, to_experts
@@ -132,6 +135,21 @@ def test_scores_of_16_bit_tokens_are_32_bit():
     routing = layer.router(draw("tokens", 5, HIDDEN).to(torch.bfloat16))
     assert {routing.weights.dtype, routing.logits.dtype, routing.shares.dtype} == {torch.float32}
     assert layer(draw("tokens", 5, 1, HIDDEN).to(torch.bfloat16), ForwardPass()).dtype == torch.bfloat16
+
+
+def test_one_launch_for_all_experts_computes_what_the_loop_does():
+    def run():
+        inputs, weight = (draw(name, *shape) for name, shape in (("rows", (9, 16)), ("weight", (4, 2, 8, 16))))
+        inputs, weight = (tensor.to(torch.bfloat16).requires_grad_() for tensor in (inputs, weight))
+        outputs = experts.GroupedLinear(torch.nn.Parameter(weight), None)(inputs, [0, 0, 5, 5, 9])
+        outputs.backward(draw("gradient", 9, 16).to(torch.bfloat16))
+        return outputs, inputs.grad
+
+    looped = run()
+    with mock.patch.object(experts, "_has_grouped_kernel", lambda *_: True):
+        launched = run()
+    for expected, found in zip(looped, launched, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def slowly_within_capacity(experts, weights, capacity, policy):

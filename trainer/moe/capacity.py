@@ -2,7 +2,8 @@
 
 Legend: S sequence, B micro-batch, T = S*B tokens, E experts, K experts chosen per token; ``/c`` = divided over cp.
 Capacity is counted over the whole micro-batch, so that every layout drops the same choices. Lepikhin et al. 2020
-(arXiv:2006.16668), section 2.2; the two policies are those of Megatron-LM's --moe-token-drop-policy.
+(arXiv:2006.16668), section 2.2; the two policies are those of Megatron-LM's --moe-token-drop-policy, but that
+``position`` drops the latest here, and there whatever torch.topk leaves among equals.
 """
 
 from __future__ import annotations
