@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.trainer.spawn import DEADLINE_S, RankError, Ranks
+from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.config import build_config
 from trainer.data.batches import MicroBatch
 from trainer.data_parallel import sharded_buckets
@@ -36,6 +36,7 @@ LLAMA = {
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
 }
+EXPERTS = {**LLAMA, "num_experts": 4, "moe_ffn_hidden_size": 12}
 SGD = {"optimizer": "sgd", "lr": 0.3, "weight_decay": 0.1, "clip_grad": 0.0}
 ADAM = {"optimizer": "adam", "lr": 1e-2, "weight_decay": 0.1, "clip_grad": 0.0}
 VOCAB_SIZE = 37
@@ -296,19 +297,30 @@ def train_with_late_gathers(rank, world_size, config, mutation):
         dist.broadcast = broadcast
 
 
+FULL_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2}
+
+
 @pytest.mark.parametrize(
-    ("model", "parallel"),
+    ("model", "training", "parallel"),
     [
-        (GPT2, {}),
-        (GPT2, {"ddp_bucket_size": 1}),
-        (LLAMA, {"ddp_bucket_size": 1}),
-        (GPT2, {"pipeline_model_parallel_size": 2}),
-        (GPT2, {"overlap_param_gather": False}),
+        (GPT2, {}, {}),
+        (GPT2, {}, {"ddp_bucket_size": 1}),
+        (LLAMA, FULL_RECOMPUTE, {"ddp_bucket_size": 1}),
+        (EXPERTS, {}, {"ddp_bucket_size": 1, "expert_model_parallel_size": 2}),
+        (GPT2, {}, {"pipeline_model_parallel_size": 2, "pipeline_schedule": "zb-h1"}),
+        (
+            {**LLAMA, "num_layers": 4},
+            {"recompute_granularity": "selective", "recompute_modules": ["mlp", "layernorm"]},
+            {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},
+        ),
+        (GPT2, {}, {"pipeline_model_parallel_size": 2, "pipeline_schedule": "zb-v"}),
+        (GPT2, {}, {"context_parallel_size": 2}),
+        (GPT2, {}, {"overlap_param_gather": False}),
     ],
     ids=str,
 )
-def test_every_use_of_a_weight_waits_for_it(ranks, model, parallel):
-    build = partial(configure, model, ADAM, **parallel)
+def test_every_use_of_a_weight_waits_for_it(ranks, model, training, parallel):
+    build = partial(configure, model, ADAM, training, **parallel)
     plain = ranks.run(train, build())
     late = ranks.run(train_with_late_gathers, build(use_distributed_optimizer=True), "evaluate")
     for one, other in zip(plain, late, strict=True):
@@ -319,9 +331,11 @@ def test_every_use_of_a_weight_waits_for_it(ranks, model, parallel):
 
 def test_a_stale_gather_is_found():
     config = configure(GPT2, ADAM, use_distributed_optimizer=True)
-    with Ranks(2) as own, pytest.raises((RankError, AssertionError)):  # these ranks are broken afterwards
-        losses = own.run(train_with_late_gathers, config, "no waiting in forward")[0][0]
-        assert all(math.isfinite(loss) for loss in losses)
+    with Ranks(2) as own:  # these ranks are broken afterwards
+        reports = own.run(train_with_late_gathers, config, "no waiting in forward")
+    for losses, norms, _, _ in reports:
+        assert [math.isfinite(loss) for loss in losses] == [True, False, True]
+        assert norms[1] is None
 
 
 def reduced_early(rank, world_size, config):

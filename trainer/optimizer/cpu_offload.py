@@ -63,19 +63,22 @@ class OffloadedMasters:
         largest = max((portion.numel for portion in self._portions), default=0)
         self._traffic = _Traffic(pieces[0].weight.device, largest) if on_gpu else None
 
+    def begin_step(self) -> None:
+        """Let the first gradients come in, ahead of what is queued on the device from now on."""
+        if self._traffic is not None:
+            self._traffic.begin()
+            self._traffic.fetch(0, self._portions[0])
+
     @torch.no_grad()
     def step(self, lr: float, divisor: float) -> None:
-        """Update masters and weights from the pieces' gradients / ``divisor``."""
+        """Update masters and weights from the pieces' gradients / ``divisor``, after ``begin_step``."""
         if self._traffic is None:
             for portion in self._portions:
                 portion.step(lr, divisor, [stretch.gradient for stretch in portion.stretches])
                 for stretch, master in zip(portion.stretches, portion.masters, strict=True):
                     stretch.weight.copy_(master)
             return
-        self._traffic.begin()
         for number, portion in enumerate(self._portions):
-            if not number:
-                self._traffic.fetch(number, portion)
             if number + 1 < len(self._portions):
                 self._traffic.fetch(number + 1, self._portions[number + 1])
             portion.step(lr, divisor, self._traffic.fetched(number, portion))

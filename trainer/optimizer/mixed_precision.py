@@ -76,7 +76,8 @@ class MixedPrecisionOptimizer:
             return StepOutcome(grad_norm=None, skipped=True)
         norm = scaled_norm / scale
         divisor = scale * clip_divisor(norm, self._clip_grad)
-        # On a CUDA device the first runs there while the second keeps the CPU busy.
+        self._offloaded.begin_step()
+        # On a CUDA device this runs there while the step of what is offloaded keeps the CPU busy.
         self._step.step(lr, divisor, {name: piece.gradient for name, piece in self._resident.items()})
         self._publish_resident()
         self._offloaded.step(lr, divisor)
