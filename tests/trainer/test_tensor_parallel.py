@@ -194,6 +194,18 @@ def test_embedding(ranks, world_size, sequence_parallel):
     torch.testing.assert_close(torch.cat(gradients, 0), table.grad)
 
 
+def foreign_token(rank, world_size, token):
+    layer = VocabParallelEmbedding(nn.Parameter(torch.ones(VOCAB // world_size, HIDDEN)), axis(rank, world_size, False))
+    with pytest.raises(IndexError):
+        layer(torch.tensor([[0, token]]))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("token", [-1, VOCAB, 10 * VOCAB])
+def test_a_token_beyond_the_table_is_refused_on_every_rank(ranks, world_size, token):
+    ranks.run(foreign_token, token, world_size=world_size)
+
+
 def divided_dropout(rank, world_size, sequence_parallel):
     tp = axis(rank, world_size, sequence_parallel)
     hidden = tp.sequence_shard(draw("inputs", LENGTH, BATCH, HIDDEN))

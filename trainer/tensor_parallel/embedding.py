@@ -63,12 +63,17 @@ class VocabParallelEmbedding(nn.Module):
         self._tp = tp
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Collective: all tp ranks."""
+        """Collective: all tp ranks.
+
+        Raises:
+            IndexError: a token is beyond the table (on a GPU, torch's device-side assertion).
+        """
         is_elsewhere = None
         if self._tp.size > 1:
             num_rows = self.weight.shape[0]
-            tokens = tokens - self._tp.rank * num_rows
-            is_elsewhere = (tokens < 0) | (tokens >= num_rows)
-            tokens = tokens.masked_fill(is_elsewhere, 0)
+            owner = tokens.div(num_rows, rounding_mode="floor")
+            # A token that no rank has is nobody else's: the lookup refuses it here, as it does in one process.
+            is_elsewhere = (owner != self._tp.rank) & (owner >= 0) & (owner < self._tp.size)
+            tokens = (tokens - self._tp.rank * num_rows).masked_fill(is_elsewhere, 0)
         found: torch.Tensor = _Lookup.apply(self.weight, tokens, is_elsewhere, self.row_sink)  # type: ignore[no-untyped-call]
         return reduce_partial_sums(found, self._tp)
