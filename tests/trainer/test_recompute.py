@@ -1,6 +1,7 @@
 """Recompute: the same gradients to the bit, from less memory."""
 
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from tests.trainer.spawn import Ranks
 from trainer.axes import ParallelAxes
 from trainer.config import build_config
 from trainer.data.batches import MicroBatch
+from trainer.layers import attention
+from trainer.layers.attention_core import attend
 from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.models.gpt import GPTStage
 from trainer.parameters import ParameterBuilder
@@ -198,6 +201,21 @@ def test_kept_memory_of_a_llama():
     expected = {"none": 8 * sbh + 3 * ffn, "mlp": 8 * sbh, "layernorm": 6 * sbh + 3 * ffn, "full": sbh}
     for form, size in expected.items():
         assert 4 * size <= kept_bytes(model, FORMS.get(form, {})) / LAYERS <= 1.06 * 4 * size, form
+
+
+def test_attention_that_keeps_no_scores_is_not_run_again():
+    replayed = []
+
+    def attend_and_count(*arguments):
+        replayed.append(torch.is_grad_enabled())
+        return attend(*arguments)
+
+    with mock.patch.object(attention, "attend", attend_and_count):
+        for model, calls in ((GPT2, [False, True]), (LLAMA, [True])):
+            kept_bytes(model, SELECTIVE)
+            assert sorted(replayed) == sorted(LAYERS * calls)
+            replayed.clear()
+    assert kept_bytes(LLAMA, SELECTIVE) == kept_bytes(LLAMA, {})
 
 
 def test_layers_are_counted_per_virtual_stage():

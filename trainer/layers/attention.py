@@ -35,7 +35,7 @@ class SelfAttention(nn.Module):
         axes: ParallelAxes,
         recompute_core: bool = False,
     ):
-        """Build the layer's attention; with ``recompute_core`` backward computes again what lies between the linears.
+        """Build the layer's attention; with ``recompute_core`` backward computes the scores again, where any are kept.
 
         Raises:
             ValueError: tp and the number of query groups do not divide each other.
@@ -80,7 +80,10 @@ class SelfAttention(nn.Module):
         """Collective: all tp ranks."""
         query, key, value = split_heads(self.qkv(hidden), self._queries_per_group, self._head_dim, forward_pass.rotary)
         core = partial(self._attend, forward_pass)
-        context = recompute(core, query, key, value) if self._recompute_core else core(query, key, value)
+        # Without dropout no kernel of ours keeps scores, only what is kept anyway: a replay would save nothing.
+        keeps_scores = forward_pass.randomness is not None and self._core.dropout > 0.0
+        replays = self._recompute_core and keeps_scores
+        context = recompute(core, query, key, value) if replays else core(query, key, value)
         return self.projection(context.permute(2, 0, 1, 3).flatten(2))  # type: ignore[no-any-return]
 
     def _attend(
