@@ -1,10 +1,13 @@
 """Parameter counts and the convention for FLOPs, against published models."""
 
 import pytest
+import torch
 
 from trainer.config import build_config
+from trainer.mesh import ParallelMesh, ProcessGroups
 from trainer.planning.device_peaks import known_peak_tflops
-from trainer.planning.flops import count_parameters, flops_per_token
+from trainer.planning.flops import active_layer_parameters, count_parameters, flops_per_token
+from trainer.train_state import build_model
 
 
 def config(model, seq_length=2048):
@@ -83,6 +86,29 @@ def test_layers_of_both_kinds_and_shared_experts_by_hand():
     # Layers 0 and 2 have experts, layer 1 has none.
     assert counts.layers == 3 * attention_and_norms + dense + 2 * (routed + 4 * expert + shared)
     assert counts.active_layers == 3 * attention_and_norms + dense + 2 * (routed + expert + shared)
+
+
+SMALL = {"num_layers": 3, "hidden_size": 16, "num_attention_heads": 4, "make_vocab_size_divisible_by": 1}
+EXPERTS = {"num_experts": 4, "moe_layer_freq": 2, "moe_ffn_hidden_size": 24}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"swiglu": True, "num_query_groups": 2, "disable_bias_linear": True, "add_qkv_bias": True},
+        {"untie_embeddings_and_output_weights": True, "position_embedding_type": "rope", "normalization": "RMSNorm"},
+        EXPERTS,
+        {**EXPERTS, "swiglu": True, "disable_bias_linear": True, "moe_shared_expert_intermediate_size": 8},
+        {**EXPERTS, "moe_layer_freq": 1, "moe_shared_expert_intermediate_size": 8},
+    ],
+)
+def test_as_many_as_the_model_has(changes):
+    one = config({**SMALL, **changes}, seq_length=32)
+    model = build_model(one, 50, ParallelMesh(tp=1, pp=1, dp=1, rank=0), ProcessGroups(), torch.device("cpu"))
+    counts = count_parameters(one, 50)
+    assert counts.total == sum(parameter.numel() for parameter in model.parameters.values())
+    assert counts.active_layers == sum(active_layer_parameters(one.model, layer) for layer in range(3))
 
 
 @pytest.mark.parametrize(
