@@ -1,93 +1,36 @@
 """Recompute: the same gradients to the bit, from less memory."""
 
-from datetime import timedelta
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.trainer.spawn import Ranks
+from tests.trainer.recompute_case import (
+    EXPERT_FORMS,
+    FORMS,
+    FULL,
+    GPT2,
+    LLAMA,
+    MOE,
+    SELECTIVE,
+    VOCAB_SIZE,
+    batch,
+    make_config,
+)
 from trainer.axes import ParallelAxes
-from trainer.config import build_config
-from trainer.data.batches import MicroBatch
 from trainer.layers import attention
 from trainer.layers.attention_core import attend
-from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
+from trainer.mesh import ParallelMesh, ProcessGroups
 from trainer.models.gpt import GPTStage
 from trainer.parameters import ParameterBuilder
 from trainer.pipeline.executor import forward_backward
 from trainer.random_streams import StepRandomness
 from trainer.recompute import RecomputePlan, forget, recompute
 from trainer.train_state import build_model
-
-VOCAB_SIZE = 61
-GPT2 = {"hidden_dropout": 0.2, "attention_dropout": 0.2}
-LLAMA = {
-    "num_query_groups": 2,
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable_bias_linear": True,
-    "untie_embeddings_and_output_weights": True,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-}
-MOE = {
-    **LLAMA,
-    "num_experts": 4,
-    "moe_layer_freq": 2,
-    "moe_ffn_hidden_size": 24,
-    "moe_shared_expert_intermediate_size": 16,
-    "moe_aux_loss_coeff": 0.1,
-    "moe_z_loss_coeff": 0.1,
-}
-SELECTIVE = {"recompute_granularity": "selective"}
-FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-FORMS = {
-    "core_attn": SELECTIVE,
-    "mlp": {**SELECTIVE, "recompute_modules": ["mlp"]},
-    "layernorm": {**SELECTIVE, "recompute_modules": ["layernorm"]},
-    "all-parts": {**SELECTIVE, "recompute_modules": ["core_attn", "mlp", "layernorm"]},
-    "full": FULL,
-    "uniform-3": {**FULL, "recompute_num_layers": 3},
-    "block-2": {**FULL, "recompute_method": "block", "recompute_num_layers": 2},
-}
-
-
-EXPERT_FORMS = {
-    "moe": {**SELECTIVE, "recompute_modules": ["moe"]},
-    "moe_act": {**SELECTIVE, "recompute_modules": ["moe_act"]},
-    "moe-parts": {**SELECTIVE, "recompute_modules": ["core_attn", "mlp", "layernorm", "moe_act"]},
-    "moe-full": FULL,
-}
-
-
-def make_config(model, training, **shape):
-    return build_config(
-        {
-            "model": {
-                "num_layers": 4,
-                "hidden_size": 32,
-                "num_attention_heads": 4,
-                "make_vocab_size_divisible_by": 8,
-                "init_method_std": 0.2,
-                **model,
-            },
-            "training": {"train_iters": 1, "seq_length": 16, "micro_batch_size": 2, **shape, **training},
-            "optimizer": {"lr": 1e-3},
-        }
-    )
-
-
-def batch(index, samples=2, length=16):
-    window = torch.randint(0, VOCAB_SIZE, (samples, length + 1), generator=torch.Generator().manual_seed(index))
-    return MicroBatch(window[:, :-1].contiguous(), window[:, 1:].contiguous(), None, index)
 
 
 def gradients(model, training):
@@ -333,87 +276,3 @@ def test_weight_gradients_may_be_computed_later(without_recompute, form):
     forward_backward(model, [batch(0), batch(1)], valid_tokens=64, loss_scale=1.0, randomness=StepRandomness(1, 0))
     for name, gradient in expected.items():
         assert torch.equal(model.gradients.main_grad(name), gradient), name
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-def divided(rank, world_size, model, training, sequence_parallel):
-    """Gradients of this rank, and how often it took part in a sum over tp."""
-    config = build_config(
-        {
-            **make_config(model, training).model_dump(exclude_unset=True),
-            "parallel": {"tensor_model_parallel_size": world_size, "sequence_parallel": sequence_parallel},
-        }
-    )
-    mesh = ParallelMesh.build(config, rank, world_size)
-    groups = build_process_groups(mesh, timedelta(seconds=60))
-    parallel_model = build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"))
-    with CountSums() as sums:
-        forward_backward(parallel_model, [batch(0)], valid_tokens=32, loss_scale=1.0, randomness=StepRandomness(1, 0))
-    found = {name: parallel_model.gradients.main_grad(name).clone() for name in parallel_model.parameters}
-    return found, sums.count
-
-
-class CountSums(TorchDispatchMode):
-    """Counts sums over ranks, of whole activations or into parts of them."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.count += str(function).startswith(("c10d.allreduce", "c10d._reduce_scatter_base"))
-        return function(*arguments, **(keywords or {}))
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("form", ["full", "uniform-3", "all-parts"])
-@pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2-dropout", "llama"])
-def test_tensor_parallel_ranks_replay_alike(ranks, model, form, sequence_parallel):
-    expected = ranks.run(divided, model, {}, sequence_parallel)
-    found = ranks.run(divided, model, FORMS[form], sequence_parallel)
-    for (gradients_, count), (expected_gradients, expected_count) in zip(found, expected, strict=True):
-        for name, gradient in expected_gradients.items():
-            assert torch.equal(gradients_[name], gradient), name
-        # Attention's sum is done again; the last one of a replay serves only its values and is not.
-        extra = {"full": 4, "uniform-3": 3 * 2 - 1 + 1, "all-parts": 0}[form]
-        assert count == expected_count + extra
-
-
-def fully_sharded(rank, world_size, training):
-    """Gradients of this rank's shards, and how often weights were gathered."""
-    config = make_config(LLAMA, training)
-    builder = ParameterBuilder(1, ParallelMesh(tp=1, pp=1, dp=1, rank=0), False, torch.float32, torch.device("cpu"))
-    stage = GPTStage(config, VOCAB_SIZE, range(4), builder, ParallelAxes(), is_first=True, is_last=True)
-    for module in (*stage.layers, stage):
-        fully_shard(module, mesh=init_device_mesh("cpu", (world_size,)), reshard_after_forward=True)
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
-    with CountGathers() as gathers:
-        for number in range(2):
-            part = batch(2 * number + rank)
-            stage(None, part, StepRandomness(1, 0).micro_batch(part.index)).backward()
-    return [parameter.grad.to_local().clone() for parameter in stage.parameters()], gathers.count
-
-
-class CountGathers(TorchDispatchMode):
-    """Counts gathers of weights."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.count += str(function).startswith("c10d._allgather_base")
-        return function(*arguments, **(keywords or {}))
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_fully_sharded_weights_are_there_for_the_replay(ranks, form):
-    expected = ranks.run(fully_sharded, {})
-    found = ranks.run(fully_sharded, form)
-    for (gradients_, count), (expected_gradients, expected_count) in zip(found, expected, strict=True):
-        for gradient, right in zip(gradients_, expected_gradients, strict=True):
-            assert right.any()
-            assert torch.equal(gradient, right)
-        assert count == expected_count, "weights that are there for backward serve the replay too"
