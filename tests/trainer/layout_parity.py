@@ -33,9 +33,10 @@ from trainer.train_state import ParallelModel, build_model
 LIMITS = {
     "fp32": {"loss": 1e-5, "gradient": 1e-4, "sgd": 1e-5, "adam": 1e-4, "grad_norm": 1e-5},
     # A bf16 number has 8 significant bits, an fp16 number 11 (2^-8 = 4e-3 and 2^-11 = 5e-4 between neighbours). Sums
-    # over tp and micro-batches round in another order, and the errors of a few layers add up.
-    "bf16": {"loss": 2e-2, "gradient": 1e-1, "sgd": 3e-2, "adam": 5e-2, "grad_norm": 2e-2},
-    "fp16": {"loss": 3e-3, "gradient": 2e-2, "sgd": 5e-3, "adam": 2e-2, "grad_norm": 5e-3},
+    # over tp and micro-batches round in another order, and the errors of a few layers add up. Adam divides a gradient
+    # by its own size, so that rounding alone gives steps in any direction: they show in the later losses and norms.
+    "bf16": {"loss": 2e-2, "gradient": 1e-1, "sgd": 3e-2, "grad_norm": 5e-2},
+    "fp16": {"loss": 3e-3, "gradient": 2e-2, "sgd": 5e-3, "grad_norm": 3e-2},
 }
 ITERATIONS = 3
 

@@ -17,12 +17,15 @@ from tests.trainer import layout_parity
 from tests.trainer.parity_case import Case
 from trainer.context_parallel.axis import ContextParallel
 from trainer.data_parallel import gradient_buckets, shared_gradients
+from trainer.data_parallel.sharded_buckets import ShardedBuckets
 from trainer.layers import dropout
 from trainer.layers.rotary import RotaryTable
 from trainer.mesh import ProcessGroups
+from trainer.moe import layer as moe_layer
 from trainer.optimizer import clipping
 from trainer.parameters import ParameterBuilder
 from trainer.pipeline.executor import forward_backward
+from trainer.pipeline.weight_gradients import WeightGradientQueue
 from trainer.random_streams import MicroBatchRandomness
 from trainer.tensor_parallel import collectives, linear
 
@@ -38,7 +41,12 @@ def _changed_options(change: Callable[..., dict[str, Any]]) -> AbstractContextMa
 
 def row_parallel_sum_dropped() -> AbstractContextManager[object]:
     """The partial outputs of row-parallel layers are taken for the whole."""
-    return mock.patch.object(linear, "reduce_partial_sums", lambda partial, _tp: partial)
+    return mock.patch.object(linear, "reduce_partial_sums", lambda partial, *_: partial)
+
+
+def sequence_parallel_sum_dropped() -> AbstractContextManager[object]:
+    """Each rank takes its part of the sequence of its own partial outputs."""
+    return mock.patch.object(linear, "reduce_partial_sums", lambda partial, tp, *_: tp.sequence_shard(partial).clone())
 
 
 def column_parallel_gradient_sum_dropped() -> AbstractContextManager[object]:
@@ -180,6 +188,43 @@ def _experts_summed_over(axis: str | None) -> Iterator[None]:
         yield
 
 
+def weights_not_gathered() -> AbstractContextManager[object]:
+    """The other ranks' parts of the weights stay as they were before the step."""
+    return mock.patch.object(ShardedBuckets, "weights_changed", lambda _: None)
+
+
+def put_off_weight_gradients_forgotten() -> AbstractContextManager[object]:
+    """The weight gradients of the first micro-batch, put off by the schedule, are never made."""
+    run = WeightGradientQueue.run
+
+    def forgetful(self: WeightGradientQueue, micro_batch: int) -> None:
+        if micro_batch:
+            run(self, micro_batch)
+
+    return mock.patch.object(WeightGradientQueue, "run", forgetful)
+
+
+def auxiliary_loss_of_every_tp_rank() -> AbstractContextManager[object]:
+    """Each of two tp ranks adds the whole gradient of the auxiliary loss."""
+    attach = moe_layer.attach_loss
+    return mock.patch.object(moe_layer, "attach_loss", lambda carrier, loss, scale: attach(carrier, loss, 2 * scale))
+
+
+@contextmanager
+def other_masks_when_recomputed() -> Iterator[None]:
+    """Dropout draws on where it stopped, so that what is computed again is not what was computed."""
+    drawn: dict[tuple[Any, ...], int] = {}
+    draw = MicroBatchRandomness.dropout_generator
+
+    def draw_on(self: MicroBatchRandomness, device: Any, site: Any, layer: int = 0, part: int = 0) -> torch.Generator:
+        address = (self, site, layer, part)
+        drawn[address] = drawn.get(address, -1) + 1
+        return draw(self, device, site, layer, part + 1000 * drawn[address])
+
+    with mock.patch.object(MicroBatchRandomness, "dropout_generator", draw_on):
+        yield
+
+
 def contiguous_parts_taken_for_balanced() -> AbstractContextManager[object]:
     """Sequences are cut into contiguous parts, while ring attention believes them to be balanced pairs of chunks."""
 
@@ -211,6 +256,7 @@ def _has_experts(case: Case) -> bool:
 
 FAULTS = (
     _fault(row_parallel_sum_dropped, lambda c: c.tp > 1 and not c.sp),
+    _fault(sequence_parallel_sum_dropped, lambda c: c.sp),
     _fault(column_parallel_gradient_sum_dropped, lambda c: c.tp > 1),
     _fault(sequence_parallel_norm_sum_dropped, lambda c: c.sp),
     _fault(
@@ -228,6 +274,10 @@ FAULTS = (
     _fault(clipped_per_stage, lambda c: c.pp > 1),
     _fault(positions_of_the_shard, lambda c: c.cp > 1 and c.model == "llama"),
     _fault(contiguous_parts_taken_for_balanced, lambda c: c.cp > 1 and c.cp_comm == "p2p"),
+    _fault(weights_not_gathered, lambda c: c.zero == 1),
+    _fault(put_off_weight_gradients_forgotten, lambda c: c.schedule in ("zb-h1", "zb-v")),
+    _fault(other_masks_when_recomputed, lambda c: c.recompute in ("uniform", "block") and c.model.startswith("gpt2")),
+    _fault(auxiliary_loss_of_every_tp_rank, lambda c: _has_experts(c) and c.tp == 2),
     _fault(experts_summed_over_all_data_ranks, lambda c: _has_experts(c) and c.ep > 1 and not c.zero),
     _fault(expert_sum_dropped, lambda c: _has_experts(c) and c.ep == 1 and c.dp > 1 and not c.zero),
 )

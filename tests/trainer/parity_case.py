@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -178,7 +179,11 @@ class Case:
                     **RECOMPUTE[self.recompute],
                 },
                 "optimizer": {**optimizer, "optimizer_cpu_offload": self.offload},
-                "data": {"mock_data": True, "reset_attention_mask": self.documents},
+                "data": {
+                    "mock_data": True,
+                    "reset_attention_mask": self.documents,
+                    "reset_position_ids": self.documents,
+                },
             }
         )
 
@@ -192,12 +197,23 @@ class Case:
             # Each micro-batch keeps another share of its labels, the last but one next to none.
             share = 0.05 if index == count - 2 else (index + 1) / count
             mask = (torch.rand((MICRO_BATCH_SIZE, SEQ_LENGTH), generator=generator) < share).float()
-            documents = None
-            if self.documents:
-                bounds = ((0, 3 + index % 5, SEQ_LENGTH), (0, 1, 9, 10, SEQ_LENGTH))
-                documents = Documents(bounds)
+            bounds = ((0, 3 + index % 5, SEQ_LENGTH), (0, 1, 9, 10, SEQ_LENGTH))
+            # The first token of a document sees nothing but itself. Two that are alike would score alike with every
+            # expert, and rounding would decide which of them a full expert drops.
+            starts = [(row, start) for row, ends in enumerate(bounds) for start in ends[:-1]]
+            for (row, start), token in zip(starts, torch.randperm(VOCAB_SIZE, generator=generator), strict=False):
+                window[row, start] = token
+            documents = Documents(bounds) if self.documents else None
+            positions = torch.stack([_positions(ends) for ends in bounds]) if self.documents else None
             batch.append(
-                MicroBatch(window[:, :-1].contiguous(), window[:, 1:].contiguous(), mask, index, documents=documents)
+                MicroBatch(
+                    window[:, :-1].contiguous(),
+                    window[:, 1:].contiguous(),
+                    mask,
+                    index,
+                    documents=documents,
+                    positions=positions,
+                )
             )
         return batch
 
@@ -208,3 +224,8 @@ class Case:
     def but(self, **changes: Any) -> Case:
         """The same with changes."""
         return replace(self, **changes)
+
+
+def _positions(bounds: tuple[int, ...]) -> torch.Tensor:
+    """Positions [S] that begin anew with each document."""
+    return torch.cat([torch.arange(stop - start) for start, stop in itertools.pairwise(bounds)])

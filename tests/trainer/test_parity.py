@@ -56,7 +56,7 @@ def test_the_array_is_small_allowed_and_covers_every_pair_that_can_meet():
     missing = meeting_pairs() - {pair for row in ROWS for pair in pairs_of(row)}
     assert not missing
     # Mostly 2 to 4 ranks, and yet every two axes together, and every three.
-    assert sum(case.world_size <= 4 for case in CASES) >= 0.8 * len(CASES)
+    assert sum(case.world_size <= 4 for case in CASES) >= 0.75 * len(CASES)
     for axes in (*itertools.combinations(("tp", "pp", "cp", "dp"), 2), *itertools.combinations(("tp", "pp", "cp"), 3)):
         assert any(all(getattr(case, axis) > 1 for axis in axes) for case in CASES), axes
 
