@@ -74,6 +74,10 @@ class PipelineSchedule:
     placement: Placement
     bounds: tuple[ActivationBound, ...] = ()
 
+    def __hash__(self) -> int:
+        # A long table is looked up in every step by what is worked out once for it.
+        return hash((self.num_micro_batches, self.placement, tuple(map(len, self.stages))))
+
     def __str__(self) -> str:
         return "\n".join(" ".join(map(str, actions)) for actions in self.stages)
 
