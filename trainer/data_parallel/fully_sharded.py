@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 class FullyShardedStore:
     """Float32 weights and main gradients of this rank's shards.
 
-    Implements trainer.data_parallel.pieces.GradientStore. The parameters that modules hold outside of their forward
-    and backward are these shards; inside, they are whole and in the model's dtype. Stage 2 gathers the weights for the
-    first forward of an iteration and keeps them until the last backward; stage 3 for every forward and every backward
-    of a unit.
+    Implements trainer.data_parallel.pieces.GradientStore. The parameters that modules hold between iterations are
+    these shards; inside of a unit's forward and backward they are whole and in the model's dtype. Stage 2 gathers the
+    weights for the first forward of an iteration and keeps them until the last backward; stage 3 for every forward and
+    every backward of a unit. What an evaluation has gathered may stay until the next backward.
     """
 
     is_sharded = True
@@ -184,10 +184,15 @@ class _Sharding:
                 need not be gathered again.
         """
         layouts = {parameter: self._layouts[names[id(parameter)]] for parameter in chunk.parameters()}
-        for part in _parts(chunk, layouts):
+        parts = list(_parts(chunk, layouts))
+        for part in parts:
             for experts in _topmost_experts(part, layouts):
                 self._shard(experts, is_expert=True, reshards=self._reshards)
-            self._shard(part, is_expert=False, reshards=self._reshards)
+            keeps = is_last_used and part is parts[-1]
+            unit = self._shard(part, is_expert=False, reshards=self._reshards and not keeps)
+            if part is getattr(chunk, "embedding", None):
+                # The gradient of a table does not depend on what stands in it.
+                unit.set_unshard_in_backward(False)
         return self._shard(chunk, is_expert=False, reshards=self._reshards and not is_last_used)
 
     def _shard(self, module: nn.Module, *, is_expert: bool, reshards: bool) -> FSDPModule:
