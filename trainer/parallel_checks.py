@@ -65,6 +65,18 @@ IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
         "no_shard contradicts parallel.use_distributed_optimizer; use optim, or switch the distributed optimizer off",
     ),
     (
+        "parallel.data_parallel_sharding_strategy",
+        lambda c: (
+            c.parallel.zero_stage >= 2
+            and c.parallel.pipeline_model_parallel_size == 1
+            and c.virtual_stages_per_rank > 1
+            and not c.model.untie_embeddings_and_output_weights
+        ),
+        "optim_grads and optim_grads_params shard each virtual stage by itself, but here two of one rank share "
+        "the tied table; leave out the virtual stages, which gain nothing without a pipeline, or set "
+        "model.untie_embeddings_and_output_weights",
+    ),
+    (
         "optimizer.optimizer_cpu_offload",
         lambda c: c.optimizer.optimizer_cpu_offload and c.parallel.zero_stage >= 2,
         "goes with whole parameters on the device; use parallel.data_parallel_sharding_strategy optim, or leave it out",

@@ -55,6 +55,12 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         {"parallel": {"use_distributed_optimizer": True, SHARDING: "optim_grads"}},
     ),
     (
+        {"parallel": {VIRTUAL: 2, SHARDING: "optim_grads"}},
+        f"parallel.{SHARDING}",
+        "leave out the virtual stages",
+        {"parallel": {PP: 2}},
+    ),
+    (
         {"parallel": {SHARDING: "optim_grads"}, "optimizer": {"optimizer_cpu_offload": True}},
         "optimizer.optimizer_cpu_offload",
         "sharding_strategy optim",
