@@ -58,6 +58,11 @@ VARIANTS = {
         "logging": {"log_interval": 3},
     },
     "pp2": {"parallel": {"pipeline_model_parallel_size": 2}},
+    "zero1 bf16": {"training": {"bf16": True}, "parallel": {"use_distributed_optimizer": True}},
+    "zero3 fp16": {
+        "training": {"fp16": True, "initial_loss_scale": 2.0**24, "loss_scale_window": 4, "hysteresis": 1},
+        "parallel": {"data_parallel_sharding_strategy": "optim_grads_params"},
+    },
 }
 KINDS = ("step", "write", "write", "rename", "rename", "term")
 
