@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +154,7 @@ class _Reader(ExitStack):
         """
         what = f"{self._checkpoint}: {stored_key(kind, name)}"
         try:
-            stored, piece, end = metadata.tensors[kind][name], self._pieces[name], 0
+            stored, piece, end = _Parts(metadata.tensors[kind][name]), self._pieces[name], 0
             for box in self._model.layouts[name].boxes(self._model.mesh):
                 low, high = max(piece.start, box.start), min(piece.stop, box.stop)
                 if low >= high:
@@ -167,20 +169,21 @@ class _Reader(ExitStack):
         except (OSError, SafetensorError, KeyError) as error:
             raise CheckpointError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
 
-    def _fill_region(self, what: str, stored: StoredTensor, wanted: Region, target: Tensor) -> None:
+    def _fill_region(self, what: str, stored: _Parts, wanted: Region, target: Tensor) -> None:
         """Copy a box of the global tensor from all parts that hold any of it."""
         found = 0
         # Where one part has everything there is nothing to keep account of but the number of elements.
         is_filled: Tensor | None = None
-        for part in stored.parts:
-            if overlap(wanted.offset, wanted.shape, part.offset, part.shape) is None:
-                continue
+        for part in stored.near(wanted):
+            source: Tensor | None = None
             for region in regions_of_stretch(part.offset, part.shape, part.start, part.stop):
                 common = overlap(wanted.offset, wanted.shape, region.offset, region.shape)
                 if common is None:
                     continue
-                source = self._map(what, part)[region.start - part.start :][: math.prod(region.shape)]
-                _cut(target, wanted.offset, *common).copy_(_cut(source.view(region.shape), region.offset, *common))
+                source = self._map(what, part) if source is None else source
+                first = region.start - part.start
+                block = source[first : first + math.prod(region.shape)].view(region.shape)
+                _cut(target, wanted.offset, *common).copy_(_cut(block, region.offset, *common))
                 found += math.prod(common[1])
                 if common[1] != wanted.shape:
                     is_filled = torch.zeros(wanted.shape, dtype=torch.bool) if is_filled is None else is_filled
@@ -205,6 +208,29 @@ class _Reader(ExitStack):
                 f"{part.stop - part.start}; the checkpoint is damaged, take another"
             )
         return tensor.view(-1)
+
+
+class _Parts:
+    """The parts of one tensor by where they lie in dim 0: of thousands, a rank wants a few."""
+
+    def __init__(self, stored: StoredTensor) -> None:
+        spans = [(*_rows(part), part) for part in stored.parts]
+        spans.sort(key=lambda span: span[0])
+        self._parts = [part for _, _, part in spans]
+        self._firsts = [first for first, _, _ in spans]
+        # The largest so far: before the place where it exceeds a row no part reaches that row.
+        self._stops = list(accumulate((stop for _, stop, _ in spans), max))
+
+    def near(self, wanted: Region) -> list[StoredPart]:
+        """All that may have elements in a box of the global tensor."""
+        first, stop = wanted.offset[0], wanted.offset[0] + wanted.shape[0]
+        return self._parts[bisect_right(self._stops, first) : bisect_left(self._firsts, stop)]
+
+
+def _rows(part: StoredPart) -> tuple[int, int]:
+    """First entry of dim 0 of the global tensor that a part has any of, and the entry after the last."""
+    row = math.prod(part.shape[1:])
+    return part.offset[0] + part.start // row, part.offset[0] + -(-part.stop // row)
 
 
 def _cut(tensor: Tensor, origin: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
