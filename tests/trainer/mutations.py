@@ -251,7 +251,7 @@ def _fault(enter: Callable[[], AbstractContextManager[object]], meets: Callable[
 
 
 def _has_experts(case: Case) -> bool:
-    return case.model in ("mixtral", "capacity")
+    return case.model in ("mixtral", "capacity", "sigmoid")
 
 
 FAULTS = (
