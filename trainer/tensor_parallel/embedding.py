@@ -48,7 +48,10 @@ class _Lookup(torch.autograd.Function):
             return None, None, None, None
         # Added up in float32: in 16 bits the sum of a frequent token would stop growing after a few hundred.
         table = torch.zeros(ctx.shape, dtype=torch.float32, device=grad_rows.device)
-        table.index_add_(0, rows.flatten(), grad_rows.float())
+        if table.is_cuda:  # where index_add_ adds in any order, and this sorts
+            table.index_put_((rows.flatten(),), grad_rows.float(), accumulate=True)
+        else:
+            table.index_add_(0, rows.flatten(), grad_rows.float())
         return table.to(grad_rows.dtype), None, None, None
 
 
