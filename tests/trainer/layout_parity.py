@@ -140,8 +140,8 @@ def _numbers(tensor: torch.Tensor) -> np.ndarray:
 
 def _whole_part(model: ParallelModel, name: str) -> np.ndarray | None:
     parameter = model.parameters[name]
-    is_whole = type(parameter.data) is torch.Tensor
-    return _numbers(parameter.data.view(-1)) if is_whole else None
+    # Sharded parameters are of a class of their own.
+    return _numbers(parameter.view(-1)) if type(parameter) is torch.nn.Parameter else None
 
 
 @torch.no_grad()
