@@ -1,8 +1,9 @@
 """The parity matrix in full, against the serial run: ``python -m tests.parity [--shard K/N] [FILTER...]``.
 
-Every mesh of up to 8 ranks with every model, schedule, way of recomputing and ZeRO stage that the config allows. Prints
-one line per case with the worst deviations, and leaves with 1 if any is too large. Each FILTER keeps the lines that
-contain it, such as ``mixtral`` or ``tp=2``; --shard 2/5 runs every fifth case from the second on.
+Every mesh and model of tests.trainer.covering_array with every schedule, way of recomputing and ZeRO stage that the
+config allows, thousands of cases. Prints one line per case with the worst deviations, and leaves with 1 if any is too
+large. Each FILTER keeps the lines that contain it, such as ``mixtral`` or ``tp=2``; --shard 2/5 runs every fifth case
+from the second on.
 """
 
 from __future__ import annotations
@@ -40,14 +41,21 @@ def matrix() -> Iterator[Case]:
                 break
 
 
+def _shard(text: str) -> tuple[int, int]:
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 1 to N, such as 2/5")
+    return int(first), int(count)
+
+
 def main(arguments: list[str]) -> int:
     """Run the matrix; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("filters", nargs="*", metavar="FILTER")
-    parser.add_argument("--shard", default="1/1", metavar="K/N")
+    parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="K/N")
     parser.add_argument("--list", action="store_true", help="print the cases and run none")
     flags = parser.parse_args(arguments)
-    first, count = map(int, flags.shard.split("/"))
+    first, count = flags.shard
     cases = [case for case in matrix() if all(wanted in f"{case} " for wanted in flags.filters)][first - 1 :: count]
     if flags.list:
         print("\n".join(map(str, cases)))

@@ -16,7 +16,7 @@ import torch
 from tests.trainer import layout_parity
 from tests.trainer.parity_case import Case
 from trainer.context_parallel.axis import ContextParallel
-from trainer.data_parallel import gradient_buckets, shared_gradients
+from trainer.data_parallel import fully_sharded, gradient_buckets, shared_gradients
 from trainer.data_parallel.sharded_buckets import ShardedBuckets
 from trainer.layers import dropout
 from trainer.layers.rotary import RotaryTable
@@ -70,7 +70,10 @@ def _without_group(axis: str) -> Iterator[None]:
     def incomplete(pieces: Any, layouts: Any, mesh: Any, groups: ProcessGroups) -> None:
         complete(pieces, layouts, mesh, replace(groups, **{axis: None}))
 
-    with mock.patch.object(gradient_buckets, "sum_shared_gradients", incomplete):
+    with (
+        mock.patch.object(gradient_buckets, "sum_shared_gradients", incomplete),
+        mock.patch.object(fully_sharded, "sum_shared_gradients", incomplete),
+    ):
         yield
 
 
@@ -193,6 +196,16 @@ def weights_not_gathered() -> AbstractContextManager[object]:
     return mock.patch.object(ShardedBuckets, "weights_changed", lambda _: None)
 
 
+def gathered_weights_kept() -> AbstractContextManager[object]:
+    """What was gathered for the last backward is used in the next forward, as it was before the step."""
+    return mock.patch.object(fully_sharded.FullyShardedStore, "weights_changed", lambda _: None)
+
+
+def shards_not_summed() -> AbstractContextManager[object]:
+    """Each rank updates its shard by the gradient of its own samples."""
+    return mock.patch.object(ShardedBuckets, "_start_reduction", lambda *_: None)
+
+
 def put_off_weight_gradients_forgotten() -> AbstractContextManager[object]:
     """The weight gradients of the first micro-batch, put off by the schedule, are never made."""
     run = WeightGradientQueue.run
@@ -236,7 +249,7 @@ def contiguous_parts_taken_for_balanced() -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class Fault:
-    """A mutation, the cases that must catch it, and the words in which they do."""
+    """A mutation, and which cases must catch it."""
 
     name: str
     enter: Callable[[], AbstractContextManager[object]]
@@ -246,8 +259,14 @@ class Fault:
         return self.name
 
 
-def _fault(enter: Callable[[], AbstractContextManager[object]], meets: Callable[[Case], bool]) -> Fault:
-    return Fault(enter.__name__, enter, meets)
+def _fault(
+    enter: Callable[[], AbstractContextManager[object]], meets: Callable[[Case], bool], where: str = ""
+) -> Fault:
+    return Fault(f"{enter.__name__}{where}", enter, meets)
+
+
+def _is_tied_over_ranks(case: Case) -> bool:
+    return case.model in ("gpt2", "gpt2-hidden-dropout", "qwen") and case.pp > 1 and case.schedule != "zb-v"
 
 
 def _has_experts(case: Case) -> bool:
@@ -259,11 +278,12 @@ FAULTS = (
     _fault(sequence_parallel_sum_dropped, lambda c: c.sp),
     _fault(column_parallel_gradient_sum_dropped, lambda c: c.tp > 1),
     _fault(sequence_parallel_norm_sum_dropped, lambda c: c.sp),
-    _fault(
-        tied_embedding_sum_dropped,
-        lambda c: c.model in ("gpt2", "qwen") and c.pp > 1 and c.schedule != "zb-v" and not c.zero,
-    ),
+    _fault(tied_embedding_sum_dropped, lambda c: _is_tied_over_ranks(c) and not c.zero),
+    _fault(tied_embedding_sum_dropped, lambda c: _is_tied_over_ranks(c) and c.zero == 1, " with ZeRO-1"),
+    _fault(tied_embedding_sum_dropped, lambda c: _is_tied_over_ranks(c) and c.zero > 1, " with ZeRO-2 or 3"),
     _fault(key_value_sum_dropped, lambda c: c.model == "qwen" and c.tp == 4 and not c.zero),
+    _fault(key_value_sum_dropped, lambda c: c.model == "capacity" and c.tp > 1 and c.zero == 1, " with ZeRO-1"),
+    _fault(key_value_sum_dropped, lambda c: c.model == "capacity" and c.tp > 1 and c.zero > 1, " with ZeRO-2 or 3"),
     _fault(divided_by_micro_batches_again, lambda c: c.pp > 1),
     _fault(not_divided_at_all, lambda c: c.dp > 1),
     _fault(divided_by_own_tokens, lambda c: c.dp > 1),
@@ -275,6 +295,8 @@ FAULTS = (
     _fault(positions_of_the_shard, lambda c: c.cp > 1 and c.model == "llama"),
     _fault(contiguous_parts_taken_for_balanced, lambda c: c.cp > 1 and c.cp_comm == "p2p"),
     _fault(weights_not_gathered, lambda c: c.zero == 1),
+    _fault(shards_not_summed, lambda c: c.zero == 1),
+    _fault(gathered_weights_kept, lambda c: c.zero == 2),
     _fault(put_off_weight_gradients_forgotten, lambda c: c.schedule in ("zb-h1", "zb-v")),
     _fault(other_masks_when_recomputed, lambda c: c.recompute in ("uniform", "block") and c.model.startswith("gpt2")),
     _fault(auxiliary_loss_of_every_tp_rank, lambda c: _has_experts(c) and c.tp == 2),

@@ -65,15 +65,21 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "make_vocab_size_divisible_by": 128,
     },
     "mixtral": _EXPERTS,
-    # A bounded number of tokens per expert, scores over all experts.
-    "capacity": {**_EXPERTS, "moe_expert_capacity_factor": 0.75, "moe_router_pre_softmax": True},
-    # Sigmoid scores, an expert for all, dense layers between. Scores near 1 are alike but for rounding, so that who is
-    # dropped by them would depend on it: there is room for all.
+    # A bounded number of tokens per expert, scores over all experts; one key and value head for all queries.
+    "capacity": {
+        **_EXPERTS,
+        "num_query_groups": 1,
+        "moe_expert_capacity_factor": 0.75,
+        "moe_router_pre_softmax": True,
+    },
+    # Sigmoid scores, an expert for all, dense layers between, biases. Scores near 1 are alike but for rounding, so that
+    # who is dropped by them would depend on it: there is room for all.
     "sigmoid": {
         **_EXPERTS,
         "moe_router_score_function": "sigmoid",
         "moe_shared_expert_intermediate_size": 16,
         "moe_layer_freq": 2,
+        "disable_bias_linear": False,
     },
 }
 

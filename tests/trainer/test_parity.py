@@ -4,7 +4,7 @@
 """
 
 import itertools
-import math
+import random
 
 import pytest
 
@@ -61,8 +61,16 @@ def test_the_array_is_small_allowed_and_covers_every_pair_that_can_meet():
         assert any(all(getattr(case, axis) > 1 for axis in axes) for case in CASES), axes
 
 
+def test_what_can_meet_is_found_among_random_rows_too():
+    chance = random.Random(5)
+    known = meeting_pairs()
+    rows = [{name: chance.choice(values) for name, values in FACTORS.items()} for _ in range(30_000)]
+    allowed = [row for row in rows if is_allowed(row)]
+    assert len(allowed) > 100
+    assert {pair for row in allowed for pair in pairs_of(row)} <= known
+
+
 def test_no_choice_is_left_out():
     for name, values in FACTORS.items():
         assert {row[name] for row in ROWS} == set(values), name
     assert any(keeps_order(case) and case.pp > 1 for case in CASES), "no case is held to the same bits"
-    assert math.prod(map(len, FACTORS.values())) > 10_000
