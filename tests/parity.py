@@ -53,10 +53,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("filters", nargs="*", metavar="FILTER")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="K/N")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all ranks on one GPU, by gloo")
     parser.add_argument("--list", action="store_true", help="print the cases and run none")
     flags = parser.parse_args(arguments)
     first, count = flags.shard
-    cases = [case for case in matrix() if all(wanted in f"{case} " for wanted in flags.filters)][first - 1 :: count]
+    cases = [
+        case.but(device=flags.device) for case in matrix() if all(wanted in f"{case} " for wanted in flags.filters)
+    ][first - 1 :: count]
     if flags.list:
         print("\n".join(map(str, cases)))
         return 0

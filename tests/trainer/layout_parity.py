@@ -95,7 +95,8 @@ def _train(rank: int, world_size: int, case: Case) -> Report:
     config = case.config()
     mesh = ParallelMesh.build(config, rank, world_size)
     groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
-    model = build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"))
+    device = torch.device(case.device)
+    model = build_model(config, VOCAB_SIZE, mesh, groups, device)
     disturb_vectors(model)
     optimizers = [MixedPrecisionOptimizer(config, model)]
     loss_sums: list[float] = []
@@ -110,14 +111,14 @@ def _train(rank: int, world_size: int, case: Case) -> Report:
         scale = optimizer.loss_scaler.scale
         loss = forward_backward(
             model,
-            case.batch(iteration)[mesh.dp_rank :: mesh.dp],
+            [batch.to(device) for batch in case.batch(iteration)[mesh.dp_rank :: mesh.dp]],
             valid_tokens=case.valid_tokens(iteration),
             loss_scale=scale,
             randomness=StepRandomness(config.training.seed, iteration),
         )
         loss_sums.append(float(loss))
         if not iteration:
-            snapshots.append({piece.name: piece.gradient.numpy() / scale for piece in model.gradients.pieces})
+            snapshots.append({piece.name: _numbers(piece.gradient) / scale for piece in model.gradients.pieces})
         grad_norms.append(optimizer.step((ADAM if iteration else SGD)["lr"]).grad_norm)
         if iteration in (0, ITERATIONS - 1):
             snapshots.append({piece.name: _numbers(piece.weight) for piece in model.gradients.pieces})
@@ -135,7 +136,7 @@ def _train(rank: int, world_size: int, case: Case) -> Report:
 
 
 def _numbers(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().float().clone().numpy()
+    return tensor.detach().float().cpu().clone().numpy()
 
 
 def _whole_part(model: ParallelModel, name: str) -> np.ndarray | None:
@@ -151,7 +152,7 @@ def disturb_vectors(model: ParallelModel) -> None:
         layout = model.layouts[piece.name]
         if not layout.decay:
             noise = torch.randn(layout.global_shape, generator=seeded_generator("cpu", "noise", layout.name)) * 0.1
-            piece.weight += layout.shard(noise, model.mesh).view(-1)[piece.start : piece.stop]
+            piece.weight += layout.shard(noise, model.mesh).view(-1)[piece.start : piece.stop].to(piece.weight.device)
     model.gradients.weights_changed()
     model.gradients.wait_for_weights()
 

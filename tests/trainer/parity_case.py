@@ -114,6 +114,8 @@ class Case:
     documents: bool = False
     micro_batches: int = 4
     precision: str = "fp32"
+    device: str = "cpu"
+    """``cuda`` puts all ranks on one GPU, where they talk by gloo."""
 
     @property
     def world_size(self) -> int:
@@ -127,6 +129,7 @@ class Case:
             documents=self.documents,
             micro_batches=self.micro_batches * self.dp,
             precision=self.precision,
+            device=self.device,
         )
 
     @property
@@ -180,7 +183,7 @@ class Case:
                     "seq_length": SEQ_LENGTH,
                     "micro_batch_size": MICRO_BATCH_SIZE,
                     "global_batch_size": MICRO_BATCH_SIZE * self.micro_batches * self.dp,
-                    "device": "cpu",
+                    "device": self.device,
                     "initial_loss_scale": 1024.0,
                     "bf16": self.precision == "bf16",
                     "fp16": self.precision == "fp16",
