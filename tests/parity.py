@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+import torch
+
 from tests.trainer.covering_array import FACTORS, case_of, is_allowed
 from tests.trainer.layout_parity import LIMITS, Deviation, compare, problems
 from tests.trainer.parity_case import Case
@@ -56,6 +58,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all ranks on one GPU, by gloo")
     parser.add_argument("--list", action="store_true", help="print the cases and run none")
     flags = parser.parse_args(arguments)
+    if flags.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no usable GPU")
     first, count = flags.shard
     cases = [
         case.but(device=flags.device) for case in matrix() if all(wanted in f"{case} " for wanted in flags.filters)
