@@ -30,7 +30,7 @@ def introduction(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, devic
         f"{parameters.total:,} parameters{active}, {precision}, {_axes(config, mesh)} on {mesh.world_size} x {device}, "
         f"{config.global_batch_size(mesh.dp)} sequences of {config.training.seq_length} tokens per iteration"
     ]
-    details = [*_pipeline(config, mesh, vocab_size), *_memory(config, mesh)]
+    details = [*_pipeline(config, mesh, vocab_size), *_attention(config), *_memory(config, mesh)]
     return [*lines, "; ".join(details)] if details else lines
 
 
@@ -54,6 +54,12 @@ def _pipeline(config: TrainConfig, mesh: ParallelMesh, vocab_size: int) -> list[
     stages = f"{placement.num_virtual_stages} virtual stages" if placement.chunks > 1 else f"{placement.pp} stages"
     micro_batches = config.num_micro_batches(mesh.dp)
     return [f"pipeline {config.pipeline_schedule}, {stages} of {held}, {micro_batches} micro-batches"]
+
+
+def _attention(config: TrainConfig) -> list[str]:
+    if config.model.attention_backend != "auto" or config.model.attention_dropout == 0.0:
+        return []
+    return ["attention keeps its scores because of attention_dropout; 0 uses fused kernels"]
 
 
 def _memory(config: TrainConfig, mesh: ParallelMesh) -> list[str]:

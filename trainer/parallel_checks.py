@@ -54,6 +54,12 @@ IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
         "parallel.cp_comm_type to a2a",
     ),
     (
+        "model.attention_backend",
+        lambda c: c.model.attention_backend in ("flash", "fused") and c.model.attention_dropout > 0,
+        "flash and fused have no dropout on their scores, which they never keep; set model.attention_dropout to 0, or "
+        "use unfused or auto",
+    ),
+    (
         "parallel.data_parallel_sharding_strategy",
         lambda c: _splits_backward(c) and c.parallel.zero_stage >= 2,
         "optim_grads and optim_grads_params gather and reduce around a whole backward, which the zero-bubble schedules "

@@ -63,6 +63,10 @@ def test_every_axis_that_is_used_is_named() -> None:
             {"training": {"recompute_granularity": "full", "recompute_method": "uniform"}},
             "full recompute of layers in groups of 1",
         ),
+        (
+            {"model": {"attention_dropout": 0.1}},
+            "attention keeps its scores because of attention_dropout; 0 uses fused kernels",
+        ),
         ({"optimizer": {"optimizer_cpu_offload": True}}, "100% of the optimizer state in CPU memory"),
     ],
 )

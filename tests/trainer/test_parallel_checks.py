@@ -37,6 +37,18 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         {"parallel": {CP: 2, "cp_comm_type": "a2a"}},
     ),
     (
+        {"model": {"attention_backend": "fused", "attention_dropout": 0.1}},
+        "model.attention_backend",
+        "set model.attention_dropout to 0, or use unfused or auto",
+        {"model": {"attention_backend": "fused", "attention_dropout": 0.0}},
+    ),
+    (
+        {"model": {"attention_backend": "flash", "attention_dropout": 0.1}},
+        "model.attention_backend",
+        "have no dropout",
+        {"model": {"attention_backend": "auto", "attention_dropout": 0.1}},
+    ),
+    (
         {"parallel": {PP: 2, "pipeline_schedule": "zb-h1", SHARDING: "optim_grads"}},
         f"parallel.{SHARDING}",
         "use optim, or another parallel.pipeline_schedule",
