@@ -100,8 +100,10 @@ class TrainingLoop:
         began = time.perf_counter()
         progress, training = self.progress, self.config.training
         self._beat("data")
-        micro_batches = self._micro_batches("train", progress.consumed_samples)
-        valid_tokens = self.data.valid_tokens("train", progress.consumed_samples)
+        micro_batches, own_tokens = self._micro_batches("train", progress.consumed_samples)
+        valid_tokens = self.config.global_batch_size(self.model.mesh.dp) * training.seq_length
+        if self.data.masks_loss:
+            valid_tokens = int(sum_over_ranks([float(own_tokens)], self.device)[0])
         self._beat("forward and backward")
         loss = forward_backward(
             self.model,
@@ -171,11 +173,12 @@ class TrainingLoop:
         loss_sum, tokens = 0.0, 0
         for number in range(training.eval_iters):
             consumed = number * self.config.global_batch_size(self.model.mesh.dp)
-            loss, _ = forward_only(self.model, self._micro_batches("valid", consumed))
+            micro_batches, own_tokens = self._micro_batches("valid", consumed)
+            loss, _ = forward_only(self.model, micro_batches)
             loss_sum += self._own_loss(loss)
-            tokens += self.data.valid_tokens("valid", consumed)
-        total = sum_over_ranks([loss_sum], self.device)[0]
-        row = validation_row(self.attempt, self.progress.iteration, total / tokens if tokens else None)
+            tokens += own_tokens
+        total, count = sum_over_ranks([loss_sum, float(tokens)], self.device)
+        row = validation_row(self.attempt, self.progress.iteration, total / count if count else None)
         if self.metrics is not None:
             self.metrics.append(row)
         self._say(validation_line(row, training.train_iters))
@@ -191,8 +194,13 @@ class TrainingLoop:
             f"iteration {self.progress.iteration} saved to {self.writer.root} in {time.perf_counter() - began:.1f} s"
         )
 
-    def _micro_batches(self, split: Split, consumed_samples: int) -> list[MicroBatch]:
-        return [batch.to(self.device) for batch in self.data.micro_batches(split, consumed_samples)]
+    def _micro_batches(self, split: Split, consumed_samples: int) -> tuple[list[MicroBatch], int]:
+        """This replica's micro-batches, and this rank's share of the labels that count in the global batch."""
+        mesh = self.model.mesh
+        batches = self.data.micro_batches(split, consumed_samples)
+        # All ranks of a replica read the same samples, whole; one of them speaks for it.
+        speaks = mesh.tp_rank == mesh.cp_rank == mesh.pp_rank == 0
+        return [batch.to(self.device) for batch in batches], sum(batch.valid_tokens for batch in batches) * speaks
 
     def _beat(self, phase: str) -> None:
         self.heartbeat.beat(self.progress.iteration, phase)

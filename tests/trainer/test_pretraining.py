@@ -1,12 +1,15 @@
 """Whole runs of two ranks: how they end, and what they leave behind."""
 
 import json
+import math
 import os
 
 import pytest
 
 from tests.resume_torture import Attempt, config_of, last_row, rows, wait_until
 from trainer.checkpoint.directory import complete_iterations
+from trainer.data.preprocess import tokenize_documents
+from trainer.data.tokenizer import NullTokenizer
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -165,3 +168,32 @@ def test_run_goes_on_on_another_layout_to_the_same_losses(tmp_path):
     for (iteration, is_validation), row in expected.items():
         key = "valid_loss" if is_validation else "lm_loss"
         assert found[iteration, is_validation][key] == pytest.approx(row[key], abs=1e-5)
+
+
+def test_labels_that_count_are_counted_once_in_every_layout(tmp_path):
+    texts = [" ".join(str((number * place) % 250) for place in range(1, 4 + number % 9)) for number in range(300)]
+    tokenize_documents(texts, NullTokenizer(250), tmp_path / "d")
+    data = {
+        "mock_data": False,
+        "data_path": str(tmp_path / "d"),
+        "tokenizer_type": "NullTokenizer",
+        "eod_mask_loss": True,
+        "split": "60,40",
+    }
+    changes = {
+        "data": data,
+        "model": {"attention_dropout": 0.0, "hidden_dropout": 0.0},
+        "training": {"train_iters": 2, "eval_interval": 2},
+        "optimizer": {"lr_warmup_iters": 0},
+    }
+    found = {}
+    for axis in ("data", "tensor", "pipeline", "context"):
+        parallel = {} if axis == "data" else {f"{axis}_{'' if axis == 'context' else 'model_'}parallel_size": 2}
+        run = tmp_path / axis
+        with start(run, "pp2", **changes, parallel={"pipeline_model_parallel_size": 1, **parallel}) as attempt:
+            assert attempt.finish() == "completed"
+        found[axis] = [rows(run)[2, False]["lm_loss"], rows(run)[2, True]["valid_loss"]]
+    for losses in found.values():
+        assert losses == pytest.approx(found["data"], rel=1e-5)
+    # Of untrained weights that are this small every token costs about the same: it has been divided by the right count.
+    assert found["data"] == pytest.approx([math.log(251)] * 2, rel=0.04)

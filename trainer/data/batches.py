@@ -52,6 +52,11 @@ class MicroBatch:
     positions: torch.Tensor | None = None
     """int64 [B, S], where they do not simply count along the sequence."""
 
+    @property
+    def valid_tokens(self) -> int:
+        """How many labels count. On a GPU this waits for the mask: count before ``to``."""
+        return self.labels.numel() if self.loss_mask is None else int(self.loss_mask.sum())
+
     def to(self, device: torch.device) -> MicroBatch:
         """The same on ``device``."""
         mask, positions = (None if part is None else part.to(device) for part in (self.loss_mask, self.positions))
@@ -144,6 +149,11 @@ class TrainData:
         self._shape = shape
         self._packing = packing
 
+    @property
+    def masks_loss(self) -> bool:
+        """Whether some labels do not count, so that the tokens of a global batch have to be counted."""
+        return self._packing is not None and self._packing.mask_loss
+
     def has(self, split: Split) -> bool:
         """Whether there is anything to read in ``split``."""
         return split in self._samples
@@ -160,16 +170,6 @@ class TrainData:
             self._micro_batch(split, consumed_samples + index * shape.micro_batch_size, index)
             for index in range(shape.dp_rank, count, shape.dp)
         ]
-
-    def valid_tokens(self, split: Split, consumed_samples: int) -> int:
-        """Labels that count in that global batch, over all replicas. Needs no communication: each rank counts."""
-        shape = self._shape
-        tokens = shape.global_batch_size * shape.seq_length
-        if self._packing is None or not self._packing.mask_loss:
-            return tokens
-        numbers = range(consumed_samples, consumed_samples + shape.global_batch_size)
-        masked = (self._samples[split].sample(number)[:-1] == self._packing.end for number in numbers)
-        return tokens - sum(int(np.count_nonzero(found)) for found in masked)
 
     def _micro_batch(self, split: Split, first: int, index: int) -> MicroBatch:
         samples = self._samples[split]

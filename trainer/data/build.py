@@ -168,12 +168,18 @@ def document_rules(config: TrainConfig, sources: dict[Split, Source]) -> Packing
         return None
     if data.mock_data:
         raise DataError(f"data.{asked[0]}: mock data has no documents; leave it out, or name data in data.data_path")
+    for source in sources.values():
+        if source.manifest is not None and source.manifest.eod is None:
+            raise DataError(
+                f"data.{asked[0]}: {source.tokens.prefix} was prepared without --append-eod; prepare it again with it"
+            )
     manifests, tokenizer = _manifests_and_tokenizer(config, sources)
     eod = next((manifest.eod for manifest in manifests), tokenizer.eod if tokenizer else None)
     if eod is None:
+        remedy = "prepare the data with --append-eod" + (" and --eod-token" if tokenizer else "")
         raise DataError(
-            f"data.{asked[0]}: nothing tells which token ends a document; set data.tokenizer_model, or prepare the "
-            "data with --append-eod"
+            f"data.{asked[0]}: nothing tells which token ends a document; "
+            + (remedy if tokenizer else f"set data.tokenizer_model, or {remedy}")
         )
     return Packing(eod, data.eod_mask_loss, data.reset_attention_mask, data.reset_position_ids)
 

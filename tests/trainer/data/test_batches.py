@@ -73,22 +73,26 @@ def test_shapes_labels_and_place(tmp_path: Path, tokenizer: HuggingFaceTokenizer
     assert batch.tokens.dtype == batch.labels.dtype == torch.int64
     assert torch.equal(batch.tokens[:, 1:], batch.labels[:, :-1])
     assert batch.loss_mask is None
-    assert data.valid_tokens("train", 0) == 64
+    assert sum(batch.valid_tokens for batch in data.micro_batches("train", 0)) == 64
+    assert not data.masks_loss
     later = data.micro_batches("train", 6)[0]
     assert torch.equal(data.micro_batches("train", 0)[3].tokens, later.tokens)
     assert data.vocab_size == 300
 
 
-def test_masked_tokens_are_counted_over_the_whole_batch(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+def test_masked_tokens_are_not_counted(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
     source = {"data_path": prepared(tmp_path, tokenizer), "eod_mask_loss": True}
     replicas = [build_data(config(source), rank, 2) for rank in range(2)]
-    counted = 0.0
+    counted = 0
     for data in replicas:
+        assert data.masks_loss
         for batch in data.micro_batches("train", 8):
             assert batch.loss_mask is not None
             assert torch.equal(batch.loss_mask == 0, batch.tokens == tokenizer.eod)
-            counted += batch.loss_mask.sum().item()
-    assert replicas[0].valid_tokens("train", 8) == replicas[1].valid_tokens("train", 8) == counted < 64
+            assert batch.valid_tokens == batch.loss_mask.sum().item()
+            counted += batch.valid_tokens
+    whole = build_data(config(source), 0, 1)
+    assert sum(batch.valid_tokens for batch in whole.micro_batches("train", 8)) == counted < 64
 
 
 def by_loop(tokens: list[int], eod: int) -> tuple[list[int], list[int]]:
@@ -114,7 +118,7 @@ def test_documents_are_found_where_they_end(tmp_path: Path, tokenizer: HuggingFa
             assert (list(bounds), positions.tolist()) == by_loop(row, tokenizer.eod)
             counts.add(len(bounds))
     assert len(counts) > 1
-    assert data.valid_tokens("train", 16) == 8 * 40
+    assert not data.masks_loss
 
 
 def test_ends_at_the_borders_of_a_sample() -> None:
@@ -227,11 +231,22 @@ def test_numbers_are_trained_on_with_their_end_of_document(tmp_path: Path) -> No
     numbers = {"data_path": str(tmp_path / "n"), "tokenizer_type": "NullTokenizer", "eod_mask_loss": True}
     data = build_data(config(numbers, model={"vocab_size": 10}), 0, 1)
     assert data.vocab_size == 11
-    tokens = torch.cat([batch.tokens for batch in data.micro_batches("train", 0)])
+    batches = data.micro_batches("train", 0)
+    tokens = torch.cat([batch.tokens for batch in batches])
     assert tokens.max() == 10
-    assert data.valid_tokens("train", 0) == int((tokens != 10).sum())
+    assert sum(batch.valid_tokens for batch in batches) == int((tokens != 10).sum())
     with pytest.raises(DataError, match="another tokenizer"):
         build_data(config(numbers, model={"vocab_size": 11}), 0, 1)
+
+
+def test_data_without_ends_of_documents_has_to_be_prepared_again(tmp_path: Path, tokenizer_file: Path) -> None:
+    tokenize_documents(["some text"] * 40, HuggingFaceTokenizer(tokenizer_file), tmp_path / "d", append_eod=False)
+    asked = {"data_path": str(tmp_path / "d"), "tokenizer_model": str(tokenizer_file), "reset_attention_mask": True}
+    with pytest.raises(DataError) as caught:
+        build_data(config(asked), 0, 1)
+    prefix = tmp_path / "d"
+    expected = f"data.reset_attention_mask: {prefix} was prepared without --append-eod; prepare it again with it"
+    assert str(caught.value) == expected
 
 
 def test_manifest_of_another_schema_is_refused(tmp_path: Path) -> None:
