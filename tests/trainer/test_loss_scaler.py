@@ -53,6 +53,13 @@ def test_state_goes_through_json():
     assert scales(one, [0, 1, 1]) == scales(other, [0, 1, 1])
 
 
+def test_window_shortened_below_the_steps_already_taken_still_ends():
+    long, short = scaler(loss_scale_window=10), scaler(loss_scale_window=3)
+    scales(long, [0] * 5)
+    short.load(long.state())
+    assert scales(short, [0, 0, 0, 0]) == [2048.0, 2048.0, 2048.0, 4096.0]
+
+
 def test_present_config_rules_over_a_checkpoint():
     constant = scaler(loss_scale=8.0)
     constant.load(scaler().state())

@@ -60,7 +60,8 @@ class LossScaler:
                 self.scale = max(self.scale * _BACKOFF, self.min_scale)
             return
         self.good_steps += 1
-        if self.good_steps == self.window:
+        # Not only equal: a resumed run may have a shorter window than the steps that it took over.
+        if self.good_steps >= self.window:
             self.good_steps = 0
             self.hysteresis_left = self.hysteresis
             self.scale *= _GROWTH
