@@ -76,13 +76,13 @@ class TrainingLoop:
         evaluated = -1
         is_stopped = False
         while self.progress.iteration < training.train_iters and not is_stopped:
-            is_stopped = self._iterate()
+            is_asked = self._iterate()
             iteration = self.progress.iteration
-            is_stopped |= training.exit_interval is not None and iteration % training.exit_interval == 0
+            is_stopped = is_asked or (training.exit_interval is not None and iteration % training.exit_interval == 0)
             if is_stopped:
-                # First of all: who asked may not wait for an evaluation before sending SIGKILL.
                 self._save()
-            if iteration % training.eval_interval == 0:
+            # Who asked may not wait for an evaluation before sending SIGKILL.
+            if not is_asked and iteration % training.eval_interval == 0:
                 self._evaluate()
                 evaluated = iteration
             if checkpoint.save_interval is not None and iteration % checkpoint.save_interval == 0:
@@ -174,7 +174,7 @@ class TrainingLoop:
         for number in range(training.eval_iters):
             consumed = number * self.config.global_batch_size(self.model.mesh.dp)
             micro_batches, own_tokens = self._micro_batches("valid", consumed)
-            loss, _ = forward_only(self.model, micro_batches)
+            loss = forward_only(self.model, micro_batches)
             loss_sum += self._own_loss(loss)
             tokens += own_tokens
         total, count = sum_over_ranks([loss_sum, float(tokens)], self.device)

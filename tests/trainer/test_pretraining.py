@@ -51,7 +51,9 @@ def error(run, rank):
 
 def test_stop_file_saves_and_leaves_together(tmp_path):
     run = tmp_path / "run"
-    with start(run, "tp2", training={"train_iters": 100000}, checkpoint={"save_interval": 1000}) as attempt:
+    with start(
+        run, "tp2", training={"train_iters": 100000, "eval_interval": 1}, checkpoint={"save_interval": 1000}
+    ) as attempt:
         assert wait_until(attempt, lambda: last_row(run)["iteration"] > 0)
         (run / "attempts" / "1" / "stop").touch()
         assert attempt.finish() == "stopped"
@@ -60,6 +62,8 @@ def test_stop_file_saves_and_leaves_together(tmp_path):
     assert outcome["iteration"] == last
     assert complete_iterations(run / "checkpoints") == [last]
     assert f"stopped at iteration {last}" in log(run)
+    # Who was asked to stop does not evaluate first, nor afterwards.
+    assert {iteration for iteration, is_valid in rows(run) if is_valid} == set(range(1, last))
     assert json.loads((run / "attempts/1/heartbeat/rank-00001.json").read_text())["phase"] == "stopped"
 
 
