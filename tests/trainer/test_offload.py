@@ -114,5 +114,11 @@ def test_gradients_and_weights_travel_between_gpu_and_cpu(fraction, training):
     plain, offloaded = build(ADAM, None, training, "cuda"), build(ADAM, fraction, training, "cuda")
     train(*plain), train(*offloaded)
     assert any(not tensor.is_cuda for tensor in offloaded[1].tensors()["exp_avg"].values())
+    # In bf16 a master that differs in its last bits may round to the next weight: one in 2^8.
+    limits = {"rtol": 2.0**-7, "atol": 1e-5} if training else {"rtol": 1e-5, "atol": 1e-5}
     for name, parameter in plain[0].parameters.items():
-        torch.testing.assert_close(offloaded[0].parameters[name], parameter, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(offloaded[0].parameters[name], parameter, **limits)
+    for kind, named in plain[1].tensors().items():
+        for name, tensor in named.items():
+            found = offloaded[1].tensors()[kind][name]
+            torch.testing.assert_close(found.cpu(), tensor.cpu(), rtol=1e-5, atol=1e-5)
