@@ -49,7 +49,8 @@ def build_model(
 ) -> ParallelModel:
     """This rank's part of the model that ``config`` describes, with its initial values.
 
-    No communication: every rank draws the same global tensors from training.seed and keeps its own part.
+    Every rank draws the same global tensors from training.seed and keeps its own part. Collective: all ranks of the
+    job, for the groups that sharded weights may need.
 
     Args:
         config: the training config; its precision is the parameters' dtype.

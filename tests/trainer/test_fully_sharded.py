@@ -128,6 +128,56 @@ def test_stage_2_gathers_once_per_iteration_and_stage_3_every_time(ranks, zero, 
     assert ranks.run(count_collectives, case, world_size=2) == [{"gather": 2 * gathers, "scatter": 2 * 3 * 10}] * 2
 
 
+@pytest.mark.parametrize(
+    ("case", "first", "last"),
+    [
+        # Four layers with the embedding, three with head and norm; four micro-batches, of which two are under way.
+        (Case(dp=2, pp=2, zero=3), 1 + 2 * 4, 2 * (3 + 2)),
+        (Case(dp=2, pp=2, zero=3, recompute="uniform"), 1 + 2 * 4, 2 * (3 + 2)),
+        # Two chunks each: two layers and two on the first rank, two and one on the last.
+        (Case(dp=2, pp=2, zero=3, schedule="interleaved"), 1 + 2 * 4, 2 * (3 + 2)),
+        # Experts are divided over two ranks, their copies over two others: seven units more.
+        (Case("mixtral", dp=4, ep=2, zero=3, recompute="uniform"), 17 + 14, 17 + 14),
+    ],
+    ids=str,
+)
+def test_nothing_is_gathered_that_nobody_needs(ranks, case, first, last):
+    """Once for forward and once for backward, however many micro-batches are under way and whatever runs again."""
+    for rank, seen in enumerate(ranks.run(count_collectives, case)):
+        assert seen["gather"] == 2 * case.micro_batches * (first if rank < 2 else last), rank
+
+
+def test_every_rank_makes_a_group_of_one_where_any_has_experts_alone(ranks):
+    """NCCL needs all ranks for it; here those of the second stage have no layer with experts."""
+    for rank, timeouts in enumerate(ranks.run(groups_of_one, Case("mixtral", dp=2, pp=2, ep=2, zero=3))):
+        assert timeouts == [timedelta(minutes=7)], rank
+    assert ranks.run(groups_of_one, Case("mixtral", dp=4, ep=2, zero=3)) == [[]] * 4
+
+
+def groups_of_one(rank, world_size, case):
+    """Timeouts of the groups made beside those of the axes."""
+    config = case.config(ADAM)
+    changes = {
+        "model": config.model.model_copy(update={"moe_layer_freq": 7}),
+        "parallel": config.parallel.model_copy(update={"distributed_timeout_minutes": 7.0}),
+    }
+    config = config.model_copy(update=changes)
+    mesh = ParallelMesh.build(config, rank, world_size)
+    groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
+    timeouts, new_group = [], dist.new_group
+
+    def recording(ranks, timeout, **options):
+        assert ranks == [rank]
+        timeouts.append(timeout)
+        return new_group(ranks, timeout=timeout, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", recording)
+        model = build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"))
+    assert any("experts" in name for name in model.parameters) == (mesh.pp_rank == 0)
+    return timeouts
+
+
 def count_collectives(rank, world_size, case):
     """Of two iterations."""
     model, optimizer = build(rank, world_size, case)
@@ -172,7 +222,7 @@ def evaluations(rank, world_size, case):
 
     def look():
         for _ in range(2):
-            seen.append(forward_only(model, case.batch(9))[0])
+            seen.append(forward_only(model, case.batch(9)))
             logits = forward_logits(model, case.batch(9)[0].tokens)
             seen.append(torch.zeros(()) if logits is None else logits)
 

@@ -12,6 +12,8 @@ which may be smaller or empty. A chunk of a row-major tensor is one stretch of i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,13 +65,14 @@ class FullyShardedStore:
         self._mesh = mesh
         self._groups = groups
         self._keeps_weights = parallel.zero_stage == 2
+        self._timeout = timedelta(minutes=parallel.distributed_timeout_minutes)
         self._chunks: list[FSDPModule] = []
         self._units: list[FSDPModule] = []
         self._gradients: list[Tensor] = []
         self.pieces: list[ParameterPiece] = []
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
-        """Shard the parameters of ``chunks``; once, before any forward. No communication."""
+        """Shard the parameters of ``chunks``; once, before any forward. Collective: all ranks of the job."""
         places = self._places(chunks)
         first = next(iter(self._parameters.values()))
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -79,7 +82,8 @@ class FullyShardedStore:
             )
         for name, parameter in self._parameters.items():
             parameter.data = _as_rows(parameter.detach(), self._layouts[name]).float()
-        sharding = _Sharding(self._layouts, self._groups, first.device, policy, reshards=not self._keeps_weights)
+        groups = (self._groups.dp_cp, self._groups.expert_dp or self._group_of_one())
+        sharding = _Sharding(self._layouts, groups, first.device, policy, reshards=not self._keeps_weights)
         for chunk in chunks:
             names = {id(parameter): name for name, parameter in self._parameters.items()}
             self._chunks.append(sharding.shard_chunk(chunk, names, is_last_used=self._mesh.pp == 1))
@@ -91,6 +95,19 @@ class FullyShardedStore:
             # Sums as they are: neither averages nor the scaled sums that gloo lacks.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
+
+    def _group_of_one(self) -> dist.ProcessGroup | None:
+        """This rank's own group, for experts that no other rank holds.
+
+        Collective where there are such experts, on the ranks without a layer of them too: NCCL splits the job's
+        communicator, in which every rank of it takes part (ncclCommSplit), into as many as there are ranks.
+        """
+        if self._mesh.expert_dp > 1:
+            return None
+        group: dist.ProcessGroup = dist.new_group(
+            [dist.get_rank()], timeout=self._timeout, use_local_synchronization=True
+        )
+        return group
 
     def _places(self, chunks: Sequence[nn.Module]) -> dict[str, tuple[nn.Module, str]]:
         """Module and attribute that hold each parameter."""
@@ -161,7 +178,7 @@ class _Sharding:
     def __init__(
         self,
         layouts: dict[str, ParameterLayout],
-        groups: ProcessGroups,
+        groups: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None],
         device: torch.device,
         policy: MixedPrecisionPolicy,
         *,
@@ -184,28 +201,41 @@ class _Sharding:
                 need not be gathered again.
         """
         layouts = {parameter: self._layouts[names[id(parameter)]] for parameter in chunk.parameters()}
-        parts = list(_parts(chunk, layouts))
+        parts, units = list(_parts(chunk, layouts)), []
         for part in parts:
             for experts in _topmost_experts(part, layouts):
-                self._shard(experts, is_expert=True, reshards=self._reshards)
+                units.append(self._shard(experts, is_expert=True, reshards=self._reshards))
             keeps = is_last_used and part is parts[-1]
             unit = self._shard(part, is_expert=False, reshards=self._reshards and not keeps)
             if part is getattr(chunk, "embedding", None):
                 # The gradient of a table does not depend on what stands in it.
                 unit.set_unshard_in_backward(False)
-        return self._shard(chunk, is_expert=False, reshards=self._reshards and not is_last_used)
+            units.append(unit)
+        units.append(self._shard(chunk, is_expert=False, reshards=self._reshards and not is_last_used))
+        _gather_ahead(units)
+        return units[-1]
 
     def _shard(self, module: nn.Module, *, is_expert: bool, reshards: bool) -> FSDPModule:
         return fully_shard(module, mesh=self._mesh(is_expert), reshard_after_forward=reshards, mp_policy=self._policy)
 
     def _mesh(self, is_expert: bool) -> DeviceMesh:
         if is_expert not in self._meshes:
-            group = self._groups.expert_dp if is_expert else self._groups.dp_cp
-            if group is None:
-                # Of this rank alone, so that nobody else takes part in making it.
-                group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            group = self._groups[is_expert]
+            assert group is not None, "nothing is sharded where there is one replica"
             self._meshes[is_expert] = DeviceMesh.from_group(group, self._device.type)
         return self._meshes[is_expert]
+
+
+def _gather_ahead(units: Sequence[FSDPModule]) -> None:
+    """Gather for backward, while it passes one of ``units``, given in order of forward, the one before it.
+
+    Left to itself fully_shard takes what ran before it in time: where several micro-batches are under way, the first
+    unit would gather the last one, for the forward or backward of another micro-batch, to wait there or be of no use.
+    """
+    for before, unit in pairwise(units):
+        unit.set_modules_to_backward_prefetch([before])
+    # None would mean the order in time again; this one is there already.
+    units[0].set_modules_to_backward_prefetch([units[0]])
 
 
 def _as_rows(weight: Tensor, layout: ParameterLayout) -> Tensor:
