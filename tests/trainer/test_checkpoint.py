@@ -1,9 +1,6 @@
 """Checkpoints: any layout reads any other's, nothing that goes wrong costs an older one."""
 
 import json
-import os
-import resource
-import signal
 from datetime import timedelta
 
 import pytest
@@ -27,7 +24,6 @@ from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
 from trainer.config import CheckpointConfig, build_config
 from trainer.config_error import ConfigError
-from trainer.failure import PeerFailedError
 from trainer.mesh import ParallelMesh, build_process_groups
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.progress import TrainingProgress
@@ -243,34 +239,42 @@ def refuse_other_meanings(_rank, _world_size, root, heads):
     assert restore(config, None, model, optimizer, TrainingProgress(), CPU) == checkpoint_path(root, 1)
 
 
-def full_disk(rank, world_size, root, config):
-    """Save once, then again where rank 1 may write no more than a few bytes to any file."""
-    model, optimizer = build(config, rank, world_size)
-    writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU)
-    writer.prepare(rank)
-    writer.save(model, optimizer, TrainingProgress(iteration=1))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    if rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        writer.save(model, optimizer, TrainingProgress(iteration=2))
-    except (CheckpointError, PeerFailedError) as error:
-        return type(error).__name__, str(error)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, previous)
-    return None
+def test_another_router_is_another_model(ranks, tmp_path):
+    experts = {"num_experts": 4, "moe_ffn_hidden_size": 8}
+    ranks.run(save, tmp_path, config_of(model=experts), 1, world_size=1)
+    ranks.run(refuse_other_routers, tmp_path, experts, world_size=1)
 
 
-def test_failing_write_is_one_sentence_and_keeps_the_older_checkpoint(ranks, tmp_path):
-    first, second = ranks.run(full_disk, tmp_path, config_of(tp=2), world_size=2)
-    assert first == ("PeerFailedError", "the checkpoint of iteration 2 could not be written: another rank says why")
-    assert second[0] == "CheckpointError"
-    assert str(tmp_path) in second[1]
-    assert "File too large; the last complete one is iter_0000001" in second[1]
-    assert sorted(os.listdir(tmp_path)) == ["iter_0000001", LATEST]  # noqa: PTH208
-    assert damage(checkpoint_path(tmp_path, 1)) is None
+def refuse_other_routers(_rank, _world_size, root, experts):
+    def resume(changes, **keys):
+        config = config_of(model=experts | changes, checkpoint=keys)
+        model, optimizer = build(config, 0, 1)
+        return restore(config, None if keys else root, model, optimizer, TrainingProgress(), CPU)
+
+    routers = {
+        "moe_router_topk": 3,
+        "moe_router_score_function": "sigmoid",
+        "moe_router_pre_softmax": True,
+        "moe_router_topk_scaling_factor": 2.5,
+    }
+    capacity = {"moe_expert_capacity_factor": 1.5, "moe_token_drop_policy": "position"}
+    path = checkpoint_path(root, 1)
+
+    def refuse():
+        for key, value in routers.items():
+            with pytest.raises(CheckpointError, match=f"{key} .*, and this run has {value}.* to the former$"):
+                resume({key: value})
+        with pytest.raises(CheckpointError, match="moe_expert_capacity_factor None, .* with checkpoint.finetune$"):
+            resume(capacity)
+        assert resume(capacity, load=str(root), finetune=True) == path
+        assert resume({}) == path
+
+    refuse()
+    metadata = json.loads((path / "metadata.json").read_text())
+    for key in routers | capacity:
+        del metadata["config"]["model"][key]
+    (path / "metadata.json").write_text(json.dumps(metadata))
+    refuse()
 
 
 def fake(root, iteration, size=3):

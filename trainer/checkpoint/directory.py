@@ -19,6 +19,7 @@ METADATA = "metadata.json"
 
 _COMPLETE = re.compile(r"iter_(\d{7,})")
 _LEFTOVER = re.compile(r"\.iter_\d{7,}\.(tmp|old)-\d+|\.latest-\d+")
+_ASIDE = re.compile(r"\.(iter_\d{7,})\.old-(\d+)")
 
 
 class CheckpointError(RuntimeError):
@@ -91,7 +92,8 @@ def _named_iteration(root: Path) -> int | None:
 def publish(temporary: Path, root: Path, iteration: int, attempt: int) -> None:
     """Give a written and synced folder its final name, and then move the pointer to it.
 
-    A checkpoint of the same iteration, from a run that went on from an older one, is moved aside first.
+    A checkpoint of the same iteration, from a run that went on from an older one, is moved aside first; after a kill
+    right then, remove_leftovers puts it back.
 
     Raises:
         OSError: the file system refuses; older checkpoints are untouched.
@@ -101,7 +103,12 @@ def publish(temporary: Path, root: Path, iteration: int, attempt: int) -> None:
     if final.exists():
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
-    temporary.rename(final)
+    try:
+        temporary.rename(final)
+    except OSError:
+        if aside.exists():
+            aside.rename(final)
+        raise
     sync_directory(root)
     _write_pointer(root, iteration, attempt)
     shutil.rmtree(aside, ignore_errors=True)
@@ -130,9 +137,13 @@ def prune(root: Path, keep_last: int, iteration: int, attempt: int) -> None:
 
 
 def remove_leftovers(root: Path) -> list[str]:
-    """Remove what dead attempts left half-written or half-deleted; returns the names. No other attempt may be alive."""
+    """Remove what dead attempts left half-written or half-deleted; returns the names. No other attempt may be alive.
+
+    A sound checkpoint that was moved aside for another of its iteration, which then did not come, gets its name back.
+    """
     if not root.is_dir():
         return []
+    _put_back(root)
     names = sorted(entry.name for entry in root.iterdir() if _LEFTOVER.fullmatch(entry.name))
     for name in names:
         if (root / name).is_dir():
@@ -140,3 +151,12 @@ def remove_leftovers(root: Path) -> list[str]:
         else:
             (root / name).unlink(missing_ok=True)
     return names
+
+
+def _put_back(root: Path) -> None:
+    matches = [match for entry in root.iterdir() if (match := _ASIDE.fullmatch(entry.name))]
+    # The newest attempt's first. One that a dead attempt was deleting lacks files, or may as well be there once more.
+    for match in sorted(matches, key=lambda match: int(match[2]), reverse=True):
+        aside, final = root / match[0], root / match[1]
+        if not final.exists() and damage(aside) is None:
+            aside.rename(final)

@@ -30,9 +30,13 @@ _MEANINGS = (
     "rotary_percent",
     "swiglu",
     "openai_gelu",
+    "moe_router_topk",
+    "moe_router_score_function",
+    "moe_router_pre_softmax",
+    "moe_router_topk_scaling_factor",
 )
 # These a model can be brought to by training on, as it is done for longer contexts.
-_TUNABLE_MEANINGS = ("rotary_base", "norm_epsilon")
+_TUNABLE_MEANINGS = ("rotary_base", "norm_epsilon", "moe_expert_capacity_factor", "moe_token_drop_policy")
 
 
 def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
@@ -84,15 +88,15 @@ def restore(
     source, path = _agree_on_checkpoint(roots, model.mesh.rank, device)
     if path is None:
         return None
-    _check_same_meaning(path, config)
     seed = progress.seed
     weights_only = wanted.no_save_optim if source == _OWN else wanted.finetune or wanted.no_load_optim
-    problem: CheckpointError | None = None
+    problem: Exception | None = None
     try:
+        _check_same_meaning(path, config)
         metadata = read_weights(path, model) if weights_only else read_training_state(path, model, optimizer)
-    except CheckpointError as error:
+    except Exception as error:
         problem = error
-    # Before any rank waits for the others' weights.
+    # Before any rank waits for the others' weights, and whatever it is: they would wait until their timeout.
     if any_rank(problem is not None, device):
         raise problem or PeerFailedError(f"{path} cannot be read: another rank says why")
     if weights_only:
@@ -114,9 +118,13 @@ def restore(
 
 def _check_same_meaning(checkpoint: Path, config: TrainConfig) -> None:
     """Refuse a model section in which the stored weights, although of the right shapes, would be another model."""
-    stored, model = load_metadata(checkpoint).config.get("model", {}), config.model
-    if stored and not stored.get("num_query_groups"):
-        stored = {**stored, "num_query_groups": stored.get("num_attention_heads")}
+    stored, model = load_metadata(checkpoint).config.get("model"), config.model
+    if not stored:
+        return
+    # A key that the trainer did not know when it wrote the checkpoint has had its default ever since.
+    defaults = {key: field.default for key, field in type(model).model_fields.items() if not field.is_required()}
+    stored = defaults | stored
+    stored["num_query_groups"] = stored["num_query_groups"] or stored.get("num_attention_heads")
     present = {**model.model_dump(), "num_query_groups": model.query_groups}
     for key in _MEANINGS if config.checkpoint.finetune else _MEANINGS + _TUNABLE_MEANINGS:
         if key in stored and stored[key] != present[key]:
@@ -128,15 +136,18 @@ def _check_same_meaning(checkpoint: Path, config: TrainConfig) -> None:
 
 
 def _agree_on_checkpoint(roots: dict[int, Path | None], rank: int, device: torch.device) -> tuple[int, Path | None]:
-    choice, problem = [_NOTHING, 0], None
+    choice = [_NOTHING, 0]
+    problem: Exception | None = None
     if rank == 0:
         try:
             choice = _choose(roots)
-        except (CheckpointError, OSError) as error:
+        except Exception as error:
             choice, problem = [_FAILED, 0], error
     source, iteration = from_first_rank(choice, device)
-    if problem is not None:
+    if isinstance(problem, OSError):
         raise CheckpointError(str(problem)) from problem
+    if problem is not None:
+        raise problem
     if source == _FAILED:
         raise PeerFailedError("rank 0 found no checkpoint that can be read, and says why")
     root = roots.get(source)

@@ -6,15 +6,16 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from trainer.agreement import any_rank
+from trainer.agreement import any_rank, sum_over_ranks
 from trainer.checkpoint.directory import (
     METADATA,
     CheckpointError,
@@ -83,23 +84,28 @@ class CheckpointWriter:
         iteration = progress.iteration
         temporary = temporary_path(self.root, iteration, self.attempt)
         what = f"the checkpoint of iteration {iteration} could not be written"
-        is_first = model.mesh.rank == 0
+        mesh = model.mesh
+        is_first, has_written = mesh.rank == 0, [0.0] * mesh.world_size
         model.gradients.wait_for_weights()
 
         def begin() -> None:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
 
-        def finish() -> None:
-            self._describe(temporary, model, optimizer, progress)
+        def write() -> None:
+            has_written[mesh.rank] = float(self._write_part(temporary, model, optimizer))
+
+        def finish(writers: Sequence[int]) -> None:
+            self._describe(temporary, writers, model, optimizer, progress)
             publish(temporary, self.root, iteration, self.attempt)
             if self.config.checkpoint.keep_last is not None:
                 prune(self.root, self.config.checkpoint.keep_last, iteration, self.attempt)
 
         try:
             self._together(begin if is_first else None, what)
-            self._together(lambda: self._write_part(temporary, model, optimizer), what)
-            self._together(finish if is_first else None, what)
+            self._together(write, what)
+            writers = [rank for rank, has in enumerate(sum_over_ranks(has_written, self.device)) if has]
+            self._together(partial(finish, writers) if is_first else None, what)
         except (CheckpointError, PeerFailedError):
             if is_first:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -107,22 +113,26 @@ class CheckpointWriter:
 
     def _together(self, action: Callable[[], None] | None, what: str) -> None:
         """Run ``action`` where there is one; every rank leaves with an error if it failed on any."""
-        problem: OSError | CheckpointError | None = None
+        problem: Exception | None = None
         try:
             if action is not None:
                 action()
-        except (OSError, CheckpointError) as error:
+        except Exception as error:
+            # Whatever it is: who leaves without a word keeps the others waiting until their timeout.
             problem = error
         anywhere = any_rank(problem is not None, self.device)
-        if problem is not None:
+        if isinstance(problem, (OSError, CheckpointError)):
             kept = complete_iterations_quietly(self.root)
             last = f"; the last complete one is {checkpoint_path(self.root, kept[-1]).name}" if kept else ""
             reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
             raise CheckpointError(f"{what} to {self.root}: {reason}{last}") from problem
+        if problem is not None:
+            raise problem
         if anywhere:
             raise PeerFailedError(f"{what}: another rank says why")
 
-    def _write_part(self, temporary: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> None:
+    def _write_part(self, temporary: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> bool:
+        """Whether there was anything to write."""
         pieces = {piece.name: piece for piece in model.gradients.pieces if _is_written(piece, model)}
         kinds = {"model": {name: piece.weight for name, piece in pieces.items()}}
         if not self.config.checkpoint.no_save_optim:
@@ -144,16 +154,18 @@ class CheckpointWriter:
         if contents:
             files = {file: write_shard_file(temporary / file, tensors) for file, tensors in contents.items()}
             text = json.dumps({"tensors": index, "files": files})
-            (temporary / f"index_{model.mesh.rank:05d}.json").write_text(text, encoding="utf-8")
+            _index_path(temporary, model.mesh.rank).write_text(text, encoding="utf-8")
+        return bool(contents)
 
     def _describe(
         self,
         temporary: Path,
+        writers: Sequence[int],
         model: ParallelModel,
         optimizer: MixedPrecisionOptimizer,
         progress: TrainingProgress,
     ) -> None:
-        tensors, files = _gather_indexes(temporary)
+        tensors, files = _gather_indexes(temporary, writers)
         with_optimizer = not self.config.checkpoint.no_save_optim
         mesh = model.mesh
         metadata = CheckpointMetadata(
@@ -203,15 +215,30 @@ def _parts(
         yield StoredPart(file, name, box.offset, box.shape, low - box.start, high - box.start), tensor
 
 
-def _gather_indexes(temporary: Path) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, int]]:
+def _index_path(temporary: Path, rank: int) -> Path:
+    """Where a rank says what it wrote."""
+    return temporary / f"index_{rank:05d}.json"
+
+
+def _gather_indexes(
+    temporary: Path, writers: Sequence[int]
+) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, int]]:
     """Tensors by kind and name, and sizes of files, out of what the ranks wrote about their parts.
+
+    Every file is opened by its name: a list of the folder may come from a cache of this node that lacks what other
+    nodes have just made, while a name that was never looked up before is asked of the server (nfs(5), lookupcache).
+
+    Args:
+        temporary: the folder.
+        writers: all ranks that wrote anything.
 
     Raises:
         CheckpointError: the parts of a tensor are not the whole tensor.
+        OSError: what a rank wrote cannot be read.
     """
     files: dict[str, int] = {}
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for path in sorted(temporary.glob("index_*.json")):
+    for path in (_index_path(temporary, rank) for rank in writers):
         index = json.loads(path.read_text(encoding="utf-8"))
         files |= index["files"]
         for kind, named in index["tensors"].items():
