@@ -115,8 +115,9 @@ def sleep_through(rank: int, pp: int, kind: str, count: int, unit_s: float) -> t
     groups = build_process_groups(ParallelMesh(tp=1, pp=pp, dp=1, rank=rank), TIMEOUT)
     assert groups.pp is not None
     assert groups.pp_up is not None
-    wire = Wire(groups.pp, groups.pp_up, tuple(range(pp)), (64, 1, 64), torch.float32, torch.device("cpu"))
-    output = torch.ones(wire.shape)
+    shapes = [(64, 1, 64)] * count
+    wire = Wire(groups.pp, groups.pp_up, tuple(range(pp)), shapes, torch.float32, torch.device("cpu"))
+    output = torch.ones(shapes[0])
 
     late = lateness()
 

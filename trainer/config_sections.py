@@ -105,7 +105,7 @@ class ModelConfig(Section):
     moe_aux_loss_coeff: NonNegativeFloat = 0.0
     moe_z_loss_coeff: NonNegativeFloat | None = None
     moe_expert_capacity_factor: PositiveFloat | None = None
-    """Tokens per expert, as a multiple of an even share. Unset: no token is ever dropped."""
+    """Tokens per expert in training, as a multiple of an even share. Unset: no token is ever dropped."""
     moe_token_drop_policy: Literal["probs", "position"] = "probs"
     moe_shared_expert_intermediate_size: PositiveInt | None = None
     """Width of an expert that every token passes through. Unset: none."""

@@ -75,9 +75,8 @@ def evaluate(
     for batch in _windows(source.tokens, start, stop, serial):
         if packing is not None:
             batch = packing.apply(batch)
-        batch_loss, batch_tokens = forward_only(serial.model, [batch.to(serial.device)])
-        loss_sum += float(batch_loss)
-        count += batch_tokens
+        loss_sum += float(forward_only(serial.model, [batch.to(serial.device)]))
+        count += batch.valid_tokens
     loss = loss_sum / count
     text_bytes = _text_bytes(source.tokens, start + 1, stop, tokenizer) if tokenizer else 0
     bits_per_byte = loss_sum / math.log(2) / text_bytes if text_bytes else None

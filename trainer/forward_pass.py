@@ -21,9 +21,11 @@ class ForwardPass:
         randomness: the streams of dropout; None drops nothing.
         aux_loss_scale: derivative of what is minimised with respect to an auxiliary loss of this micro-batch: a layer
             that adds one multiplies its gradient by this. 0 where there is no backward.
+        limits_experts: whether experts that are full drop tokens, if the model says so; they do in training only.
     """
 
     rotary: RotaryTable | None = None
     documents: Documents | None = None
     randomness: MicroBatchRandomness | None = None
     aux_loss_scale: float = 0.0
+    limits_experts: bool = True

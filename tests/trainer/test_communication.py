@@ -49,15 +49,15 @@ def table(kind, pp, count):
     return build_schedule(kind, pp, default_chunks(kind), count)
 
 
-def wire_of(rank, world_size):
+def wire_of(rank, world_size, count):
     mesh = ParallelMesh(tp=1, pp=world_size, dp=1, rank=rank)
     group = build_process_groups(mesh, timedelta(seconds=DEADLINE_S)).pp
-    return Wire(group, group, mesh.pp_ranks, (3, 5), torch.float32, torch.device("cpu"))
+    return Wire(group, group, mesh.pp_ranks, [(3, 5)] * count, torch.float32, torch.device("cpu"))
 
 
 def run_table(rank, world_size, build, kind, count):
     """Every action passes on what it got plus one, after working for a while; returns what arrived, and the sends."""
-    wire, schedule = wire_of(rank, world_size), table(kind, world_size, count)
+    wire, schedule = wire_of(rank, world_size, count), table(kind, world_size, count)
     arrived, outgoing, most, sends = {}, None, 0, []
     isend, batch = dist.isend, dist.batch_isend_irecv
 
@@ -139,7 +139,7 @@ def test_a_pipeline_of_one_rank_hands_over_to_itself():
 
 def chosen(rank, world_size, backend):
     """The messenger's class where the group says it is of that backend."""
-    wire, names = wire_of(rank, world_size), []
+    wire, names = wire_of(rank, world_size, 8), []
     real, dist.get_backend = dist.get_backend, lambda *_: backend
     try:
         for kind in ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"):

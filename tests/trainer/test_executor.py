@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tests.trainer.layout_parity import compare, problems, run_case, train
 from tests.trainer.parity_case import VOCAB_SIZE, Case
 from tests.trainer.spawn import DEADLINE_S, Ranks
+from trainer.data.batches import MicroBatch
 from trainer.mesh import ParallelMesh, build_process_groups
 from trainer.pipeline.executor import forward_backward, forward_logits, forward_only
 from trainer.pipeline.schedule import SCHEDULE_KINDS
@@ -66,12 +67,12 @@ def build(rank, world_size, case):
 def evaluate(rank, world_size, case, length):
     model = build(rank, world_size, case)
     mesh = model.mesh
-    loss_sum, tokens = forward_only(model, case.batch(0)[mesh.dp_rank :: mesh.dp])
+    loss_sum = forward_only(model, case.batch(0)[mesh.dp_rank :: mesh.dp])
     logits = forward_logits(model, case.batch(0)[0].tokens[:, :length])
     counted = mesh.computes_loss and mesh.tp_rank == 0
     assert mesh.computes_loss or not float(loss_sum)
     assert (logits is None) == (not mesh.computes_loss)
-    return float(loss_sum), tokens, counted, None if logits is None else logits.numpy()
+    return float(loss_sum), counted, None if logits is None else logits.numpy()
 
 
 @pytest.mark.parametrize("length", [16, 5])
@@ -87,21 +88,67 @@ def evaluate(rank, world_size, case, length):
         Case(model="gpt2", pp=2, schedule="interleaved", micro_batches=5),
         Case(model="qwen", pp=3, schedule="zb-v"),
         Case(model="llama", pp=2, tp=2, schedule="zb-v", micro_batches=3),
+        Case(model="llama", cp=2),
+        Case(model="gpt2-hidden-dropout", cp=2, pp=2),
+        Case(model="llama", cp=2, tp=2, sp=True),
+        Case(model="qwen", cp=2, tp=2, sp=True, cp_comm="a2a"),
+        Case(model="capacity", tp=2, cp=2, sp=True),
     ],
     ids=str,
 )
 def test_evaluation_and_logits_equal_one_process(ranks, case, length):
     serial = case.serial
-    [(expected, tokens, _, expected_logits)] = ranks.run(evaluate, serial, length, world_size=1)
-    assert tokens == case.valid_tokens(0)
+    [(expected, _, expected_logits)] = ranks.run(evaluate, serial, length, world_size=1)
+    tokens = case.valid_tokens(0)
     assert expected_logits.shape == (2, length, VOCAB_SIZE)
     results = ranks.run(evaluate, case, length, world_size=case.world_size)
-    counted = [result for result in results if result[2]]
-    assert sum(count for _, count, _, _ in counted) == tokens
-    assert sum(loss for loss, _, _, _ in counted) / tokens == pytest.approx(expected / tokens, abs=1e-5)
+    assert sum(loss for loss, counted, _ in results if counted) / tokens == pytest.approx(expected / tokens, abs=1e-5)
     for *_, logits in results:
         if logits is not None:
             np.testing.assert_allclose(logits, expected_logits, atol=1e-5)
+
+
+def logits_of(rank, world_size, case, length):
+    tokens = case.batch(0)[0].tokens
+    model = build(rank, world_size, case)
+    return forward_logits(model, tokens[:, :length]).numpy()
+
+
+def test_full_experts_drop_nobody_outside_of_training(ranks):
+    """Else a later token could take an earlier one's place, and what a text's end is would change what comes before."""
+    case = Case(model="capacity")
+    [whole], [part] = (ranks.run(logits_of, case, length, world_size=1) for length in (16, 5))
+    np.testing.assert_allclose(whole[:, :5], part, atol=1e-5)
+
+
+LENGTHS = (16, 8, 4, 16, 12)
+
+
+def train_on_unlike_lengths(rank, world_size, case):
+    model = build(rank, world_size, case)
+    batch = [
+        MicroBatch(whole.tokens[:rows, :length], whole.labels[:rows, :length], index=whole.index)
+        for whole, length, rows in zip(case.batch(0), LENGTHS, (2, 2, 1, 1, 2), strict=True)
+    ]
+    randomness = StepRandomness(seed=1, iteration=0)
+    loss = forward_backward(model, batch, valid_tokens=92, loss_scale=1.0, randomness=randomness)
+    evaluated = forward_only(model, batch)
+    gradients = {piece.name: piece.gradient.numpy().copy() for piece in model.gradients.pieces}
+    return model.mesh.computes_loss, float(loss), float(evaluated), gradients
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-v"])
+def test_micro_batches_of_unlike_shapes_pass_through_a_pipeline(ranks, schedule):
+    case = Case(model="llama", micro_batches=len(LENGTHS))
+    [(_, loss, evaluated, gradients)] = ranks.run(train_on_unlike_lengths, case, world_size=1)
+    seen = set()
+    for computes_loss, *found, part in ranks.run(
+        train_on_unlike_lengths, case.but(pp=2, schedule=schedule), world_size=2
+    ):
+        assert found == ([loss, evaluated] if computes_loss else [0.0, 0.0])
+        assert all(np.array_equal(gradient, gradients[name]) for name, gradient in part.items())
+        seen |= set(part)
+    assert seen == set(gradients)
 
 
 def step(model, case):

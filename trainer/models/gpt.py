@@ -102,7 +102,7 @@ class GPTStage(nn.Module):
         self.dtype = builder.dtype
         tp = axes.tp
         self._axes = axes
-        self._seq_length, self._hidden_size = config.training.seq_length, model.hidden_size
+        self._hidden_size = model.hidden_size
         rows_per_rank = model.padded_vocab_size(vocab_size, tp.size) // tp.size
         self._num_valid = min(max(vocab_size - tp.rank * rows_per_rank, 0), rows_per_rank)
         is_tied = not model.untie_embeddings_and_output_weights
@@ -127,13 +127,11 @@ class GPTStage(nn.Module):
             self.head = ColumnParallelLinear(table, None, tp)
         self._rotary = _rotary_table(config, builder)
 
-    def hidden_shape(self, micro_batch_size: int, seq_length: int | None = None) -> tuple[int, int, int]:
-        """Shape of the activations that travel between stages: [S(/t), B, H]; S, this rank's part of each sequence,
-        is training.seq_length / c if unset.
-        """
+    def hidden_shape(self, tokens: torch.Tensor) -> tuple[int, int, int]:
+        """Shape [S(/t), B, H] of the activations that travel between stages, for this rank's tokens [B, S]."""
+        size, length = tokens.shape
         tp = self._axes.tp
-        length = seq_length or self._seq_length // self._axes.cp.size
-        return (length // tp.size if tp.sequence_parallel else length, micro_batch_size, self._hidden_size)
+        return (length // tp.size if tp.sequence_parallel else length, size, self._hidden_size)
 
     def forward(
         self,
@@ -148,7 +146,8 @@ class GPTStage(nn.Module):
         Args:
             hidden: the previous stage's result; None on the first stage.
             micro_batch: tokens, labels and loss mask of this rank's part of the sequences, on this stage's device.
-            randomness: the streams of dropout; None drops nothing.
+            randomness: the streams of dropout; None outside of training: nothing is dropped then, by full experts
+                neither.
             compute_loss: False to get logits on the last stage.
             aux_loss_scale: see ForwardPass.
 
@@ -163,7 +162,11 @@ class GPTStage(nn.Module):
             hidden = self.embedding(tokens, randomness, positions)
         assert hidden is not None, "only the first stage makes its own input"
         forward_pass = ForwardPass(
-            self._rotary_of(tokens, positions), micro_batch.documents, randomness, aux_loss_scale
+            self._rotary_of(tokens, positions),
+            micro_batch.documents,
+            randomness,
+            aux_loss_scale,
+            limits_experts=randomness is not None,
         )
         for run in self._runs:
             if len(run) == 1:  # a layer recomputes itself

@@ -1,7 +1,10 @@
 """How many tokens an expert takes, and which choices are dropped beyond that.
 
 Legend: S sequence, B micro-batch, T = S*B tokens, E experts, K experts chosen per token; ``/c`` = divided over cp.
-Capacity is counted over the whole micro-batch, so that every layout drops the same choices. Lepikhin et al. 2020
+Capacity is counted over the whole micro-batch, so that every layout drops the same choices. It bounds training only:
+outside of it nothing is dropped, since there a token would be at the mercy of its neighbours, of later ones and of
+padding too (Zoph et al. 2022, arXiv:2202.08906, section 4, let experts take more in evaluation than in training).
+Megatron-LM drops in evaluation as in training. Lepikhin et al. 2020
 (arXiv:2006.16668), section 2.2; the two policies are those of Megatron-LM's --moe-token-drop-policy, but that
 ``position`` drops the latest here, and there whatever torch.topk leaves among equals.
 """
@@ -9,11 +12,9 @@ Capacity is counted over the whole micro-batch, so that every layout drops the s
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
-import torch.distributed as dist
 
 if TYPE_CHECKING:
     from trainer.context_parallel.axis import ContextParallel
@@ -51,18 +52,6 @@ def within_capacity(
     return kept.view_as(experts)
 
 
-def gather_choices(choices: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
-    """[S, ...] in the order of positions from every rank's [S/c, ...], outside autograd. Collective: all cp ranks."""
-    if cp.group is None:
-        return choices
-    parts = [torch.empty_like(choices) for _ in range(cp.size)]
-    dist.all_gather(parts, choices.contiguous(), group=cp.group)
-    whole = choices.new_empty((len(choices) * cp.size, *choices.shape[1:]))
-    for rank, part in enumerate(parts):
-        whole[replace(cp, rank=rank).positions(len(whole)).to(whole.device)] = part
-    return whole
-
-
 def kept_choices(
     experts: torch.Tensor,
     weights: torch.Tensor,
@@ -81,7 +70,7 @@ def kept_choices(
         policy: see ``within_capacity``.
         cp: the cp axis.
     """
-    whole_experts, whole_weights = gather_choices(experts, cp), gather_choices(weights.detach(), cp)
+    whole_experts, whole_weights = cp.gather(experts), cp.gather(weights.detach())
     capacity = expert_capacity(whole_experts.numel(), num_experts, factor)
     kept = within_capacity(
         whole_experts.flatten(0, 1), whole_weights.flatten(0, 1), num_experts, capacity, policy

@@ -55,7 +55,7 @@ class MoE(nn.Module):
         tokens = whole.flatten(0, 1)  # [T, H]
         routing: Routing = self.router(tokens)
         weights = self._with_losses(routing, forward_pass.aux_loss_scale)
-        kept = self._within_capacity(routing, whole.shape[:2])
+        kept = self._within_capacity(routing, whole.shape[:2]) if forward_pass.limits_experts else None
         dispatch = Dispatch.plan(routing.experts, kept, self._num_experts, self._axes.ep)
         outputs = self.experts(to_experts(tokens, dispatch), dispatch.offsets)
         combined = from_experts(outputs, weights, dispatch, whole.shape)

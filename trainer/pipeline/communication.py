@@ -41,13 +41,14 @@ class Wire:
     """For messages to lower ranks; the same group where messages have tags."""
     ranks: tuple[int, ...]
     """Global ranks of the pipeline, in its order."""
-    shape: tuple[int, ...]
+    shapes: Sequence[tuple[int, ...]]
+    """Of the messages of each micro-batch."""
     dtype: torch.dtype
     device: torch.device
 
-    def empty(self, device: torch.device | None = None) -> Tensor:
-        """Room for one message."""
-        return torch.empty(self.shape, dtype=self.dtype, device=device or self.device)
+    def empty(self, message: Message, device: torch.device | None = None) -> Tensor:
+        """Room for a message."""
+        return torch.empty(self.shapes[message.micro_batch], dtype=self.dtype, device=device or self.device)
 
     def group_of(self, message: Message) -> dist.ProcessGroup:
         """Where a single message without a tag goes."""
@@ -117,7 +118,7 @@ class TaggedMessenger(Messenger):
         if step == len(self._row):
             return None
         for message in self._posts[step]:
-            buffer = self._wire.empty(torch.device("cpu"))
+            buffer = self._wire.empty(message, torch.device("cpu"))
             source = self._wire.ranks[message.source]
             self._arriving[message] = dist.irecv(buffer, source, self._wire.group, self._tag(message)), buffer
         self._wait_until_left(self._most_leaving)
@@ -158,7 +159,7 @@ class BatchedMessenger(Messenger):
         incoming = None
         receive = receive_of(self._row[step]) if step < len(self._row) else None
         if receive is not None:
-            incoming, peer = self._wire.empty(), self._wire.ranks[receive.source]
+            incoming, peer = self._wire.empty(receive), self._wire.ranks[receive.source]
             operations.append(dist.P2POp(dist.irecv, incoming, peer, self._wire.group))
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
@@ -182,6 +183,9 @@ class OrderedMessenger(Messenger):
 
     def _carry(self, step: int, outgoing: Tensor | None) -> Tensor | None:
         while self._leaving and ((first := self._leaving[0][0]) is None or first.is_completed()):
+            if first is not None:
+                # Returns at once. Only then does NCCL let go of the tensor, and only here is a failed send raised.
+                first.wait()
             self._leaving.popleft()
         for message in self._posts[step]:
             group = self._wire.group_of(message)
@@ -191,7 +195,7 @@ class OrderedMessenger(Messenger):
                 peer = self._wire.ranks[message.destination]
                 self._leaving.append((dist.isend(tensor, peer, group), tensor))
             else:
-                buffer, peer = self._wire.empty(), self._wire.ranks[message.source]
+                buffer, peer = self._wire.empty(message), self._wire.ranks[message.source]
                 self._arriving[message] = dist.irecv(buffer, peer, group), buffer
         receive = receive_of(self._row[step]) if step < len(self._row) else None
         if receive is None:

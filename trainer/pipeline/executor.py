@@ -5,6 +5,7 @@ Legend: S sequence, B micro-batch, H hidden, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -41,7 +42,8 @@ def forward_backward(
 
     Args:
         model: afterwards its main gradients are final, still multiplied by ``loss_scale``.
-        micro_batches: this replica's, in order, with whole sequences; the same on each of its ranks.
+        micro_batches: this replica's, in order, with whole sequences; the same on each of its ranks. Their lengths and
+            sizes may differ.
         valid_tokens: tokens under the loss in the whole global batch, all replicas together.
         loss_scale: factor that keeps fp16 gradients from vanishing; 1 otherwise.
         randomness: dropout streams of this iteration.
@@ -111,7 +113,7 @@ class TrainingStep:
         with ExitStack() as stack:
             if any(action.kind is ActionKind.BACKWARD_WEIGHT for action in backwards):
                 self._queues = [stack.enter_context(deferring(chunk)) for chunk in chunks]
-            run_row(schedule, rank, _wire(self._model, self._micro_batches[0].tokens), self.perform)
+            run_row(schedule, rank, _wire(self._model, self._micro_batches), self.perform)
 
     def perform(self, action: Action, incoming: Tensor | None) -> Tensor | None:
         """Do one action of the table; see run_row."""
@@ -152,20 +154,20 @@ class TrainingStep:
 
 
 @torch.no_grad()
-def forward_only(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, int]:
+def forward_only(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> Tensor:
     """Loss of this replica's micro-batches without dropout or gradients (collective: all ranks of the replica).
+
+    Experts take all tokens that choose them, however many.
 
     Returns:
         Sum of the token losses of this rank's part of the sequences, float64 scalar, 0 on all but the last stage's
-        ranks; and the number of valid tokens of the whole sequences, the same on all ranks.
+        ranks.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=_device(model))
     parts = [model.axes.cp.shard_micro_batch(batch) for batch in micro_batches]
     for loss in _forward_stages(model, parts, compute_loss=True):
         loss_sum += loss
-    return loss_sum, sum(
-        batch.labels.numel() if batch.loss_mask is None else int(batch.loss_mask.sum()) for batch in micro_batches
-    )
+    return loss_sum
 
 
 @torch.no_grad()
@@ -174,17 +176,20 @@ def forward_logits(model: ParallelModel, tokens: Tensor) -> Tensor | None:
 
     Args:
         model: left unchanged.
-        tokens: int64 [B, S], the same on all ranks; S need not be that of the training config.
+        tokens: int64 [B, S], the same on all ranks. S need not be that of the training config, nor divisible over tp
+            and cp; but as the next length that is, it must be within max_position_embeddings.
 
     Returns:
         [B, S, V] in the model's dtype on the last stage's ranks, None on the others.
     """
     length = tokens.shape[1]
-    # Sequence parallelism divides the sequence over tp. What is appended here comes after everything that counts.
-    padded = nn.functional.pad(tokens, (0, -length % model.mesh.tp))
-    micro_batch = MicroBatch(tokens=padded, labels=padded)
-    outputs = _forward_stages(model, [micro_batch], compute_loss=False)  # of [S, B, V/t]
-    return _gather_vocabulary(model, outputs[0])[:length].transpose(0, 1) if outputs else None
+    cp, tp = model.axes.cp, model.axes.tp
+    # What is appended changes nothing: attention is causal, and experts drop nobody outside of training.
+    multiple = math.lcm(cp.divisor, cp.size * (tp.size if tp.sequence_parallel else 1))
+    padded = nn.functional.pad(tokens, (0, -length % multiple))
+    part = cp.shard_micro_batch(MicroBatch(tokens=padded, labels=padded))
+    outputs = _forward_stages(model, [part], compute_loss=False)  # of [S/c, B, V/t]
+    return cp.gather(_gather_vocabulary(model, outputs[0]))[:length].transpose(0, 1) if outputs else None
 
 
 def _gather_vocabulary(model: ParallelModel, local: Tensor) -> Tensor:
@@ -212,7 +217,7 @@ def _forward_stages(model: ParallelModel, micro_batches: Sequence[MicroBatch], *
         return None
 
     schedule = all_forward(model.placement, len(micro_batches))
-    run_row(schedule, model.mesh.pp_rank, _wire(model, micro_batches[0].tokens), perform)
+    run_row(schedule, model.mesh.pp_rank, _wire(model, micro_batches), perform)
     return outputs
 
 
@@ -221,7 +226,7 @@ def _is_last(model: ParallelModel, chunk: int) -> bool:
     return model.placement.virtual_stage(model.mesh.pp_rank, chunk) == model.placement.num_virtual_stages - 1
 
 
-def _wire(model: ParallelModel, tokens: Tensor) -> Wire | None:
+def _wire(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> Wire | None:
     groups = model.groups
     if groups.pp is None or groups.pp_up is None:
         return None
@@ -229,9 +234,10 @@ def _wire(model: ParallelModel, tokens: Tensor) -> Wire | None:
         group=groups.pp,
         group_up=groups.pp_up,
         ranks=tuple(dist.get_process_group_ranks(groups.pp)),
-        shape=model.chunks[0].hidden_shape(*tokens.shape),
+        # Every rank of a replica has all of its micro-batches, and so knows the shapes of what it gets.
+        shapes=[model.chunks[0].hidden_shape(batch.tokens) for batch in micro_batches],
         dtype=model.chunks[0].dtype,
-        device=tokens.device,
+        device=micro_batches[0].tokens.device,
     )
 
 
