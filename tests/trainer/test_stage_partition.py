@@ -26,6 +26,10 @@ def config(layers: int, pp: int, model: dict[str, Any] | None = None, **parallel
     )
 
 
+def at_length(one: TrainConfig, length: int) -> TrainConfig:
+    return one.model_copy(update={"training": one.training.model_copy(update={"seq_length": length})})
+
+
 def counts(one: TrainConfig, vocab_size: int = 32000) -> list[int]:
     return [len(layers) for layers in partition_layers(one, vocab_size)]
 
@@ -108,10 +112,43 @@ def test_unequal_layers_in_chunks_are_no_worse_than_equal_counts() -> None:
     assert largest_costs(one, tuple(counts(one, 100)), 100) <= largest_costs(one, (4,) * 6, 100)
 
 
+@pytest.mark.parametrize(
+    ("hidden", "heads", "ffn", "length", "vocab_size", "head", "embedding"),
+    [
+        # Medians of CPU time on one x86 core, in layers; see trainer.planning.stage_costs.
+        (256, 4, 688, 256, 4096, 1.056, 0.007),
+        (512, 8, 1376, 512, 32000, 3.98, 0.005),
+        (512, 8, 1376, 256, 8192, 1.13, 0.005),
+        (1024, 16, 2752, 512, 32000, 2.34, 0.002),
+        (256, 8, 688, 2048, 4096, 0.579, 0.0024),
+    ],
+)
+def test_costs_are_as_measured(
+    hidden: int, heads: int, ffn: int, length: int, vocab_size: int, head: float, embedding: float
+) -> None:
+    shape = {"hidden_size": hidden, "num_attention_heads": heads, "ffn_hidden_size": ffn, "disable_bias_linear": True}
+    costs = part_costs(at_length(config(1, 1, shape), length), vocab_size)
+    assert costs.head / costs.layers[0] == pytest.approx(head, rel=0.1)
+    assert costs.embedding / costs.layers[0] == pytest.approx(embedding, abs=0.002)
+
+
+def test_the_slower_of_two_stages_is_as_fast_as_it_can_be() -> None:
+    # Measured in CPU time per step, 8 layers of 512 with 32,000 words: 944 and 1000 ms like this, 1062 and 788 ms
+    # with 7 and 1.
+    assert counts(config(8, 2)) == [6, 2]
+    small = {"hidden_size": 256, "num_attention_heads": 4, "ffn_hidden_size": 688}
+    assert counts(at_length(config(4, 2, small), 256), 4096) == [3, 1]
+
+
+def test_a_looked_up_table_costs_its_rows_and_not_its_size() -> None:
+    one = config(8, 2)
+    assert part_costs(one, 32000).embedding == part_costs(one, 10_000_000).embedding
+
+
 def test_head_and_loss_weigh_on_the_last_stage() -> None:
     assert counts(config(8, 2), 100) == [4, 4]
     first, last = counts(config(8, 2), 32000)
-    assert first > last > 0  # the head of 32,000 x 512 costs five such layers
+    assert first > last > 0  # the head of 32,000 x 512 costs four such layers
     assert counts(config(8, 2), 10_000_000) == [8, 0]
     # Both ends of a V are on the first rank, which then holds the fewest layers.
     down_first, down_last, up_last, up_first = counts(config(8, 2, pipeline_schedule="zb-v"))

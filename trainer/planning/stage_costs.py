@@ -1,11 +1,23 @@
-"""What each part of a model costs a pipeline stage, so that stages can be balanced. Torch-free.
+"""What each part of a model costs a pipeline stage per micro-batch, so that stages can be balanced. Torch-free.
 
 Unit: floating-point operations per token of forward and backward, as in trainer.planning.flops, without division over
-tp and cp, which divide all parts alike. What is bound by memory instead weighs ``FLOPS_PER_BYTE`` operations per byte.
-That is a processor with one multiply-add per three to five bytes; an accelerator moves fewer bytes per operation, but
-there the softmax passes also have fewer, and matrix products dominate. Measured on two x86 cores in float32: the loss
-over 32,000 classes takes 27 operations per byte by this account, and a block as long as its matrix products with the
-attention counted without the causal discount, which thus stands for its norms, activations and residuals.
+tp and cp, which divide all parts alike. What is bound by memory instead weighs ``FLOPS_PER_BYTE`` operations for each
+byte that passes between memory and processor, in float32.
+
+The figures are those of one x86 core in float32 (AMD EPYC, torch 2.13): medians of process CPU time for forward and
+backward of each part alone, in two models of SwiGLU layers (see benchmarks/peers/workload.py).
+
+                                     tiny: 256 wide, 256 tokens, 4096 words   small: 512 wide, 512 tokens, 32000 words
+    matrix products of a layer       78 GFLOP/s                               91 GFLOP/s
+    attention, undiscounted          56 GFLOP/s                               59 GFLOP/s
+    a layer                          39 ms                                    138 to 142 ms
+    head and loss                    42 to 43 ms, 1.01 to 1.11 layers         540 to 590 ms, 4.0 to 4.3 layers
+    look-up                          0.3 ms, 0.007 layers                     0.7 ms, 0.005 layers
+
+Which device will train is not known here. An accelerator does more operations in the time of a byte, so that there loss
+and activations weigh more than is assumed; where that matters, explicit counts or a layout say otherwise
+(trainer.planning.stage_partition). What happens once per iteration is not weighed: the optimizer's passes over the
+tables, and filling the gradient of the input table with zeros.
 """
 
 from __future__ import annotations
@@ -16,13 +28,30 @@ from typing import TYPE_CHECKING
 from trainer.planning.flops import active_layer_parameters
 
 if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+    from trainer.config import ModelConfig, TrainConfig
 
-FLOPS_PER_BYTE = 25.0
-SOFTMAX_BYTES = 5 * 4
-"""Per logit: the largest is sought, exponentials are summed, the gradient is formed from them: 5 passes of float32."""
-TABLE_BYTES = 2 * 4
-"""Per element of the input table and micro-batch: its gradient is dense, hence written and added whole, in float32."""
+FLOPS_PER_BYTE = 10.0
+"""1.8 ns per logit are 160 operations at the speed of the matrix products, for the 16 bytes counted below."""
+ATTENTION_TILE = 512
+"""Tokens within which kernels of attention gain nothing from the causal mask.
+
+Measured beside matrix products, and counted without a discount for the mask, attention takes 1.4 to 1.5 times as long
+for 256 or 512 tokens and 1.07 times for 2048: what the mask saves and what a less regular kernel loses cancel out.
+"""
+LOGIT_BYTES = 4 * 4
+"""Per logit: read and written in forward, where it becomes an exponential, and again where that becomes its gradient.
+
+All passes of forward over a chunk of logits happen in the cache (trainer.tensor_parallel.cross_entropy).
+"""
+LOOKUP_BYTES = 5 * 4
+"""Per channel: a row is read and written in forward, its gradient read and added to a row of the table's in backward.
+
+Only the rows that are looked up are touched (trainer.data_parallel.main_gradient.MainGradient.add_rows).
+"""
+HIDDEN_BYTES = 30 * 4
+"""Per channel and layer: two norms (10 passes), two residual sums (12), rotary positions of queries and keys (8)."""
+GATED_BYTES, PLAIN_BYTES = 8 * 4, 5 * 4
+"""Per unit of the feed-forward width: an activation reads its inputs and writes its output, and again in backward."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +71,28 @@ class PartCosts:
 
 def part_costs(config: TrainConfig, vocab_size: int) -> PartCosts:
     """The costs of the parts of the model that ``config`` describes, with a vocabulary of ``vocab_size`` tokens."""
-    model, training = config.model, config.training
-    table = vocab_size * model.hidden_size
-    tokens = training.micro_batch_size * training.seq_length // config.parallel.context_parallel_size
-    attention = 12 * model.num_attention_heads * model.head_dim * training.seq_length
+    model = config.model
     factor = _recompute_factor(config)
     return PartCosts(
-        embedding=FLOPS_PER_BYTE * TABLE_BYTES * table / max(1, tokens),
-        layers=tuple(
-            (6 * active_layer_parameters(model, layer) + attention) * factor for layer in range(model.num_layers)
-        ),
-        head=6.0 * table + FLOPS_PER_BYTE * SOFTMAX_BYTES * vocab_size,
+        embedding=FLOPS_PER_BYTE * LOOKUP_BYTES * model.hidden_size,
+        layers=tuple(factor * _layer_cost(config, layer) for layer in range(model.num_layers)),
+        head=vocab_size * (6.0 * model.hidden_size + FLOPS_PER_BYTE * LOGIT_BYTES),
     )
+
+
+def _layer_cost(config: TrainConfig, layer: int) -> float:
+    model, length = config.model, config.training.seq_length
+    attention = 12 * model.num_attention_heads * model.head_dim * length * (1 + min(1.0, ATTENTION_TILE / length) / 2)
+    passed = HIDDEN_BYTES * model.hidden_size
+    passed += (GATED_BYTES if model.swiglu else PLAIN_BYTES) * _active_width(model, layer)
+    return 6 * active_layer_parameters(model, layer) + attention + FLOPS_PER_BYTE * passed
+
+
+def _active_width(model: ModelConfig, layer: int) -> int:
+    """Feed-forward units of one layer that a token passes through."""
+    if not model.is_moe_layer(layer):
+        return model.ffn_size
+    return model.moe_router_topk * model.expert_ffn_size + (model.moe_shared_expert_intermediate_size or 0)
 
 
 def _recompute_factor(config: TrainConfig) -> float:
