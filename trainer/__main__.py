@@ -16,7 +16,8 @@ from trainer.launch_environment import LaunchEnvironment, LaunchError, resolve_l
 from trainer.rank_log import ConsoleCopy, redirect_output
 from trainer.run_directory import RunDirectory
 
-# command -> (module, what it does). The module has main(arguments); of the parallel ones, main(arguments, launch, run).
+# command -> (module, what it does). The module has main(arguments); of the parallel ones,
+# main(arguments, launch, run, environment).
 COMMANDS = {
     "pretrain": ("trainer.command_line", "train a model: --config FILE and Megatron-LM's flags"),
     "preprocess": ("trainer.data.preprocess", "turn text into Megatron's .bin/.idx"),
@@ -58,7 +59,7 @@ def _run_parallel(module: str, arguments: Sequence[str]) -> int:
     if run is not None:
         console = redirect_output(run.rank_log(launch.rank), also_console=launch.rank == 0)
     _complete_environment(launch)
-    code = int(importlib.import_module(module).main(arguments, launch, run))
+    code = int(importlib.import_module(module).main(arguments, launch, run, os.environ))
     if code:
         _leave_at_once(code, console)
     return code

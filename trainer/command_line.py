@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,8 +155,32 @@ def build_train_config(command_line: CommandLine) -> TrainConfig:
     return build_config(values)
 
 
-def main(arguments: Sequence[str], launch: LaunchEnvironment, run: RunDirectory | None) -> int:
-    """Train. Each rank calls it with the same arguments; only rank 0 speaks about them."""
+def cuda_defaults(config: TrainConfig) -> dict[str, str]:
+    """Environment variables that CUDA should find when it starts, unless the user has set them."""
+    if config.parallel.tensor_model_parallel_size == 1 or config.parallel.zero_stage >= 2:
+        return {}
+    # With one hardware queue kernels start in the order in which they are launched, so that a collective of tensor
+    # parallelism starts before the matrix product that is to hide it, and not once that has filled the device. Fully
+    # sharded data parallelism wants many queues instead. From Blackwell on it no longer matters, but which device
+    # there is cannot be asked before CUDA starts. (Megatron-LM, megatron/core/tensor_parallel/layers.py,
+    # linear_with_grad_accumulation_and_async_allreduce, and validate_args of megatron/training/arguments.py.)
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+def main(
+    arguments: Sequence[str],
+    launch: LaunchEnvironment,
+    run: RunDirectory | None,
+    environment: MutableMapping[str, str],
+) -> int:
+    """Train. Each rank calls it with the same arguments; only rank 0 speaks about them.
+
+    Args:
+        arguments: the flags.
+        launch: who this rank is.
+        run: where the run's files go, if anywhere.
+        environment: of this process; completed before CUDA starts.
+    """
     speaks = launch.rank == 0
     if not arguments or arguments[0] in ("-h", "--help"):
         if speaks:
@@ -176,6 +200,8 @@ def main(arguments: Sequence[str], launch: LaunchEnvironment, run: RunDirectory 
         return 2 if is_usage else 3
     for note in command_line.notes if speaks else ():
         print(note)
+    for name, value in cuda_defaults(config).items():
+        environment.setdefault(name, value)
     from trainer.pretraining import run_pretraining
 
     return run_pretraining(config, launch, run)

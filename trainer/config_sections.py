@@ -15,9 +15,12 @@ from pydantic import (
     field_validator,
 )
 
+MOST_OF_ANYTHING = 10**12
+"""Largest whole number of a key without a limit of its own; more is a slip of the pen, and would be counted up to."""
+
 
 class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused, NaN and infinity refused."""
+    """Base of all sections: frozen, unknown keys refused, NaN, infinity and absurdly large whole numbers refused."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
@@ -32,6 +35,15 @@ class Section(BaseModel):
         # YAML's true is Python's 1: a switch where a number belongs is a slip of the pen, not a one.
         if isinstance(value, bool) and annotation is not bool and not isinstance(annotation, type(Section)):
             raise ValueError("a number or a name belongs here, not a switch")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _check_magnitude(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, int) and value > MOST_OF_ANYTHING:
+            limits = cls.model_fields[info.field_name or ""].metadata
+            if not any(getattr(limit, "le", None) for limit in limits):
+                raise ValueError(f"at most {MOST_OF_ANYTHING:,} makes sense here")
         return value
 
 
@@ -58,7 +70,7 @@ class JobConfig(Section):
 class ModelConfig(Section):
     """Shape of a decoder-only transformer."""
 
-    num_layers: PositiveInt
+    num_layers: int = Field(gt=0, le=10_000)
     hidden_size: PositiveInt
     num_attention_heads: PositiveInt
     ffn_hidden_size: PositiveInt | None = None
@@ -84,7 +96,7 @@ class ModelConfig(Section):
     attention_dropout: float = Field(0.1, ge=0.0, lt=1.0)
     hidden_dropout: float = Field(0.1, ge=0.0, lt=1.0)
     init_method_std: PositiveFloat = 0.02
-    vocab_size: PositiveInt | None = None
+    vocab_size: int | None = Field(None, gt=0, lt=2**31)
     """Unset: the tokenizer's, as the data's manifest states it. With NullTokenizer: how many numbers it takes; the
     model then knows one token more, which ends documents."""
     make_vocab_size_divisible_by: PositiveInt = 128
@@ -113,6 +125,16 @@ class ModelConfig(Section):
     def is_moe_layer(self, layer: int) -> bool:
         """Whether a layer, counted over the whole model, has experts."""
         return self.num_experts is not None and layer % self.moe_layer_freq == 0
+
+    @field_validator("moe_layer_freq", mode="before")
+    @classmethod
+    def _check_moe_layer_freq(cls, value: Any) -> Any:
+        if isinstance(value, list) or (isinstance(value, str) and "[" in value):
+            raise ValueError(
+                "a list of layers is not available here; give one number N, by which every N-th layer has experts, "
+                "counted from the first"
+            )
+        return value
 
     @property
     def expert_ffn_size(self) -> int:
@@ -178,7 +200,8 @@ class ParallelConfig(Section):
     """Gather the updated parts of the weights while the next forward runs. Without effect where all are whole."""
     ddp_bucket_size: PositiveInt | None = None
     """Elements per gradient bucket. Unset: max(40 million, 1 million x dp), as in Megatron-LM; with gloo 1 million."""
-    distributed_timeout_minutes: PositiveFloat = 10.0
+    distributed_timeout_minutes: float = Field(default=10.0, gt=0.0, le=525_600.0)
+    """How long a rank waits for the others before it gives up; at most a year."""
 
     @property
     def zero_stage(self) -> int:
@@ -203,7 +226,7 @@ class TrainingConfig(Section):
     min_loss_scale: PositiveFloat = 1.0
     loss_scale_window: PositiveInt = 1000
     hysteresis: PositiveInt = 2
-    seed: NonNegativeInt = 1234
+    seed: int = Field(1234, ge=0, le=2**63 - 1)
     eval_interval: PositiveInt = 1000
     eval_iters: NonNegativeInt = 100
     """Iterations of one evaluation; 0 evaluates never."""

@@ -31,7 +31,7 @@ class WithoutEffect:
 
     Attributes:
         reason: why nothing need be done; a sentence for the log.
-        values: how many values follow; -1 is any number.
+        values: how many values follow.
         only: the values for which the reason holds; with any other the flag is refused.
     """
 
@@ -79,7 +79,9 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "use-mcore-models": WithoutEffect(_CORE),
     "use-legacy-models": WithoutEffect(_CORE),
     "transformer-impl": WithoutEffect(_CORE, 1),
-    "use-flash-attn": WithoutEffect("fused attention is used wherever the device has it and --attention-dropout is 0"),
+    "use-flash-attn": WithoutEffect(
+        "--attention-backend chooses, by default the fastest kernels that are there and can do what the config asks for"
+    ),
     "no-masked-softmax-fusion": WithoutEffect(_FUSION),
     # Megatron-LM's fused kernel is the tanh approximation, so that dropping it means the exact GeLU, which is ours.
     "no-bias-gelu-fusion": WithoutEffect("GeLU is the exact one unless --openai-gelu asks for the tanh approximation"),

@@ -6,9 +6,12 @@ import sys
 
 import pytest
 
-from trainer.command_line import UsageError, build_train_config, flag_keys, parse_command_line
+from trainer.command_line import UsageError, build_train_config, flag_keys, main, parse_command_line
 from trainer.config_error import ConfigError
+from trainer.launch_environment import resolve_launch_environment
 from trainer.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
+
+MEETING = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 # "Llama pretraining and continual pretraining with Megatron-LM", the GENIAC project, 2024: the whole option block.
 _PUBLISHED_TEXT = """
@@ -138,7 +141,7 @@ def test_newer_and_older_names_of_a_key():
         ),
         (["--cp-comm-type", "a2a+p2p"], "parallel.cp_comm_type", "'p2p' or 'a2a'"),
         (["--expert-tensor-parallel-size", "2"], "parallel.expert_tensor_parallel_size", "leave it out"),
-        (["--moe-layer-freq", "([1]*2)"], "model.moe_layer_freq", "valid integer"),
+        (["--moe-layer-freq", "([1]*2)"], "model.moe_layer_freq", "every N-th layer has experts"),
     ],
 )
 def test_values_that_only_others_have(arguments, key, said):
@@ -146,6 +149,31 @@ def test_values_that_only_others_have(arguments, key, said):
         build_train_config(parse_command_line([*without(MIXTRAL, *LAUNCHER, arguments[0][2:]), *arguments]))
     assert caught.value.key == key
     assert said in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("parallel", "expected"),
+    [
+        ([], {}),
+        (["--tensor-model-parallel-size", "2"], {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+        (
+            ["--tensor-model-parallel-size", "2", "--use-distributed-optimizer"],
+            {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        ),
+        (["--tensor-model-parallel-size", "2", "--data-parallel-sharding-strategy", "optim_grads_params"], {}),
+    ],
+)
+def test_kernels_start_in_order_where_tensor_parallel_collectives_are_to_be_hidden(parallel, expected, monkeypatch):
+    shape = ["--num-layers", "1", "--hidden-size", "8", "--num-attention-heads", "2", "--seq-length", "4"]
+    arguments = [*shape, "--train-iters", "0", "--lr", "0.1", "--mock-data", *parallel]
+    launch = resolve_launch_environment({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", **MEETING})
+    monkeypatch.setattr("trainer.pretraining.run_pretraining", lambda *_: 0)
+    environment = {}
+    assert main(arguments, launch, None, environment) == 0
+    assert environment == expected
+    users_own = {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+    assert main(arguments, launch, None, users_own) == 0
+    assert users_own == {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
 
 
 def test_flags_go_over_the_file(tmp_path):
