@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from trainer.config import DataConfig, ModelConfig, TrainConfig
 
 
+MOST_MICRO_BATCHES = 100_000
+"""Per replica and iteration: the table of a pipeline schedule holds every one of them."""
+
+
 def check_relations(config: TrainConfig) -> None:
     """Refuse keys that contradict each other, whatever the size of the job.
 
@@ -62,6 +66,12 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
             "training.global_batch_size",
             f"{global_batch_size} is not divisible by micro_batch_size {config.training.micro_batch_size} x DP {dp} "
             f"= {step}; use {multiples_around(global_batch_size, step)}",
+        )
+    if global_batch_size // step > MOST_MICRO_BATCHES:
+        raise ConfigError(
+            "training.global_batch_size",
+            f"{global_batch_size} makes {global_batch_size // step:,} micro-batches per replica and iteration; at most "
+            f"{MOST_MICRO_BATCHES:,} can be scheduled, which is a batch of {MOST_MICRO_BATCHES * step:,}",
         )
 
 
@@ -147,6 +157,11 @@ def _check_training(config: TrainConfig) -> None:
             "model.max_position_embeddings",
             f"{config.max_position_embeddings} is below training.seq_length {training.seq_length}; raise it to that",
         )
+    if training.loss_scale is not None and not training.fp16:
+        raise ConfigError(
+            "training.loss_scale",
+            "keeps the gradients of fp16 above its smallest numbers; set fp16 too, or leave it out",
+        )
     if training.min_loss_scale > training.initial_loss_scale:
         raise ConfigError(
             "training.min_loss_scale", f"must not exceed initial_loss_scale {training.initial_loss_scale:g}"
@@ -158,6 +173,11 @@ def _check_optimizer(config: TrainConfig) -> None:
     decay_iters = optimizer.lr_decay_iters or config.training.train_iters
     if optimizer.min_lr > optimizer.lr:
         raise ConfigError("optimizer.min_lr", f"{optimizer.min_lr:g} is above lr {optimizer.lr:g}; lower it")
+    if optimizer.lr_warmup_init > optimizer.lr:
+        raise ConfigError(
+            "optimizer.lr_warmup_init",
+            f"{optimizer.lr_warmup_init:g} is above lr {optimizer.lr:g}, which warmup rises to; lower it",
+        )
     if optimizer.lr_warmup_fraction is not None and optimizer.lr_warmup_iters:
         raise ConfigError("optimizer.lr_warmup_fraction", "excludes lr_warmup_iters; set only one of the two")
     if optimizer.lr_decay_style != "constant" and 0 < decay_iters < optimizer.lr_warmup_iters:

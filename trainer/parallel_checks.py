@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainer.config_error import ConfigError
+from trainer.planning.layouts import divisors_of
 
 if TYPE_CHECKING:
     from trainer.config import ModelConfig, TrainConfig
@@ -86,6 +87,11 @@ IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
         "optimizer.optimizer_cpu_offload",
         lambda c: c.optimizer.optimizer_cpu_offload and c.parallel.zero_stage >= 2,
         "goes with whole parameters on the device; use parallel.data_parallel_sharding_strategy optim, or leave it out",
+    ),
+    (
+        "optimizer.optimizer_offload_fraction",
+        lambda c: c.optimizer.optimizer_offload_fraction != 1.0 and not c.optimizer.optimizer_cpu_offload,
+        "says how much optimizer_cpu_offload moves to the CPU, which is off; switch that on, or leave it out",
     ),
     (
         "parallel.pipeline_schedule",
@@ -262,11 +268,11 @@ def _check_tensor_parallel(config: TrainConfig) -> None:
             raise ConfigError(key, f"{tp} does not divide model.{name} {size}; use one of {divisors(size)}")
     groups = model.query_groups
     if groups % tp and tp % groups:
-        valid = [n for n in range(1, model.num_attention_heads + 1) if fits_tensor_parallel(model, n)]
+        valid = [n for n in divisors_of(model.num_attention_heads) if fits_tensor_parallel(model, n)]
         raise ConfigError(
             key,
             f"{tp} neither divides model.num_query_groups {groups} nor is a multiple of it; use one of "
-            + ", ".join(map(str, valid)),
+            + _in_words(valid),
         )
 
 
@@ -374,5 +380,8 @@ def multiples_around(number: int, step: int) -> str:
 
 def divisors(number: int) -> str:
     """What divides ``number``, in words; of many the small ones."""
-    found = [d for d in range(1, number + 1) if number % d == 0]
-    return ", ".join(map(str, found if len(found) <= 12 else [*found[:11], "...", number]))
+    return _in_words(divisors_of(number))
+
+
+def _in_words(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers if len(numbers) <= 12 else [*numbers[:11], "...", numbers[-1]]))

@@ -9,13 +9,19 @@ Layout = tuple[int, int, int]
 """tp, cp, pp"""
 
 
+def divisors_of(number: int) -> list[int]:
+    """Every divisor of a positive ``number``, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return [*small, *(number // d for d in reversed(small) if d * d != number)]
+
+
 def nearest_layouts(world_size: int, asked: Layout, fits: Callable[[Layout], bool]) -> list[Layout]:
     """Every layout whose product divides ``world_size`` and that ``fits``, the nearest to ``asked`` first.
 
     Distance is the sum of the ratios' logarithms, because halving and doubling are equally far; ties go to the smaller
     product.
     """
-    divisors = [d for d in range(1, world_size + 1) if world_size % d == 0]
+    divisors = divisors_of(world_size)
     found = [
         (tp, cp, pp)
         for tp in divisors
