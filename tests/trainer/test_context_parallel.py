@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer import dense_attention as dense
 from tests.trainer.spawn import Ranks
@@ -35,6 +36,18 @@ DOCUMENTS = {
 # Of queries, and of keys: 3 groups divide neither over 2 nor over 4 ranks.
 HEADS = ((4, 4), (4, 2), (4, 1), (12, 3))
 LIMITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+class _Operations(TorchDispatchMode):
+    """Names of the operations that run meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +105,12 @@ def test_divided_sequences_give_what_whole_ones_do(ranks, size, communication, d
         assert not wrong
 
 
+def scores(tile: Tile) -> int:
+    """Per sample and head."""
+    queries, keys = (stop - start for start, stop in (tile.query, tile.key))
+    return queries * (queries + 1) // 2 if tile.causal else queries * keys
+
+
 def counted(rank: int, size: int, communication: CommunicationType) -> list[tuple[str, int]]:
     """Every message of one forward and backward: kind, and elements."""
     seen = []
@@ -131,10 +150,36 @@ def test_ulysses_takes_four_collectives(ranks, size) -> None:
         assert seen == [("all_to_all", numel) for numel in (packed, output, output, packed)]
 
 
+@pytest.mark.parametrize("cp_comm_type", ["p2p", "a2a"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_shard_is_what_lies_at_its_positions(cp_comm_type: CommunicationType, dim: int) -> None:
+    whole = torch.arange(3.0 * LENGTH).view((3, LENGTH) if dim else (LENGTH, 3)).requires_grad_()
+    for rank in range(3):
+        cp = ContextParallel(3, rank, None, cp_comm_type)
+        part = cp.shard(whole, dim)
+        expected = whole.index_select(dim, cp.positions(LENGTH))
+        assert torch.equal(part, expected)
+        weights = torch.rand_like(part)
+        (got,) = torch.autograd.grad((part * weights).sum(), whole)
+        (wanted,) = torch.autograd.grad((expected * weights).sum(), whole)
+        assert torch.equal(got, wanted)
+        with pytest.raises(ValueError, match="cannot be divided into"):
+            cp.shard(whole.narrow(dim, 0, LENGTH - 1), dim)
+
+
+@pytest.mark.parametrize("cp_comm_type", ["p2p", "a2a"])
+def test_a_shard_is_cut_without_indices_from_the_host(cp_comm_type: CommunicationType) -> None:
+    # A GPU's queue is waited for when an index is copied there.
+    whole = torch.empty(LENGTH, 2)
+    with _Operations() as seen:
+        ContextParallel(2, 1, None, cp_comm_type).shard(whole, 0)
+    assert not {name for name in seen.names if "index" in name or "_to_copy" in name or "arange" in name}, seen.names
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_every_rank_of_the_ring_has_the_same_load(size) -> None:
     loads = {
-        (rank, source): sum(tile.scores for tile in ring_tiles(rank, source, size, 12, None))
+        (rank, source): sum(scores(tile) for tile in ring_tiles(rank, source, size, 12, None))
         for rank in range(size)
         for source in range(size)
     }
@@ -157,7 +202,7 @@ def test_tiles_are_the_mask_and_nothing_twice(size, documents) -> None:
         for tile in tiles:
             block = torch.ones(tile.query[1] - tile.query[0], tile.key[1] - tile.key[0], dtype=torch.int64)
             block = block.tril() if tile.causal else block
-            assert block.sum() == tile.scores
+            assert block.sum() == scores(tile)
             samples, _, queries = tile.queries
             local[samples, queries, tile.keys[2]] += block
         painted[:, places[rank][:, None], places[source]] += local
@@ -167,7 +212,7 @@ def test_tiles_are_the_mask_and_nothing_twice(size, documents) -> None:
 def test_documents_cost_what_they_are_worth() -> None:
     tiles = whole_tiles(1000, [tuple(range(0, 1001, 100))] * 3)
     assert tiles[0] == Tile(None, (0, 100), (0, 100), causal=True)
-    assert sum(tile.scores for tile in tiles) == 10 * 5050
+    assert sum(scores(tile) for tile in tiles) == 10 * 5050
 
 
 @pytest.mark.parametrize(

@@ -47,33 +47,23 @@ class ContextParallel:
         return torch.cat((chunks[self.rank], chunks[-1 - self.rank]))
 
     def shard(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's part of a tensor whose ``dim`` is the sequence; all of it when size is 1.
+        """This rank's part of a tensor whose ``dim`` is the sequence; all of it when size is 1. With a2a a view.
 
-        A view except for p2p. The length must divide as ``positions`` needs it.
+        Raises:
+            ValueError: the sequence cannot be divided.
         """
         if self.size == 1:
             return whole
         # Views, and not an index: it would come from pageable memory, for which a GPU's queue is waited for every time.
-        if self.communication == "a2a":
-            return whole.chunk(self.size, dim)[self.rank]
-        chunks = whole.chunk(2 * self.size, dim)
-        return torch.cat((chunks[self.rank], chunks[-1 - self.rank]), dim)
-
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """[S, ...] in the order of positions from every rank's [S/c, ...], outside autograd (collective: all of cp)."""
-        if self.group is None:
-            return part
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        dist.all_gather(parts, part.contiguous(), group=self.group)
-        whole = part.new_empty((len(part) * self.size, *part.shape[1:]))
-        for rank, one in enumerate(parts):
-            whole[replace(self, rank=rank).positions(len(whole)).to(whole.device)] = one
-        return whole
-
-    @property
-    def divisor(self) -> int:
-        """What the length of a sequence must be a multiple of."""
-        return 1 if self.size == 1 else self.size * (2 if self.communication == "p2p" else 1)
+        own = (self.rank,) if self.communication == "a2a" else (self.rank, 2 * self.size - 1 - self.rank)
+        length, rest = divmod(whole.shape[dim], len(own) * self.size)
+        if rest:
+            raise ValueError(
+                f"context-parallel rank {self.rank}: a sequence of {whole.shape[dim]} cannot be divided into "
+                f"{len(own) * self.size} chunks"
+            )
+        chunks = [whole.narrow(dim, chunk * length, length) for chunk in own]
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim)
 
     def shard_micro_batch(self, whole: MicroBatch) -> MicroBatch:
         """This rank's part of every sample of a micro-batch; ``documents`` still speak of whole samples."""
