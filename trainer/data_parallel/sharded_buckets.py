@@ -21,15 +21,12 @@ from torch import Tensor, nn
 
 from trainer.data_parallel.gradient_buckets import Bucket, GradientBuckets, is_gloo
 from trainer.data_parallel.pieces import ParameterPiece
+from trainer.single_tensor_collectives import all_gather_single, reduce_scatter_single
 
 if TYPE_CHECKING:
     from trainer.config import ParallelConfig
     from trainer.mesh import ParallelMesh, ProcessGroups
     from trainer.parameters import ParameterLayout
-
-# torch 2.13 renamed both and warns on every use of the old names; older releases have only those.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class ShardedBuckets(GradientBuckets):
@@ -100,7 +97,9 @@ class ShardedBuckets(GradientBuckets):
         if is_gloo(group):  # where reduce_scatter takes twice as long
             return super()._start_reduction(bucket, group)
         start, stop = self._weights[bucket.plan.start].shard
-        work: dist.Work | None = _reduce_scatter(self.buffer[start:stop], bucket.gradients, group=group, async_op=True)
+        work: dist.Work | None = reduce_scatter_single(
+            self.buffer[start:stop], bucket.gradients, group=group, async_op=True
+        )
         return work
 
 
@@ -151,7 +150,7 @@ class _BucketWeights:
             ]
         else:
             own = shards[dist.get_rank(group)]
-            works = [_all_gather(self._buffer, own, group=group, async_op=True)]
+            works = [all_gather_single(self._buffer, own, group=group, async_op=True)]
         self._works = [work for work in works if work is not None]
 
     def wait(self) -> None:

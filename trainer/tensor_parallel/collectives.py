@@ -19,12 +19,10 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from trainer.single_tensor_collectives import all_gather_single, reduce_scatter_single
+
 if TYPE_CHECKING:
     from trainer.mesh import ParallelMesh, ProcessGroups
-
-# torch 2.13 renamed both and warns on every use of the old names; older releases have only those.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def start_gather(shard: torch.Tensor, tp: TensorParallel) -> PendingCollective:
         return PendingCollective(shard, shard, None)
     shard = shard.contiguous()
     whole = shard.new_empty((shard.shape[0] * tp.size, *shard.shape[1:]))
-    return PendingCollective(whole, shard, _all_gather(whole, shard, group=tp.group, async_op=True))
+    return PendingCollective(whole, shard, all_gather_single(whole, shard, group=tp.group, async_op=True))
 
 
 def start_sum(partial: torch.Tensor, tp: TensorParallel) -> PendingCollective:
@@ -104,7 +102,7 @@ def start_sum(partial: torch.Tensor, tp: TensorParallel) -> PendingCollective:
     partial = partial.contiguous()
     if tp.sequence_parallel:
         output = partial.new_empty((tp.shard_length(partial), *partial.shape[1:]))
-        return PendingCollective(output, partial, _reduce_scatter(output, partial, group=tp.group, async_op=True))
+        return PendingCollective(output, partial, reduce_scatter_single(output, partial, group=tp.group, async_op=True))
     return PendingCollective(partial, partial, dist.all_reduce(partial, group=tp.group, async_op=True))
 
 
