@@ -6,12 +6,13 @@ A message passes when its send and its receive have both been posted: nothing is
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from trainer.pipeline.schedule.table import ActionKind, Message, PipelineSchedule, ScheduleError, exchanges
+from trainer.pipeline.schedule.table import ActionKind, Exchange, Message, PipelineSchedule, ScheduleError, exchanges
+from trainer.pipeline.schedule.timeline import timeline
 from trainer.pipeline.schedule.traffic import TICKS, posts_in_order, receive_of, receives_as_needed, send_of
 
 FEWEST_SENDS_UNDER_WAY = 2
@@ -53,11 +54,11 @@ def tagged_program(schedule: PipelineSchedule, rank: int, *, sends_under_way: in
     """Single sends and receives with tags; ``sends_under_way`` of them at most, or any number."""
     row = exchanges(schedule, rank)
     calls: list[Call] = []
-    leaving: list[Message] = []
+    leaving: deque[Message] = deque()
     for exchange, receives in zip(row, receives_as_needed(row), strict=True):
         calls += _calls(Verb.RECEIVE, receives)
         while sends_under_way is not None and len(leaving) > sends_under_way:
-            calls += _calls(Verb.WAIT, [leaving.pop(0)])
+            calls += _calls(Verb.WAIT, [leaving.popleft()])
         calls += [*_calls(Verb.WAIT, [receive_of(exchange)]), _compute(exchange.action.kind)]
         if (send := send_of(exchange)) is not None:
             calls += _calls(Verb.SEND, [send])
@@ -93,19 +94,34 @@ def sends_under_way(schedule: PipelineSchedule) -> int:
     """How many sends with tags a rank should have under way at one time: the fewest with which nobody waits for them.
 
     Each of them keeps a stage's output in memory. They also bound how far a rank runs ahead where no answer comes back,
-    as in evaluation.
+    as in evaluation. All follows from the times of the table: nothing is tried, which would take a large one minutes.
     """
+    times = timeline(schedule, TICKS).rows
+    rows = [exchanges(schedule, rank) for rank in range(len(schedule.stages))]
+    # A receive is posted as soon as the action before its step has ended; what is posted at both ends passes.
+    posted = {
+        message: spans[step - 1][1] if step else 0.0
+        for row, spans in zip(rows, times, strict=True)
+        for step, messages in enumerate(receives_as_needed(row))
+        for message in messages
+    }
+    return max(
+        FEWEST_SENDS_UNDER_WAY, *(_most_under_way(row, spans, posted) for row, spans in zip(rows, times, strict=True))
+    )
 
-    def time(most: int | None) -> float:
-        programs = [tagged_program(schedule, rank, sends_under_way=most) for rank in range(len(schedule.stages))]
-        try:
-            return run_programs(programs, Meeting.BY_TAG)
-        except ScheduleError:
-            return float("inf")
 
-    best, most = time(None), FEWEST_SENDS_UNDER_WAY
-    while time(most) > best:
-        most += 1
+def _most_under_way(
+    row: Sequence[Exchange], spans: Sequence[tuple[float, float]], posted: Mapping[Message, float]
+) -> int:
+    """Sends from the oldest that has not passed when an action starts to the last before it, at the most."""
+    most = 0
+    passed: deque[float] = deque()
+    for exchange, (start, end) in zip(row, spans, strict=True):
+        while passed and passed[0] <= start:
+            passed.popleft()
+        most = max(most, len(passed))
+        if (send := send_of(exchange)) is not None:
+            passed.append(max(end, posted[send]))
     return most
 
 

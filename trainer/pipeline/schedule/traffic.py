@@ -67,9 +67,13 @@ def _rank_posts(row: Sequence[Exchange], number: Mapping[Message, int]) -> list[
             while receives and number[receives[0]] < number[send]:
                 posts.append(receives.popleft())
             posts.append(send)
+        # Numbers instead of searches: with thousands of messages these would take the longest of all.
         needed = receive_of(row[step]) if step < len(row) else None
+        last_needed = number[needed] if needed is not None else -1
         limit = number[sends[0]] if sends else len(number)
-        while receives and (needed in receives or (earliest[receives[0]] <= step and number[receives[0]] < limit)):
+        while receives and (
+            number[receives[0]] <= last_needed or (earliest[receives[0]] <= step and number[receives[0]] < limit)
+        ):
             posts.append(receives.popleft())
         plan.append(posts)
     return plan
