@@ -9,17 +9,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.pipeline.draw import NAMES, Cell, Drawing, cut, ink_on, legend_entries, svg, text_rows
+from trainer.pipeline.draw import NAMES, Cell, Drawing, DrawingError, cut, ink_on, legend_entries, svg, text_rows
 from trainer.pipeline.schedule import (
     SCHEDULE_KINDS,
     ActionKind,
     ScheduleError,
     build_schedule,
     default_chunks,
+    placement_of,
     timeline,
 )
 
 _USAGE = 2
+MOST_SLOTS = 300_000
+"""Ranks times their actions, those of filling and draining the pipeline included, of the largest table: seconds."""
+_SHORTEST, _LONGEST = 1e-12, 1e12
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         drawing = _draw(options)
-    except ScheduleError as error:
+    except (DrawingError, ScheduleError) as error:
         print(f"trainer draw-pipeline: {error}", file=sys.stderr)
         return _USAGE
     if options.svg is not None:
@@ -67,14 +71,23 @@ def _duration(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration: give a number above 0")
+    if not _SHORTEST <= value <= _LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no duration: give a number above 0, from {_SHORTEST:g} to {_LONGEST:g}"
+        )
     return value
 
 
 def _draw(options: argparse.Namespace) -> Drawing:
     kind, pp, count = options.schedule, options.pipeline_model_parallel_size, options.num_micro_batches
     chunks = default_chunks(kind) if options.chunks is None else options.chunks
+    placement_of(kind, pp, chunks)
+    if pp * chunks * (pp + count) > MOST_SLOTS:
+        raise DrawingError(
+            f"{_count(pp, 'rank', 'ranks')} with {_count(count, 'micro-batch', 'micro-batches')} and "
+            f"{_count(chunks, 'chunk', 'chunks')} each are too many to draw: ranks x chunks x (ranks + micro-batches) "
+            f"may be {MOST_SLOTS:,} at most; ask for fewer"
+        )
     schedule = build_schedule(kind, pp, chunks, count)
     durations = {
         ActionKind.FORWARD: options.forward / chunks,

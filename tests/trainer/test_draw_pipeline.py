@@ -127,6 +127,12 @@ def test_a_terminal_gets_colours_and_panels_of_its_width():
         (["--forward", "0"], "argument --forward: '0' is no duration: give a number above 0"),
         (["--backward-weight", "fast"], "argument --backward-weight: 'fast' is no duration"),
         (["--backward-input", "inf"], "argument --backward-input: 'inf' is no duration"),
+        (["--forward", "1e308", "--backward-input", "1e308"], "'1e308' is no duration: give a number above 0, from"),
+        (["--forward", "1e-320"], "'1e-320' is no duration: give a number above 0, from 1e-12 to 1e+12"),
+        (["--forward", "1e-9"], "the step is 2.2e+10 times as long as its shortest action"),
+        (["--num-micro-batches", "1000000000"], "4 ranks with 1000000000 micro-batches and 1 chunk each are too many"),
+        (["--pipeline-model-parallel-size", "1000000"], "1000000 ranks with 8 micro-batches and 1 chunk each are too"),
+        (["--schedule", "interleaved", "--chunks", "1000000"], "1000000 chunks each are too many to draw"),
     ],
 )
 def test_bad_flags_are_refused_with_a_sentence(flags, problem, capsys):

@@ -32,6 +32,12 @@ _COLOURS = {
 }
 _INK, _PAPER = (27, 31, 36), (255, 255, 255)
 _MOST_LIGHTENED = 0.6
+MOST_LENGTH = 100_000
+"""Shortest actions that the longest row may be long: beyond that nobody looks at it, and it would fill the memory."""
+
+
+class DrawingError(ValueError):
+    """What was asked for cannot be drawn."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,24 @@ class Drawing:
     schedule: PipelineSchedule
     times: Timeline
     title: str
+
+    def __post_init__(self) -> None:
+        """Refuse what would be too long.
+
+        Raises:
+            DrawingError: some action is so short beside the step that the rows would not end.
+        """
+        length = self.times.step_time / self.shortest
+        if length > MOST_LENGTH:
+            raise DrawingError(
+                f"the step is {length:.3g} times as long as its shortest action, and rows are drawn to scale up to "
+                f"{MOST_LENGTH:,} times; give durations that are nearer to each other, or fewer micro-batches"
+            )
+
+    @property
+    def shortest(self) -> float:
+        """How long the shortest action takes."""
+        return min(end - start for row in self.times.rows for start, end in row)
 
     @property
     def kinds(self) -> list[ActionKind]:
@@ -110,9 +134,8 @@ def text_rows(drawing: Drawing, *, coloured: bool, padding: int = 0) -> list[lis
         padding: spaces beside the longest name in the shortest cell.
     """
     labels = {action: _label(action, coloured) for row in drawing.schedule.stages for action in row}
-    shortest = min(end - start for row in drawing.times.rows for start, end in row)
     # The longest label fits the shortest action, with a gap that keeps neighbours apart.
-    per_time = (max(map(len, labels.values())) + padding + 1) / shortest
+    per_time = (max(map(len, labels.values())) + padding + 1) / drawing.shortest
     return [
         _text_row(drawing, rank, labels, per_time, coloured=coloured) for rank in range(len(drawing.schedule.stages))
     ]
@@ -157,9 +180,8 @@ _TICK = 60
 def svg(drawing: Drawing) -> str:
     """The table as an SVG document; every action says in its tooltip what it is and when it runs."""
     schedule, times = drawing.schedule, drawing.times
-    shortest = min(end - start for row in times.rows for start, end in row)
     digits = len(str(schedule.num_micro_batches - 1))
-    scale = max((10 + _LABEL_WIDTH * digits) / shortest, 640 / times.step_time)
+    scale = max((10 + _LABEL_WIDTH * digits) / drawing.shortest, 640 / times.step_time)
     width = _LEFT + times.step_time * scale + _RIGHT
     height = _TOP + _ROW * len(schedule.stages) + _BOTTOM
     parts = [
