@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
 
+def copies_of_groups(groups: int, tp: int) -> int:
+    """How many tensor-parallel ranks in a row hold the same query group; 1 where each has whole ones of its own."""
+    return max(1, tp // groups)
+
+
 @dataclass(frozen=True)
 class ParallelMesh:
     """The axis sizes of a job and this rank's place among them.
@@ -56,7 +61,7 @@ class ParallelMesh:
             dp=config.data_parallel_size(world_size),
             cp=parallel.context_parallel_size,
             ep=parallel.expert_model_parallel_size,
-            kv_copies=max(1, parallel.tensor_model_parallel_size // config.model.query_groups),
+            kv_copies=copies_of_groups(config.model.query_groups, parallel.tensor_model_parallel_size),
             loss_pp_rank=config.placement.last_rank - parallel.pipeline_model_parallel_size,
             rank=rank,
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainer.mesh import copies_of_groups
 from trainer.random_streams import seeded_generator
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class PackedHeads:
 
         Ranks that share a group each hold a part of its queries, and all of its key and value.
         """
-        copies = tp // self.groups
+        copies = copies_of_groups(self.groups, tp)
         group, part = divmod(tp_rank, copies)
         base = group * (self.queries_per_group + 2) * self.head_dim
         queries = self.queries_per_group // copies * self.head_dim

@@ -13,15 +13,15 @@ from tests.trainer import dense_attention as dense
 from trainer.axes import ParallelAxes
 from trainer.config import ModelConfig
 from trainer.config_error import ConfigError
-from trainer.context_parallel.ring import tiled_attention
 from trainer.context_parallel.tiles import whole_tiles
 from trainer.data.batches import Documents
 from trainer.forward_pass import ForwardPass
-from trainer.layers import flash_attn_package
-from trainer.layers.attention_backend import choose_backend
-from trainer.layers.attention_core import AttentionCore, attend
+from trainer.layers import attention_core, flash_attn_package
+from trainer.layers.attention_backend import AttentionBackend, choose_backend
+from trainer.layers.attention_core import AttentionCore, _has_grouped_kernel, attend
 from trainer.layers.attention_kernels import (
     Padded,
+    PaddedPacked,
     TorchEfficient,
     TorchFlash,
     TorchFlashCPU,
@@ -30,6 +30,7 @@ from trainer.layers.attention_kernels import (
 )
 from trainer.layers.dropout import draw_mask
 from trainer.layers.flash_attn_package import FlashAttnPackage, find_flash_attn
+from trainer.layers.tiled_attention import PackedKernel, Packing, Tiling, tiled_attention
 from trainer.random_streams import MicroBatchRandomness, StepRandomness
 
 CPU = torch.device("cpu")
@@ -167,7 +168,7 @@ class TestFlashAttn:
         kernel = FlashAttnPackage(version, DENSE_MODULES[version])
         for length, bounds in CASES:
             inputs, grad = dense.heads(2, 4, 2, length, 8)
-            output = tiled_attention(*inputs, whole_tiles(length, bounds), kernel)
+            output = tiled_attention(*inputs, Tiling(whole_tiles(length, bounds)), kernel)
             expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
             assert dense.worst(dense.gradients(output, inputs, grad), expected) < 1e-12, (length, bounds)
 
@@ -195,6 +196,95 @@ def test_calls_of_gpu_kernels_have_the_form_that_torch_declares(kernel, dtype, w
         assert [grad.shape for grad in grads] == [queries.shape, key.shape, key.shape]
 
 
+@pytest.mark.parametrize(("kernel", "width"), [(TorchFlash(0.1), 64), (PaddedPacked(TorchFlash(0.1)), 20)])
+def test_calls_for_packed_documents_have_the_form_that_torch_declares(kernel, width) -> None:
+    query, key = (
+        torch.empty(33, 2, number, width, dtype=torch.bfloat16, device="meta").permute(1, 2, 0, 3) for number in (4, 2)
+    )
+    packing = Packing.build(whole_tiles(33, [(0, 9, 33), (0, 33)]), 2, 33, query.device)
+    assert (packing.starts.shape, packing.longest) == ((4,), 33)
+    output, log_sum_exp = kernel.forward_packed(packing, query, key, key)
+    assert (output.shape, log_sum_exp.shape) == (query.shape, query.shape[:3])
+    grads = kernel.backward_packed(packing, torch.empty_like(output), query, key, key, output, log_sum_exp)
+    assert [grad.shape for grad in grads] == [query.shape, key.shape, key.shape]
+
+
+def test_heads_that_flash_does_not_take_are_not_left_to_it_in_groups(monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
+    for width in (256, 264):
+        query = SimpleNamespace(is_cpu=False, is_cuda=True, dtype=torch.bfloat16, shape=(1, 4, 8, width), device="cuda")
+        assert _has_grouped_kernel(query) is (width == 256)
+
+
+def test_tiles_are_worked_out_once_for_all_layers_and_replays(monkeypatch) -> None:
+    made = []
+    for owner, name in ((attention_core, "whole_tiles"), (Packing, "build")):
+        plain = getattr(owner, name)
+        counting = lambda *a, name=name, plain=plain: made.append(name) or plain(*a)  # noqa: E731
+        monkeypatch.setattr(owner, name, counting)
+    packed = AttentionCore(3, 0.0, ParallelAxes(), AttentionBackend("flash", FlashAttnPackage(2, DENSE_MODULES[2])))
+    for _ in range(2):
+        one = forward_pass(DOCUMENTS[7][0])
+        for layer in (packed, core("fused"), packed):
+            inputs, grad = dense.heads(2, 4, 2, 7, 8)
+            dense.gradients(attend(*inputs, one, layer), inputs, grad)
+    assert made == ["whole_tiles", "build"] * 2
+
+
+GPU_KERNELS = [
+    (TorchFlash, torch.bfloat16, 64),
+    (TorchFlash, torch.float16, 256),
+    (TorchFlash, torch.bfloat16, 20),
+    (TorchEfficient, torch.float32, 64),
+    (TorchEfficient, torch.float16, 64),
+    (TorchEfficient, torch.float32, 20),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize(("kind", "dtype", "width"), GPU_KERNELS)
+def test_gpu_kernels_equal_dense_attention(kind, dtype, width, groups) -> None:
+    kernel = kind(width**-0.5)
+    if width % 8:
+        kernel = PaddedPacked(kernel) if kind is TorchFlash else Padded(kernel)
+    for length, bounds in CASES:
+        inputs, grad = dense.heads(2, 4, groups, length, width, dtype)
+        expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
+        heads = [part.detach().cuda().requires_grad_() for part in inputs]
+        output = tiled_attention(*heads, Tiling(whole_tiles(length, bounds)), kernel)
+        found = [part.cpu() for part in dense.gradients(output, heads, grad.cuda())]
+        assert dense.worst(found, expected) <= max(LIMITS[dtype], 1e-5), (length, bounds)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "dtype", "width"), GPU_KERNELS)
+def test_gpu_kernels_give_the_log_sum_exp_of_a_part(kind, dtype, width) -> None:
+    kernel = kind(width**-0.5) if width % 8 == 0 else Padded(kind(width**-0.5))
+    inputs, _ = dense.heads(2, 4, 2, 33, width, dtype)
+    query, key, value = (part.detach() for part in inputs)
+    query = query[:, :, 16:]
+    output, log_sum_exp = kernel.forward(query.cuda(), key.cuda(), value.cuda(), causal=False)
+    scores = query.double() @ key.double().repeat_interleave(2, 1).mT / width**0.5
+    expected = scores.softmax(-1) @ value.double().repeat_interleave(2, 1)
+    assert dense.worst([log_sum_exp.cpu().double()], [scores.logsumexp(-1)]) <= max(LIMITS[dtype], 1e-5)
+    assert dense.worst([output.cpu().double()], [expected]) <= max(LIMITS[dtype], 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_backends_equal_dense_attention_on_a_gpu(dtype, groups) -> None:
+    backend = choose_backend(model("fused"), dtype, torch.device("cuda"))
+    layer = AttentionCore(3, 0.0, ParallelAxes(), backend)
+    for length, bounds in CASES:
+        inputs, grad = dense.heads(2, 4, groups, length, 8, dtype)
+        expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
+        heads = [part.detach().cuda().requires_grad_() for part in inputs]
+        found = dense.gradients(attend(*heads, forward_pass(bounds), layer), heads, grad.cuda())
+        assert dense.worst([part.cpu() for part in found], expected) <= max(LIMITS[dtype], 1e-5), (length, bounds)
+
+
 def test_gpus_get_what_they_are_able_to(monkeypatch) -> None:
     cuda, chosen = torch.device("cuda"), {}
     for capability in ((7, 0), (8, 0), (9, 0)):
@@ -206,7 +296,9 @@ def test_gpus_get_what_they_are_able_to(monkeypatch) -> None:
     assert chosen[(8, 0), torch.bfloat16] == chosen[(9, 0), torch.float16] == "TorchFlash"
     assert chosen[(7, 0), torch.bfloat16] is None
     assert chosen[(9, 0), torch.float64] is None
-    assert isinstance(torch_kernel(torch.bfloat16, 100, cuda), Padded)
+    assert isinstance(torch_kernel(torch.bfloat16, 100, cuda), PaddedPacked)
+    assert isinstance(torch_kernel(torch.bfloat16, 64, cuda), PackedKernel)
+    assert not isinstance(torch_kernel(torch.float32, 100, cuda), PackedKernel)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (7, 0))
     assert choose_backend(model("auto"), torch.bfloat16, cuda).name == "unfused"
     with pytest.raises(ConfigError, match="fused is unable: torch has no kernel for bfloat16 on this cuda device"):

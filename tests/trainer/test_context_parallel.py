@@ -24,6 +24,7 @@ from trainer.layers.attention_backend import choose_backend
 from trainer.layers.attention_core import AttentionCore, attend
 from trainer.layers.dropout import draw_mask
 from trainer.mesh import ParallelMesh, build_process_groups
+from trainer.message_device import message_device
 from trainer.random_streams import StepRandomness
 
 CPU = torch.device("cpu")
@@ -225,6 +226,73 @@ def test_documents_cost_what_they_are_worth() -> None:
 def test_what_cannot_be_divided_is_refused(call, says) -> None:
     with pytest.raises(ValueError, match=says):
         call(ContextParallel(size=2))
+
+
+def tiles_of_two_layers(rank: int, size: int) -> int:
+    cp = axis(rank, size, "p2p")
+    core, pieces = core_of(cp, "auto", torch.float64), []
+    forward_pass = ForwardPass(documents=Documents(DOCUMENTS["unlike"]))
+    plain = ring.ring_tiles
+    ring.ring_tiles = lambda *arguments: pieces.append(arguments) or plain(*arguments)
+    try:
+        for _ in range(2):
+            attend(*(cp.shard(part.detach(), 2) for part in dense.heads(2, 4, 2, LENGTH, 8)[0]), forward_pass, core)
+    finally:
+        ring.ring_tiles = plain
+    return len(pieces)
+
+
+def test_tiles_of_the_ring_are_worked_out_once_for_all_layers(ranks) -> None:
+    assert ranks.run(tiles_of_two_layers, world_size=2) == [2, 2]
+
+
+def message_devices(rank: int, size: int) -> list[str]:
+    cp = axis(rank, size, "p2p")
+    return [message_device(cp.group, torch.device(name)).type for name in ("cpu", "cuda")]
+
+
+def test_messages_of_gloo_take_the_way_through_the_host(ranks) -> None:
+    assert ranks.run(message_devices, world_size=2) == [["cpu", "cpu"]] * 2
+
+
+def shifted_elsewhere(rank: int, size: int) -> tuple[list[str], str, bool]:
+    """A shift of tensors that claim to lie where the backend cannot send from: what is sent, and what comes."""
+    cp = axis(rank, size, "p2p")
+    seen, batch = [], dist.batch_isend_irecv
+    ring.dist.batch_isend_irecv = lambda operations: (
+        seen.extend(operation.tensor.dtype for operation in operations) or batch(operations)
+    )
+    # Another dtype stands for another device: `to` is what takes a tensor there, and back.
+    ring.message_device = lambda _group, _device: torch.float64
+    try:
+        shift = ring.start_shift(torch.full((3,), rank, dtype=torch.float32), cp, 0)
+    finally:
+        ring.dist.batch_isend_irecv, ring.message_device = batch, message_device
+    came = shift.result()
+    return [str(dtype) for dtype in seen], came.device.type, bool((came == (rank - 1) % size).all())
+
+
+def test_a_shift_is_sent_from_where_the_backend_can(ranks) -> None:
+    assert ranks.run(shifted_elsewhere, world_size=2) == [(["torch.float64"] * 2, "cpu", True)] * 2
+
+
+def deviation_on_a_gpu(rank: int, size: int) -> float:
+    cp = axis(rank, size, "p2p")
+    shape = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "attention_backend": "fused"}
+    backend = choose_backend(ModelConfig.model_validate(shape), torch.float32, torch.device("cuda"))
+    core = AttentionCore(3, 0.0, ParallelAxes(cp=cp), backend)
+    bounds = DOCUMENTS["unlike"]
+    whole, whole_grad = dense.heads(2, 4, 2, LENGTH, 8, torch.float32)
+    expected = dense.gradients(dense.attention(*whole, bounds), whole, whole_grad)
+    inputs = [cp.shard(part.detach(), 2).cuda().requires_grad_() for part in whole]
+    output = attend(*inputs, ForwardPass(documents=Documents(bounds)), core)
+    found = dense.gradients(output, inputs, cp.shard(whole_grad, 2).cuda())
+    return dense.worst([part.cpu() for part in found], [cp.shard(part, 2) for part in expected])
+
+
+@pytest.mark.gpu
+def test_the_ring_on_gpus_over_gloo(ranks) -> None:
+    assert max(ranks.run(deviation_on_a_gpu, world_size=2)) <= 1e-5
 
 
 def test_the_ring_has_no_dropout() -> None:

@@ -45,12 +45,6 @@ class Tile(NamedTuple):
     def _samples(self) -> slice:
         return slice(None) if self.sample is None else slice(self.sample, self.sample + 1)
 
-    @property
-    def scores(self) -> int:
-        """Scores per sample and head."""
-        queries, keys = (stop - start for start, stop in (self.query, self.key))
-        return queries * (queries + 1) // 2 if self.causal else queries * keys
-
 
 def whole_tiles(length: int, bounds: Bounds | None) -> tuple[Tile, ...]:
     """The tiles of undivided sequences: each query has exactly one."""

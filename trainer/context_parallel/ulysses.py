@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from trainer.context_parallel.axis import ContextParallel
+from trainer.layers.query_groups import repeat_groups, sum_copies
 
 
 class _DivideHeads(torch.autograd.Function):
@@ -26,7 +27,9 @@ class _DivideHeads(torch.autograd.Function):
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cp: ContextParallel
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ctx.cp, ctx.groups = cp, key.shape[1]
-        packed = _swap(_pack(query, _repeated(key, cp.size), _repeated(value, cp.size), cp.size), cp)
+        # As often as makes their number a multiple of the ranks; the heads, a multiple of both, are one too.
+        copies = cp.size // math.gcd(key.shape[1], cp.size)
+        packed = _swap(_pack(query, repeat_groups(key, copies), repeat_groups(value, copies), cp.size), cp)
         return _unpack(packed, query.shape[1] // cp.size)
 
     @staticmethod
@@ -40,7 +43,7 @@ class _DivideHeads(torch.autograd.Function):
         parts = _swap(_divided(whole, 0, size), ctx.cp)  # [c, S/c, B, A/c + 2G/c, D]
         widths = [heads, grad_key.shape[1], grad_value.shape[1]]
         query, key, value = (_join(part) for part in torch.split(parts, widths, dim=3))
-        return query, _summed(key, ctx.groups), _summed(value, ctx.groups), None
+        return query, sum_copies(key, ctx.groups), sum_copies(value, ctx.groups), None
 
 
 class _DivideSequence(torch.autograd.Function):
@@ -92,20 +95,6 @@ def _swap(parts: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
 def _join(parts: torch.Tensor) -> torch.Tensor:
     """[B, A, S/c, D], lying in memory as [S/c, B, A, D], from [c, S/c, B, A/c, D]."""
     return parts.permute(1, 2, 0, 3, 4).flatten(2, 3).permute(1, 2, 0, 3)
-
-
-def _repeated(heads: torch.Tensor, size: int) -> torch.Tensor:
-    """Each group as often as makes their number a multiple of ``size``; the heads, a multiple of both, are one too."""
-    copies = size // math.gcd(heads.shape[1], size)
-    return heads if copies == 1 else heads.repeat_interleave(copies, dim=1)
-
-
-def _summed(grad_heads: torch.Tensor, groups: int) -> torch.Tensor:
-    """The sum of the gradients of the copies, in at least float32."""
-    if grad_heads.shape[1] == groups:
-        return grad_heads
-    precise = torch.promote_types(grad_heads.dtype, torch.float32)
-    return _divided(grad_heads, 1, groups).sum(2, dtype=precise).to(grad_heads.dtype)
 
 
 def divide_heads(

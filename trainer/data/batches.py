@@ -10,9 +10,9 @@ same samples for every dp, and its number serves to draw its dropout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import torch
 from trainer.data.errors import DataError
 
 Split = Literal["train", "valid", "test"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,14 @@ class Documents:
     """
 
     bounds: tuple[tuple[int, ...], ...]
+    _worked_out: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def once(self, key: Hashable, work: Callable[[], T]) -> T:
+        """What ``work`` gives, which is called for the first of the layers, passes and replays that ask for ``key``."""
+        if key not in self._worked_out:
+            self._worked_out[key] = work()
+        found: T = self._worked_out[key]
+        return found
 
 
 @dataclass(frozen=True)

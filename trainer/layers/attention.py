@@ -19,6 +19,7 @@ from trainer.forward_pass import ForwardPass
 from trainer.layers.attention_backend import choose_backend
 from trainer.layers.attention_core import AttentionCore, attend
 from trainer.layers.rotary import split_heads
+from trainer.mesh import copies_of_groups
 from trainer.parameters import PackedHeads, ParameterBuilder
 from trainer.recompute import recompute
 from trainer.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -48,7 +49,8 @@ class SelfAttention(nn.Module):
         tp = axes.tp
         self._head_dim = model.head_dim
         queries_per_group = model.num_attention_heads // model.query_groups
-        copies = _copies_of_groups(model, tp.size)
+        _check_groups(model, tp.size)
+        copies = copies_of_groups(model.query_groups, tp.size)
         # Of a group that several ranks share each has a part of the queries, and the key and value like the others.
         self._queries_per_group = queries_per_group // copies
         hidden, heads_width = model.hidden_size, model.num_attention_heads * model.head_dim
@@ -99,9 +101,7 @@ class SelfAttention(nn.Module):
         return attend(query, key, value, forward_pass, self._core)
 
 
-def _copies_of_groups(model: ModelConfig, tp: int) -> int:
-    """How many tensor-parallel ranks share a query group."""
+def _check_groups(model: ModelConfig, tp: int) -> None:
     heads, groups = model.num_attention_heads, model.query_groups
     if heads % tp or (tp % groups and groups % tp):
         raise ValueError(f"{heads} heads in {groups} query groups cannot be divided over {tp} tensor-parallel ranks")
-    return max(1, tp // groups)

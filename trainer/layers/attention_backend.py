@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from trainer.config_error import ConfigError
-from trainer.context_parallel.ring import AttentionKernel
 from trainer.layers.attention_kernels import Unfused, torch_kernel
 from trainer.layers.flash_attn_package import FlashAttnPackage, find_flash_attn
+from trainer.layers.tiled_attention import AttentionKernel
 
 if TYPE_CHECKING:
     from trainer.config import ModelConfig

@@ -7,19 +7,24 @@ width; ``/t`` = divided over tp, ``/c`` over cp. Vaswani et al. 2017 (arXiv:1706
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from trainer.axes import ParallelAxes
-from trainer.context_parallel.ring import ring_attention, tiled_attention
+from trainer.context_parallel.ring import ring_attention
 from trainer.context_parallel.tiles import Tile, whole_tiles
 from trainer.context_parallel.ulysses import divide_heads, divide_sequence
 from trainer.forward_pass import ForwardPass
 from trainer.layers.attention_backend import AttentionBackend
-from trainer.layers.attention_kernels import GROUPS_ON_CPU
+from trainer.layers.attention_kernels import FLASH_WIDTH, GROUPS_ON_CPU
 from trainer.layers.dropout import apply_mask, draw_mask
+from trainer.layers.tiled_attention import Tiling, tiled_attention
 from trainer.random_streams import MicroBatchRandomness
+
+if TYPE_CHECKING:
+    from trainer.data.batches import Documents
 
 
 @dataclass(frozen=True)
@@ -48,24 +53,30 @@ def attend(
     r x A/t on. Collective: all cp ranks.
     """
     cp = core.axes.cp
-    bounds = forward_pass.documents.bounds if forward_pass.documents is not None else None
+    documents = forward_pass.documents
     randomness = forward_pass.randomness if core.dropout > 0.0 else None
     first_head = core.axes.tp.rank * query.shape[1]
     if cp.size > 1 and cp.communication == "p2p":
         if randomness is not None:
             raise ValueError("ring attention computes its scores in parts, and has no dropout on them")
-        return ring_attention(query, key, value, bounds, cp, core.backend.kernel)
+        return ring_attention(query, key, value, documents, cp, core.backend.kernel)
     if cp.size > 1:
         query, key, value = divide_heads(query, key, value, cp)
         first_head += cp.rank * query.shape[1]
-    tiles = whole_tiles(query.shape[2], bounds)
+    tiling = _tiling(documents, query.shape[2])
     if randomness is not None:
-        context = _attend_with_dropout(query, key, value, tiles, _Dropout(core, randomness, first_head))
-    elif core.backend.name == "fused" and len(tiles) == 1:
+        context = _attend_with_dropout(query, key, value, tiling.tiles, _Dropout(core, randomness, first_head))
+    elif core.backend.name == "fused" and len(tiling.tiles) == 1:
         context = _causal_attention(query, key, value)
     else:
-        context = tiled_attention(query, key, value, tiles, core.backend.kernel)
+        context = tiled_attention(query, key, value, tiling, core.backend.kernel)
     return divide_sequence(context, cp) if cp.size > 1 else context
+
+
+def _tiling(documents: Documents | None, length: int) -> Tiling:
+    if documents is None:
+        return Tiling(whole_tiles(length, None))
+    return documents.once(("whole", length), lambda: Tiling(whole_tiles(length, documents.bounds)))
 
 
 @dataclass(frozen=True)
@@ -137,7 +148,8 @@ def _causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
 def _has_grouped_kernel(query: torch.Tensor) -> bool:
     if query.is_cpu:
         return GROUPS_ON_CPU
-    # Only the flash kernel (16 bit, Ampere or later) groups without help; the others would fall back to S x S scores.
-    if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16):
+    # Only the flash kernel (16 bit, 256 channels at most, Ampere or later) groups without help; the others would fall
+    # back to S x S scores.
+    if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16) or query.shape[-1] > FLASH_WIDTH:
         return False
     return torch.cuda.get_device_capability(query.device) >= (8, 0)

@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
-from trainer.context_parallel.ring import AttentionKernel, Gradients
+from trainer.layers.query_groups import repeat_groups, sum_copies
+from trainer.layers.tiled_attention import AttentionKernel, Gradients, PackedKernel, Packing
 
-_FLASH_CAPABILITY, _FLASH_WIDTH = (8, 0), 256
+_FLASH_CAPABILITY = (8, 0)
+FLASH_WIDTH = 256
+"""Channels of the widest heads that torch's flash kernel takes."""
 _ALIGNED_WIDTH = 8
 GROUPS_ON_CPU = torch.__version__ >= "2.13"
 """Whether torch's kernel for CPUs groups heads; in older releases that was not looked at."""
@@ -97,7 +100,7 @@ class TorchFlashCPU:
         grad_query, grad_key, grad_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad_output, query, key, value, output, log_sum_exp, 0.0, causal
         )
-        return grad_query, _summed(grad_key, groups), _summed(grad_value, groups)
+        return grad_query, sum_copies(grad_key, groups), sum_copies(grad_value, groups)
 
     def _repeated(self, heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         return heads if GROUPS_ON_CPU else _repeated(heads, query)
@@ -150,6 +153,38 @@ class TorchFlash:
             scale=self._scale,
         )
         return gradients
+
+    def forward_packed(
+        self, packing: Packing, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See PackedKernel."""
+        starts, longest = packing.starts, packing.longest
+        heads = [packing.tokens(part) for part in (query, key, value)]
+        output, log_sum_exp, *_ = torch.ops.aten._flash_attention_forward(
+            *heads, starts, starts, longest, longest, 0.0, True, False, scale=self._scale
+        )
+        return packing.heads(output), packing.by_sample(log_sum_exp)
+
+    def backward_packed(self, packing: Packing, *tensors: torch.Tensor) -> Gradients:
+        """See PackedKernel."""
+        *heads, log_sum_exp = tensors
+        starts, longest = packing.starts, packing.longest
+        # The state of the random generator is read only where there is dropout.
+        state = torch.zeros(2, dtype=torch.uint64, device=log_sum_exp.device)
+        grads = torch.ops.aten._flash_attention_backward(
+            *map(packing.tokens, heads),
+            packing.by_token(log_sum_exp),
+            starts,
+            starts,
+            longest,
+            longest,
+            0.0,
+            True,
+            state,
+            torch.empty(0, dtype=torch.uint64, device=log_sum_exp.device),
+            scale=self._scale,
+        )
+        return packing.heads(grads[0]), packing.heads(grads[1]), packing.heads(grads[2])
 
 
 class TorchEfficient:
@@ -204,7 +239,7 @@ class TorchEfficient:
             causal,
             scale=self._scale,
         )
-        return grad_query, _summed(grad_key, key.shape[1]), _summed(grad_value, key.shape[1])
+        return grad_query, sum_copies(grad_key, key.shape[1]), sum_copies(grad_value, key.shape[1])
 
 
 class Padded:
@@ -240,20 +275,35 @@ class Padded:
         return grad_query, grad_key, grad_value
 
 
+class PaddedPacked(Padded):
+    """The same around a kernel that takes many documents in one call."""
+
+    def __init__(self, kernel: PackedKernel) -> None:
+        super().__init__(kernel)
+        self._packed = kernel
+
+    def forward_packed(
+        self, packing: Packing, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See PackedKernel."""
+        output, log_sum_exp = self._packed.forward_packed(packing, _padded(query), _padded(key), _padded(value))
+        return output[..., : query.shape[-1]], log_sum_exp
+
+    def backward_packed(self, packing: Packing, *tensors: torch.Tensor) -> Gradients:
+        """See PackedKernel."""
+        *heads, log_sum_exp = tensors
+        padded = [*map(_padded, heads), log_sum_exp]
+        grads = self._packed.backward_packed(packing, *padded)
+        grad_query, grad_key, grad_value = (grad[..., : heads[0].shape[-1]] for grad in grads)
+        return grad_query, grad_key, grad_value
+
+
 def _padded(heads: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(heads, (0, -heads.shape[-1] % _ALIGNED_WIDTH))
 
 
 def _repeated(heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    repeats = query.shape[1] // heads.shape[1]
-    return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
-
-
-def _summed(grad_heads: torch.Tensor, groups: int) -> torch.Tensor:
-    """[B, G, K, D]: the sum of the gradients of the copies."""
-    if grad_heads.shape[1] == groups:
-        return grad_heads
-    return grad_heads.view(grad_heads.shape[0], groups, -1, *grad_heads.shape[2:]).sum(2)
+    return repeat_groups(heads, query.shape[1] // heads.shape[1])
 
 
 def torch_kernel(dtype: torch.dtype, head_dim: int, device: torch.device) -> AttentionKernel | None:
@@ -265,10 +315,12 @@ def torch_kernel(dtype: torch.dtype, head_dim: int, device: torch.device) -> Att
     capability: Any = torch.cuda.get_device_capability(device)
     sixteen_bit = dtype in (torch.float16, torch.bfloat16)
     kernel: AttentionKernel
-    if sixteen_bit and capability >= _FLASH_CAPABILITY and head_dim <= _FLASH_WIDTH:
+    if sixteen_bit and capability >= _FLASH_CAPABILITY and head_dim <= FLASH_WIDTH:
         kernel = TorchFlash(head_dim**-0.5)
     elif dtype is torch.float64 or (dtype is torch.bfloat16 and capability < _FLASH_CAPABILITY):
         return None
     else:
         kernel = TorchEfficient(head_dim**-0.5)
-    return Padded(kernel) if head_dim % _ALIGNED_WIDTH else kernel
+    if head_dim % _ALIGNED_WIDTH == 0:
+        return kernel
+    return PaddedPacked(kernel) if isinstance(kernel, PackedKernel) else Padded(kernel)

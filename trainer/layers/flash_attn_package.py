@@ -1,6 +1,6 @@
 """The flash-attn package, versions 2 and 3, where it is installed and able; nothing of it is imported before.
 
-Legend: B samples, A heads, S sequence, D head width, N = B x S.
+Legend: B samples, A heads, S sequence, D head width.
 Dao 2023 (arXiv:2307.08691), Shah et al. 2024 (arXiv:2407.08608). Version 2 is ``flash_attn``, version 3, which is built
 from the ``hopper`` folder of the same repository, ``flash_attn_interface``.
 """
@@ -11,13 +11,11 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from trainer.context_parallel.ring import Gradients
-from trainer.context_parallel.tiles import Tile
+from trainer.layers.tiled_attention import Gradients, Packing
 
 Version = Literal[2, 3]
 _MODULES = {2: "flash_attn.flash_attn_interface", 3: "flash_attn_interface"}
@@ -47,31 +45,24 @@ class FlashAttnPackage:
         return _token_first(grads[0]), _token_first(grads[1]), _token_first(grads[2])
 
     def forward_packed(
-        self, tiles: tuple[Tile, ...], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, packing: Packing, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See PackedKernel."""
-        batch, _, length, _ = query.shape
-        heads = [_token_first(part).flatten(0, 1) for part in (query, key, value)]
-        output, log_sum_exp = self._forward(heads, True, _packing(tiles, batch, length, query.device))
-        by_sample = log_sum_exp.view(-1, batch, length).transpose(0, 1)  # [B, A, S] from [A, N]
-        return _token_first(output.view(batch, length, *output.shape[1:])), by_sample
+        output, log_sum_exp = self._forward([packing.tokens(part) for part in (query, key, value)], True, packing)
+        return packing.heads(output), packing.by_sample(log_sum_exp)
 
-    def backward_packed(self, tiles: tuple[Tile, ...], *tensors: torch.Tensor) -> Gradients:
+    def backward_packed(self, packing: Packing, *tensors: torch.Tensor) -> Gradients:
         """See PackedKernel."""
         *heads, log_sum_exp = tensors
-        batch, _, length, _ = heads[0].shape
-        packed = [_token_first(part).flatten(0, 1) for part in heads]
-        packed.append(log_sum_exp.transpose(0, 1).flatten(1).contiguous())  # [A, N]
-        grads = self._backward(packed, True, _packing(tiles, batch, length, log_sum_exp.device))
-        query, key, value = (_token_first(grad.view(batch, length, *grad.shape[1:])) for grad in grads)
-        return query, key, value
+        grads = self._backward([*map(packing.tokens, heads), packing.by_token(log_sum_exp)], True, packing)
+        return packing.heads(grads[0]), packing.heads(grads[1]), packing.heads(grads[2])
 
     def _forward(
-        self, heads: Sequence[torch.Tensor], causal: bool, packing: _Packing | None
+        self, heads: Sequence[torch.Tensor], causal: bool, packing: Packing | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         options: dict[str, Any] = {"softmax_scale": heads[0].shape[-1] ** -0.5, "causal": causal}
         if packing is not None:
-            options |= packing.options()
+            options |= _options(packing)
         name = "_flash_attn_forward"
         if self._version == 2:
             options |= {"dropout_p": 0.0, "return_softmax": False, **_VERSION_2_OFF}
@@ -79,7 +70,7 @@ class FlashAttnPackage:
         output, log_sum_exp, *_ = getattr(self._module, name)(*heads, **options)
         return output, log_sum_exp
 
-    def _backward(self, tensors: Sequence[torch.Tensor], causal: bool, packing: _Packing | None) -> Gradients:
+    def _backward(self, tensors: Sequence[torch.Tensor], causal: bool, packing: Packing | None) -> Gradients:
         grads = tuple(heads.new_empty(heads.shape) for heads in tensors[1:4])
         scale, deterministic = tensors[1].shape[-1] ** -0.5, torch.are_deterministic_algorithms_enabled()
         if self._version == 3:
@@ -92,36 +83,20 @@ class FlashAttnPackage:
         options: dict[str, Any] = {"dropout_p": 0.0, "softmax_scale": scale, "causal": causal, **_VERSION_2_OFF}
         name = "_flash_attn_backward"
         if packing is not None:
-            options |= packing.options()
+            options |= _options(packing)
             name = "_flash_attn_varlen_backward"
         getattr(self._module, name)(*tensors, *grads, deterministic=deterministic, **options)
         return grads[0], grads[1], grads[2]
 
 
-@dataclass(frozen=True)
-class _Packing:
-    """Documents one behind the other, along the tokens of all samples."""
-
-    starts: torch.Tensor
-    """Where each begins, int32, and at the end the number of tokens."""
-    longest: int
-
-    def options(self) -> dict[str, Any]:
-        """As arguments of a kernel, the same for queries and keys."""
-        return {
-            "cu_seqlens_q": self.starts,
-            "cu_seqlens_k": self.starts,
-            "max_seqlen_q": self.longest,
-            "max_seqlen_k": self.longest,
-        }
-
-
-def _packing(tiles: tuple[Tile, ...], batch: int, length: int, device: torch.device) -> _Packing:
-    starts = [
-        sample * length + tile.query[0] for sample in range(batch) for tile in tiles if tile.sample in (None, sample)
-    ]
-    longest = max(stop - start for start, stop in (tile.query for tile in tiles))
-    return _Packing(torch.tensor([*starts, batch * length], dtype=torch.int32, device=device), longest)
+def _options(packing: Packing) -> dict[str, Any]:
+    """As arguments of a kernel, the same for queries and keys."""
+    return {
+        "cu_seqlens_q": packing.starts,
+        "cu_seqlens_k": packing.starts,
+        "max_seqlen_q": packing.longest,
+        "max_seqlen_k": packing.longest,
+    }
 
 
 def _token_first(heads: torch.Tensor) -> torch.Tensor:

@@ -45,9 +45,7 @@ class RotaryTable:
         return RotaryTable(self.cos[:length], self.sin[:length])
 
     def at(self, positions: torch.Tensor) -> RotaryTable:
-        """The table of ``positions`` [S] or [S, B], none of which is beyond this one."""
-        if positions.ndim == 1:
-            return RotaryTable(self.cos[positions], self.sin[positions])
+        """The table of ``positions`` [S, B], none of which is beyond this one."""
         return RotaryTable(self.cos[positions].squeeze(2), self.sin[positions].squeeze(2))
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.message_device import message_device
 from trainer.pipeline.schedule import (
     ActionKind,
     Exchange,
@@ -103,6 +104,7 @@ class TaggedMessenger(Messenger):
     def __init__(self, wire: Wire, schedule: PipelineSchedule, rank: int, most_leaving: int) -> None:
         super().__init__(exchanges(schedule, rank))
         self._wire = wire
+        self._device = message_device(wire.group, wire.device)
         self._virtual_stages = schedule.placement.num_virtual_stages
         self._most_leaving = most_leaving
         self._posts = receives_as_needed(self._row)
@@ -112,7 +114,7 @@ class TaggedMessenger(Messenger):
 
     def _carry(self, step: int, outgoing: Tensor | None) -> Tensor | None:
         if outgoing is not None and (send := self._row[step - 1].send) is not None:
-            tensor = outgoing.to("cpu").contiguous()
+            tensor = outgoing.to(self._device).contiguous()
             destination = self._wire.ranks[send.destination]
             self._leaving.append((dist.isend(tensor, destination, self._wire.group, self._tag(send)), tensor))
         if step == len(self._row):
