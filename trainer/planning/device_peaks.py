@@ -4,8 +4,8 @@ Dense matrix products with 16-bit inputs and 32-bit accumulation, without sparsi
 sheets (https://www.nvidia.com/en-us/data-center/ -> product -> data sheet; sheets that print only the figure "with
 sparsity" are halved here). V100 has no bf16: its figure is fp16's.
 
-Written from memory of these sheets and not yet held against them: check a row before publishing an MFU, or set
-logging.peak_tflops.
+The rows were held against tables elsewhere that reproduce these sheets or agree with them, not against the sheets.
+Those marked "unconfirmed" stood in none; check the sheet there before publishing an MFU, or set logging.peak_tflops.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import re
 
 # (whole words of the name that CUDA reports, TFLOP/s). The first match counts, so variants stand before families.
 _PEAKS: tuple[tuple[str, float], ...] = (
-    ("B200", 2250.0),  # Blackwell architecture brief: 4.5 PFLOP/s with sparsity
+    ("B200", 2250.0),  # HGX B200 in the data sheet of Blackwell: 4.5 PFLOP/s with sparsity
     ("GH200", 989.4),  # GH200 data sheet: 1,979 with sparsity
-    ("H200 NVL", 835.5),  # H200 data sheet: 1,671 with sparsity
+    ("H200 NVL", 835.5),  # H200 data sheet: 1,671 with sparsity; unconfirmed
     ("H200", 989.4),  # H200 data sheet, SXM: 1,979 with sparsity
     ("H100 PCIe", 756.5),  # H100 data sheet, PCIe: 1,513 with sparsity
     ("H100 NVL", 835.5),  # H100 data sheet, NVL: 1,671 with sparsity
@@ -25,7 +25,7 @@ _PEAKS: tuple[tuple[str, float], ...] = (
     ("A40", 149.7),  # A40 data sheet
     ("A30", 165.0),  # A30 data sheet
     ("A10", 125.0),  # A10 data sheet
-    ("RTX A6000", 154.8),  # RTX A6000 data sheet: 309.7 with sparsity
+    ("RTX A6000", 154.8),  # RTX A6000 data sheet: 309.7 with sparsity; unconfirmed
     ("L40S", 362.05),  # L40S data sheet
     ("L40", 181.05),  # L40 data sheet
     ("L4", 121.0),  # L4 data sheet: 242 with sparsity
