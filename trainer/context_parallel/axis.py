@@ -65,6 +65,22 @@ class ContextParallel:
         chunks = [whole.narrow(dim, chunk * length, length) for chunk in own]
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim)
 
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """[S, ...] in the order of positions from every rank's [S/c, ...], outside autograd (collective: all of cp)."""
+        if self.group is None:
+            return part
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        dist.all_gather(parts, part.contiguous(), group=self.group)
+        whole = part.new_empty((len(part) * self.size, *part.shape[1:]))
+        for rank, one in enumerate(parts):
+            whole[replace(self, rank=rank).positions(len(whole)).to(whole.device)] = one
+        return whole
+
+    @property
+    def divisor(self) -> int:
+        """What the length of a sequence must be a multiple of."""
+        return 1 if self.size == 1 else self.size * (2 if self.communication == "p2p" else 1)
+
     def shard_micro_batch(self, whole: MicroBatch) -> MicroBatch:
         """This rank's part of every sample of a micro-batch; ``documents`` still speak of whole samples."""
         if self.size == 1:
