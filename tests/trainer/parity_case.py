@@ -65,15 +65,16 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "make_vocab_size_divisible_by": 128,
     },
     "mixtral": _EXPERTS,
-    # A bounded number of tokens per expert, scores over all experts; one key and value head for all queries.
+    # A bounded number of tokens per expert, scores over all experts; one key and value head for all queries. The first
+    # tokens stay: scores near 1 are alike but for rounding, which would decide who is dropped by them.
     "capacity": {
         **_EXPERTS,
         "num_query_groups": 1,
         "moe_expert_capacity_factor": 0.75,
+        "moe_token_drop_policy": "position",
         "moe_router_pre_softmax": True,
     },
-    # Sigmoid scores, an expert for all, dense layers between, biases. Scores near 1 are alike but for rounding, so that
-    # who is dropped by them would depend on it: there is room for all.
+    # Sigmoid scores, an expert for all, dense layers between, biases.
     "sigmoid": {
         **_EXPERTS,
         "moe_router_score_function": "sigmoid",

@@ -12,7 +12,7 @@ CASES = sorted((case_of(row) for row in committed()), key=lambda case: (case.wor
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(4) as ranks:
+    with Ranks(8) as ranks:
         yield ranks
 
 
