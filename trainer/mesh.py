@@ -201,7 +201,10 @@ class ProcessGroups:
         cp: parts of the same sequences.
         dp_cp: copies of the same dense parameters: what their gradients are summed over.
         ep: parts of the same layers' experts.
-        expert_dp: copies of the same experts: what their gradients are summed over.
+        expert_dp: copies of the same experts: what their gradients are summed over. The same group as ``dp_cp`` without
+            expert parallelism: each is a communicator with buffers of its own, and what passes through these two is
+            issued in one order on all ranks, as buckets or units. Other axes may have the same members and still have
+            their own group: a layer's messages (tp, cp, ep, pp) would queue behind the gradients that are under way.
         pp: the pipeline; messages to later ranks, and with gloo all.
         pp_up: the pipeline again, for messages to earlier ranks, so that on a backend without tags a send never
             queues behind a receive. The same group as ``pp`` with gloo.
@@ -244,13 +247,15 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta, ranks: Sequence
             mine[axis] = group
     if has_tags and "pp" in mine:
         mine["pp_up"] = mine["pp"]
+    if mesh.ep == 1 and "dp_cp" in mine:
+        mine["expert_dp"] = mine["dp_cp"]
     return ProcessGroups(**mine)
 
 
 def _axis_groups(mesh: ParallelMesh, has_tags: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Axis and members of every group with more than one member, once each, in one order on all ranks."""
+    """Axis and members of every group to create, of more than one member each, in one order on all ranks."""
     for axis in (field.name for field in fields(ProcessGroups)):
-        if axis == "pp_up" and has_tags:
+        if (axis == "pp_up" and has_tags) or (axis == "expert_dp" and mesh.ep == 1):
             continue
         attribute = "pp_ranks" if axis == "pp_up" else f"{axis}_ranks"
         groups = dict.fromkeys(getattr(mesh.at(rank), attribute) for rank in range(mesh.world_size))

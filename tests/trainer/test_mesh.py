@@ -145,6 +145,34 @@ def test_groups_hold_the_ranks_of_each_axis(ranks, sizes, places):
                 assert axis not in found
 
 
+def groups_made(_rank, _world_size, sizes):
+    """How many groups the whole job makes, and which axes of this rank share one."""
+    made, new_group = [], dist.new_group
+
+    def counting(ranks, **options):
+        made.append(tuple(ranks))
+        return new_group(ranks, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", counting)
+        groups = build_process_groups(ParallelMesh(**sizes, rank=dist.get_rank()), timedelta(seconds=60))
+    return len(made), groups.expert_dp is groups.dp_cp, groups.cp is None or groups.cp is not groups.dp_cp
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "is_shared"),
+    [
+        ({"tp": 1, "pp": 1, "dp": 4}, 1, True),
+        ({"tp": 2, "pp": 1, "dp": 2}, 4, True),
+        # The ring's messages do not queue behind gradients.
+        ({"tp": 1, "pp": 1, "dp": 1, "cp": 4}, 2, True),
+        ({"tp": 1, "pp": 1, "dp": 4, "ep": 2}, 5, False),
+    ],
+)
+def test_experts_that_are_not_divided_use_the_group_of_the_dense_parameters(ranks, sizes, count, is_shared):
+    assert ranks.run(groups_made, sizes) == [(count, is_shared, True)] * 4
+
+
 def test_places_must_be_as_many_as_the_mesh():
     with pytest.raises(ValueError, match="a mesh of 4 ranks cannot lie on"):
         build_process_groups(ParallelMesh(tp=2, pp=2, dp=1, rank=0), timedelta(seconds=1), (0, 1, 1, 2))
