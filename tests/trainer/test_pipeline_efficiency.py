@@ -9,6 +9,8 @@ from trainer.pipeline.schedule import SCHEDULE_KINDS, message_count
 # A busy machine wakes sleepers late. What the stages took is measured and counted as theirs; the rest must be small.
 MOST = 1.15
 TRIALS = 6
+# Here the ideal is that of the durations seen, and both ranks share the machine with gloo's threads.
+MOST_COMPUTING = 1.2
 UNIT_S = 0.02
 
 
@@ -46,9 +48,13 @@ def test_schedules_beat_1f1b_by_what_their_tables_say(ranks, kind):
         pytest.fail(f"{theirs.seconds / ours.seconds:.3f} times as fast as 1F1B, predicted {predicted:.3f}")
 
 
-def test_what_a_rank_computes_is_what_the_table_says(ranks):
-    """In the same order, with the messages of the table, by the real executor."""
-    for kind in ("1f1b", "zb-v"):
-        [step] = computing_steps(ranks, 2, kind, 3, 1)
-        assert [tuple(action for action, _, _ in row) for row in step.rows] == list(step.schedule.stages)
-        assert step.messages == message_count(step.schedule)
+@pytest.mark.parametrize("kind", SCHEDULE_KINDS)
+def test_what_a_rank_computes_is_what_the_table_says(ranks, kind):
+    """In the same order, with the messages of the table, by the real executor; and as fast as its actions allow."""
+    ratios = []
+    while len(ratios) < 3 * TRIALS and not (ratios and min(ratios) < MOST_COMPUTING):
+        for step in computing_steps(ranks, 2, kind, 4, 3):
+            assert [tuple(action for action, _, _ in row) for row in step.rows] == list(step.schedule.stages)
+            assert step.messages == message_count(step.schedule)
+            ratios.append(step.seconds / step.ideal)
+    assert min(ratios) < MOST_COMPUTING
