@@ -1,5 +1,7 @@
 """Experts at the edges: no tokens, all tokens, one token; who is dropped; rows through unequal all-to-alls."""
 
+from contextlib import ExitStack
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -7,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.moe_layers import HIDDEN, Layout, build_layer, config_of, draw
-from tests.trainer.spawn import Ranks
+from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.axes import ParallelAxes
 from trainer.context_parallel.axis import ContextParallel
 from trainer.data_parallel.main_gradient import MainGradient
 from trainer.forward_pass import ForwardPass
-from trainer.mesh import ParallelMesh, ProcessGroups
+from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.moe import experts
 from trainer.moe.axis import ExpertParallel
 from trainer.moe.capacity import expert_capacity, within_capacity
@@ -21,6 +23,7 @@ from trainer.moe.layer import MoE
 from trainer.moe.losses import attach_loss, load_balancing_loss
 from trainer.moe.router import Routing
 from trainer.parameters import ParameterBuilder
+from trainer.tensor_parallel import collectives
 from trainer.tensor_parallel.collectives import TensorParallel, enter_parallel_region
 
 SERIAL = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
@@ -150,6 +153,26 @@ def test_one_launch_for_all_experts_computes_what_the_loop_does():
         launched = run()
     for expected, found in zip(looped, launched, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.gpu
+def test_one_launch_for_all_experts_on_a_gpu():
+    for offsets in ([0, 0, 5, 5, 9], [0, 9, 9, 9, 9], [0, 2, 4, 7, 9]):
+        found = {}
+        for device in ("cpu", "cuda"):
+            inputs, weight = (draw(name, *shape) for name, shape in (("rows", (9, 16)), ("weight", (4, 2, 8, 16))))
+            rounded = [tensor.to(torch.bfloat16).to(device, torch.float64) for tensor in (inputs, weight)]
+            inputs, weight = (
+                tensor.to(torch.bfloat16 if device == "cuda" else torch.float64).requires_grad_() for tensor in rounded
+            )
+            layer = experts.GroupedLinear(torch.nn.Parameter(weight.detach()), None)
+            if device == "cuda" and torch.cuda.get_device_capability()[0] in (9, 10):
+                assert experts._has_grouped_kernel(inputs, layer.weight.flatten(1, -2).transpose(1, 2))
+            outputs = layer(inputs, offsets)
+            outputs.backward(draw("gradient", 9, 16).to(torch.bfloat16).to(device, outputs.dtype))
+            found[device] = [part.detach().double().cpu() for part in (outputs, inputs.grad, layer.weight.grad)]
+        for expected, launched in zip(found["cpu"], found["cuda"], strict=True):
+            assert (launched - expected).abs().max() <= 2e-2 * expected.abs().max()
 
 
 def slowly_within_capacity(experts, weights, capacity, policy):
@@ -288,3 +311,31 @@ def test_recomputed_activations_are_not_kept_and_give_the_same_bits():
     assert (kept.count(activated), fewer.count(activated)) == (1, 0)
     assert (kept.count(before), fewer.count(before)) == (1, 1)
     assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+
+
+def collectives_of_a_shared_expert(rank, world_size, sequence_parallel):
+    """Names of what passes over tp in forward, and in backward."""
+    layout = Layout(tp=world_size, sp=sequence_parallel)
+    config = config_of({"moe_shared_expert_intermediate_size": 8}, layout)
+    mesh = ParallelMesh(tp=world_size, pp=1, dp=1, rank=rank)
+    groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
+    layer, _ = build_layer(config, mesh, groups)
+    tp, seen = ParallelAxes.build(config, mesh, groups).tp, []
+    inputs = tp.sequence_shard(draw("inputs", 4, 2, HIDDEN)).clone().requires_grad_()
+    places = [(collectives, "all_gather_single"), (collectives, "reduce_scatter_single"), (dist, "all_reduce")]
+    with ExitStack() as stack:
+        for owner, name in places:
+            plain = getattr(owner, name)
+            counting = lambda *a, name=name, plain=plain, **o: seen.append(name) or plain(*a, **o)  # noqa: E731
+            stack.enter_context(mock.patch.object(owner, name, counting))
+        output = layer(inputs, ForwardPass())
+        forward = list(seen)
+        output.backward(torch.ones_like(output))
+    return forward, seen[len(forward) :]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_shared_expert_adds_no_collective(ranks, sequence_parallel):
+    found = ranks.run(collectives_of_a_shared_expert, sequence_parallel, world_size=2)
+    both = ["all_gather_single", "reduce_scatter_single"]
+    assert found == [(both, both) if sequence_parallel else (["all_reduce"], ["all_reduce"])] * 2

@@ -80,7 +80,10 @@ class MLP(nn.Module):
             tp,
         )
 
-    def forward(self, hidden: torch.Tensor, values_needed: bool = True) -> torch.Tensor:
-        """Collective: all tp ranks. For ``values_needed`` see trainer.recompute.Recomputable."""
-        inner = self.fc1(hidden)  # [S, B, F/t], twice that with SwiGLU
-        return self.fc2(self._activation(inner), values_needed)  # type: ignore[no-any-return]
+    def forward(self, hidden: torch.Tensor, values_needed: bool = True, in_region: bool = False) -> torch.Tensor:
+        """Collective: all tp ranks, unless ``in_region``. For ``values_needed`` see trainer.recompute.Recomputable.
+
+        ``in_region``: from whole [S, B, H] to this rank's summands, without the last bias: see RowParallelLinear.
+        """
+        inner = self.fc1(hidden, in_region)  # [S, B, F/t], twice that with SwiGLU
+        return self.fc2(self._activation(inner), values_needed, in_region)  # type: ignore[no-any-return]

@@ -4,8 +4,9 @@ Legend: S this rank's part of the sequence, B micro-batch, T = S*B, H hidden, E 
 ``/t`` = divided over tp.
 
 Every tp rank sees all tokens of its part of the micro-batch, and computes its slice of every expert that they pass
-through. The router's weights multiply these summands before they are added up over tp. So between *f* and *g* every
-gradient is a summand of a sum over tp: that of the tokens, which f completes, and that of the router's weight.
+through, of a shared one too. The router's weights multiply these summands before they are added up over tp. So between
+*f* and *g* every gradient is a summand of a sum over tp: that of the tokens, which f completes, and that of the
+router's weight.
 """
 
 from __future__ import annotations
@@ -59,10 +60,12 @@ class MoE(nn.Module):
         dispatch = Dispatch.plan(routing.experts, kept, self._num_experts, self._axes.ep)
         outputs = self.experts(to_experts(tokens, dispatch), dispatch.offsets)
         combined = from_experts(outputs, weights, dispatch, whole.shape)
-        combined = reduce_partial_sums(combined, self._axes.tp, values_needed)
         if self.shared_expert is None:
-            return combined
-        return combined + self.shared_expert(hidden, values_needed)  # type: ignore[no-any-return]
+            return reduce_partial_sums(combined, self._axes.tp, values_needed)
+        # Its summands go with the others: one f and one g serve both.
+        combined = combined + self.shared_expert(whole, values_needed, in_region=True)
+        summed = reduce_partial_sums(combined, self._axes.tp, values_needed)
+        return self.shared_expert.fc2.with_bias(summed)
 
     def _with_losses(self, routing: Routing, scale: float) -> torch.Tensor:
         if scale == 0.0 or not torch.is_grad_enabled():
