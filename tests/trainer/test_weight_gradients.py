@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.data_parallel.main_gradient import MainGradient
+from trainer.moe.router import _Logits
 from trainer.pipeline.weight_gradients import deferring
 
 
@@ -77,6 +79,27 @@ def test_sinks_of_any_kind_are_put_off(parts):
         assert sink.got == []
         queue.run(5)
     assert sink.got == [(1.0, 2.0, [0, 1])]
+
+
+def test_a_routers_tokens_wait_in_the_dtype_that_they_have():
+    """And not as a copy in float32, which the product makes for itself."""
+    main = torch.zeros(4, 8)
+    sink = MainGradient(main, lambda: None)
+    sink.begin(1)
+    tokens = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+    weight = torch.ones(4, 8, dtype=torch.bfloat16, requires_grad=True)
+    kept = []
+
+    class Noting:
+        def add_outer(self, grad_output, inputs):
+            kept.append((grad_output, inputs))
+
+    _Logits.apply(tokens, weight, Noting()).sum().backward()
+    [(grad_logits, inputs)] = kept
+    assert inputs.dtype == torch.bfloat16
+    assert inputs.data_ptr() == tokens.data_ptr()
+    sink.add_outer(grad_logits, inputs)
+    torch.testing.assert_close(main, tokens.detach().float().sum(0).expand(4, 8))
 
 
 def test_sinks_are_what_they_were_after_a_failure(parts):

@@ -45,8 +45,9 @@ class MainGradient:
             self.main.zero_()
 
     def add_outer(self, grad_output: Tensor, inputs: Tensor) -> None:
-        """See trainer.tensor_parallel.linear.OuterProductSink."""
-        self._add_product(self.main.view(grad_output.shape[1], inputs.shape[1]), grad_output, inputs)
+        """See trainer.tensor_parallel.linear.OuterProductSink. ``inputs`` are cast to the dtype of ``grad_output``."""
+        rows = inputs.to(grad_output.dtype)
+        self._add_product(self.main.view(grad_output.shape[1], inputs.shape[1]), grad_output, rows)
         self._count()
 
     def add_grouped_outer(self, grad_output: Tensor, inputs: Tensor, offsets: Sequence[int] | Tensor) -> None:

@@ -54,12 +54,12 @@ class _Logits(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         tokens, weight = ctx.saved_tensors
-        # Detached, because a sink may keep it for later, and must not keep the graph behind it.
-        grad_weight, values = None, tokens.detach().to(grad_logits.dtype)
+        grad_weight = None
         if ctx.sink is not None:
-            ctx.sink.add_outer(grad_logits, values)
+            # Detached and not yet cast: a sink may keep them for later, but neither the graph behind them nor a copy.
+            ctx.sink.add_outer(grad_logits, tokens.detach())
         else:
-            grad_weight = (grad_logits.t() @ values).to(weight.dtype)
+            grad_weight = (grad_logits.t() @ tokens.to(grad_logits.dtype)).to(weight.dtype)
         return (grad_logits @ weight.to(grad_logits.dtype)).to(tokens.dtype), grad_weight, None
 
 

@@ -15,6 +15,8 @@ def zb_h1(pp: int, num_micro_batches: int) -> PipelineSchedule:
 
     Until the gradient of its input rank i holds no more than 1F1B does, ``pp - i`` activations. Until the gradients of
     the weights no rank keeps anything of more than ``pp`` micro-batches, which is what 1F1B keeps on its first rank.
+    Between the two other things are kept than before: gradients of outputs, and under sequence parallelism the gathered
+    inputs (trainer.pipeline.weight_gradients), so that these activations may weigh more than the others.
     The bubble is ``(pp - 1) * (forward + backward_input - backward_weight)``, a third of that of 1F1B if all three
     take the same time.
     """
