@@ -196,14 +196,22 @@ def weights_not_gathered() -> AbstractContextManager[object]:
     return mock.patch.object(ShardedBuckets, "weights_changed", lambda _: None)
 
 
-def gathered_weights_kept() -> AbstractContextManager[object]:
+@contextmanager
+def gathered_weights_kept() -> Iterator[None]:
     """What was gathered for the last backward is used in the next forward, as it was before the step."""
-    return mock.patch.object(fully_sharded.FullyShardedStore, "weights_changed", lambda _: None)
+
+    def keep(_: Any, chunk: Any, *, is_last: bool) -> None:
+        chunk.set_is_last_backward(is_last)
+        chunk.set_reshard_after_backward(False)
+
+    store = fully_sharded.FullyShardedStore
+    with mock.patch.object(store, "_set_last", keep), mock.patch.object(store, "weights_changed", lambda _: None):
+        yield
 
 
 def shards_not_summed() -> AbstractContextManager[object]:
     """Each rank updates its shard by the gradient of its own samples."""
-    return mock.patch.object(ShardedBuckets, "_start_reduction", lambda *_: None)
+    return mock.patch.object(ShardedBuckets, "_start_reduction", lambda *_: mock.Mock())
 
 
 def put_off_weight_gradients_forgotten() -> AbstractContextManager[object]:
@@ -241,10 +249,10 @@ def other_masks_when_recomputed() -> Iterator[None]:
 def contiguous_parts_taken_for_balanced() -> AbstractContextManager[object]:
     """Sequences are cut into contiguous parts, while ring attention believes them to be balanced pairs of chunks."""
 
-    def contiguous(self: ContextParallel, length: int) -> torch.Tensor:
-        return torch.arange(length).view(self.size, -1)[self.rank]
+    def contiguous(self: ContextParallel, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        return whole.chunk(self.size, dim)[self.rank]
 
-    return mock.patch.object(ContextParallel, "positions", contiguous)
+    return mock.patch.object(ContextParallel, "shard", contiguous)
 
 
 @dataclass(frozen=True)
