@@ -116,6 +116,20 @@ def load(model: GPTModel, task: Task) -> None:
         parameter.copy_(local_weight(name, layer, task.work, weights, task.tp))
 
 
+def adam() -> OptimizerConfig:
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=LEARNING_RATE,
+        min_lr=LEARNING_RATE,
+        weight_decay=0.0,
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        adam_eps=EPSILON,
+        clip_grad=CLIP_GRAD,
+        params_dtype=torch.float32,
+    )
+
+
 def main() -> None:
     task = task_from_command_line()
     work = task.work
@@ -131,18 +145,7 @@ def main() -> None:
     overlap = task.dp > 1
     model = DistributedDataParallel(config, DistributedDataParallelConfig(overlap_grad_reduce=overlap), inner)
     config.no_sync_func = model.no_sync if overlap else None
-    optimizer_config = OptimizerConfig(
-        optimizer="adam",
-        lr=LEARNING_RATE,
-        min_lr=LEARNING_RATE,
-        weight_decay=0.0,
-        adam_beta1=BETAS[0],
-        adam_beta2=BETAS[1],
-        adam_eps=EPSILON,
-        clip_grad=CLIP_GRAD,
-        params_dtype=torch.float32,
-    )
-    optimizer = get_megatron_optimizer(optimizer_config, [model])
+    optimizer = get_megatron_optimizer(adam(), [model])
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
     forward_backward = get_forward_backward_func()
