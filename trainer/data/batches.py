@@ -10,38 +10,20 @@ same samples for every dp, and its number serves to draw its dropout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainer.data.document_places import Bounds, DocumentEnds, Documents
 from trainer.data.errors import DataError
 
 Split = Literal["train", "valid", "test"]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Where the documents of packed samples lie, so that attention stays within them.
-
-    Attributes:
-        bounds: for each sample of the micro-batch the positions at which a document begins, ascending from 0, and at
-            the end the length of the sample.
-    """
-
-    bounds: tuple[tuple[int, ...], ...]
-    _worked_out: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-
-    def once(self, key: Hashable, work: Callable[[], T]) -> T:
-        """What ``work`` gives, which is called for the first of the layers, passes and replays that ask for ``key``."""
-        if key not in self._worked_out:
-            self._worked_out[key] = work()
-        found: T = self._worked_out[key]
-        return found
+Tokens = npt.NDArray[np.integer[Any]]
+"""As they are stored, mostly in two bytes: what is done to all of them is done before they take eight."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +35,18 @@ class MicroBatch:
     labels: torch.Tensor
     """int64 [B, S]: the token that follows each of ``tokens``."""
     loss_mask: torch.Tensor | None = None
-    """float32 [B, S], 1 where the label counts; None: all count."""
+    """bool [B, S], or numbers of any type, 1 where the label counts; None: all count."""
     index: int = 0
     """Number of this micro-batch within the global batch, the same for every layout."""
     documents: Documents | None = None
     """Set where attention must not cross from one document to another."""
-    positions: torch.Tensor | None = None
-    """int64 [B, S], where they do not simply count along the sequence."""
+    restarts: Documents | None = None
+    """Set where positions begin anew with each document."""
+
+    @property
+    def positions(self) -> torch.Tensor | None:
+        """int32 [B, S] of whole samples, on the device of ``tokens``; None: they count along the sequence."""
+        return None if self.restarts is None else self.restarts.positions(self.tokens.device)
 
     @property
     def valid_tokens(self) -> int:
@@ -67,18 +54,66 @@ class MicroBatch:
         return self.labels.numel() if self.loss_mask is None else int(self.loss_mask.sum())
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on ``device``."""
-        mask, positions = (None if part is None else part.to(device) for part in (self.loss_mask, self.positions))
-        return replace(
-            self, tokens=self.tokens.to(device), labels=self.labels.to(device), loss_mask=mask, positions=positions
-        )
+        """The same on ``device``; from pinned memory a GPU copies it while the CPU goes on."""
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> MicroBatch:
+        """The same in memory that a GPU can read by itself."""
+        if self.restarts is not None:
+            self.restarts.pin()
+        return self._with_tensors(torch.Tensor.pin_memory)
+
+    def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
+        mask = None if self.loss_mask is None else change(self.loss_mask)
+        return replace(self, tokens=change(self.tokens), labels=change(self.labels), loss_mask=mask)
+
+
+@dataclass(frozen=True)
+class PackedSample:
+    """A sample of whole documents and padding, each of which attention stays within."""
+
+    tokens: Tokens
+    """[S]."""
+    labels: Tokens
+    """[S]: of each token the one that follows it in its document."""
+    counts: npt.NDArray[np.bool_]
+    """[S]: whether a label counts in the loss."""
+    bounds: Bounds
+    """As those of Documents."""
+
+
+Sample = Tokens | PackedSample
+"""A window of ``seq_length + 1`` tokens, or what whole documents fill."""
 
 
 class Samples(Protocol):
-    """An endless sequence of samples."""
+    """An endless sequence of samples, all of one kind."""
 
-    def sample(self, number: int) -> npt.NDArray[np.int64]:
-        """The ``seq_length + 1`` tokens of sample ``number``."""
+    def sample(self, number: int) -> Sample:
+        """Sample ``number``."""
+
+
+class Stream(Protocol):
+    """Text that is encoded while the model trains; see trainer.data.streaming.stream."""
+
+    def state(self, consumed_samples: int) -> dict[str, Any]:
+        """Plain values for a checkpoint, from which training goes on at this sample."""
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from what a checkpoint holds."""
+
+    def close(self) -> None:
+        """End the processes."""
+
+
+class SampleOrder(Protocol):
+    """What training samples come from, as far as a checkpoint has to tell; see trainer.data.continuation."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+
+    def restore(self, state: Mapping[str, Any], consumed_samples: int) -> str | None:
+        """Go on from what a checkpoint holds; returns a line about what has changed, if anything has."""
 
 
 @dataclass(frozen=True)
@@ -111,25 +146,34 @@ class Packing:
     """Positions begin anew with each document."""
 
     def apply(self, batch: MicroBatch) -> MicroBatch:
-        """``batch`` with its loss mask, documents and positions."""
-        is_end = batch.tokens == self.end
-        if self.mask_loss:
-            mask = (~is_end).float()
-            batch = replace(batch, loss_mask=mask if batch.loss_mask is None else mask * batch.loss_mask)
-        if self.separate_attention:
-            batch = replace(batch, documents=Documents(tuple(_document_bounds(row.numpy()) for row in is_end)))
-        if self.restart_positions:
-            # The last position so far at which a document begins; a document begins after an end.
-            places = torch.arange(is_end.shape[1])
-            begins = torch.zeros_like(batch.tokens)
-            begins[:, 1:] = torch.where(is_end[:, :-1], places[1:], 0)
-            batch = replace(batch, positions=places - begins.cummax(dim=1).values)
-        return batch
+        """``batch``, on the CPU, with its loss mask and documents."""
+        counts, ends = self.places_of(batch.tokens.numpy())
+        documents = None if ends is None else ends.documents(len(batch.tokens))[0]
+        mask = batch.loss_mask
+        if counts is not None:
+            mask = torch.from_numpy(counts) if mask is None else mask * torch.from_numpy(counts)
+        return replace(
+            batch,
+            loss_mask=mask,
+            documents=documents if self.separate_attention else batch.documents,
+            restarts=documents if self.restart_positions else batch.restarts,
+        )
+
+    def places_of(self, tokens: Tokens) -> DocumentPlaces:
+        """What is asked for about the documents of samples, ``tokens`` [N, S]."""
+        is_end = tokens == self.end
+        counts = ~is_end if self.mask_loss else None
+        if not (self.separate_attention or self.restart_positions):
+            return DocumentPlaces(counts, None)
+        return DocumentPlaces(counts, DocumentEnds(is_end))
 
 
-def _document_bounds(is_end: npt.NDArray[np.bool_]) -> tuple[int, ...]:
-    length = len(is_end)
-    return (0, *(int(end) + 1 for end in np.flatnonzero(is_end[:-1])), length)
+class DocumentPlaces(NamedTuple):
+    """Where the documents of N samples lie, each part None where it was not asked for."""
+
+    counts: npt.NDArray[np.bool_] | None = None
+    """[N, S]: whether a label counts in the loss."""
+    ends: DocumentEnds | None = None
 
 
 class TrainData:
@@ -142,6 +186,9 @@ class TrainData:
         shape: BatchShape,
         packing: Packing | None = None,
         notes: tuple[str, ...] = (),
+        masks_loss: bool = False,
+        stream: Stream | None = None,
+        order: SampleOrder | None = None,
     ) -> None:
         """Wrap ``samples``.
 
@@ -151,21 +198,69 @@ class TrainData:
             shape: batch sizes and this replica's place.
             packing: what is done about documents; None: nothing.
             notes: one line each for what a reader of the log should know; rank 0 prints them.
+            masks_loss: samples are packed documents, and themselves tell of labels that do not count.
+            stream: what the samples, all windows, are encoded from as they are asked for; None: they are there.
+            order: of the samples for training, which checkpoints tell of; None: there is nothing to tell.
         """
         self.vocab_size = vocab_size
         self.notes = notes
+        self.stream = stream
         self._samples = dict(samples)
         self._shape = shape
         self._packing = packing
+        self._order = order
+        self._is_packed = masks_loss
+        self._masks_loss = masks_loss or (packing is not None and packing.mask_loss)
+        self._separates = masks_loss or (packing is not None and packing.separate_attention)
+        self._restarts = masks_loss or (packing is not None and packing.restart_positions)
 
     @property
     def masks_loss(self) -> bool:
         """Whether some labels do not count, so that the tokens of a global batch have to be counted."""
-        return self._packing is not None and self._packing.mask_loss
+        return self._masks_loss
+
+    def state(self, consumed_samples: int) -> dict[str, Any] | None:
+        """Plain values for a checkpoint, from which training goes on at this sample; None: the number tells all."""
+        if self.stream is not None:
+            return self.stream.state(consumed_samples)
+        return None if self._order is None else self._order.state()
+
+    def restore(self, state: Mapping[str, Any] | None, consumed_samples: int) -> None:
+        """Go on from what a checkpoint holds; what has changed since is noted.
+
+        Raises:
+            DataError: the order of the samples cannot be gone on with.
+        """
+        if self.stream is not None:
+            self.stream.restore(state)
+        elif self._order is not None and state is not None:
+            changed = self._order.restore(state, consumed_samples)
+            self.notes += () if changed is None else (changed,)
 
     def has(self, split: Split) -> bool:
         """Whether there is anything to read in ``split``."""
         return split in self._samples
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether every stage of a pipeline needs to know where documents end."""
+        return self._separates or self._restarts
+
+    @property
+    def step(self) -> int:
+        """Samples of a global batch."""
+        return self._shape.global_batch_size
+
+    @property
+    def windows_shape(self) -> tuple[int, int, int]:
+        """[micro-batches of this replica, B, S + 1]."""
+        return (len(self._indexes), self._shape.micro_batch_size, self._shape.seq_length + 1)
+
+    @property
+    def _indexes(self) -> range:
+        """Numbers, within the global batch, of this replica's micro-batches."""
+        shape = self._shape
+        return range(shape.dp_rank, shape.global_batch_size // shape.micro_batch_size, shape.dp)
 
     def micro_batches(self, split: Split, consumed_samples: int) -> list[MicroBatch]:
         """This replica's micro-batches of the global batch that starts at ``consumed_samples``.
@@ -173,22 +268,69 @@ class TrainData:
         Raises:
             DataError: the data holds a token outside the vocabulary.
         """
-        shape = self._shape
-        count = shape.global_batch_size // shape.micro_batch_size
-        return [
-            self._micro_batch(split, consumed_samples + index * shape.micro_batch_size, index)
-            for index in range(shape.dp_rank, count, shape.dp)
-        ]
+        samples = self._read(split, consumed_samples)
+        if self._is_packed:
+            return self._of_packed(cast("list[PackedSample]", samples), consumed_samples)
+        return self._of_whole(self._joined(cast("list[Tokens]", samples), consumed_samples))
 
-    def _micro_batch(self, split: Split, first: int, index: int) -> MicroBatch:
-        samples = self._samples[split]
-        windows = np.stack([samples.sample(first + row) for row in range(self._shape.micro_batch_size)])  # [B, S + 1]
-        if windows.max() >= self.vocab_size or windows.min() < 0:
-            wrong = windows[(windows >= self.vocab_size) | (windows < 0)][0]
+    def windows(self, split: Split, consumed_samples: int) -> npt.NDArray[np.int32]:
+        """What ``of_windows`` makes the same micro-batches of: int32 of ``windows_shape``.
+
+        Raises:
+            DataError: the text cannot be read, or holds a token outside the vocabulary.
+        """
+        samples = cast("list[Tokens]", self._read(split, consumed_samples))
+        return self._joined(samples, consumed_samples).astype(np.int32, copy=False).reshape(self.windows_shape)
+
+    def of_windows(self, windows: npt.NDArray[np.int32]) -> list[MicroBatch]:
+        """This replica's micro-batches out of their windows of tokens."""
+        return self._of_whole(windows.reshape(-1, windows.shape[-1]))
+
+    def _read(self, split: Split, consumed_samples: int) -> list[Sample]:
+        """This replica's samples, N of them."""
+        samples, size = self._samples[split], self._shape.micro_batch_size
+        firsts = (consumed_samples + index * size for index in self._indexes)
+        return [samples.sample(first + row) for first in firsts for row in range(size)]
+
+    def _joined(self, parts: list[Tokens], first: int) -> Tokens:
+        """Parts of N samples from ``first`` on, [N, ...]; their tokens are within the vocabulary."""
+        whole = np.concatenate(parts).reshape(len(parts), -1)
+        # Negative ones are the largest of all where they are read as unsigned.
+        if int(whole.view(f"u{whole.itemsize}").max()) >= self.vocab_size:
+            wrong = whole[(whole >= self.vocab_size) | (whole < 0)][0]
             raise DataError(
                 f"data.data_path: sample {first} and on hold token {wrong}, but model.vocab_size is {self.vocab_size}; "
                 "set it to the vocabulary that the data was tokenized with"
             )
-        tokens, labels = (torch.from_numpy(np.ascontiguousarray(part)) for part in (windows[:, :-1], windows[:, 1:]))
-        batch = MicroBatch(tokens, labels, index=index)
-        return batch if self._packing is None else self._packing.apply(batch)
+        return whole
+
+    def placeholders(self) -> list[MicroBatch]:
+        """Micro-batches of the right shapes whose tokens mean nothing, for who only passes activations on."""
+        _, size, window = self.windows_shape
+        nothing = torch.zeros(1, 1, dtype=torch.int64).expand(size, window - 1)
+        return [MicroBatch(nothing, nothing, index=index) for index in self._indexes]
+
+    def _of_packed(self, samples: list[PackedSample], first: int) -> list[MicroBatch]:
+        tokens, labels = (self._joined([getattr(one, name) for one in samples], first) for name in ("tokens", "labels"))
+        counts = np.concatenate([one.counts for one in samples])
+        return self._divided(tokens, labels, counts, DocumentEnds.between([one.bounds for one in samples]))
+
+    def _of_whole(self, windows: Tokens) -> list[MicroBatch]:
+        """Micro-batches of windows [N, S + 1]."""
+        tokens = windows[:, :-1]
+        places = DocumentPlaces() if self._packing is None else self._packing.places_of(tokens)
+        return self._divided(tokens, windows[:, 1:], *places)
+
+    def _divided(
+        self, tokens: Tokens, labels: Tokens, counts: npt.NDArray[np.bool_] | None, ends: DocumentEnds | None
+    ) -> list[MicroBatch]:
+        """Micro-batches of N samples; made all at once, as each step costs more than its work on one sample."""
+        size = self._shape.micro_batch_size
+        shape = (len(self._indexes), size, tokens.shape[1])
+        inputs, targets = (torch.from_numpy(part.astype(np.int64)).view(shape).unbind() for part in (tokens, labels))
+        nothing: Sequence[None] = [None] * shape[0]
+        masks = nothing if counts is None else torch.from_numpy(counts).view(shape).unbind()
+        apart = nothing if ends is None else ends.documents(size)
+        attention, restarts = (apart if asked else nothing for asked in (self._separates, self._restarts))
+        parts = zip(inputs, targets, masks, self._indexes, attention, restarts, strict=True)
+        return [MicroBatch(*part) for part in parts]

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config import TrainConfig
-from trainer.config_checks import parse_split
-from trainer.data.batches import BatchShape, Packing, Samples, Split, TrainData
-from trainer.data.epoch_index import EpochIndexCache
+from trainer.data.batches import BatchShape, Sample, Samples, Split, TrainData
+from trainer.data.blend import BlendedDataset, BlendOrder, normalized
+from trainer.data.continuation import ContinuedDatasets, DatasetRecord, lengths_digest, shares_of
 from trainer.data.errors import DataError
-from trainer.data.gpt_dataset import GPTDataset, split_sequences
-from trainer.data.indexed_dataset import IndexedDataset
-from trainer.data.manifest import Manifest, read_manifest
+from trainer.data.gpt_dataset import GPTDataset
+from trainer.data.index_cache import EpochIndexCache
+from trainer.data.loader import DEPTH
 from trainer.data.mock import DEFAULT_VOCAB_SIZE, MockDataset
-from trainer.data.tokenizer import Tokenizer, load_tokenizer
+from trainer.data.sample_packing import PackedDataset
+from trainer.data.sources import SPLITS, Source, document_rules, open_blends, vocabulary
+from trainer.data.streaming.stream import open_stream
 
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+SURPLUS = 0.005
+"""By how much more Megatron-LM shuffles of each dataset of a blend than its share (mid_level_dataset_surplus)."""
+MOST_NAMED = 3
+"""Datasets that a note names at most."""
 
-
-@dataclass(frozen=True)
-class Source:
-    """One open pair of token files, and the sequences of it that make up a split."""
-
-    key: str
-    """Config key that named it."""
-    tokens: IndexedDataset
-    manifest: Manifest | None
-    sequences: range
+Dataset = GPTDataset | PackedDataset
+Part = tuple[Source, Dataset]
 
 
 def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None = None) -> TrainData:
@@ -48,7 +47,7 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
         training.micro_batch_size, config.global_batch_size(dp), training.seq_length, dp=dp, dp_rank=dp_rank
     )
     if config.data.mock_data:
-        document_rules(config, {})
+        document_rules(config, [])
         vocab_size = config.model.vocab_size or DEFAULT_VOCAB_SIZE
         return TrainData(
             {
@@ -59,157 +58,226 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
             shape,
             notes=("mock data: nothing that this model learns is of use",),
         )
-    sources = open_sources(config)
-    vocab_size = _vocabulary(config, sources)
+    if config.data.streaming:
+        return _streamed(config, shape)
+    blends = open_blends(config)
+    every = [source for sources in blends.values() for source in sources]
+    vocab_size = vocabulary(config, every)
+    packs = config.data.sample_packing
     samples: dict[Split, Samples] = {}
+    order: ContinuedDatasets[Sample] | None = None
     notes: list[str] = []
-    for split, source in sources.items():
-        cache = _cache(config, source.tokens.prefix, run_dir)
-        dataset = GPTDataset(source.tokens, source.sequences, training.seq_length, training.seed, cache)
-        problem = _shortage(config, split, source, dataset)
-        if problem:
-            notes.append(problem)
-        elif dataset.samples_per_epoch:
-            samples[split] = dataset
-    if training.eval_iters and "valid" not in sources:
+    for split, sources in blends.items():
+        part = _SplitBuilder(config, split, dp, run_dir).build(sources)
+        notes += part.notes
+        if part.samples is not None:
+            samples[split] = part.samples
+        order = order or part.order
+    if training.eval_iters and "valid" not in blends:
         notes.append("no evaluation while training: there is no valid split")
-    return TrainData(samples, vocab_size, shape, document_rules(config, sources), tuple(notes))
+    # Whole documents bring attention and positions of their own.
+    rules = None if packs else document_rules(config, every)
+    return TrainData(samples, vocab_size, shape, rules, tuple(notes), masks_loss=packs, order=order)
 
 
-def open_sources(config: TrainConfig) -> dict[Split, Source]:
-    """The token files of each split that the config asks for; without those of share 0.
+def _streamed(config: TrainConfig, shape: BatchShape) -> TrainData:
+    def say(line: str) -> None:
+        if shape.dp_rank == 0:
+            print(f"data.streaming: {line}", flush=True)
+
+    # What is read ahead, what is in use, and what was used last.
+    stream, tokenizer, notes = open_stream(config, (DEPTH + 2) * shape.global_batch_size, say)
+    vocab_size = vocabulary(config, [])
+    assert tokenizer.vocab_size <= vocab_size
+    return TrainData(stream.samples, vocab_size, shape, document_rules(config, []), notes, stream=stream)
+
+
+@dataclass(frozen=True)
+class BuiltSplit:
+    """The samples of one split."""
+
+    samples: Samples | None
+    """None: there are none, and the run can do without."""
+    notes: tuple[str, ...]
+    order: ContinuedDatasets[Sample] | None = None
+    """The same samples, where a run goes on with them."""
+
+
+class _SplitBuilder:
+    """Makes the samples of one split out of its datasets."""
+
+    def __init__(self, config: TrainConfig, split: Split, dp: int, run_dir: Path | None) -> None:
+        self._config = config
+        self._split = split
+        self._num_samples = samples_of_run(config, split, dp)
+        self._run_dir = run_dir
+
+    def build(self, sources: Sequence[Source]) -> BuiltSplit:
+        """The blend of ``sources``, or the one of them.
+
+        Raises:
+            DataError: one of them holds nothing that a sample could be made of, and is needed.
+        """
+        parts = [(source, self._dataset(source, wanted)) for source, wanted in self._megatron_sizes(sources)]
+        filled = [(source, dataset) for source, dataset in parts if dataset.has_samples]
+        notes = [self._too_long(parts), self._too_short(parts)]
+        if not filled:
+            return BuiltSplit(None, _said(notes))
+        datasets = [dataset for _, dataset in filled]
+        weights = self._weights(filled)
+        if len(sources) > 1:
+            notes.append(self._repeats(filled, weights))
+        folder = self._cache_folder(sources[0].tokens.prefix)
+        if self._split == "train":
+            shares = shares_of(weights)
+            records = [self._record(part, share) for part, share in zip(filled, shares, strict=True)]
+            train: ContinuedDatasets[Sample] = ContinuedDatasets(records, datasets, folder)
+            return BuiltSplit(train, _said(notes), train)
+        if len(sources) == 1:
+            return BuiltSplit(datasets[0], _said(notes))
+        return BuiltSplit(BlendedDataset(datasets, BlendOrder(normalized(weights), folder)), _said(notes))
+
+    def _record(self, part: Part, share: float) -> DatasetRecord:
+        source, dataset = part
+        return DatasetRecord(
+            prefix=str(source.tokens.prefix.absolute()),
+            lengths=lengths_digest(source.tokens),
+            bin_sha256=None if source.manifest is None else source.manifest.bin_sha256,
+            sequences=(source.sequences.start, source.sequences.stop),
+            seq_length=self._config.training.seq_length,
+            seed=self._config.training.seed,
+            order=dataset.order,
+            eod=None if source.manifest is None else source.manifest.eod,
+            share=share,
+        )
+
+    def _weights(self, parts: Sequence[Part]) -> list[float]:
+        # Megatron-LM divides weights that are given by their sum before it gives them to the blend, which does so too.
+        given = [source.weight for source, _ in parts if source.weight is not None]
+        return normalized(given) if given else [dataset.samples_per_epoch for _, dataset in parts]
+
+    def _megatron_sizes(self, sources: Sequence[Source]) -> list[tuple[Source, int | None]]:
+        """With each source the samples that Megatron-LM's order is made for; None: for one epoch, and on by itself."""
+        wanted = self._num_samples
+        weights = [source.weight for source in sources if source.weight is not None]
+        is_own = sources[0].key != "data.data_path"
+        if self._config.data.sample_order != "megatron":
+            return [(source, None) for source in sources]
+        if len(sources) == 1 and (is_own or not weights):
+            return [(sources[0], wanted)]
+        if not weights:
+            return [(source, None) for source in sources]
+        sizes = [math.ceil(math.ceil(wanted * share) * (1 + SURPLUS)) for share in normalized(weights)]
+        return list(zip(sources, sizes, strict=True))
+
+    def _dataset(self, source: Source, num_samples: int | None) -> Dataset:
+        training, data = self._config.training, self._config.data
+        if data.sample_packing:
+            try:
+                return PackedDataset(
+                    source.tokens, source.sequences, training.seq_length, training.seed, data.answer_only_loss
+                )
+            except DataError as error:
+                raise DataError(f"{source.key}: {error}") from None
+        folder = self._cache_folder(source.tokens.prefix)
+        cache = EpochIndexCache(folder, source.tokens.prefix.parent / "cache") if folder is not None else None
+        dataset = GPTDataset(source.tokens, source.sequences, training.seq_length, training.seed, cache, num_samples)
+        if num_samples is not None:
+            _check_memory(source, dataset)
+        return dataset
+
+    def _cache_folder(self, prefix: Path) -> Path | None:
+        if self._config.data.data_cache_path:
+            return Path(self._config.data.data_cache_path).expanduser()
+        beside = prefix.parent / "cache"
+        if os.access(beside if beside.is_dir() else prefix.parent, os.W_OK):
+            return beside
+        return self._run_dir / "cache" if self._run_dir else None
+
+    def _too_long(self, parts: Sequence[Part]) -> str | None:
+        """A note on documents that are left out."""
+        packed = [dataset for _, dataset in parts if isinstance(dataset, PackedDataset)]
+        left_out = sum(dataset.too_long for dataset in packed)
+        if not left_out:
+            return None
+        return (
+            f"{parts[0][0].key}: {left_out:,} of the {sum(dataset.documents for dataset in packed):,} documents in the "
+            f"{self._split} split are longer than training.seq_length + 1 and are left out"
+        )
+
+    def _too_short(self, parts: Sequence[Part]) -> str | None:
+        """A note on datasets without a single sample, if the run can do without them.
+
+        Raises:
+            DataError: it cannot.
+        """
+        short = [(source, dataset) for source, dataset in parts if not dataset.has_samples]
+        if not short:
+            return None
+        source, dataset = short[0]
+        needed = self._config.training.seq_length + 1
+        least = f"a document of 2 to {needed:,}" if isinstance(dataset, PackedDataset) else f"{needed:,}"
+        problem = (
+            f"{source.key}: the {self._split} split of {source.tokens.prefix} holds {dataset.token_count:,} tokens in "
+            f"{len(source.sequences):,} documents, but one sample needs {least}"
+        )
+        if self._split == "train":
+            raise DataError(f"{problem}; lower training.seq_length or prepare more text")
+        # Nobody asked for the split's default shares; who wrote them, or named a file, wants to see a loss.
+        data = self._config.data
+        by_default = source.key == "data.data_path" and data.split == type(data)().split
+        if self._split == "test" or not self._config.training.eval_iters:
+            return None
+        if not by_default:
+            raise DataError(f"{problem}; give it more of data.split, or set training.eval_iters to 0")
+        if len(short) == len(parts):
+            return f"no evaluation on {self._split}: {problem}"
+        more = f", and so with {len(short) - 1} more" if len(short) > 1 else ""
+        return f"evaluation on {self._split} leaves a dataset out: {problem}{more}"
+
+    def _repeats(self, parts: Sequence[Part], weights: Sequence[float]) -> str | None:
+        """A note on datasets that are too small for the share they were given."""
+        if parts[0][0].weight is None or self._split != "train":
+            return None
+        length = self._config.training.seq_length
+        times = [
+            (share * self._num_samples * length / dataset.token_count, source)
+            for share, (source, dataset) in zip(normalized(weights), parts, strict=True)
+        ]
+        often = sorted((pair for pair in times if pair[0] > 1), key=lambda pair: -pair[0])
+        if not often:
+            return None
+        named = ", ".join(f"{source.tokens.prefix} {count:,.1f} times" for count, source in often[:MOST_NAMED])
+        more = f" and {len(often) - MOST_NAMED} more" if len(often) > MOST_NAMED else ""
+        return f"{often[0][1].key}: too small for their weights, these are read over and over: {named}{more}"
+
+
+def _check_memory(source: Source, dataset: GPTDataset) -> None:
+    """Refuse Megatron-LM's order of more epochs than this machine can hold.
 
     Raises:
-        DataError: nothing is named, or files are missing, damaged or made with another tokenizer.
+        DataError: says how long it is.
     """
-    data = config.data
-    tokenizer = None
-    if data.tokenizer_model or data.tokenizer_type == "NullTokenizer":
-        tokenizer = load_tokenizer(data, config.model.vocab_size)
-    tokenizer_name = data.tokenizer_model or data.tokenizer_type
-    if data.train_data_path:
-        named: dict[Split, list[str]] = {"train": data.train_data_path, "valid": data.valid_data_path}
-        return {
-            split: _open_whole(f"data.{split}_data_path", paths[0], tokenizer, tokenizer_name)
-            for split, paths in named.items()
-            if paths
-        }
-    if not data.data_path:
-        raise DataError("data.data_path: is unset; name the prefix of a .bin/.idx pair, or set data.mock_data: true")
-    tokens, manifest = _open(
-        "data.data_path", data.data_path[0], tokenizer, data.tokenizer_model or data.tokenizer_type
-    )
-    shares = parse_split(data.split)
-    return {
-        split: Source("data.data_path", tokens, manifest, sequences)
-        for split, share, sequences in zip(SPLITS, shares, split_sequences(len(tokens), shares), strict=True)
-        if share
-    }
-
-
-def _open_whole(key: str, path: str, tokenizer: Tokenizer | None, tokenizer_name: str) -> Source:
-    tokens, manifest = _open(key, path, tokenizer, tokenizer_name)
-    return Source(key, tokens, manifest, range(len(tokens)))
-
-
-def _open(
-    key: str, path: str, tokenizer: Tokenizer | None, tokenizer_name: str
-) -> tuple[IndexedDataset, Manifest | None]:
-    prefix = Path(path).expanduser()
-    try:
-        tokens = IndexedDataset(prefix)
-        manifest = read_manifest(prefix)
-        if manifest is not None and tokenizer is not None:
-            manifest.check_tokenizer(prefix, tokenizer, tokenizer_name)
-    except DataError as error:
-        raise DataError(f"{key}: {error}") from None
-    return tokens, manifest
-
-
-def _manifests_and_tokenizer(
-    config: TrainConfig, sources: dict[Split, Source]
-) -> tuple[list[Manifest], Tokenizer | None]:
-    """What tells of the vocabulary: the manifests there are, and the tokenizer where they do not tell all."""
-    manifests = [source.manifest for source in sources.values() if source.manifest is not None]
-    by_numbers = config.data.tokenizer_type == "NullTokenizer"
-    if by_numbers or (not manifests and config.data.tokenizer_model):
-        return manifests, load_tokenizer(config.data, config.model.vocab_size)
-    return manifests, None
-
-
-def _vocabulary(config: TrainConfig, sources: dict[Split, Source]) -> int:
-    """Number of token ids."""
-    manifests, tokenizer = _manifests_and_tokenizer(config, sources)
-    known = [manifest.vocab_size for manifest in manifests] + ([tokenizer.vocab_size] if tokenizer else [])
-    # A NullTokenizer's vocab_size counts the numbers, as in Megatron-LM, and not the end of a document.
-    wanted = None if config.data.tokenizer_type == "NullTokenizer" else config.model.vocab_size
-    vocab_size = wanted or (max(known) if known else None)
-    if vocab_size is None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if dataset.index_bytes > machine:
         raise DataError(
-            "model.vocab_size: is unset, and the data has no manifest that tells it; set it, or data.tokenizer_model"
+            f"data.sample_order: Megatron-LM's order of this run has {dataset.order} of {source.tokens.prefix}, which "
+            f"takes {dataset.index_bytes >> 30:,} GiB of memory, and this machine has {machine >> 30:,}; set it to "
+            "stable, or train for fewer steps"
         )
-    if known and vocab_size < max(known):
-        raise DataError(
-            f"model.vocab_size: {vocab_size} is too small for the tokenizer of the data; set it to {max(known)} or "
-            "leave it unset"
-        )
-    return vocab_size
 
 
-def document_rules(config: TrainConfig, sources: dict[Split, Source]) -> Packing | None:
-    """What the config asks for about the documents of ``sources``; None: nothing.
-
-    Raises:
-        DataError: it asks, and nothing tells where documents end.
-    """
-    data = config.data
-    asked = [name for name in ("eod_mask_loss", "reset_attention_mask", "reset_position_ids") if getattr(data, name)]
-    if not asked:
-        return None
-    if data.mock_data:
-        raise DataError(f"data.{asked[0]}: mock data has no documents; leave it out, or name data in data.data_path")
-    for source in sources.values():
-        if source.manifest is not None and source.manifest.eod is None:
-            raise DataError(
-                f"data.{asked[0]}: {source.tokens.prefix} was prepared without --append-eod; prepare it again with it"
-            )
-    manifests, tokenizer = _manifests_and_tokenizer(config, sources)
-    eod = next((manifest.eod for manifest in manifests), tokenizer.eod if tokenizer else None)
-    if eod is None:
-        remedy = "prepare the data with --append-eod" + (" and --eod-token" if tokenizer else "")
-        raise DataError(
-            f"data.{asked[0]}: nothing tells which token ends a document; "
-            + (remedy if tokenizer else f"set data.tokenizer_model, or {remedy}")
-        )
-    return Packing(eod, data.eod_mask_loss, data.reset_attention_mask, data.reset_position_ids)
-
-
-def _shortage(config: TrainConfig, split: Split, source: Source, dataset: GPTDataset) -> str | None:
-    """A note if ``split`` holds no sample and the run can do without it.
-
-    Raises:
-        DataError: it cannot.
-    """
-    if dataset.samples_per_epoch:
-        return None
-    needed = config.training.seq_length + 1
-    problem = (
-        f"{source.key}: the {split} split of {source.tokens.prefix} holds {dataset.token_count:,} tokens in "
-        f"{len(source.sequences):,} documents, but one sample needs {needed:,}"
-    )
+def samples_of_run(config: TrainConfig, split: Split, dp: int) -> int:
+    """Samples of a split that Megatron-LM lays out for a run (get_train_valid_test_num_samples)."""
+    training = config.training
     if split == "train":
-        raise DataError(f"{problem}; lower training.seq_length or prepare more text")
-    # Nobody asked for the split's default shares; who wrote them, or named a file, wants to see a loss.
-    by_default = source.key == "data.data_path" and config.data.split == type(config.data)().split
-    if split == "valid" and config.training.eval_iters and not by_default:
-        raise DataError(f"{problem}; give it more of data.split, or set training.eval_iters to 0")
-    return f"no evaluation on {split}: {problem}" if split == "valid" and config.training.eval_iters else None
+        iterations = training.train_iters
+    elif split == "valid":
+        iterations = (training.train_iters // training.eval_interval + 1) * training.eval_iters
+    else:
+        iterations = training.eval_iters
+    return iterations * config.global_batch_size(dp)
 
 
-def _cache(config: TrainConfig, prefix: Path, run_dir: Path | None) -> EpochIndexCache | None:
-    if config.data.data_cache_path:
-        return EpochIndexCache(Path(config.data.data_cache_path).expanduser())
-    beside = prefix.parent / "cache"
-    if beside.is_dir() or os.access(prefix.parent, os.W_OK):
-        return EpochIndexCache(beside)
-    return EpochIndexCache(run_dir / "cache") if run_dir else None
+def _said(notes: Sequence[str | None]) -> tuple[str, ...]:
+    return tuple(note for note in notes if note is not None)

@@ -1,56 +1,178 @@
-"""Texts as they come in: plain files, one document each, and JSON lines, one document per line; .gz of either."""
+"""Texts to learn a vocabulary from: those of the same files that are prepared for training."""
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
 
 from trainer.data.errors import DataError
+from trainer.data.prepare.chunk_work import place_of
+from trainer.data.prepare.chunks import Chunk, Span, cut_chunks
+from trainer.data.prepare.documents import BadDocument, SpanReader, Text
+from trainer.data.prepare.inputs import InputFile, bytes_read, open_bytes, reading_errors
+from trainer.data.prepare.parquet import row_counts, row_group_sizes
+from trainer.data.tokenizers.vocabulary import sayable
 
-BATCH_BYTES = 1 << 20
-"""Text handed to a tokenizer at a time: enough to keep its threads busy, and all that is held in memory."""
+PIECE = 1 << 20
+"""Bytes read, and characters handed over, at a time: all that is held in memory, but for longer lines."""
+_LEAST_PIECE = 1 << 16
+_PIECES = 4096
+"""A sample comes from about so many places, if the text is large enough."""
+_PROBES = 16
+"""Compressed files and tables whose beginnings tell how much text all of them hold."""
+_PROBED_ROWS = 256
+_PROBED_BYTES = 8 << 20
+"""Once decompressed: many times what a decompressor reads ahead."""
 
 
-def read_documents(paths: Sequence[Path], json_keys: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Every document of ``paths``, in order: one text per key of ``json_keys``.
+@dataclass(frozen=True)
+class Corpus:
+    """Text to learn from: all of it, or as much as is wanted in stretches spread evenly over all.
 
-    A plain file has the same single text under every key. Memory: one document.
-
-    Raises:
-        DataError: a file cannot be read as UTF-8, or a line is no JSON object with those keys; names file and line.
+    Attributes:
+        files: that hold it.
+        json_keys: of JSON objects, or columns.
+        most_bytes: of text that are learnt from, about; None: all.
     """
-    for path in paths:
+
+    files: tuple[InputFile, ...]
+    json_keys: tuple[str, ...]
+    most_bytes: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @cached_property
+    def text_bytes(self) -> int:
+        """Bytes of text in all files: of plain ones their size, of others as the beginnings of some let it be reckoned.
+
+        Raises:
+            DataError: a table cannot be read, or the package that reads a kind of file is not installed.
+        """
+        others = [file for file in self.files if file.packing or file.kind == "parquet"]
+        probed = others[:: -(-len(others) // _PROBES) or 1]
+        other_bytes, probed_bytes = (sum(file.size for file in files) for files in (others, probed))
+        text = sum(file.size * self._text_per_byte(file) for file in probed)
+        return self.size - other_bytes + round(other_bytes * text / max(1, probed_bytes))
+
+    @property
+    def wanted(self) -> int:
+        """How many of them are learnt from, about."""
+        return self.text_bytes if self.most_bytes is None else min(self.most_bytes, self.text_bytes)
+
+    def texts(self, advance: Callable[[int, int], None] | None = None) -> Iterator[str]:
+        """The texts under any of the keys, in order, the same each time; a plain file comes in pieces of whole lines.
+
+        What is left out of a file that is not compressed is not read, but for rows of a table between others.
+
+        Args:
+            advance: is told of so many more bytes of the files, and texts in them.
+
+        Raises:
+            DataError: a file cannot be read as UTF-8, or a line is no JSON object with those keys; names file and line.
+        """
+        for chunk, texts in self._chosen():
+            number = 0
+            for number, text in enumerate(texts, 1):  # noqa: B007 (how many there were)
+                yield text
+            if advance is not None:
+                advance(chunk.input_bytes, number)
+
+    def _chosen(self) -> Iterator[tuple[Chunk, Iterator[str]]]:
+        """Every chunk, and what is learnt from it."""
+        total, wanted = self.text_bytes, self.wanted
+        size = min(PIECE, max(_LEAST_PIECE, wanted // _PIECES)) if wanted < total else PIECE
+        seen = taken = 0
+        for chunk in cut_chunks(self.files, size, "line"):
+            # The same share of what was seen as of all, to within a piece.
+            found = chunk.input_bytes if chunk.content is None else len(chunk.content)
+            texts: Iterator[str] = iter(())
+            if wanted < total and chunk.spans[0].row_group is not None:
+                pieces = -(-found // size)
+                due = min(pieces, max(0, (wanted * (seen + found - 1) // total - taken) // size + 1))
+                if due:
+                    rows = _Rows.of(chunk.spans[0], pieces, due)
+                    taken += found * rows.taken // max(1, rows.count)
+                    texts = self._some_rows(chunk.spans[0], rows)
+            elif taken * total <= wanted * seen:
+                taken += found
+                texts = chain.from_iterable(self._texts(span, chunk.content) for span in chunk.spans)
+            yield chunk, texts
+            seen += found
+
+    def _texts(self, span: Span, content: bytes | None) -> Iterator[str]:
+        for document in SpanReader(span, self.json_keys, "file", content):
+            yield from _said(document, span)
+
+    def _some_rows(self, span: Span, rows: _Rows) -> Iterator[str]:
+        for row, document in enumerate(islice(SpanReader(span, self.json_keys), rows.stop)):
+            if rows.has(row):
+                yield from _said(document, span)
+
+    def _text_per_byte(self, file: InputFile) -> float:
+        """Bytes of text in a byte on the disk."""
+        if file.kind == "parquet":
+            sizes, counts = row_group_sizes(file.path), row_counts(file.path)
+            if not sizes or not counts[0]:
+                return 1.0
+            read = min(_PROBED_ROWS, counts[0])
+            documents = islice(SpanReader(Span(file.path, row_group=0), self.json_keys), read)
+            whole = [document for document in documents if not isinstance(document, BadDocument)]
+            text = sum(len(text.encode()) for document in whole for text in _learnt(document))
+            return text * counts[0] / (read * max(1, sizes[0]))
         try:
-            with _open_text(path) as file:
-                if _is_json_lines(path):
-                    yield from _read_json_lines(path, file, json_keys)
-                else:
-                    text = file.read()
-                    yield (text,) * len(json_keys)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-        except (UnicodeDecodeError, EOFError) as error:
-            raise DataError(f"{path}: is not UTF-8 text: {error}") from None
+            with open_bytes(file.path) as stream:
+                content = stream.read(_PROBED_BYTES)
+                return len(content) / max(1, bytes_read(stream))
+        except reading_errors():
+            return 1.0  # which is said when it is read
 
 
-def batches_by_size(texts: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
-    """``texts`` in lists of about BATCH_BYTES characters."""
-    batch: list[tuple[str, ...]] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += sum(map(len, text))
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a part of a table: ``due`` runs of ``length``, as far from each other as can be."""
+
+    count: int
+    due: int
+    length: int
+
+    @classmethod
+    def of(cls, span: Span, pieces: int, due: int) -> _Rows:
+        """``due`` of as many equal ``pieces`` as the rows of ``span`` make up."""
+        first = span.row_group or 0
+        count = sum(row_counts(span.path)[first : first + span.row_groups])
+        return cls(count, due, -(-count // pieces))
+
+    @property
+    def taken(self) -> int:
+        return min(self.count, self.due * self.length)
+
+    @property
+    def stop(self) -> int:
+        """After the last: what follows need not be read."""
+        return min(self.count, -(-(self.due - 1) * self.count // self.due) + self.length)
+
+    def has(self, row: int) -> bool:
+        # The distance from the beginning of the run before it, times the number of runs.
+        return row * self.due % max(1, self.count) < self.due * self.length
 
 
-def pieces_at_line_ends(text: str, size: int = BATCH_BYTES) -> Iterator[str]:
+def _said(document: tuple[Text, ...] | BadDocument, span: Span) -> Iterator[str]:
+    if isinstance(document, BadDocument):
+        raise DataError(f"{place_of(span, document.line)}: {document.problem}")
+    yield from _learnt(document)
+
+
+def _learnt(document: tuple[Text, ...]) -> Iterator[str]:
+    # A plain file says the same under every key; learn from it once.
+    yield from dict.fromkeys(sayable(text if isinstance(text, str) else " ".join(text)) for text in document)
+
+
+def pieces_at_line_ends(text: str, size: int = PIECE) -> Iterator[str]:
     """``text`` in pieces of about ``size`` characters, cut after a line end where there is one."""
     start = 0
     while start < len(text):
@@ -58,32 +180,3 @@ def pieces_at_line_ends(text: str, size: int = BATCH_BYTES) -> Iterator[str]:
         stop = stop if stop > start else start + size
         yield text[start:stop]
         start = stop
-
-
-def _is_json_lines(path: Path) -> bool:
-    suffixes = path.suffixes[:-1] if path.suffix == ".gz" else path.suffixes
-    return bool(suffixes) and suffixes[-1] in (".jsonl", ".json", ".ndjson")
-
-
-def _open_text(path: Path) -> TextIO:
-    # newline="" keeps "\r\n": what goes in must come out again.
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
-
-
-def _read_json_lines(path: Path, file: TextIO, keys: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: is not a line of JSON: {error}") from None
-        found = values if isinstance(values, dict) else {}
-        missing = next((key for key in keys if not isinstance(found.get(key), str)), None)
-        if missing is not None:
-            raise DataError(
-                f"{path}:{number}: has no text under {missing!r}; name the keys that hold text with --json-keys"
-            )
-        yield tuple(found[key] for key in keys)

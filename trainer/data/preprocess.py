@@ -1,175 +1,238 @@
-"""``python -m trainer preprocess``: text files or JSON lines to a Megatron-LM .bin/.idx pair and its manifest."""
+"""``python -m trainer preprocess``: text to Megatron-LM's .bin/.idx and a manifest, by its preprocess_data.py's flags.
+
+What it does stands in trainer.data.prepare.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
-from typing_extensions import Self
-
-from trainer.data.corpus import batches_by_size, read_documents
 from trainer.data.errors import DataError
-from trainer.data.indexed_dataset import IndexedDatasetWriter
+from trainer.data.index_format import dtype_code
 from trainer.data.manifest import Manifest, manifest_path
-from trainer.data.tokenizer import HuggingFaceTokenizer, NullTokenizer, Tokenizer
+from trainer.data.pair_writer import PairWriter
+from trainer.data.prepare.assembly import Assembled
+from trainer.data.prepare.encoding import Recipe, batches, encode_documents
+from trainer.data.prepare.inputs import find_inputs
+from trainer.data.prepare.journal import folder_of
+from trainer.data.prepare.node_marks import NodeMarks, ToldToEnd, attempt_of_step, heeding_sigterm
+from trainer.data.prepare.pipeline import Preparation, Unfinished, check, prepare
+from trainer.data.tokenizers.settings import add_tokenizer_flags, settings_from_flags
+from trainer.data.tokenizers.tokenizer import Tokenizer
 
-PROGRESS_SECONDS = 2.0
-
-
-class CorpusWriter:
-    """Tokenizes texts into ``<prefix>.bin``, ``.idx`` and ``.json``; leaves nothing behind unless finished."""
-
-    def __init__(self, prefix: Path, tokenizer: Tokenizer, append_eod: bool) -> None:
-        """Start writing beside ``prefix``.
-
-        Raises:
-            DataError: an end-of-document token is wanted and the tokenizer has none.
-        """
-        if append_eod and tokenizer.eod is None:
-            raise DataError("--append-eod: the tokenizer has no end-of-document token; name one with --eod-token")
-        self._tokenizer = tokenizer
-        self._eod = [tokenizer.eod] if append_eod and tokenizer.eod is not None else []
-        self._writer = IndexedDatasetWriter(prefix, tokenizer.vocab_size)
-        self.text_bytes = 0
-
-    def add(self, texts: Sequence[str]) -> None:
-        """Tokenize and append one document per text; an empty one gets no end-of-document token, as in Megatron-LM."""
-        for text, tokens in zip(texts, self._tokenizer.encode_batch(texts), strict=True):
-            self._writer.add_document(tokens + self._eod if tokens else [])
-            self.text_bytes += len(text.encode("utf-8", "surrogatepass"))
-
-    def finish(self) -> Manifest:
-        """Put the files in place, the manifest last."""
-        writer = self._writer
-        manifest = Manifest(
-            tokenizer_sha256=self._tokenizer.sha256,
-            vocab_size=self._tokenizer.vocab_size,
-            eod=self._eod[0] if self._eod else None,
-            documents=writer.documents,
-            sequences=writer.sequences,
-            tokens=writer.tokens,
-            largest_token=writer.largest_token,
-            text_bytes=self.text_bytes,
-        )
-        # Never an old manifest beside new tokens.
-        manifest_path(writer.prefix).unlink(missing_ok=True)
-        writer.finish()
-        manifest.write(writer.prefix)
-        return manifest
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.discard()
+_INTERRUPTED, _TERMINATED = 130, 143
 
 
 def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path, append_eod: bool = True) -> Manifest:
-    """Tokenize ``texts``, one document each, into the pair of ``prefix``. Memory: about a megabyte of text.
+    """Tokenize ``texts``, one document each, into the pair of ``prefix``, in this process.
 
     Raises:
-        DataError: see CorpusWriter.
+        DataError: an end-of-document token is wanted and the tokenizer has none.
+        OSError: the pair cannot be written; nothing is left of it.
     """
-    with CorpusWriter(prefix, tokenizer, append_eod) as writer:
-        for batch in batches_by_size((text,) for text in texts):
-            writer.add([text for (text,) in batch])
-        return writer.finish()
+    if append_eod and tokenizer.eod is None:
+        raise DataError("--append-eod: the tokenizer has no end-of-document token; name one with --eod-token")
+    recipe = Recipe(append_eod=append_eod)
+    text_bytes, largest = 0, -1
+    with PairWriter(prefix, dtype_code(tokenizer.vocab_size)) as writer:
+        for batch in batches((text,) for text in texts):
+            block = encode_documents([text for (text,) in batch], tokenizer, recipe)
+            writer.append(block.tokens, block.lengths, block.ends)
+            text_bytes += block.text_bytes
+            largest = max(largest, int(block.tokens.max(initial=-1)))
+        # Never an old manifest beside new tokens.
+        manifest_path(prefix).unlink(missing_ok=True)
+        checksums = writer.finish()
+    manifest = Manifest(
+        tokenizer_sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        eod=tokenizer.eod if append_eod else None,
+        documents=writer.documents,
+        sequences=writer.sequences,
+        tokens=writer.tokens,
+        largest_token=largest,
+        text_bytes=text_bytes,
+        bin_sha256=checksums.bin_sha256,
+        idx_sha256=checksums.idx_sha256,
+    )
+    manifest.write(prefix)
+    return manifest
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command; 3 if an input, the tokenizer or the output cannot be used, with one line that says which."""
+def main(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
+    """Run the command; 3 if an input, the tokenizer or the output cannot be used, with one line that says which.
+
+    Args:
+        arguments: of the command.
+        variables: the environment, which tells of Slurm's step; None: of none.
+    """
     options = _parser().parse_args(arguments)
+    if options.nodes == 1 or options.check:
+        return _run(options, variables or {})
     try:
-        _preprocess(options)
+        with heeding_sigterm():
+            return _run(options, variables or {})
+    except ToldToEnd:
+        why = _marks(options, variables or {}).why_told_to_end()
+        return _fail(why or "told to end", _TERMINATED if why is None else 3)
+
+
+def _run(options: argparse.Namespace, variables: Mapping[str, str]) -> int:
+    try:
+        wanted = _wanted(options, variables)
+        if options.check:
+            check(wanted)
+            return 0
+        assembled, facts = prepare(wanted)
+    except Unfinished as error:
+        kept = f" ({error.kept:,} parts are done and kept: the same command goes on from there)" if error.kept else ""
+        return _fail(f"{error.reason}{kept}", _INTERRUPTED if error.interrupted else 3)
     except DataError as error:
-        print(f"trainer preprocess: {error}", file=sys.stderr)
-        return 3
+        return _fail(str(error), 3)
     except OSError as error:
-        print(f"trainer preprocess: {options.output_prefix}: cannot be written: {error.strerror}", file=sys.stderr)
-        return 3
+        return _fail(f"{options.output_prefix}: cannot be written: {error.strerror}", 3)
+    except KeyboardInterrupt:
+        return _fail("interrupted", _INTERRUPTED)
+    if assembled is not None:
+        _tell(assembled, facts.notes)
     return 0
 
 
-def _preprocess(options: argparse.Namespace) -> None:
-    tokenizer = _tokenizer(options)
-    prefixes = [Path(f"{options.output_prefix}_{key}_document") for key in options.json_keys]
-    total = sum(path.stat().st_size for path in options.input if path.is_file())
-    progress = Progress(total)
-    with ExitStack() as stack:
-        writers = [stack.enter_context(CorpusWriter(prefix, tokenizer, options.append_eod)) for prefix in prefixes]
-        for batch in batches_by_size(read_documents(options.input, options.json_keys)):
-            for position, writer in enumerate(writers):
-                writer.add([texts[position] for texts in batch])
-            progress.report(len(batch), sum(writer.text_bytes for writer in writers))
-        progress.end()
-        for prefix, writer in zip(prefixes, writers, strict=True):
-            manifest = writer.finish()
-            print(
-                f"{prefix}.bin, .idx and .json: {manifest.documents:,} documents, {manifest.tokens:,} tokens, "
-                f"{manifest.text_bytes / max(1, manifest.tokens):.2f} bytes per token"
-            )
+def _fail(message: str, code: int) -> int:
+    _say(message)
+    return code
 
 
-class Progress:
-    """One line on standard error that says how far it is: rewritten on a terminal, now and then elsewhere."""
+def _say(message: str) -> None:
+    print(f"trainer preprocess: {message}", file=sys.stderr)
 
-    def __init__(self, input_bytes: int) -> None:
-        self._input_bytes = input_bytes
-        self._documents = 0
-        self._started = self._said = time.monotonic()
-        self._terminal = sys.stderr.isatty()
 
-    def report(self, documents: int, text_bytes: int) -> None:
-        """Count ``documents`` more, ``text_bytes`` of text in all."""
-        self._documents += documents
-        now = time.monotonic()
-        if now - self._said < PROGRESS_SECONDS:
-            return
-        self._said = now
-        rate = text_bytes / (now - self._started) / 1e6
-        line = (
-            f"{self._documents:,} documents, {text_bytes / 1e6:.1f} MB of text ({self._input_bytes / 1e6:.1f} MB of "
-            f"input), {rate:.1f} MB/s"
+def _marks(options: argparse.Namespace, variables: Mapping[str, str]) -> NodeMarks:
+    folder = folder_of(Path(options.output_prefix).expanduser())
+    # A look at what is there writes nothing.
+    nodes = 1 if options.check else options.nodes
+    return NodeMarks(folder, options.node, nodes, options.attempt or attempt_of_step(variables, options.nodes))
+
+
+def _wanted(options: argparse.Namespace, variables: Mapping[str, str]) -> Preparation:
+    if not 0 <= options.node < options.nodes:
+        raise DataError(f"--node: {options.node} is not one of {options.nodes}: they are numbered from 0")
+    prefix = str(Path(options.output_prefix).expanduser())
+    if options.output_prefix.endswith(os.sep) or Path(prefix).name in ("", ".."):
+        raise DataError(
+            f"--output-prefix: {options.output_prefix or '.'} is a folder; add how the names in it shall begin"
         )
-        print(line, end="\r" if self._terminal else "\n", file=sys.stderr, flush=True)
+    if options.restart and options.nodes > 1:
+        raise DataError(f"--restart: several nodes would undo each other's work; remove {folder_of(Path(prefix))}")
+    unfit = next((key for key in options.json_keys if os.sep in key or not key), None)
+    if unfit is not None:
+        raise DataError(f"--json-keys: {unfit!r} cannot be part of a file's name, which each key is")
+    attempt = options.attempt or attempt_of_step(variables, options.nodes)
+    if options.nodes > 1 and options.node == 0 and not attempt:
+        _say(
+            "--attempt: is not given, so that a node that fails before the others begin is missed for minutes only; "
+            "give all nodes one name that is new at each start, as the number of the job"
+        )
+    with _marks(options, variables).told():
+        inputs = find_inputs(options.input, _say if options.node == 0 else None)
+    return Preparation(
+        inputs=tuple(inputs),
+        output_prefix=prefix,
+        tokenizer=settings_from_flags(options),
+        recipe=Recipe(
+            tuple(dict.fromkeys(options.json_keys)), options.append_eod, options.split_sentences, options.keep_newlines
+        ),
+        text_document=options.text_document,
+        skip_bad=options.on_error == "skip",
+        processes=options.workers or _processors(),
+        restart=options.restart,
+        node=options.node,
+        nodes=options.nodes,
+        attempt=attempt,
+        log_documents=options.log_interval,
+    )
 
-    def end(self) -> None:
-        """Leave the line."""
-        if self._terminal and self._said != self._started:
-            print(file=sys.stderr)
+
+def _processors() -> int:
+    # Those of a job, where a scheduler has bound us to some.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _tokenizer(options: argparse.Namespace) -> Tokenizer:
-    if options.tokenizer_type == "NullTokenizer":
-        if options.vocab_size is None:
-            raise DataError("--vocab-size: NullTokenizer needs it")
-        return NullTokenizer(options.vocab_size)
-    if options.tokenizer_model is None:
-        raise DataError("--tokenizer-model: is missing; name a tokenizer.json or the folder that holds it")
-    return HuggingFaceTokenizer(options.tokenizer_model, options.eod_token)
+def _tell(assembled: Assembled, notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"trainer preprocess: {note}", file=sys.stderr)
+    for prefix, manifest in assembled.manifests:
+        print(
+            f"{prefix}.bin, .idx and .json: {manifest.documents:,} documents, {manifest.tokens:,} tokens, "
+            f"{manifest.text_bytes / max(1, manifest.tokens):.2f} bytes per token"
+        )
+    if assembled.bad:
+        named = "\n  ".join(assembled.first_bad)
+        more = assembled.bad - len(assembled.first_bad)
+        print(
+            f"trainer preprocess: {assembled.bad:,} documents were passed over:\n  {named}"
+            + (f"\n  and {more:,} more" if more else ""),
+            file=sys.stderr,
+        )
+
+
+def _count(word: str) -> int:
+    try:
+        number = int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{word} is less than 1")
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer preprocess",
-        description="Tokenize text into PREFIX_KEY_document.bin and .idx, in Megatron-LM's format. "
-        "Files named .jsonl, .json or .ndjson hold one document per line, all others are one document each.",
+        description="Tokenize text into PREFIX_KEY_document.bin and .idx, in Megatron-LM's format. Killed at any "
+        "instant, the same command goes on where it was.",
     )
-    parser.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE")
-    parser.add_argument("--output-prefix", required=True, metavar="PREFIX")
-    parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY")
     parser.add_argument(
-        "--tokenizer-type", choices=["HuggingFaceTokenizer", "NullTokenizer"], default="HuggingFaceTokenizer"
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="files, patterns or folders: .jsonl, .json and .ndjson hold a document per line, .parquet one per row, "
+        "all others are plain text; .gz, .zst, .bz2 and .xz of them",
     )
-    parser.add_argument("--tokenizer-model", type=Path, metavar="FILE", help="tokenizer.json, or the folder with it")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="how many numbers a NullTokenizer takes")
+    parser.add_argument("--output-prefix", required=True, metavar="PREFIX")
+    parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys, or columns, of the text")
+    parser.add_argument(
+        "--text-document", choices=["file", "paragraph", "line"], help="what is a document in plain text (default file)"
+    )
     parser.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
-    parser.add_argument("--eod-token", metavar="NAME", help="name of that token where it cannot be told")
+    parser.add_argument(
+        "--split-sentences", action="store_true", help="make each sentence a sequence, as BERT and T5 want it"
+    )
+    parser.add_argument("--keep-newlines", action="store_true", help="keep the white space after sentences")
+    parser.add_argument("--on-error", choices=["stop", "skip"], default="stop", help="at what is no document")
+    parser.add_argument("--restart", action="store_true", help="throw away what an unfinished run has done")
+    parser.add_argument("--check", action="store_true", help="look at input, tokenizer and output; write nothing")
+    parser.add_argument("--workers", type=_count, metavar="N", help="processes that encode (default: the CPUs)")
+    parser.add_argument("--log-interval", type=int, default=1, metavar="N", help="documents between lines of progress")
+    several = parser.add_argument_group("several nodes that share a file system")
+    several.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes that run this command")
+    several.add_argument("--node", type=int, default=0, metavar="K", help="the number of this one, from 0")
+    several.add_argument(
+        "--attempt",
+        default="",
+        metavar="NAME",
+        help="the same on all nodes, another one whenever they are started; unset: told from Slurm, where one srun "
+        "starts them all",
+    )
+    accepted = parser.add_argument_group("accepted and without effect")
+    accepted.add_argument("--partitions", type=_count, metavar="N", help="inputs are always cut for the workers")
+    accepted.add_argument("--keep-sequential-samples", action="store_true", help="the order is always kept")
+    accepted.add_argument("--lang", metavar="NAME", help="sentences end by rules for all languages")
+    accepted.add_argument("--dataset-impl", choices=["mmap"], help="the only format")
+    add_tokenizer_flags(parser)
     return parser

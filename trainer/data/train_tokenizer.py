@@ -1,28 +1,56 @@
-"""``python -m trainer train-tokenizer``: a byte-level BPE vocabulary from text files.
+"""``python -m trainer train-tokenizer``: a vocabulary from text files.
 
 Byte-level BPE: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2; merges after
 Sennrich et al. 2016 (arXiv:1508.07909), algorithm 1. All 256 bytes are in the vocabulary and nothing is normalised, so
-that every text comes back as it went in.
+that every text comes back as it went in. The other kinds are learnt in trainer.data.tokenizers.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
-import sys
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
+from typing import Literal, cast
 
-from trainer.data.corpus import pieces_at_line_ends, read_documents
+from trainer.data.background import StillAtWork, do_in_background
+from trainer.data.corpus import Corpus, pieces_at_line_ends
 from trainer.data.errors import DataError
+from trainer.data.prepare.inputs import find_inputs
+from trainer.data.prepare.progress import Progress, say
+from trainer.data.tokenizers.engines import missing_package
+from trainer.data.tokenizers.huggingface import SPACE_MARK, say_byte_piece
+from trainer.data.tokenizers.train_sentencepiece import smallest_sentencepiece, train_sentencepiece
+from trainer.data.tokenizers.train_wordpiece import smallest_wordpiece, train_wordpiece
+from trainer.data.tokenizers.vocabulary_size import check_size, too_little_text
+from trainer.data.tokenizers.wordpiece import CONTINUATION
 
 END_OF_DOCUMENT = "<|endoftext|>"
-SMALLEST_VOCABULARY = 257
-"""256 bytes and the end of a document."""
+_BYTES = 256
+ENDINGS = {"byte-level-bpe": ".json", "unigram": ".model", "bpe": ".model", "wordpiece": ".txt"}
+"""Kind of vocabulary -> what the name of its file ends in; the first kind of an ending is its default."""
+SAMPLE_BYTES = {"byte-level-bpe": 4_000_000_000, "wordpiece": 4_000_000_000, "unigram": 400_000_000, "bpe": 400_000_000}
+"""So much of larger inputs is learnt from, unless it is said. The first two kinds hold the different words of the text
+in memory, the others all of it, about twenty times."""
+_PASSES = {"wordpiece": 2}
+"""How often the text is read, if not once: first for its letters."""
+_INTERRUPTED = 130
 
 
-def train_byte_level_bpe(texts: Iterable[str], vocab_size: int, path: Path) -> None:
-    """Train a vocabulary of ``vocab_size`` tokens on ``texts`` and write it to ``path``, a tokenizer.json.
+def train_byte_level_bpe(
+    texts: Iterable[str], vocab_size: int, path: Path, special_tokens: Sequence[str] = (END_OF_DOCUMENT,)
+) -> None:
+    """Write to ``path`` what ``learn_byte_level_bpe`` learns."""
+    _write(path, learn_byte_level_bpe(texts, vocab_size, special_tokens))
+
+
+def learn_byte_level_bpe(
+    texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (END_OF_DOCUMENT,)
+) -> bytes:
+    """The content of a tokenizer.json of ``vocab_size`` tokens, learnt from ``texts``.
 
     The same texts give the same bytes, on any number of threads. Memory: the different words of the text, never the
     text.
@@ -32,50 +60,189 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int, path: Path) -> N
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise DataError(f"--vocab-size: {vocab_size} is below {SMALLEST_VOCABULARY}: 256 bytes and {END_OF_DOCUMENT}")
+    names = [*dict.fromkeys([*special_tokens])]
+    check_size(vocab_size, *smallest_byte_level(names))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=[END_OF_DOCUMENT],
+        special_tokens=names,
         show_progress=False,
     )
     tokenizer.train_from_iterator((piece for text in texts for piece in pieces_at_line_ends(text)), trainer)
     if tokenizer.get_vocab_size() < vocab_size:
-        raise DataError(
-            f"--vocab-size: the text yields only {tokenizer.get_vocab_size()} tokens of the {vocab_size} asked for; "
-            "lower it or give more text"
-        )
+        raise too_little_text(tokenizer.get_vocab_size(), vocab_size, *smallest_byte_level(names))
+    return tokenizer.to_str().encode()
+
+
+def smallest_byte_level(special_tokens: Sequence[str]) -> tuple[int, str]:
+    """The smallest vocabulary, and what it holds."""
+    names = [*dict.fromkeys(special_tokens)]
+    return _BYTES + len(names), " and ".join(["256 bytes", *([", ".join(names)] if names else [])])
+
+
+def _write(path: Path, content: bytes) -> None:
+    """By a rename, so that nobody ever reads half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(tokenizer.to_str(), encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; 3 if an input cannot be read, the size cannot be reached or the file not be written."""
-    parser = argparse.ArgumentParser(prog="python -m trainer train-tokenizer", description="Train a byte-level BPE.")
-    parser.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE", help="text or JSON lines")
-    parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY")
-    parser.add_argument("--vocab-size", type=int, required=True, metavar="N")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the tokenizer.json to write")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
+    output = options.output.expanduser()
     try:
-        train_byte_level_bpe(_texts(options.input, options.json_keys), options.vocab_size, options.output)
+        kind = _kind(output, options.model)
+        _check_names(options.special_tokens)
+        _check_size(kind, options.vocab_size, options.special_tokens)
+        corpus = Corpus(
+            tuple(find_inputs(options.input, _say)),
+            tuple(dict.fromkeys(options.json_keys)),
+            options.sample_bytes or SAMPLE_BYTES[kind],
+        )
+        _check_output(output)
+        _check_library(kind)
+        is_sample = corpus.wanted < corpus.text_bytes
+        if options.check:
+            return 0
+        if is_sample:
+            _say(
+                f"learning from about {corpus.wanted / 1e6:,.0f} of {corpus.text_bytes / 1e6:,.0f} MB of text, spread "
+                "evenly over the files; --sample-bytes says how many"
+            )
+        with Progress(corpus.size * _PASSES.get(kind, 1), unit="texts") as progress:
+            content = do_in_background(lambda: _learn(kind, corpus, options, progress), progress.still)
+        _write(output, content)
     except DataError as error:
-        print(f"trainer train-tokenizer: {error}", file=sys.stderr)
-        return 3
+        return _fail(str(error), 3)
     except OSError as error:
-        print(f"trainer train-tokenizer: {options.output}: cannot be written: {error.strerror}", file=sys.stderr)
-        return 3
-    print(f"{options.output}: {options.vocab_size:,} tokens")
+        return _fail(f"{output}: cannot be written: {error.strerror}", 3)
+    except KeyboardInterrupt as error:
+        code = _fail("interrupted", _INTERRUPTED)
+        if isinstance(error, StillAtWork):
+            os._exit(code)
+        return code
+    print(f"{output}: {options.vocab_size:,} tokens")
     return 0
 
 
-def _texts(paths: Sequence[Path], keys: Sequence[str]) -> Iterator[str]:
-    for document in read_documents(paths, keys):
-        # A plain file says the same under every key; learn from it once.
-        yield from dict.fromkeys(document)
+def _fail(message: str, code: int) -> int:
+    _say(message)
+    return code
+
+
+def _say(message: str) -> None:
+    say(f"trainer train-tokenizer: {message}")
+
+
+def _kind(output: Path, model: str | None) -> str:
+    told = next((kind for kind, end in ENDINGS.items() if end == output.suffix), None)
+    kind = model or told or "byte-level-bpe"
+    if told is not None and output.suffix != ENDINGS[kind]:
+        raise DataError(f"--output: {output} ends as {told} does, but {kind} is kept in {ENDINGS[kind]}; rename it")
+    return kind
+
+
+def _check_output(output: Path) -> None:
+    """Refuse at once what could only fail at the end."""
+    if output.is_dir():
+        raise DataError(f"--output: {output} is a folder; add the name of the file")
+    folder = next(place for place in output.absolute().parents if place.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise DataError(f"{output}: cannot be written: {folder} is no folder that may be written to")
+
+
+def _check_library(kind: str) -> None:
+    name = "sentencepiece" if ENDINGS[kind] == ".model" else "tokenizers"
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise missing_package(f"--model {kind}", name) from None
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse special tokens that text may become: words, marks and spaces are learnt apart, and bytes have names."""
+    for name in names:
+        has_both = re.search("[^\\W_]", name) and re.search(r"[!-/:-@\[-`{-~]", name)
+        is_written = name.isprintable() and not re.search(f"[\\s{SPACE_MARK}]", name)
+        if not has_both or not is_written or name.startswith(CONTINUATION) or say_byte_piece(name) is not None:
+            raise DataError(
+                f"--special-tokens: {name!r} is a name that text may become or no file can hold; choose letters and "
+                "marks without spaces, as <NAME>"
+            )
+
+
+def _check_size(kind: str, vocab_size: int, names: Sequence[str]) -> None:
+    if kind == "byte-level-bpe":
+        check_size(vocab_size, *smallest_byte_level([END_OF_DOCUMENT, *names]))
+    elif kind == "wordpiece":
+        check_size(vocab_size, *smallest_wordpiece(names))
+    else:
+        check_size(vocab_size, *smallest_sentencepiece(names))
+
+
+def _learn(kind: str, corpus: Corpus, options: argparse.Namespace, progress: Progress) -> bytes:
+    names, size = options.special_tokens, options.vocab_size
+    passes = count(1)
+
+    def read() -> Iterator[str]:
+        yield from corpus.texts(progress.advance)
+        if next(passes) >= _PASSES.get(kind, 1):
+            progress.then(f"all is read; {size:,} tokens are learnt from it")
+
+    if kind == "byte-level-bpe":
+        return learn_byte_level_bpe(read(), size, (END_OF_DOCUMENT, *names))
+    if kind == "wordpiece":
+        return train_wordpiece(read, size, not options.keep_case, names).encode()
+    return train_sentencepiece(read(), size, cast(Literal["unigram", "bpe"], kind), names)
+
+
+def _bytes(word: str) -> int:
+    """A number of bytes, as 500M or 2G."""
+    unit = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(word[-1:].upper(), 1)
+    try:
+        number = int(float(word[:-1]) * unit) if unit > 1 else int(word)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{word!r} is no number of bytes, as 500M or 2G") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{word} is less than 1")
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainer train-tokenizer", description="Learn a vocabulary.")
+    parser.add_argument(
+        "--input", nargs="+", required=True, metavar="FILE", help="as of preprocess: files, patterns or folders"
+    )
+    parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY")
+    parser.add_argument(
+        "--sample-bytes",
+        type=_bytes,
+        metavar="N",
+        help="learn from so much text, in stretches spread evenly over the files, as 500M or 2G; unset: 4G, or 400M "
+        "for unigram and bpe, which hold all of it in memory",
+    )
+    parser.add_argument("--vocab-size", type=int, required=True, metavar="N")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="tokenizer.json, a SentencePiece .model or BERT's vocab.txt",
+    )
+    parser.add_argument(
+        "--model", choices=list(ENDINGS), help="unset: byte-level-bpe; unigram for .model, wordpiece for .txt"
+    )
+    parser.add_argument(
+        "--special-tokens", nargs="+", default=[], metavar="NAME", help="further tokens that no text becomes"
+    )
+    parser.add_argument("--check", action="store_true", help="look at input and output; learn and write nothing")
+    parser.add_argument("--keep-case", action="store_true", help="wordpiece: keep capitals and accents")
+    return parser

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.data.indexed_dataset import CHUNK, IndexedDataset
+from trainer.data.index_format import CHUNK
+from trainer.data.indexed_dataset import IndexedDataset
 
 
 def unigram_loss(tokens: IndexedDataset, train: range, held_out: range, vocab_size: int) -> float:

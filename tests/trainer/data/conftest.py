@@ -1,12 +1,18 @@
-"""A small vocabulary, trained once per session on text made here."""
+"""Small vocabularies, trained once per session on text made here."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from trainer.data.tokenizer import HuggingFaceTokenizer
+from tests.trainer.data.masked_corpus import RECORDED
+from tests.trainer.data.vocabularies import Vocabularies, make_vocabularies
+from trainer.data.tokenizers.opening import open_tokenizer
+from trainer.data.tokenizers.settings import TokenizerSettings
+from trainer.data.tokenizers.tokenizer import Tokenizer
 from trainer.data.train_tokenizer import train_byte_level_bpe
 
 TEXTS = [f"def f{number}(self):\n    return {number} * self.value  # number {number}\n" for number in range(200)]
@@ -20,5 +26,18 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tokenizer_file: Path) -> HuggingFaceTokenizer:
-    return HuggingFaceTokenizer(tokenizer_file)
+def tokenizer(tokenizer_file: Path) -> Tokenizer:
+    return open_tokenizer(TokenizerSettings(tokenizer_model=str(tokenizer_file)))
+
+
+@pytest.fixture(scope="session")
+def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Vocabularies:
+    """One of each kind, of 500 tokens or fewer, that knows English, Japanese, Korean and Python."""
+    return make_vocabularies(tmp_path_factory.mktemp("vocabularies"))
+
+
+@pytest.fixture(scope="session")
+def recorded_masks() -> dict[str, Any]:
+    """Mappings and samples for BERT and T5 that Megatron-LM made."""
+    with np.load(RECORDED) as file:
+        return dict(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,50 +11,30 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.data.test_indexed_dataset import write
-from trainer.config import TrainConfig, build_config
-from trainer.data.batches import MicroBatch, Packing, TrainData
+from tests.trainer.data.token_files import write
+from tests.trainer.data.training_data import by_number, config, same
+from trainer.data.batches import MicroBatch, Packing
 from trainer.data.build import build_data
-from trainer.data.epoch_index import EpochIndexCache
+from trainer.data.document_places import DocumentEnds, Documents
 from trainer.data.errors import DataError
+from trainer.data.index_cache import EpochIndexCache
+from trainer.data.index_format import DTYPES
 from trainer.data.manifest import Manifest
 from trainer.data.mock import MockDataset
+from trainer.data.pair_writer import PairWriter
 from trainer.data.preprocess import tokenize_documents
-from trainer.data.tokenizer import HuggingFaceTokenizer, NullTokenizer
+from trainer.data.tokenizers.null import NullTokenizer
+from trainer.data.tokenizers.tokenizer import Tokenizer
 
 
-def config(data: dict[str, Any], *, model: dict[str, Any] | None = None, **training: Any) -> TrainConfig:
-    return build_config(
-        {
-            "model": {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1, **(model or {})},
-            "training": {"train_iters": 10, "seq_length": 8, "micro_batch_size": 2, "global_batch_size": 8, **training},
-            "optimizer": {"lr": 1e-3},
-            "data": data,
-        }
-    )
-
-
-def prepared(folder: Path, tokenizer: HuggingFaceTokenizer) -> str:
+def prepared(folder: Path, tokenizer: Tokenizer) -> str:
     texts = [f"return {number} * self.value\n" * (1 + number % 5) for number in range(60)]
     tokenize_documents(texts, tokenizer, folder / "d")
     return str(folder / "d")
 
 
-def by_number(data: list[TrainData], consumed: int = 0) -> dict[int, MicroBatch]:
-    return {batch.index: batch for part in data for batch in part.micro_batches("train", consumed)}
-
-
-def same(one: MicroBatch, other: MicroBatch) -> bool:
-    masks = (
-        one.loss_mask is other.loss_mask
-        if one.loss_mask is None or other.loss_mask is None
-        else torch.equal(one.loss_mask, other.loss_mask)
-    )
-    return torch.equal(one.tokens, other.tokens) and torch.equal(one.labels, other.labels) and masks
-
-
 @pytest.mark.parametrize("mock", [True, False])
-def test_the_global_batch_is_the_same_for_every_dp(tmp_path: Path, tokenizer: HuggingFaceTokenizer, mock: bool) -> None:
+def test_the_global_batch_is_the_same_for_every_dp(tmp_path: Path, tokenizer: Tokenizer, mock: bool) -> None:
     source: dict[str, Any] = (
         {"mock_data": True} if mock else {"data_path": prepared(tmp_path, tokenizer), "eod_mask_loss": True}
     )
@@ -66,7 +47,7 @@ def test_the_global_batch_is_the_same_for_every_dp(tmp_path: Path, tokenizer: Hu
         assert all(same(split[index], serial[index]) for index in serial)
 
 
-def test_shapes_labels_and_place(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+def test_shapes_labels_and_place(tmp_path: Path, tokenizer: Tokenizer) -> None:
     data = build_data(config({"data_path": prepared(tmp_path, tokenizer)}), 0, 1)
     batch, *_ = data.micro_batches("train", 0)
     assert batch.tokens.shape == batch.labels.shape == (2, 8)
@@ -80,7 +61,7 @@ def test_shapes_labels_and_place(tmp_path: Path, tokenizer: HuggingFaceTokenizer
     assert data.vocab_size == 300
 
 
-def test_masked_tokens_are_not_counted(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+def test_masked_tokens_are_not_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
     source = {"data_path": prepared(tmp_path, tokenizer), "eod_mask_loss": True}
     replicas = [build_data(config(source), rank, 2) for rank in range(2)]
     counted = 0
@@ -105,7 +86,7 @@ def by_loop(tokens: list[int], eod: int) -> tuple[list[int], list[int]]:
     return [*bounds, len(tokens)], positions
 
 
-def test_documents_are_found_where_they_end(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+def test_documents_are_found_where_they_end(tmp_path: Path, tokenizer: Tokenizer) -> None:
     source = {"data_path": prepared(tmp_path, tokenizer), "reset_attention_mask": True, "reset_position_ids": True}
     data = build_data(config(source, seq_length=40), 0, 1)
     counts = set()
@@ -121,6 +102,19 @@ def test_documents_are_found_where_they_end(tmp_path: Path, tokenizer: HuggingFa
     assert not data.masks_loss
 
 
+@pytest.mark.parametrize("share", [0.02, 0.7])
+def test_few_and_very_many_documents_are_found_alike(share: float) -> None:
+    tokens = np.where(np.random.RandomState(3).rand(4, 50) < share, 9, 1)
+    tokens[1] = 1
+    tokens[2, -1] = tokens[3, 0] = 9
+    batch = Packing(9, separate_attention=True, restart_positions=True).apply(
+        MicroBatch(torch.from_numpy(tokens), torch.from_numpy(tokens))
+    )
+    assert batch.documents is not None and batch.positions is not None
+    found = [(list(own), row.tolist()) for own, row in zip(batch.documents.bounds, batch.positions, strict=True)]
+    assert found == [by_loop(row, 9) for row in tokens.tolist()]
+
+
 def test_ends_at_the_borders_of_a_sample() -> None:
     tokens = torch.tensor([[9, 9, 1, 2, 9], [1, 2, 3, 4, 5]])
     batch = Packing(9, separate_attention=True, restart_positions=True).apply(MicroBatch(tokens, tokens))
@@ -130,6 +124,31 @@ def test_ends_at_the_borders_of_a_sample() -> None:
     assert batch.positions.tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
 
 
+def test_micro_batches_have_the_documents_of_their_own_samples() -> None:
+    bounds = ((0, 2, 5), (0, 5), (0, 1, 4, 5), (0, 3, 5), (0, 5), (0, 4, 5))
+    ends = DocumentEnds(np.isin(np.arange(30).reshape(6, 5), [1, 10, 13, 14, 17, 28]))
+    assert ends.cu_seqlens.tolist() == [0, 2, 5, 10, 11, 14, 15, 18, 20, 25, 29, 30]
+    assert DocumentEnds.between(bounds).cu_seqlens.tolist() == ends.cu_seqlens.tolist()
+    cpu = torch.device("cpu")
+    (whole,) = ends.documents(6)
+    assert whole == Documents(bounds)
+    assert whole != Documents(bounds[:5]) and whole != Documents([(0, 30)]) and whole != bounds
+    for size in (1, 2, 3):
+        parts = ends.documents(size)
+        assert [part.bounds for part in parts] == [bounds[first : first + size] for first in range(0, 6, size)]
+        assert all(torch.equal(part.positions(cpu), Documents(part.bounds).positions(cpu)) for part in parts)
+        assert torch.equal(torch.cat([part.positions(cpu) for part in parts]), whole.positions(cpu))
+    assert whole.positions(cpu)[2].tolist() == [0, 0, 1, 2, 0]
+
+
+def test_positions_are_worked_out_for_whom_needs_them_and_once() -> None:
+    tokens = torch.tensor([[9, 1, 2, 9, 4]])
+    batch = Packing(9, separate_attention=True, restart_positions=True).apply(MicroBatch(tokens, tokens))
+    assert batch.documents is batch.restarts is not None
+    assert batch.positions is batch.to(torch.device("cpu")).positions
+    assert Packing(9, separate_attention=True).apply(MicroBatch(tokens, tokens)).positions is None
+
+
 def test_a_loss_mask_that_is_there_already_stays() -> None:
     tokens, mask = torch.tensor([[9, 1, 9, 2]]), torch.tensor([[1.0, 0.0, 1.0, 1.0]])
     batch = Packing(9, mask_loss=True).apply(MicroBatch(tokens, tokens, mask))
@@ -137,7 +156,7 @@ def test_a_loss_mask_that_is_there_already_stays() -> None:
     assert batch.loss_mask.tolist() == [[0, 0, 0, 1]]
 
 
-def test_each_rule_for_documents_is_on_its_own(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+def test_each_rule_for_documents_is_on_its_own(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = prepared(tmp_path, tokenizer)
     for key, field in (
         ("eod_mask_loss", "loss_mask"),
@@ -149,14 +168,14 @@ def test_each_rule_for_documents_is_on_its_own(tmp_path: Path, tokenizer: Huggin
         assert filled == {field}
 
 
-def test_order_does_not_depend_on_the_length_of_the_run(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+def test_order_does_not_depend_on_the_length_of_the_run(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = prepared(tmp_path, tokenizer)
     short, long = (build_data(config({"data_path": path}, train_iters=n), 0, 1) for n in (10, 100_000))
     for consumed in (0, 80, 8_000):
         assert same(short.micro_batches("train", consumed)[0], long.micro_batches("train", consumed)[0])
 
 
-def test_splits_and_separate_files(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+def test_splits_and_separate_files(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = prepared(tmp_path, tokenizer)
     data = build_data(config({"data_path": path, "split": "80,20,0"}), 0, 1)
     assert (data.has("train"), data.has("valid"), data.has("test")) == (True, True, False)
@@ -207,12 +226,13 @@ def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp
     ],
 )
 def test_data_that_cannot_be_trained_on(
-    tmp_path: Path, tokenizer_file: Path, tokenizer: HuggingFaceTokenizer, data: dict[str, Any], model: Any, says: str
+    tmp_path: Path, tokenizer_file: Path, tokenizer: Tokenizer, data: dict[str, Any], model: Any, says: str
 ) -> None:
     prepared(tmp_path, tokenizer)
     write(tmp_path / "plain", [list(range(250))] * 4, 300)
     write(tmp_path / "short", [[1, 2, 3, 4, 5]], 300)
-    (tmp_path / "other.json").write_bytes(tokenizer_file.read_bytes() + b"\n")
+    other = json.loads(tokenizer_file.read_text()) | {"normalizer": {"type": "NFC"}}
+    (tmp_path / "other.json").write_text(json.dumps(other))
     filled = {key: value.format(folder=tmp_path) if isinstance(value, str) else value for key, value in data.items()}
     with pytest.raises(DataError, match=says) as caught:
         build_data(config(filled, model=model), 0, 1)
@@ -223,6 +243,41 @@ def test_tokens_outside_the_vocabulary_are_found_without_a_manifest(tmp_path: Pa
     write(tmp_path / "d", [list(range(250))] * 4, 300)
     data = build_data(config({"data_path": str(tmp_path / "d"), "split": "1"}, model={"vocab_size": 8}), 0, 1)
     with pytest.raises(DataError, match="hold token .*, but model.vocab_size is 8"):
+        data.micro_batches("train", 0)
+
+
+def store(prefix: Path, documents: list[list[int]], code: int) -> None:
+    """A pair of any type of integers."""
+    with PairWriter(prefix, code) as writer:
+        lengths = np.array([len(document) for document in documents])
+        writer.append(np.concatenate(documents), lengths, np.arange(1, len(documents) + 1))
+        writer.finish()
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("code", DTYPES)
+def test_tokens_are_the_same_however_they_are_stored(tmp_path: Path, code: int, packs: bool) -> None:
+    texts = [[(7 * number + place) % 120 for place in range(5 + number)] for number in range(12)]
+    store(tmp_path / "a", texts, code)
+    store(tmp_path / "b", texts, 8)
+    apart = {"sample_packing": True} if packs else {"reset_position_ids": True, "eod_mask_loss": True}
+    rules = {"split": "1", "tokenizer_type": "NullTokenizer", **apart}
+    wide = {"data_path": f"1 {tmp_path}/a 1 {tmp_path}/b"}
+    narrow = {"data_path": f"1 {tmp_path}/b 1 {tmp_path}/b"}
+    found, expected = (
+        build_data(config({**data, **rules}, model={"vocab_size": 119}, eval_iters=0), 0, 1).micro_batches("train", 8)
+        for data in (wide, narrow)
+    )
+    assert all(map(same, found, expected))
+    assert all(torch.equal(one.positions, other.positions) for one, other in zip(found, expected, strict=True))
+    assert found[0].tokens.dtype == found[0].labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize(("code", "wrong"), [(2, -1), (3, -7), (4, -1), (4, 2**31 - 1), (5, 2**32 + 1), (5, -(2**63))])
+def test_no_number_is_taken_for_a_token_of_the_vocabulary(tmp_path: Path, code: int, wrong: int) -> None:
+    store(tmp_path / "d", [[1, 2, 3, wrong, 4]] * 40, code)
+    data = build_data(config({"data_path": str(tmp_path / "d"), "split": "1"}, model={"vocab_size": 100_000}), 0, 1)
+    with pytest.raises(DataError, match=f"sample 0 and on hold token {wrong}, but model.vocab_size is 100000"):
         data.micro_batches("train", 0)
 
 
@@ -239,8 +294,10 @@ def test_numbers_are_trained_on_with_their_end_of_document(tmp_path: Path) -> No
         build_data(config(numbers, model={"vocab_size": 11}), 0, 1)
 
 
-def test_data_without_ends_of_documents_has_to_be_prepared_again(tmp_path: Path, tokenizer_file: Path) -> None:
-    tokenize_documents(["some text"] * 40, HuggingFaceTokenizer(tokenizer_file), tmp_path / "d", append_eod=False)
+def test_data_without_ends_of_documents_has_to_be_prepared_again(
+    tmp_path: Path, tokenizer_file: Path, tokenizer: Tokenizer
+) -> None:
+    tokenize_documents(["some text"] * 40, tokenizer, tmp_path / "d", append_eod=False)
     asked = {"data_path": str(tmp_path / "d"), "tokenizer_model": str(tokenizer_file), "reset_attention_mask": True}
     with pytest.raises(DataError) as caught:
         build_data(config(asked), 0, 1)
@@ -251,14 +308,12 @@ def test_data_without_ends_of_documents_has_to_be_prepared_again(tmp_path: Path,
 
 def test_manifest_of_another_schema_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "d", [list(range(250))] * 4, 300)
-    Manifest("0" * 64, 300, 0, 4, 4, 1000, 249, 1000, schema=2).write(tmp_path / "d")
-    with pytest.raises(DataError, match=r"d\.json: is not a manifest of schema 1"):
+    Manifest("0" * 64, 300, 0, 4, 4, 1000, 249, 1000, schema=3).write(tmp_path / "d")
+    with pytest.raises(DataError, match=r"d\.json: is not a manifest of schema 1 or 2"):
         build_data(config({"data_path": str(tmp_path / "d")}), 0, 1)
 
 
-def test_caches_go_where_they_are_told(
-    tmp_path: Path, tokenizer: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caches_go_where_they_are_told(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.data.build.EpochIndexCache", partial(EpochIndexCache, smallest=0))
     path = prepared(tmp_path, tokenizer)
     build_data(config({"data_path": path, "data_cache_path": str(tmp_path / "x")}), 0, 1).micro_batches("train", 0)

@@ -14,7 +14,7 @@ from trainer.data.indexed_dataset import IndexedDataset
 from trainer.data.manifest import read_manifest
 from trainer.data.preprocess import main
 from trainer.data.python_corpus import LARGEST_FILE, MOST_BYTES, standard_library_files
-from trainer.data.tokenizer import HuggingFaceTokenizer
+from trainer.data.tokenizers.tokenizer import Tokenizer
 
 
 def documents(prefix: Path) -> list[list[int]]:
@@ -22,7 +22,7 @@ def documents(prefix: Path) -> list[list[int]]:
         return [dataset[i].tolist() for i in range(len(dataset))]
 
 
-def test_json_lines_by_key(tmp_path: Path, tokenizer_file: Path, tokenizer: HuggingFaceTokenizer) -> None:
+def test_json_lines_by_key(tmp_path: Path, tokenizer_file: Path, tokenizer: Tokenizer) -> None:
     lines = [{"title": "one", "body": "text of one"}, {"title": "", "body": "two\r\n"}]
     plain, packed = tmp_path / "in.jsonl", tmp_path / "in.json.gz"
     plain.write_text("\n\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -43,9 +43,7 @@ def test_json_lines_by_key(tmp_path: Path, tokenizer_file: Path, tokenizer: Hugg
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == first
 
 
-def test_plain_files_are_one_document_each(
-    tmp_path: Path, tokenizer_file: Path, tokenizer: HuggingFaceTokenizer
-) -> None:
+def test_plain_files_are_one_document_each(tmp_path: Path, tokenizer_file: Path, tokenizer: Tokenizer) -> None:
     texts = ["def f():\n    pass\n", "ä\r\nö"]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_bytes(text.encode())
@@ -66,9 +64,9 @@ def test_numbers(tmp_path: Path) -> None:
     ("content", "says"),
     [
         (b'{"text": "a"}\n{"text": \n', "in.jsonl:2: is not a line of JSON"),
-        (b'{"text": "a"}\n{"txt": "b"}\n', "in.jsonl:2: has no text under 'text'"),
-        (b'["text"]\n', "in.jsonl:1: has no text under 'text'"),
-        (b'{"text": "\xff"}\n', "in.jsonl: is not UTF-8 text"),
+        (b'{"text": "a"}\n{"txt": "b"}\n', "in.jsonl:2: the line has no text under 'text'"),
+        (b'["text"]\n', "in.jsonl:1: the line is no JSON object with texts"),
+        (b'{"text": "\xff"}\n', "in.jsonl:1: is not UTF-8 text: byte 0xff at place 11"),
         (None, "in.jsonl: cannot be read: No such file"),
     ],
 )
@@ -82,7 +80,7 @@ def test_bad_input_is_named_and_leaves_nothing(
     message = capsys.readouterr().err
     assert says in message
     assert message.count("\n") == 1
-    assert not list((tmp_path / "out").iterdir())
+    assert not list(tmp_path.glob("out/*"))
 
 
 def test_outputs_that_cannot_be_written_are_one_sentence(

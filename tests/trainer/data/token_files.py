@@ -1,0 +1,75 @@
+"""Pairs of token files for tests: written document by document, or as Megatron-LM wrote them."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.index_format import dtype_code
+from trainer.data.manifest import Manifest
+from trainer.data.pair_writer import PairWriter
+
+RECORDED = Path(__file__).parents[2] / "recorded" / "megatron_data"
+"""Files that Megatron-LM itself wrote: see tests/record_megatron_data.py."""
+
+
+def write(prefix: Path, documents: Sequence[Sequence[int]], vocab_size: int = 1000) -> None:
+    """A pair of documents of one sequence each, but for empty ones, which have none."""
+    write_sequences(prefix, [[document] if document else [] for document in documents], vocab_size)
+
+
+def write_sequences(prefix: Path, documents: Sequence[Sequence[Sequence[int]]], vocab_size: int = 1000) -> None:
+    """A pair of documents of sequences of tokens."""
+    with PairWriter(prefix, dtype_code(vocab_size)) as writer:
+        for document in documents:
+            tokens = np.array([token for sequence in document for token in sequence], np.int64)
+            lengths = np.array([len(sequence) for sequence in document], np.int64)
+            writer.append(tokens, lengths, np.array([len(lengths)]))
+        writer.finish()
+
+
+def write_joined(prefix: Path, tokens: npt.ArrayLike, lengths: npt.ArrayLike, vocab_size: int = 1000) -> None:
+    """A pair of documents of one sequence each, given one after another."""
+    sizes = np.asarray(lengths)
+    assert sizes.min() > 0
+    with PairWriter(prefix, dtype_code(vocab_size)) as writer:
+        writer.append(np.asarray(tokens), sizes, np.arange(1, len(sizes) + 1))
+        writer.finish()
+
+
+def describe(prefix: Path, documents: Sequence[Sequence[int]], **other: object) -> Manifest:
+    """Write a pair with a manifest."""
+    with PairWriter(prefix, dtype_code(1000)) as writer:
+        for document in documents:
+            lengths = np.array([len(document)] if document else [], np.int64)
+            writer.append(np.array(document, np.int64), lengths, np.array([len(lengths)]))
+        largest = max((token for document in documents for token in document), default=-1)
+        known = (writer.documents, writer.sequences, writer.tokens, largest)
+        checksums = writer.finish()
+    values: dict[str, object] = {"tokenizer_sha256": "ab" * 32, "vocab_size": 1000, "eod": 0, **other}
+    manifest = Manifest(values["tokenizer_sha256"], values["vocab_size"], values["eod"], *known, 10, *checksums)  # type: ignore[arg-type]
+    manifest.write(prefix)
+    return manifest
+
+
+def unpack(name: str, folder: Path) -> None:
+    """Put a pair that Megatron-LM wrote into ``folder``."""
+    with np.load(RECORDED / "formats.npz") as files:
+        for part in ("bin", "idx"):
+            (folder / f"{name}.{part}").write_bytes(files[f"{name}.{part}"].tobytes())
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """No file can become longer: what a full disk does to a writer, for this process alone."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,0 +1,82 @@
+"""Small vocabularies of every kind, trained on text made here."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.data.tokenizers.byte_level import bytes_of
+from trainer.data.tokenizers.opening import open_tokenizer
+from trainer.data.tokenizers.settings import TokenizerSettings
+from trainer.data.tokenizers.tokenizer import Tokenizer
+from trainer.data.tokenizers.train_sentencepiece import train_sentencepiece
+from trainer.data.tokenizers.train_wordpiece import train_wordpiece
+from trainer.data.train_tokenizer import train_byte_level_bpe
+
+_LINES = (
+    "def value_{0}(self):\n    return {0} * self.value  # the number {0}, and it's done\n",
+    "日本語の文章は空白がありません。番号{0}です。漢字とひらがな、カタカナ。\n",
+    "한국어 문장입니다. 번호는 {0}이고, 값은 {0}입니다.\n",
+    "The naïve café served {0} crêpes; they weren't unbelievable, they're the usual ones.\n",
+)
+_PARTS = ("ka", "to", "mi", "ren", "sol", "ban", "ver", "di", "lu", "pex")
+
+
+def _names(number: int) -> str:
+    parts = [_PARTS[number * step // 2 % len(_PARTS)] for step in (2, 3, 7, 5, 11, 13, 4, 9)]
+    return " ".join("".join(parts[first : first + 4]) for first in range(5)) + "\n"
+
+
+TEXTS = [text for number in range(60) for text in (*(line.format(number) for line in _LINES), _names(number))]
+
+
+@dataclass(frozen=True)
+class Vocabularies:
+    """Where each kind lies."""
+
+    folder: Path
+
+    def settings(self, kind: str) -> TokenizerSettings:
+        known = {
+            "huggingface": TokenizerSettings(tokenizer_model=str(self.folder / "tokenizer.json")),
+            "gpt2": TokenizerSettings(tokenizer_model=str(self.folder / "gpt2")),
+            "unigram": TokenizerSettings(tokenizer_model=str(self.folder / "unigram.model")),
+            "bpe": TokenizerSettings(tokenizer_model=str(self.folder / "bpe.model")),
+            "ranks": TokenizerSettings(
+                tokenizer_model=str(self.folder / "ranks.tiktoken"),
+                tiktoken_pattern="cl100k",
+                tokenizer_special_tokens=("<|endoftext|>",),
+            ),
+            "list": TokenizerSettings("TikTokenizer", str(self.folder / "list.json"), tiktoken_num_special_tokens=10),
+            "wordpiece": TokenizerSettings("BertWordPieceLowerCase", vocab_file=str(self.folder / "vocab.txt")),
+        }
+        return known[kind]
+
+    def open(self, kind: str) -> Tokenizer:
+        return open_tokenizer(self.settings(kind))
+
+
+LOSSLESS = ("huggingface", "gpt2", "unigram", "bpe", "ranks", "list")
+KINDS = (*LOSSLESS, "wordpiece")
+
+
+def make_vocabularies(folder: Path) -> Vocabularies:
+    train_byte_level_bpe(TEXTS, 500, folder / "tokenizer.json")
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "gpt2").mkdir()
+    (folder / "gpt2" / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in model["merges"])
+    (folder / "gpt2" / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)[1:]
+    # The letters of bytes come first, by letter; ranks want them by byte.
+    spelled = [bytes([value]) for value in range(256)] + [bytes_of(piece) or b"" for piece in pieces[256:]]
+    coded = [base64.b64encode(piece).decode() for piece in spelled]
+    (folder / "ranks.tiktoken").write_text("".join(f"{piece} {rank}\n" for rank, piece in enumerate(coded)))
+    entries = [{"rank": rank, "token_bytes": piece, "token_str": None} for rank, piece in enumerate(coded)]
+    (folder / "list.json").write_text(json.dumps(entries))
+    for kind in ("unigram", "bpe"):
+        (folder / f"{kind}.model").write_bytes(train_sentencepiece(TEXTS, 460, kind, ["<CLS>", "<MASK>"]))
+    (folder / "vocab.txt").write_text(train_wordpiece(lambda: TEXTS, 300, True, []))
+    return Vocabularies(folder)

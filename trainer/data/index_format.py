@@ -1,0 +1,69 @@
+"""The format of an indexed dataset, Megatron-LM's bit for bit (megatron/core/datasets/indexed_dataset.py).
+
+Little endian:
+
+    .bin  the tokens of all sequences one after another, nothing else
+    .idx  9 bytes "MMIDIDX" 0 0 | u64 version 1 | u8 dtype | u64 S sequences | u64 D = documents + 1
+          i32[S] sequence lengths | i64[S] byte offsets into .bin | i64[D] first sequence of each document, and S
+
+A document is one sequence, or its sentences where text was split into them. An empty document has an entry in the last
+table and no sequence, or (by Megatron-LM's preprocess_data_fast.py) a sequence of length 0. Multimodal data has i8[S]
+modes at the end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from trainer.data.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+DTYPES: dict[int, str] = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""Codes of integer tokens."""
+FLOATS = {6: "float64", 7: "float32"}
+"""Codes of what is no token."""
+CHUNK = 1 << 20
+"""Entries held in memory at a time while an index is written or checked: 8 MiB of int64."""
+
+
+def dtype_code(vocab_size: int) -> int:
+    """Code of the dtype that Megatron-LM writes for a vocabulary: 8 (u16) below 65,500 tokens, else 4 (i32)."""
+    return 8 if vocab_size < 65_500 else 4
+
+
+def files_of(prefix: Path) -> tuple[Path, Path]:
+    """The .bin and the .idx of a prefix, which may itself contain dots."""
+    return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
+
+
+def prefixes_at(path: Path) -> list[Path]:
+    """The prefixes that somebody means by ``path``: a prefix, one of its two files, or a folder of pairs, by name.
+
+    Nothing is looked into: what is no pair is found out when it is opened.
+    """
+    if path.is_dir() and not any(file.is_file() for file in files_of(path)):
+        return sorted({_without_suffix(file) for file in path.iterdir() if file.suffix in (".bin", ".idx")})
+    return [_without_suffix(path)]
+
+
+def named_prefixes(paths: Iterable[Path]) -> list[Path]:
+    """``prefixes_at`` of each of ``paths``, with ``~`` for the home folder.
+
+    Raises:
+        DataError: one is a folder without pairs, as a misspelt one mostly is.
+    """
+    found = []
+    for path in paths:
+        inside = prefixes_at(path.expanduser())
+        if not inside:
+            raise DataError(f"{path}: is a folder without a .bin or .idx; name the prefix of a pair, or its folder")
+        found += inside
+    return found
+
+
+def _without_suffix(path: Path) -> Path:
+    return path.with_name(path.name[:-4]) if path.suffix in (".bin", ".idx") else path

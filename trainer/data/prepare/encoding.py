@@ -1,0 +1,110 @@
+"""From documents to the tokens, sequence lengths and document ends that an indexed dataset holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.errors import DataError
+from trainer.data.prepare.documents import Text
+from trainer.data.prepare.sentences import split_sentences
+from trainer.data.tokenizers.tokenizer import Encoder
+
+BATCH_CHARACTERS = 1 << 18
+"""Text handed to a tokenizer at a time, and all that is held in memory but for longer documents."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is made of a document.
+
+    Attributes:
+        keys: where its texts are.
+        append_eod: end it with the end-of-document token, unless it is empty.
+        sentences: make a sequence of each sentence.
+        keep_newlines: white space after a sentence belongs to it; else it is dropped.
+    """
+
+    keys: tuple[str, ...] = ("text",)
+    append_eod: bool = False
+    sentences: bool = False
+    keep_newlines: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The tokens of some documents under one key.
+
+    Attributes:
+        tokens: of all sequences, one after another [T].
+        lengths: of the sequences, none 0, int64 [S]; sums to T.
+        ends: for each document, after how many of the sequences it ends, int64 [D].
+        text_bytes: of the documents' text in UTF-8.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    text_bytes: int
+
+
+def encode_documents(texts: Sequence[Text], tokenizer: Encoder, recipe: Recipe) -> Block:
+    """The tokens of documents, as Megatron-LM's preprocess_data.py makes them.
+
+    A text is a sequence, and so is each sentence of a list or, by ``recipe``, of a text; one without tokens is none.
+    The end-of-document token belongs to the last sequence; an empty document gets none.
+
+    Raises:
+        DataError: the tokenizer gives a token that it says it has not.
+    """
+    pieces: list[str] = []
+    counts = np.ones(len(texts), np.int64)
+    for place, text in enumerate(texts):
+        if isinstance(text, str):
+            if not recipe.sentences:
+                pieces.append(text)
+                continue
+            text = split_sentences(text, recipe.keep_newlines)
+        pieces += text
+        counts[place] = len(text)
+    batch = tokenizer.encode_batch(pieces)
+    tokens, lengths = batch.tokens, batch.lengths
+    filled = lengths > 0
+    documents = np.repeat(np.arange(len(texts)), counts)[filled]
+    lengths = lengths[filled]
+    ends = np.cumsum(np.bincount(documents, minlength=len(texts)))
+    if recipe.append_eod and len(documents):
+        assert tokenizer.eod is not None
+        last = np.append(documents[1:] != documents[:-1], True)
+        tokens = np.insert(tokens, np.cumsum(lengths)[last], tokenizer.eod)
+        lengths = lengths + last
+    _check_range(tokens, tokenizer.vocab_size)
+    return Block(tokens, lengths, ends, sum(map(_utf8_length, pieces)))
+
+
+def _check_range(tokens: npt.NDArray[Any], vocab_size: int) -> None:
+    if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
+        wrong = int(tokens[(tokens < 0) | (tokens >= vocab_size)][0])
+        raise DataError(f"the tokenizer gives token {wrong}; a vocabulary of {vocab_size} has 0 to {vocab_size - 1}")
+
+
+def _utf8_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def batches(documents: Iterable[tuple[Text, ...]]) -> Iterator[list[tuple[Text, ...]]]:
+    """``documents`` in lists of about BATCH_CHARACTERS."""
+    batch: list[tuple[Text, ...]] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in document)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,78 @@
+"""Texts in Parquet files, read by pyarrow where one is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trainer.data.errors import DataError
+
+_ROWS = 64
+"""Read at a time: web pages of a few kilobytes fill some hundred kilobytes, books some megabytes."""
+
+
+def _open(path: str) -> Any:
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError:
+        raise DataError(
+            f"{path}: needs the package pyarrow; install it (pip install pyarrow), or give the text as .jsonl"
+        ) from None
+    import pyarrow
+
+    try:
+        # Else a row group is read ahead, whole.
+        return ParquetFile(path, memory_map=True, pre_buffer=False, page_checksum_verification=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet: {error}") from None
+
+
+def row_group_sizes(path: str) -> list[int]:
+    """Compressed bytes of each row group.
+
+    Raises:
+        DataError: the file cannot be read, or pyarrow is not installed.
+    """
+    with _open(path) as file:
+        about = file.metadata
+        return [
+            sum(about.row_group(group).column(column).total_compressed_size for column in range(about.num_columns))
+            for group in range(about.num_row_groups)
+        ]
+
+
+def row_counts(path: str) -> list[int]:
+    """Rows of each row group.
+
+    Raises:
+        DataError: the file cannot be read, or pyarrow is not installed.
+    """
+    with _open(path) as file:
+        about = file.metadata
+        return [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+
+
+def read_rows(path: str, groups: range, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """The rows of row groups that follow each other: number in the file, from 0, and values of the columns ``keys``.
+
+    Raises:
+        DataError: the file cannot be read, or has no such column.
+    """
+    import pyarrow
+
+    with _open(path) as file:
+        names = file.schema_arrow.names
+        missing = next((key for key in keys if key not in names), None)
+        if missing is not None:
+            raise DataError(
+                f"{path}: has no column {missing!r}, only {', '.join(names)}; name those of texts with --json-keys"
+            )
+        row = sum(file.metadata.row_group(group).num_rows for group in range(groups.start))
+        try:
+            for batch in file.iter_batches(_ROWS, row_groups=list(groups), columns=list(keys), use_threads=False):
+                for values in zip(*(batch.column(key).to_pylist() for key in keys), strict=True):
+                    yield row, values
+                    row += 1
+        except (pyarrow.ArrowException, OSError) as error:
+            which = f"{groups.start}" if len(groups) == 1 else f"{groups.start} to {groups.stop - 1}"
+            raise DataError(f"{path}: row group {which} is damaged: {error}") from None

@@ -1,0 +1,146 @@
+"""How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+_SECONDS = 10.0
+_FIRST_SECONDS = 2.0
+
+
+class Progress:
+    """Says on standard error how much of the input is read, how fast, and when it will be done.
+
+    Args:
+        total: bytes of input that are ours to do, as far as is known.
+        documents: say a line no more often than after so many; not on a terminal.
+        unit: what is counted besides bytes.
+    """
+
+    def __init__(self, total: int, documents: int = 0, unit: str = "documents") -> None:
+        self._total = total
+        self._unit = unit
+        self._done = 0
+        self._already = 0
+        self._documents = 0
+        self._said_documents = 0
+        self._every = documents
+        self._started = time.monotonic()
+        self._next = self._started + _FIRST_SECONDS
+        self._work = ""
+        self._began_work = self._started
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._bar = _bar()
+        if self._bar is not None:
+            self._task = self._bar.add_task("", total=self._total, completed=0, text="")
+            self._bar.start()
+        return self
+
+    def expect(self, total: int) -> None:
+        """So much is ours in fact."""
+        self._total = total
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)
+
+    def skip(self, input_bytes: int) -> None:
+        """So much was done by an earlier run."""
+        self._done += input_bytes
+        self._already += input_bytes
+
+    def advance(self, input_bytes: int, documents: int) -> None:
+        """So much more is done."""
+        self._done += input_bytes
+        self._documents += documents
+        now = time.monotonic()
+        rate = (self._done - self._already) / max(1e-9, now - self._started)
+        # What is ours may be more than was expected.
+        done = min(self._total, self._done)
+        if self._bar is not None:
+            text = f"{rate / 1e6:.1f} MB/s  {self._documents:,} {self._unit}  {_ends_in(self._total - done, rate)}"
+            self._bar.update(self._task, completed=done, text=text)
+        elif now >= self._next and self._documents - self._said_documents >= self._every:
+            self._next = now + _SECONDS
+            self._said_documents = self._documents
+            say(
+                f"{done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB ({done / max(1, self._total):.0%}), "
+                f"{self._documents:,} {self._unit}, {rate / 1e6:.1f} MB/s, {_ends_in(self._total - done, rate)}"
+            )
+
+    def then(self, work: str) -> None:
+        """All is read, and ``work`` comes next; no line where all was read in no time."""
+        self._began_work = time.monotonic()
+        self._work = work
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._total, text=work)
+        elif self._began_work >= self._started + _FIRST_SECONDS:
+            say(work)
+            self._next = self._began_work + _SECONDS
+
+    def still(self) -> None:
+        """That work goes on, of which nothing else is heard; to be called now and then, by any thread."""
+        if not self._work:
+            return
+        text = f"{self._work}; {_clock(time.monotonic() - self._began_work)} so far"
+        if self._bar is not None:
+            self._bar.update(self._task, text=text)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + _SECONDS
+            say(text)
+
+    def joining(self, done: int, total: int) -> None:
+        """So many chunks of all are in the output."""
+        self._tell(done, total, "joining", f"joining: {done:,} of {total:,} parts")
+
+    def waiting(self, done: int, total: int, reason: str) -> None:
+        """So many chunks of all are done, and nothing can be done here before the others are."""
+        self._tell(done, total, reason, reason)
+
+    def _tell(self, done: int, total: int, text: str, line: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, text=text)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + _SECONDS
+            say(line)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def say(line: str) -> None:
+    """A line for the user, at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _ends_in(left: int, rate: float) -> str:
+    if rate <= 0:
+        return "end unknown"
+    return f"{_clock(left / rate)} left"
+
+
+def _clock(duration_s: float) -> str:
+    seconds = round(duration_s)
+    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def _bar() -> Any:
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    except ModuleNotFoundError:
+        # The Python of a job has what training needs.
+        return None
+    return Progress(
+        BarColumn(None), TaskProgressColumn(), TextColumn("{task.fields[text]}"), console=Console(stderr=True)
+    )

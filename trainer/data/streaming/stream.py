@@ -1,0 +1,199 @@
+"""The streams of text of a run, by split, as its config asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainer.config import TrainConfig
+from trainer.data.batches import Split
+from trainer.data.errors import DataError
+from trainer.data.prepare.inputs import find_inputs
+from trainer.data.sources import SPLITS
+from trainer.data.streaming.pieces import Cursor, Pieces
+from trainer.data.streaming.samples import StreamedSamples
+from trainer.data.streaming.text_marks import MarkedText
+from trainer.data.streaming.work import PassedOver, Reading, Share, documents_of, shares_of
+from trainer.data.streaming.workers import Encoder, EncoderPool, InlineEncoder
+from trainer.data.tokenizers.opening import load_tokenizer
+from trainer.data.tokenizers.settings import settings_of
+from trainer.data.tokenizers.tokenizer import Tokenizer
+from trainer.data_checks import BlendPart, parse_split
+
+_LARGEST_DOCUMENT = 256 << 20
+"""A plain file above is hardly meant to be one document, which is held in memory."""
+
+
+class TextStream:
+    """What the splits read from. Starts no process before the first sample is asked for."""
+
+    def __init__(
+        self,
+        samples: Mapping[Split, StreamedSamples],
+        encoder: Encoder,
+        origin: Mapping[str, Any],
+        text: MarkedText,
+        say: Callable[[str], None],
+    ) -> None:
+        """Wrap ``samples``.
+
+        Args:
+            samples: by split.
+            encoder: ours to close.
+            origin: by name what the samples for training depend on, in plain values.
+            text: that they are of.
+            say: takes a line about text that was written to since a checkpoint.
+        """
+        self.samples = dict(samples)
+        self._encoder = encoder
+        self._origin = dict(origin)
+        self._text = text
+        self._say = say
+
+    def state(self, consumed_samples: int) -> dict[str, Any]:
+        """Plain values for a checkpoint, from which training goes on at this sample."""
+        return {
+            "stream": self._origin,
+            "text": self._text.state(),
+            **self.samples["train"].state(consumed_samples),
+        }
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from what a checkpoint holds; without it all text before is encoded again, to the same samples.
+
+        Raises:
+            DataError: it is of another stream, or of text that was edited since.
+        """
+        if state is None:
+            return
+        before = state.get("stream")
+        if before != self._origin:
+            if "datasets" in state:
+                what = "the run was on prepared files, and its checkpoint holds no place in text"
+            elif not isinstance(before, Mapping):
+                what = "the checkpoint's place in the text is of another version, which does not tell what it is of"
+            else:
+                changed = [name for name, value in self._origin.items() if before.get(name) != value]
+                what = f"the checkpoint's place in the text is of another stream, by {', '.join(changed)}"
+            raise DataError(
+                f"data.streaming: {what}; go on with what it was made with, or begin another run with its weights, by "
+                "checkpoint.load and checkpoint.finetune"
+            )
+        told = self._text.compare(state["text"]) if "text" in state else None
+        if told is not None:
+            self._say(told)
+        self.samples["train"].restore(state)
+
+    def close(self) -> None:
+        """End the processes."""
+        for samples in self.samples.values():
+            samples.close()
+        self._encoder.close()
+
+
+def open_stream(
+    config: TrainConfig, kept: int, say: Callable[[str], None]
+) -> tuple[TextStream, Tokenizer, tuple[str, ...]]:
+    """The streams that ``config.data`` asks for, their tokenizer, and a line each for what a reader should know.
+
+    Args:
+        config: the run's config, with data.streaming.
+        kept: samples that may be read ahead of training.
+        say: takes a line about the first document that was passed over, and about text that was written to.
+
+    Raises:
+        DataError: files or tokenizer cannot be used, or no document is trained on.
+    """
+    data, training = config.data, config.training
+    tokenizer = load_tokenizer(data, config.model.vocab_size)
+    if tokenizer.eod is None:
+        raise DataError("data.eod_token: the tokenizer names no token that ends a document; name it")
+    reading = Reading(data.streaming_key, data.streaming_text_document, data.streaming_on_error == "skip")
+    settings = settings_of(data, config.model.vocab_size)
+    if settings.has_files:
+        settings = replace(settings, engine=tokenizer.engine)
+    pool = EncoderPool(data.num_workers, settings, reading) if data.num_workers else None
+    encoder = pool or InlineEncoder(settings, reading)
+    samples: dict[Split, StreamedSamples] = {}
+    notes: list[str] = list(tokenizer.notes)
+    parts = _parts(config, reading)
+    for split, pieces, share in parts:
+        if split != "train" and (not training.eval_iters or split == "test"):
+            continue
+        bad: list[PassedOver] = []
+        if not _has_document(pieces, reading, share, bad):
+            if split == "train":
+                also = f"; passed over was {bad[0].told()}" if bad else ""
+                raise DataError(f"data.streaming: no document of the text is to be trained on; name other text{also}")
+            notes.append(f"no evaluation on {split}: no document of the text belongs to it")
+            continue
+        samples[split] = StreamedSamples(
+            pieces,
+            share,
+            encoder,
+            seq_length=training.seq_length,
+            seed=training.seed,
+            buffer_bytes=data.streaming_buffer_mib << 20,
+            kept=kept,
+            say=say,
+        )
+    processes = f"{data.num_workers} process{'es' if data.num_workers > 1 else ''}"
+    where = f"in {processes} of each replica" if data.num_workers else "in the training process"
+    engine = f" by {tokenizer.engine}" if settings.has_files else ""
+    notes.append(f"text is encoded{engine} while the model trains, {where}")
+    # The first part is what is trained on: trainer.data_checks sees to it that there is something.
+    origin = {"the tokenizer": [tokenizer.sha256, tokenizer.eod], **_origin(config, *parts[0][1:])}
+    return TextStream(samples, encoder, origin, MarkedText(parts[0][1].files), say), tokenizer, tuple(notes)
+
+
+def _origin(config: TrainConfig, pieces: Pieces, share: Share) -> dict[str, Any]:
+    """By key what the samples for training depend on besides the tokenizer."""
+    data, training = config.data, config.training
+    return {
+        "training.seq_length": training.seq_length,
+        "training.seed": training.seed,
+        "data.streaming_buffer_mib": data.streaming_buffer_mib,
+        "data.streaming_key": data.streaming_key,
+        "data.streaming_text_document": data.streaming_text_document,
+        "files or their sizes": pieces.fingerprint,
+        # JSON has no numbers of 64 bits for every reader.
+        "data.split": f"{share.start}-{share.stop}",
+    }
+
+
+def _parts(config: TrainConfig, reading: Reading) -> list[tuple[Split, Pieces, Share]]:
+    data, seed = config.data, config.training.seed
+    if data.train_data_path:
+        return [
+            (split, _open(f"data.{split}_data_path", data.blend(f"{split}_data_path"), reading, seed), Share())
+            for split in SPLITS
+            if getattr(data, f"{split}_data_path")
+        ]
+    if not data.data_path:
+        raise DataError("data.data_path: is unset; name the files of text to stream")
+    pieces = _open("data.data_path", data.blend("data_path"), reading, seed)
+    return [
+        (split, pieces, share)
+        for split, share in zip(SPLITS, shares_of(parse_split(data.split)), strict=True)
+        if share.start < share.stop
+    ]
+
+
+def _open(key: str, parts: Sequence[BlendPart], reading: Reading, seed: int) -> Pieces:
+    try:
+        files = find_inputs([part.prefix for part in parts])
+        large = [file for file in files if file.kind == "text" and file.size > _LARGEST_DOCUMENT]
+        if large and reading.text_document == "file":
+            raise DataError(
+                f"{large[0].path}: is plain text of {large[0].size / 1e6:,.0f} MB, and would be one document; say what "
+                "is one with data.streaming_text_document: line or paragraph"
+            )
+        return Pieces(files, reading.text_document, seed)
+    except DataError as error:
+        raise DataError(f"{key}: {str(error).removeprefix('--input: ')}") from None
+
+
+def _has_document(pieces: Pieces, reading: Reading, share: Share, bad: list[PassedOver]) -> bool:
+    """Whether a document belongs to the split; reads up to the first, and all text if there is none."""
+    return any(text for piece, _ in pieces.rest_of_epoch(Cursor()) for text in documents_of(piece, reading, share, bad))

@@ -1,0 +1,1 @@
+"""Tokenizers of every kind that published models come with, read from local files and nowhere else."""

@@ -1,0 +1,79 @@
+"""GPT-2's two files: vocab.json, piece -> id, and merges.txt, one pair per line in the order of learning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainer.data.errors import DataError
+from trainer.data.tokenizers.byte_level import missing_bytes
+from trainer.data.tokenizers.huggingface import byte_level_content, check_distinct
+from trainer.data.tokenizers.special_names import NAMES
+
+_HEADER = "#version"
+
+
+def read_gpt2(vocab_file: Path, merge_file: Path) -> dict[str, Any]:
+    """The content of the tokenizer.json that says the same as the two files.
+
+    Raises:
+        DataError: one cannot be read, ids are missing or given twice, a byte has no token, or a merge makes a token
+            that the vocabulary does not have.
+    """
+    vocabulary = _read_vocabulary(vocab_file)
+    merges = _read_merges(merge_file, vocabulary, vocab_file)
+    content = byte_level_content(vocabulary, merges)
+    # What merges make is an ordinary piece, whatever it looks like.
+    names = {name for role in NAMES.values() for name in role} & vocabulary.keys()
+    names -= {left + right for left, right in merges}
+    content["added_tokens"] = [
+        added_token(name, vocabulary[name]) for name in sorted(names, key=vocabulary.__getitem__)
+    ]
+    return content
+
+
+def added_token(name: str, token: int) -> dict[str, Any]:
+    """A special token as a tokenizer.json has it."""
+    off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token, "content": name, "special": True, **off}
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    try:
+        vocabulary = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; name GPT-2's vocab.json") from None
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON: {error}; name GPT-2's vocab.json") from None
+    if not isinstance(vocabulary, dict) or not all(type(token) is int for token in vocabulary.values()):
+        raise DataError(f"{path}: is no object of tokens and their ids; name GPT-2's vocab.json")
+    check_distinct(vocabulary, str(path))
+    hole = next((token for token, known in enumerate(sorted(vocabulary.values())) if token != known), None)
+    if hole is not None:
+        raise DataError(f"{path}: has {len(vocabulary)} tokens, but none of id {hole}; the file is damaged or cut")
+    absent = missing_bytes(vocabulary)
+    if absent:
+        raise DataError(f"{path}: has no token for {absent} of the 256 bytes; it is no byte-level vocabulary")
+    return vocabulary
+
+
+def _read_merges(path: Path, vocabulary: dict[str, int], vocab_file: Path) -> list[tuple[str, str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; name GPT-2's merges.txt") from None
+    except ValueError as error:
+        raise DataError(f"{path}: is not UTF-8 text: {error}; name GPT-2's merges.txt") from None
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or (number == 1 and line.startswith(_HEADER)):
+            continue
+        pair = line.rstrip("\r").split(" ")
+        if len(pair) != 2:
+            raise DataError(f"{path}:{number}: is no pair of tokens with a space between: {line[:60]!r}")
+        unknown = next((piece for piece in (*pair, "".join(pair)) if piece not in vocabulary), None)
+        if unknown is not None:
+            raise DataError(f"{path}:{number}: merges to or from {unknown!r}, which {vocab_file} does not have")
+        merges.append((pair[0], pair[1]))
+    return merges

@@ -1,0 +1,351 @@
+"""tokenizer.json: the tokenizers library's one file for every kind of vocabulary.
+
+The other kinds that the library knows, GPT-2's and BERT's, are turned into the content of such a file and come here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from trainer.data.errors import DataError
+from trainer.data.tokenizers.byte_level import bytes_of
+from trainer.data.tokenizers.engines import EngineOffer
+from trainer.data.tokenizers.gigatoken_engine import GigatokenEngine, load_tokenizer_json
+from trainer.data.tokenizers.long_texts import LONG, slices
+from trainer.data.tokenizers.tokenizer import TokenBatch, Tokens, join_arrays, join_lists
+from trainer.data.tokenizers.words import WordPieces, words_by_prefix, words_by_suffix, words_by_text
+
+SPACE_MARK = "\u2581"
+"""What SentencePiece and its imitators write for a space."""
+_WORDS = (
+    "the quick brown fox jumps over a lazy dog and i am as old as the hills by the sea where we two met at ten one day"
+)
+_LOCAL_STEPS = {
+    *("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "StripAccents"),
+    *("BertPreTokenizer", "Digits", "Punctuation", "Split", "Whitespace", "WhitespaceSplit"),
+}
+"""Steps that do the same to a word wherever in a text it stands."""
+_RUNS_OF_SPACES = " {2,}"
+"""What files made of SentencePiece models replace by one space; there is none where texts are cut."""
+
+
+class HuggingFaceVocabulary:
+    """The content of a tokenizer.json.
+
+    Args:
+        content: the parsed file.
+        origin: its name, for messages.
+        special_names: meaning -> name of a token, where files beside it say it.
+        around: add what the file puts around a text, and read names of special tokens in it as those tokens.
+
+    Raises:
+        DataError: the content is no tokenizer, or one whose result is drawn by lot, or gives one id to two tokens.
+    """
+
+    def __init__(
+        self, content: Any, origin: str, special_names: Mapping[str, str] | None = None, around: bool = False
+    ) -> None:
+        self.origin = origin
+        self.special_names: Mapping[str, str] = special_names or {}
+        self.special_ids: Mapping[str, int] = {}
+        self._around = around
+        if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+            raise DataError(f"{origin}: is not a tokenizer.json that can be used: it has no model")
+        # Saved limits must neither cut texts nor fill them up.
+        self._content = content | {"truncation": None, "padding": None}
+        if content["model"].get("dropout"):
+            raise DataError(f"{origin}: drops merges by lot (model.dropout); set it to null")
+        self._ids = _ids_of_pieces(self._model, origin)
+        _check_merges(self._model.get("merges"), self._model.get("continuing_subword_prefix"), origin)
+        self._added: list[dict[str, Any]] = content.get("added_tokens") or []
+        _check_added(self._added, self._ids, origin)
+        added = {token["content"]: token["id"] for token in self._added}
+        self._names = self._ids | added
+        # A file without added tokens does not say which are special.
+        self.named: Mapping[str, int] = added or self._ids
+        if not self._names:
+            raise DataError(f"{origin}: is not a tokenizer.json that can be used: its vocabulary is empty")
+        self.size = 1 + max(self._names.values())
+
+    @property
+    def _model(self) -> dict[str, Any]:
+        model: dict[str, Any] = self._content["model"]
+        return model
+
+    @cached_property
+    def _decoder(self) -> Any:
+        return self._load_library()
+
+    def _load_library(self) -> Any:
+        from tokenizers import Tokenizer as Library
+
+        try:
+            library = Library.from_str(json.dumps(self._content))
+        except Exception as error:  # it raises no narrower class
+            raise DataError(f"{self.origin}: is not a tokenizer.json that can be used: {error}") from None
+        # Text that happens to spell a special token must not become one.
+        library.encode_special_tokens = not self._around
+        return library
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of the parts that decide which ids a text becomes, however they are written down."""
+        parts = {name: _told(self._content.get(name)) for name in ("normalizer", "pre_tokenizer")}
+        model = {name: value for name, value in self._model.items() if not _says_nothing(name, value)}
+        if "merges" in model:
+            model["merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+        parts["model"] = model
+        parts["added_tokens"] = [token for token in self._added if self._around or not token.get("special")]
+        parts["post_processor"] = self._content.get("post_processor") if self._around else None
+        written = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(written.encode()).hexdigest()
+
+    def id_of(self, name: str) -> int | None:
+        """Id of the token of this name."""
+        return self._names.get(name)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ``tokens``, without special ones."""
+        text: str = self._decoder.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def word_pieces(self) -> WordPieces:
+        """By the mark that this kind of vocabulary has."""
+        pieces: list[str] = [""] * self.size
+        for piece, token in self._names.items():
+            pieces[token] = piece
+        if self._model.get("type") == "WordPiece":
+            return words_by_prefix(pieces, self._model.get("continuing_subword_prefix") or "##")
+        if self._model.get("end_of_word_suffix"):
+            return words_by_suffix(pieces, self._model["end_of_word_suffix"])
+        special = {token["id"] for token in self._added if token.get("special")}
+        say = _say_bytes if self._is_byte_level else _say_marks
+        return words_by_text(None if token in special else say(piece) for token, piece in enumerate(pieces))
+
+    @property
+    def _is_byte_level(self) -> bool:
+        steps = _steps(self._content.get("pre_tokenizer"), "pretokenizers")
+        steps += _steps(self._content.get("decoder"), "decoders")
+        return any(step.get("type") == "ByteLevel" for step in steps)
+
+    def engines(self) -> Sequence[EngineOffer]:
+        """Use gigatoken for BPE; the tokenizers library is the reference."""
+        offers = [EngineOffer("tokenizers", self._reference)]
+        if self._model.get("type") == "BPE":
+            offers.insert(0, EngineOffer("gigatoken", self._gigatoken))
+        return offers
+
+    def _reference(self) -> LibraryEngine:
+        library = self._load_library()
+        return LibraryEngine(library, self._around, self._is_by_word(library.pre_tokenizer))
+
+    def _is_by_word(self, pre_tokenizer: Any) -> bool:
+        """Whether words are encoded one by one, whatever stands about them."""
+        cuts = _steps(self._content.get("pre_tokenizer"), "pretokenizers")
+        steps = [*cuts, *_steps(self._content.get("normalizer"), "normalizers")]
+        # What joins words, as an added token may, would pair them from wherever it begins to.
+        added = [token["content"] for token in self._added if not token.get("special")]
+        return (
+            not self._around
+            and self._model.get("type") in ("BPE", "Unigram", "WordPiece")
+            and all(map(_is_local, steps))
+            and not any(re.search(r"\S\s", content) for content in added)
+            and _ends_words(pre_tokenizer)
+        )
+
+    def _gigatoken(self) -> GigatokenEngine:
+        kept = [token for token in self._added if self._around or not token.get("special")]
+        content = json.dumps(self._content | {"added_tokens": kept, "post_processor": None})
+        before, after = self._template() if self._around else ((), ())
+        return GigatokenEngine(lambda: load_tokenizer_json(content), before, after)
+
+    def _template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids that the file puts before and after every text."""
+        library = self._load_library()
+        found = library.encode("a", add_special_tokens=True)
+        bare = len(library.encode("a", add_special_tokens=False).ids)
+        first = next((place for place, added in enumerate(found.special_tokens_mask) if not added), 0)
+        return tuple(found.ids[:first]), tuple(found.ids[first + bare :])
+
+
+class LibraryEngine:
+    """The tokenizers library, on as many threads as it likes (TOKENIZERS_PARALLELISM).
+
+    Args:
+        library: with its vocabulary loaded.
+        around: add what the file puts around a text.
+        by_word: long texts may be cut between words.
+    """
+
+    def __init__(self, library: Any, around: bool, by_word: bool = False) -> None:
+        self._library = library
+        self._around = around
+        self._by_word = by_word
+
+    def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
+        """Tokens of each text."""
+        if self._by_word and any(len(text) > LONG for text in texts):
+            return join_arrays([self._encode_long(text) for text in texts])
+        found = self._library.encode_batch_fast(list(texts), add_special_tokens=self._around)
+        return join_lists([encoding.ids for encoding in found])
+
+    def _encode_long(self, text: str) -> Tokens:
+        def encode(part: str) -> list[int]:
+            (found,) = self._library.encode_batch_fast([part], add_special_tokens=False)
+            ids: list[int] = found.ids
+            return ids
+
+        return np.concatenate([np.array(encode(part), np.int32) for part in slices(text, encode)])
+
+
+def _is_local(step: Mapping[str, Any]) -> bool:
+    """Whether a step does the same to a word wherever in a text it stands, if a space stands between it and others."""
+    kind = step.get("type")
+    if kind == "ByteLevel":
+        return step.get("add_prefix_space") is False
+    if kind == "Metaspace":
+        # A space is put in front of what does not begin with one: of the first word alone, as others do.
+        return step.get("split", True) is True
+    if kind == "Strip":
+        return step.get("strip_left") is False
+    if kind == "Replace":
+        return step.get("pattern") == {"Regex": _RUNS_OF_SPACES}
+    return kind in _LOCAL_STEPS
+
+
+def _ends_words(pre_tokenizer: Any) -> bool:
+    """Whether every word of a text is cut off before the space that follows it."""
+    if pre_tokenizer is None:
+        return False
+    ends = {stop for _, (_, stop) in pre_tokenizer.pre_tokenize_str(_WORDS)}
+    return {place for place, letter in enumerate(_WORDS) if letter == " "} <= ends
+
+
+def _ids_of_pieces(model: Mapping[str, Any], origin: str) -> dict[str, int]:
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, list):  # Unigram: pieces with their scores
+        wrong = next((e for e in vocabulary if not (isinstance(e, list) and e and isinstance(e[0], str))), None)
+        if wrong is not None:
+            raise DataError(f"{origin}: is not a tokenizer.json that can be used: {_cut(wrong)} is no piece and score")
+        return {entry[0]: token for token, entry in enumerate(vocabulary)}
+    if not isinstance(vocabulary, dict) or not all(type(token) is int for token in vocabulary.values()):
+        raise DataError(f"{origin}: is not a tokenizer.json that can be used: its vocabulary has no ids")
+    check_distinct(vocabulary, origin)
+    return vocabulary
+
+
+def check_distinct(vocabulary: Mapping[str, int], origin: str) -> None:
+    """Refuse a vocabulary that gives one id to two tokens, or a negative one.
+
+    Raises:
+        DataError: names both.
+    """
+    owners: dict[int, str] = {}
+    for piece, token in vocabulary.items():
+        if token < 0 or token in owners:
+            what = f"to {owners[token]!r} and {piece!r}" if token in owners else f"to {piece!r}"
+            raise DataError(f"{origin}: gives id {token} {what}; every token needs an id of its own, from 0 up")
+        owners[token] = piece
+
+
+def _check_merges(merges: Any, prefix: Any, origin: str) -> None:
+    """Refuse what is no list of merges, and those with whose second piece the library would end the process."""
+    for pair in merges if isinstance(merges, list) else [] if merges is None else [merges]:
+        pieces = pair.split(" ") if isinstance(pair, str) else pair
+        if not isinstance(pieces, list) or len(pieces) != 2 or not all(isinstance(piece, str) for piece in pieces):
+            if isinstance(pair, str):
+                continue  # of the header, or refused by the library
+            raise DataError(
+                f"{origin}: is not a tokenizer.json that can be used: {_cut(pair)} is no merge of two pieces"
+            )
+        if isinstance(prefix, str) and not pieces[1].startswith(prefix):
+            raise DataError(
+                f"{origin}: is not a tokenizer.json that can be used: the second piece of merge {_cut(pair)} does not "
+                f"begin with model.continuing_subword_prefix, {prefix!r}"
+            )
+
+
+def _cut(value: Any) -> str:
+    """A value of JSON as a message shows it."""
+    return repr(value)[:60]
+
+
+def _check_added(added: Any, ids: Mapping[str, int], origin: str) -> None:
+    owners = {token: piece for piece, token in ids.items()}
+    for token in added if isinstance(added, list) else [added]:
+        if not isinstance(token, dict) or type(token.get("id")) is not int or not isinstance(token.get("content"), str):
+            raise DataError(f"{origin}: is not a tokenizer.json that can be used: {_cut(token)} is no added token")
+        owner = owners.setdefault(token["id"], token["content"])
+        if owner != token["content"]:
+            raise DataError(
+                f"{origin}: gives id {token['id']} to {owner!r} and {token['content']!r}; every token needs an id of "
+                "its own, from 0 up"
+            )
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    # By identity: the unk_id of a unigram model may be 0, which equals False. No dropout is a dropout of 0.
+    return value is None or value is False or value == "" or (name == "dropout" and not value)
+
+
+def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
+    if not isinstance(part, dict):
+        return []
+    steps = part.get(inner) if part.get("type") == "Sequence" else [part]
+    return [step for step in steps or [] if isinstance(step, dict)]
+
+
+def _told(part: Any) -> Any:
+    """A step of a tokenizer.json with defaults written out and without what changes no id."""
+    if isinstance(part, list):
+        return [_told(inner) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    told = {name: _told(value) for name, value in part.items()}
+    if told.get("type") == "ByteLevel":
+        told.pop("trim_offsets", None)
+        told.setdefault("use_regex", True)
+    return told
+
+
+def _say_bytes(piece: str) -> str:
+    spelled = bytes_of(piece)
+    return piece if spelled is None else spelled.decode("utf-8", "replace")
+
+
+def _say_marks(piece: str) -> str:
+    return say_byte_piece(piece) or piece.replace(SPACE_MARK, " ")
+
+
+def say_byte_piece(piece: str) -> str | None:
+    """What a byte piece of SentencePiece, such as ``<0x0A>``, says; None for any other piece."""
+    if len(piece) != 6 or not piece.startswith("<0x") or piece[5] != ">":
+        return None
+    try:
+        return bytes([int(piece[3:5], 16)]).decode("utf-8", "replace")
+    except ValueError:
+        return None
+
+
+def byte_level_content(vocabulary: Mapping[str, int], merges: Iterable[Sequence[str]]) -> dict[str, Any]:
+    """The tokenizer.json of a GPT-2 BPE: its regular expression, no normalisation, no special tokens."""
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": dict(vocabulary), "merges": [list(pair) for pair in merges]}
+    unset = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
+    off = dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": step,
+        "post_processor": None,
+        "decoder": step,
+        "model": model | unset | off,
+    }

@@ -1,0 +1,207 @@
+"""SentencePiece models: Kudo and Richardson 2018 (arXiv:1808.06226), BPE and unigram, with or without byte fallback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.errors import DataError
+from trainer.data.tokenizers.engines import EngineOffer, EngineRefusal, missing_package
+from trainer.data.tokenizers.gigatoken_engine import GigatokenEngine, load_tokenizer_json
+from trainer.data.tokenizers.huggingface import SPACE_MARK, say_byte_piece
+from trainer.data.tokenizers.long_texts import LONG, slices
+from trainer.data.tokenizers.model_proto import (
+    BPE,
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    ModelProto,
+    read_model_proto,
+)
+from trainer.data.tokenizers.sentencepiece_cuts import is_cut_between_words
+from trainer.data.tokenizers.tokenizer import TokenBatch, Tokens, join_arrays, join_lists
+from trainer.data.tokenizers.words import WordPieces, words_by_text
+
+
+class SentencePieceVocabulary:
+    """A .model file.
+
+    Args:
+        path: the file.
+        special_names: meaning -> name of a token, where files beside it say it.
+
+    Raises:
+        DataError: it cannot be read or is no model.
+    """
+
+    def __init__(self, path: Path, special_names: Mapping[str, str]) -> None:
+        self.origin = str(path)
+        self.special_names = special_names
+        try:
+            self._content = path.read_bytes()
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot read the tokenizer ({error.strerror}); name a SentencePiece .model"
+            ) from None
+        self._model = read_model_proto(self._content, self.origin)
+        self.special_ids: Mapping[str, int] = self._model.special_ids
+        self.size = len(self._model.pieces)
+        self._ids = {piece.text: token for token, piece in enumerate(self._model.pieces)}
+        special = (CONTROL, UNKNOWN, USER_DEFINED)
+        self.named = {text: token for text, token in self._ids.items() if self._model.pieces[token].kind in special}
+
+    @cached_property
+    def _decoder(self) -> Any:
+        return self._load_library()
+
+    def _load_library(self) -> Any:
+        try:
+            from sentencepiece import SentencePieceProcessor
+
+            return SentencePieceProcessor(model_proto=self._content)
+        except ModuleNotFoundError:
+            raise missing_package(self.origin, "sentencepiece") from None
+        except Exception as error:  # it raises RuntimeError for whatever is wrong
+            raise DataError(f"{self.origin}: is no SentencePiece model: {error}") from None
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of the pieces, the kind of model and its normalisation."""
+        model = self._model
+        digest = hashlib.sha256(struct.pack("<I?", model.model_type, model.suffix_space))
+        digest.update(model.rules)
+        for piece in model.pieces:
+            text = piece.text.encode()
+            digest.update(struct.pack("<IfB", len(text), piece.score, piece.kind) + text)
+        return digest.hexdigest()
+
+    def id_of(self, name: str) -> int | None:
+        """Id of the piece of this name."""
+        return self._ids.get(name)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ``tokens``, without control pieces and the space that is put in front of every text."""
+        pieces = self._model.pieces
+        said = [token for token in tokens if pieces[token].kind not in (CONTROL, UNKNOWN)]
+        text: str = self._decoder.decode(said)
+        return text
+
+    def word_pieces(self) -> WordPieces:
+        """By the space in front."""
+        return words_by_text(
+            None
+            if piece.kind in (CONTROL, UNKNOWN)
+            else say_byte_piece(piece.text) or piece.text.replace(SPACE_MARK, " ")
+            for piece in self._model.pieces
+        )
+
+    def engines(self) -> Sequence[EngineOffer]:
+        """Use gigatoken for BPE that falls back to bytes; the sentencepiece library is the reference."""
+        reference = EngineOffer(
+            "sentencepiece",
+            lambda: LibraryEngine(self._load_library(), is_cut_between_words(self._model), self._model.dummy_prefix),
+        )
+        if self._model.model_type != BPE:
+            return [reference]
+        return [EngineOffer("gigatoken", self._gigatoken), reference]
+
+    def _gigatoken(self) -> GigatokenEngine:
+        content = json.dumps(merges_content(self._model))
+        return GigatokenEngine(lambda: load_tokenizer_json(content))
+
+
+class LibraryEngine:
+    """The sentencepiece library, on the calling thread. It takes about 45 bytes for each of a text while it encodes.
+
+    Args:
+        library: with its model loaded.
+        by_word: long texts may be cut between words.
+        drop_space: a space is put in front of every text, as it is in front of what follows a cut.
+    """
+
+    def __init__(self, library: Any, by_word: bool = False, drop_space: bool = False) -> None:
+        self._library = library
+        self._by_word = by_word
+        self._drop_space = drop_space
+
+    def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
+        """Tokens of each text."""
+        if self._by_word and any(len(text) > LONG for text in texts):
+            return join_arrays([self._encode_long(text) for text in texts])
+        return join_lists(self._encode(texts))
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        found: list[list[int]] = self._library.encode(list(texts), out_type=int, num_threads=1)
+        return found
+
+    def _encode_long(self, text: str) -> Tokens:
+        def encode(part: str) -> list[int]:
+            return self._encode([part])[0]
+
+        return np.concatenate([np.array(encode(part), np.int32) for part in slices(text, encode, self._drop_space)])
+
+
+def _check_ties(texts: Sequence[str], scores: Mapping[str, float]) -> None:
+    """Refuse pieces that are equally likely, unless they are runs of one letter."""
+    owners: dict[float, str] = {}
+    for text in texts:
+        owner = owners.setdefault(scores[text], text)
+        if owner != text and len({*owner, *text}) > 1:
+            raise EngineRefusal(f"its pieces {owner!r} and {text!r} are equally likely")
+
+
+def merges_content(model: ModelProto) -> dict[str, Any]:
+    """A BPE model as the tokenizer.json that encodes alike.
+
+    SentencePiece joins the two neighbours whose union is the piece of the highest score. So does a list of merges, if
+    every cut of every piece into two pieces stands in it in the order of the scores.
+
+    Raises:
+        EngineRefusal: something in the model makes the two differ.
+    """
+    if model.charsmap or model.fewer_spaces or model.suffix_space or not model.escaped_spaces:
+        raise EngineRefusal("it normalises text")
+    kinds = {piece.kind for piece in model.pieces}
+    if not kinds <= {NORMAL, UNKNOWN, CONTROL, BYTE} or BYTE not in kinds:
+        raise EngineRefusal("it has pieces that users defined, or none for bytes")
+    scores = {piece.text: piece.score for piece in model.pieces if piece.kind == NORMAL}
+    longer = [text for text in scores if len(text) > 1]
+    _check_ties(longer, scores)
+    if any(letter not in scores for text in longer for letter in text):
+        raise EngineRefusal("a piece has letters that are no pieces")
+    cuts = [(text[:cut], text[cut:]) for text in longer for cut in range(1, len(text))]
+    merges = [(left, right) for left, right in cuts if left in scores and right in scores]
+    # Of pieces that are equally likely the leftmost comes first: a run of spaces grows from its left end.
+    merges.sort(key=lambda pair: (-scores[pair[0] + pair[1]], -len(pair[0]), -len(pair[1])))
+    front = [{"type": "Prepend", "prepend": SPACE_MARK}] if model.dummy_prefix else []
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
+    unset = dict.fromkeys(("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": {"type": "Sequence", "normalizers": [*front, spaces]},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "BPE",
+            "unk_token": next((piece.text for piece in model.pieces if piece.kind == UNKNOWN), None),
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": {piece.text: token for token, piece in enumerate(model.pieces)},
+            "merges": merges,
+            **unset,
+        },
+    }
