@@ -1,22 +1,28 @@
-"""Training speed on one GPU: a 1B and a 3B Llama in bf16 at sequence 4096, ours beside a plain torch.compile loop.
+"""Training speed on one GPU: a 1B and a 3B Llama in bf16 at sequence 4096, ours beside torch.compile loops.
 
     python -m benchmarks.gpu_speed [--models 1b 3b] [--write]
     python -m benchmarks.gpu_speed --models toy --device cpu --gemm-s 1      (does the script itself work?)
 
-First the card's sustained matrix rate is measured, long enough that it gets warm. Then every trainer runs in a process
-of its own. MFU is against the data sheet's peak and against that sustained rate, by two conventions: full, (6N + 12 l h
-s) operations per token as in metrics.jsonl, and causal, which counts half of attention's.
+First the card's sustained matrix rate is measured, long enough that it gets warm. Then the trainers take turns, each
+time in a process of its own: `plain`, a Llama as one writes it by hand, and `transformers`, Hugging Face's (where it is
+installed), both compiled, and ours. The two keep float32 weights that autocast casts in every step; ours keeps 16-bit
+weights, and float32 masters of them in the optimizer. A trainer that fails is named with the reason. MFU is against the
+data sheet's peak and against that sustained rate, by two conventions: full, (6N + 12 l h s) operations per token as in
+metrics.jsonl, and causal, which counts half of attention's.
 """
 
 import argparse
 import datetime
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +32,8 @@ from torch import Tensor, nn
 from trainer.config import TrainConfig, build_config
 from trainer.data.batches import MicroBatch
 from trainer.device import device_name, peak_memory_bytes
+from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.preparation import prepare_kernels
 from trainer.mesh import ParallelMesh, ProcessGroups
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.pipeline.executor import forward_backward
@@ -34,7 +42,10 @@ from trainer.planning.flops import flops_per_token
 from trainer.random_streams import StepRandomness
 from trainer.train_state import build_model
 
-TRAINERS = ("plain", "ours")
+OURS = "ours"
+OURS_EAGER = f"{OURS} on eager kernels"
+TRAINERS = ("plain", "transformers", OURS, OURS_EAGER)
+WARM_UP = 3
 LIMIT_S = 580
 
 
@@ -166,9 +177,39 @@ def batch(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
     return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
 
-def run_plain(shape: Shape, device: torch.device, steps: int) -> list[float]:
+class TransformersLlama(nn.Module):
+    """Hugging Face's Llama, with the loss of the other."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            vocab_size=shape.vocab,
+            hidden_size=shape.hidden,
+            intermediate_size=shape.ffn,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.groups,
+            max_position_embeddings=shape.sequence,
+            rms_norm_eps=1e-5,
+            rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+            tie_word_embeddings=False,
+            attn_implementation="sdpa",
+            use_cache=False,
+            dtype=torch.float32,
+        )
+        self.model = LlamaForCausalLM(config)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Mean loss."""
+        return F.cross_entropy(self.model(input_ids=tokens).logits.flatten(0, 1).float(), labels.flatten())
+
+
+def run_compiled(build: Callable[[Shape], nn.Module], shape: Shape, device: torch.device, steps: int) -> list[float]:
     """Seconds of each step of a compiled loop, bf16 by autocast over float32 weights."""
-    model = Decoder(shape).to(device)
+    with device:
+        model = build(shape)
     compiled = torch.compile(model) if device.type == "cuda" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
     tokens, labels = batch(shape, device)
@@ -181,17 +222,22 @@ def run_plain(shape: Shape, device: torch.device, steps: int) -> list[float]:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        float(loss)
+        float(loss.detach())
         times.append(time.perf_counter() - start)
     return times
 
 
-def run_ours(shape: Shape, device: torch.device, steps: int) -> list[float]:
-    """Seconds of each step of our trainer."""
+def run_ours(shape: Shape, device: torch.device, steps: int, kernels: str) -> list[float]:
+    """Seconds of each step of our trainer, with the backend ``kernels`` of fused kernels."""
     config = shape.config(device.type)
+    config = config.model_copy(update={"training": config.training.model_copy(update={"kernel_backend": kernels})})
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    model = build_model(config, shape.vocab, ParallelMesh.build(config, 0, 1), ProcessGroups(), device)
+    settings = BuildSettings.from_variables(os.environ)
+    choice = prepare_kernels(config, settings, device, torch.bfloat16, is_builder=True)
+    print("\n".join(choice.lines()), file=sys.stderr, flush=True)
+    mesh = ParallelMesh.build(config, 0, 1)
+    model = build_model(config, shape.vocab, mesh, ProcessGroups(), device, choice.kernels)
     optimizer = MixedPrecisionOptimizer(config, model)
     tokens, labels = batch(shape, device)
     times = []
@@ -211,25 +257,80 @@ def run_ours(shape: Shape, device: torch.device, steps: int) -> list[float]:
     return times
 
 
-def measure(trainer: str, name: str, device: torch.device, steps: int) -> dict[str, float]:
-    """Median step time and peak memory of one trainer, in this process."""
-    run = run_plain if trainer == "plain" else run_ours
-    times = run(SHAPES[name], device, 3 + steps)[3:]
-    return {"step_s": statistics.median(times), "peak_gib": peak_memory_bytes(device) / 2**30}
+def measure(trainer: str, name: str, device: torch.device, steps: int) -> dict[str, Any]:
+    """Step times and peak memory of one trainer, in this process."""
+    shape = SHAPES[name]
+    if trainer in (OURS, OURS_EAGER):
+        times = run_ours(shape, device, WARM_UP + steps, "eager" if trainer == OURS_EAGER else "auto")
+    else:
+        times = run_compiled(Decoder if trainer == "plain" else TransformersLlama, shape, device, WARM_UP + steps)
+    return {"steps_s": times[WARM_UP:], "peak_gib": peak_memory_bytes(device) / 2**30}
 
 
-def row(trainer: str, name: str, found: dict[str, float], gemm: float, peak: float | None, device: str) -> str:
+class RunFailed(Exception):
+    """A trainer did not finish; the message says why."""
+
+
+@dataclass
+class Result:
+    """Timed steps of one trainer with one model, over all rounds."""
+
+    steps_s: list[float] = field(default_factory=list)
+    peak_gib: float = 0.0
+    failure: str = ""
+
+
+def run_once(trainer: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
+    """What ``measure`` finds in a process of its own.
+
+    Raises:
+        RunFailed: it failed, or did not end within the limit.
+    """
+    argv = [sys.executable, "-m", "benchmarks.gpu_speed", "--device", flags.device, "--steps", str(flags.steps)]
+    try:
+        done = subprocess.run([*argv, "--one", trainer, name], capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"still running after {LIMIT_S} s") from None
+    if done.returncode:
+        raise RunFailed(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def take_turns(name: str, flags: argparse.Namespace) -> dict[str, Result]:
+    """The results of all trainers with one model; every round begins with another of them."""
+    results = {trainer: Result() for trainer in TRAINERS}
+    for number in range(flags.rounds):
+        first = number % len(TRAINERS)
+        for trainer in TRAINERS[first:] + TRAINERS[:first]:
+            result = results[trainer]
+            if result.failure:
+                continue
+            print(f"round {number + 1}: {trainer} {name}", file=sys.stderr, flush=True)
+            try:
+                found = run_once(trainer, name, flags)
+            except RunFailed as failure:
+                result.failure = str(failure)
+            else:
+                result.steps_s += found["steps_s"]
+                result.peak_gib = max(result.peak_gib, found["peak_gib"])
+    return results
+
+
+def row(trainer: str, name: str, result: Result, gemm: float, peak: float | None, device: str) -> str:
     """One line of the table."""
+    if result.failure:
+        return f"| {name} | {trainer} | failed: {result.failure} | | | | |"
     shape = SHAPES[name]
     config = shape.config(device)
     full = flops_per_token(config, shape.vocab)
     causal = full - 6 * shape.layers * shape.hidden * shape.sequence
-    speed = shape.micro_batch * shape.sequence / found["step_s"]
+    speed = shape.micro_batch * shape.sequence / statistics.median(result.steps_s)
     tflops, of_causal = speed * full / 1e12, speed * causal / 1e12
     sheet = f"{tflops / peak:.1%} / {of_causal / peak:.1%}" if peak else "-"
     return (
         f"| {name} | {trainer} | {speed:,.0f} | {tflops:.1f} / {of_causal:.1f} | {sheet} "
-        f"| {tflops / gemm:.1%} / {of_causal / gemm:.1%} | {found['peak_gib']:.1f} |"
+        f"| {tflops / gemm:.1%} / {of_causal / gemm:.1%} | {result.peak_gib:.1f} |"
     )
 
 
@@ -239,26 +340,26 @@ def report(flags: argparse.Namespace) -> str:
     gemm = sustained_gemm_tflops(device, flags.gemm_s)
     peak = known_peak_tflops(device_name(device))
     driver = torch.version.cuda or "none"
+    shapes = "; ".join(
+        f"{name} has {SHAPES[name].layers} layers of {SHAPES[name].hidden}, sequence {SHAPES[name].sequence}"
+        for name in flags.models
+    )
     lines = [
         f"# Training speed on one device, {datetime.datetime.now(datetime.timezone.utc).date()}",
         "",
-        f"{device_name(device)}, torch {torch.__version__}, CUDA {driver}; bf16, sequence 4096, AdamW; medians of "
-        f"{flags.steps} steps after 3. Sustained bf16 matrix products over {flags.gemm_s:.0f} s: {gemm:.1f} TFLOP/s; "
-        f"data sheet: {peak or 'unknown'}. Pairs are the full and the causal convention.",
+        f"{device_name(device)}, torch {torch.__version__}, CUDA {driver}; bf16, AdamW; {shapes}. Medians over "
+        f"{flags.rounds} rounds of {flags.steps} steps after {WARM_UP}, the trainers taking turns. Sustained bf16 "
+        f"matrix products over {flags.gemm_s:.0f} s: {gemm:.1f} TFLOP/s; data sheet: {peak or 'unknown'}. Pairs are "
+        "the full and the causal convention.",
+        "plain and transformers are compiled loops over float32 weights, which autocast casts in every step; ours has "
+        "16-bit weights, with float32 masters in the optimizer, and is not compiled.",
         "",
         "| model | trainer | tokens/s | TFLOP/s | MFU of the data sheet | of the sustained rate | peak GiB |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in flags.models:
-        for trainer in TRAINERS:
-            argv = [sys.executable, "-m", "benchmarks.gpu_speed", "--device", flags.device, "--steps", str(flags.steps)]
-            done = subprocess.run([*argv, "--one", trainer, name], capture_output=True, text=True, timeout=LIMIT_S)
-            if done.returncode:
-                reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit {done.returncode}"
-                lines.append(f"| {name} | {trainer} | failed: {reason} | | | | |")
-            else:
-                found = json.loads(done.stdout.splitlines()[-1])
-                lines.append(row(trainer, name, found, gemm, peak, flags.device))
+        for trainer, result in take_turns(name, flags).items():
+            lines.append(row(trainer, name, result, gemm, peak, flags.device))
             print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines) + "\n"
 
@@ -267,7 +368,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=("1b", "3b"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of each round")
     parser.add_argument("--gemm-s", type=float, default=60.0, help="seconds of matrix products")
     parser.add_argument("--one", nargs=2, metavar=("TRAINER", "MODEL"), help="measure one in this process, as JSON")
     parser.add_argument("--write", action="store_true", help="also write the table to benchmarks/results")

@@ -39,7 +39,7 @@ class Layout:
     tp: int = 1
     pp: int = 1
     dp: int = 1
-    schedule: str | None = None
+    zero_bubble: bool = False
 
     @property
     def world(self) -> int:
@@ -55,25 +55,39 @@ class Trainer:
     layouts: tuple[str, ...]
     environment: str | None = None
     source: str | None = None
+    zero_bubble: str | None = None
+    """What its adapter calls its schedule without bubble."""
+    arguments: tuple[str, ...] = ()
+    """Further flags of its adapter."""
+    keeps_memory: bool = True
+    """Whether it runs with the allocator setting of ENVIRONMENT."""
 
 
 LAYOUTS = {
     "1": Layout("1"),
     "tp2": Layout("tp2", tp=2),
-    "pp2": Layout("pp2", pp=2, schedule="1f1b"),
-    "pp2-zb": Layout("pp2", pp=2, schedule="zb-h1"),
+    "pp2": Layout("pp2", pp=2),
+    "pp2-zb": Layout("pp2", pp=2, zero_bubble=True),
     "dp2": Layout("dp2", dp=2),
     "tp4": Layout("tp4", tp=4),
 }
 OURS = "ours"
+OURS_EAGER = f"{OURS} on eager kernels"
+PLAIN_GLIBC = "plain with glibc as it comes"
 TRAINERS = {
     "plain": Trainer("plain", ("1", "dp2")),
     "transformers": Trainer("transformers_llama", ("1", "tp2", "dp2", "tp4"), "trainers"),
     "picotron": Trainer("picotron_llama", ("1", "tp2", "pp2", "dp2", "tp4"), "trainers", "picotron"),
-    "torchtitan": Trainer("torchtitan_llama", ("1", "tp2", "pp2", "dp2", "tp4"), "trainers"),
+    "torchtitan": Trainer(
+        "torchtitan_llama", ("1", "tp2", "pp2", "pp2-zb", "dp2", "tp4"), "trainers", zero_bubble="ZBVZeroBubble"
+    ),
     "megatron-core": Trainer("megatron_core", ("1", "tp2", "pp2", "dp2", "tp4"), "megatron-core"),
-    OURS: Trainer("ours", tuple(LAYOUTS)),
+    OURS: Trainer("ours", tuple(LAYOUTS), zero_bubble="zb-h1"),
+    # For what kernels and the allocator bring: see benchmarks/kernels.py.
+    OURS_EAGER: Trainer("ours", ("1",), arguments=("--kernels", "eager")),
+    PLAIN_GLIBC: Trainer("plain", ("1",), keeps_memory=False),
 }
+COMPARED = [name for name in TRAINERS if name not in (OURS_EAGER, PLAIN_GLIBC)]
 # glibc gives large tensors back to the kernel at every step and faults them in again; these keep them, for everybody.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -99,6 +113,7 @@ class Result:
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     version: str = ""
+    torch: str = ""
     failure: str = ""
 
     def add(self, reports: list[dict[str, Any]], warm_up: int) -> None:
@@ -110,7 +125,7 @@ class Result:
         # Ranks of one replica agree, and replicas have equal shares of the step.
         self.losses = [statistics.mean(r["loss"] for r in step if r["loss"] is not None) for step in steps]
         self.grad_norms = [step[0]["grad_norm"] for step in steps]
-        self.version = f"{reports[0]['version']} (torch {reports[0]['torch']})"
+        self.version, self.torch = reports[0]["version"], reports[0]["torch"]
 
 
 def peers_folder() -> Path:
@@ -125,7 +140,8 @@ def surroundings(trainer: Trainer) -> tuple[str, dict[str, str]]:
     Raises:
         RunFailed: set_up.sh has not made what it needs.
     """
-    variables = os.environ | ENVIRONMENT
+    left_out = "MALLOC_" if not trainer.keeps_memory else "\0"
+    variables = {k: v for k, v in (os.environ | ENVIRONMENT).items() if not k.startswith(left_out)}
     for name in (trainer.environment, trainer.source):
         if name is not None and not (peers_folder() / name / "ready").exists():
             raise RunFailed(f"there is no {peers_folder() / name}; benchmarks/peers/set_up.sh makes it")
@@ -174,9 +190,9 @@ def run_once(name: str, layout_name: str, flags: argparse.Namespace) -> list[dic
     with tempfile.TemporaryDirectory() as place:
         argv = [python, "-m", f"benchmarks.peers.{trainer.module}", "--model", flags.model, "--report", place]
         argv += ["--tp", str(layout.tp), "--pp", str(layout.pp), "--dp", str(layout.dp)]
-        argv += ["--steps", str(flags.warm_up + flags.steps)]
-        if name == OURS and layout.schedule is not None:
-            argv += ["--schedule", layout.schedule]
+        argv += ["--steps", str(flags.warm_up + flags.steps), *trainer.arguments]
+        if layout.zero_bubble and trainer.zero_bubble is not None:
+            argv += ["--schedule", trainer.zero_bubble]
         ranks = []
         for rank in range(layout.world):
             place_among_ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(layout.world)}
@@ -208,7 +224,7 @@ def measure(flags: argparse.Namespace, number: int, results: dict[str, dict[str,
         for name in order:
             if layout_name not in TRAINERS[name].layouts:
                 continue
-            row = name if layout_name == layout.section else f"{name}, {layout.schedule}"
+            row = f"{name}, {TRAINERS[name].zero_bubble}" if layout.zero_bubble else name
             result = results.setdefault(layout.section, {}).setdefault(row, Result())
             if result.failure:
                 continue
@@ -220,10 +236,13 @@ def measure(flags: argparse.Namespace, number: int, results: dict[str, dict[str,
                 print(f"{name} {layout_name} failed: {failure}", file=sys.stderr, flush=True)
 
 
-def best_peer(results: dict[str, Result], figure: Callable[[Result], float]) -> float | None:
-    """The lowest of the peers' figures, None where no peer was measured."""
-    measured = [figure(r) for name, r in results.items() if not name.startswith(OURS) and r.wall_s]
-    return min(measured, default=None)
+def best_peer(results: dict[str, Result], name: str, figure: Callable[[Result], float]) -> float | None:
+    """The lowest figure of the peers that a row is compared with, None where none was measured.
+
+    1F1B is compared with 1F1B, a named schedule with all.
+    """
+    peers = [peer for peer in results if not peer.startswith(OURS) and ("," in name or "," not in peer)]
+    return min((figure(results[peer]) for peer in peers if results[peer].wall_s), default=None)
 
 
 def wall(result: Result) -> float:
@@ -243,8 +262,7 @@ def ratio(above: float | None, below: float | None) -> str:
 
 
 def table(results: dict[str, Result], truth: Result, tokens_per_step: int) -> list[str]:
-    """Rows of one section; ratios are to its best peer in that column, differences to the run taken as the truth."""
-    fastest, cheapest, leanest = (best_peer(results, figure) for figure in (wall, cpu, peak))
+    """Rows of one section; ratios are to the best peer in that column, differences to the run taken as the truth."""
     lines = [
         "| trainer | tokens/s | of the fastest peer | CPU s/step | of the cheapest peer | peak MiB/rank "
         "| of the leanest peer | largest loss difference | of grad norm |",
@@ -257,6 +275,7 @@ def table(results: dict[str, Result], truth: Result, tokens_per_step: int) -> li
         if not result.wall_s:
             lines.append(f"| {name} | failed | | | | | | | |")
             continue
+        fastest, cheapest, leanest = (best_peer(results, name, figure) for figure in (wall, cpu, peak))
         off = max(abs(a - b) for a, b in zip(result.losses, truth.losses, strict=True))
         norm = max(abs(a / b - 1) for a, b in zip(result.grad_norms, truth.grad_norms, strict=True))
         lines.append(
@@ -273,6 +292,17 @@ def processor() -> str:
     return f"{os.cpu_count()} x {found[0].split(':')[1].strip()}" if found else platform.processor()
 
 
+def warning_of_builds(measured: dict[str, Result]) -> list[str]:
+    """A line where not all trainers ran with the same build of torch."""
+    names: dict[str, list[str]] = {}
+    for name, result in measured.items():
+        names.setdefault(result.torch, []).append(name)
+    if len(names) < 2:
+        return []
+    builds = "; ".join(f"{build} under {', '.join(of_build)}" for build, of_build in names.items())
+    return [f"Not the same build of torch under all, so that the same product may take another time: {builds}."]
+
+
 def report(
     flags: argparse.Namespace, results: dict[str, dict[str, Result]], rounds: int, load: tuple[float, float]
 ) -> str:
@@ -280,7 +310,7 @@ def report(
     work = WORKLOADS[flags.model]
     today = datetime.datetime.now(datetime.timezone.utc).date()
     everything = [(name, result) for rows in results.values() for name, result in rows.items()]
-    versions = {name.partition(",")[0]: result.version for name, result in everything if result.version}
+    measured = {name.partition(",")[0]: result for name, result in everything if result.version}
     lines = [
         f"# Training speed, {flags.model}, {today}",
         "",
@@ -291,12 +321,15 @@ def report(
         f"{flags.warm_up}; load average {load[0]:.1f} before and {load[1]:.1f} after.",
         "Tokens/s of the fastest peer: above 1 is faster than every peer. CPU seconds and memory: below 1 is less than "
         "every peer.",
-        "Every pipeline is cut where its trainer cuts it unasked.",
+        "Every pipeline is cut where its trainer cuts it unasked. It runs 1F1B where the row names no other schedule; "
+        "of the peers only torchtitan has one without bubble, ZBV with two virtual stages per rank. Rows of 1F1B are "
+        "compared with the peers' 1F1B, the others with the best of all.",
         "All but ours measure the gradient norm with torch's CPU norm, which loses digits on large tensors (1e-4 at a "
         "million elements, 1e-3 at 16 million).",
         "picotron's pipeline makes gradients too large by the number of micro-batches; clipping hides it from losses.",
+        *warning_of_builds(measured),
         "",
-        *(f"- {name}: {version}" for name, version in versions.items()),
+        *(f"- {name}: {result.version} (torch {result.torch})" for name, result in measured.items()),
     ]
     truth = next((result for _, result in everything if result.wall_s), Result())
     for section, rows in results.items():
@@ -307,7 +340,7 @@ def report(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=WORKLOADS, default="small")
-    parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=list(TRAINERS))
+    parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=COMPARED)
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["1", "tp2", "pp2", "pp2-zb", "dp2"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="timed steps per run")

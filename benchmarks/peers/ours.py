@@ -1,5 +1,6 @@
-"""Our trainer: its model, executor and optimizer as the training loop drives them."""
+"""Our trainer: its kernels, model, executor and optimizer as the training loop drives them."""
 
+import os
 from datetime import timedelta
 
 import torch
@@ -24,6 +25,8 @@ from benchmarks.peers.workload import (
 )
 from trainer.config import TrainConfig, build_config
 from trainer.data.batches import MicroBatch
+from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.preparation import prepare_kernels
 from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.pipeline.executor import forward_backward
@@ -62,6 +65,7 @@ def train_config(task: Task) -> TrainConfig:
                 "micro_batch_size": work.micro_batch,
                 "global_batch_size": work.global_batch,
                 "device": "cpu",
+                "kernel_backend": task.kernels,
             },
             "optimizer": {
                 "lr": LEARNING_RATE,
@@ -116,12 +120,17 @@ def main() -> None:
     task = task_from_command_line()
     work, world = task.work, task.world
     config = train_config(task)
+    device = torch.device("cpu")
     groups = ProcessGroups()
     mesh = ParallelMesh.build(config, task.rank, world)
+    task.join()
     if world > 1:
-        task.join()
         groups = build_process_groups(mesh, timedelta(minutes=5))
-    model = build_model(config, work.vocab, mesh, groups, torch.device("cpu"))
+    settings = BuildSettings.from_variables(os.environ)
+    choice = prepare_kernels(config, settings, device, torch.float32, is_builder=task.rank == 0)
+    # Beside the losses in the log: speed without the kernels that were meant would mislead.
+    print("\n".join(choice.lines()), flush=True)
+    model = build_model(config, work.vocab, mesh, groups, device, choice.kernels)
     load(model, work)
     optimizer = MixedPrecisionOptimizer(config, model)
     tokens = corpus(work)
@@ -140,9 +149,9 @@ def main() -> None:
         assert outcome.grad_norm is not None
         replica_loss = loss_sum * mesh.dp / work.tokens_per_step if mesh.computes_loss else None
         meter.step(replica_loss, outcome.grad_norm)
-    meter.write(llmctl.__version__)
-    if world > 1:
-        dist.destroy_process_group()
+    own = sum(backend == "own" for backend in choice.backends.values())
+    meter.write(f"{llmctl.__version__}, {own} of {len(choice.backends)} operations on own kernels")
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ class Trainer:
             enable_sequence_parallel=False,
             pipeline_parallel_degree=task.pp,
             pipeline_parallel_microbatch_size=work.micro_batch,
+            pipeline_parallel_schedule=task.schedule,
             data_parallel_replicate_degree=task.dp,
             data_parallel_shard_degree=1,
             # The default one fails with the released torch.

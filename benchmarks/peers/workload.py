@@ -112,6 +112,7 @@ class Task:
     pp: int
     dp: int
     schedule: str
+    kernels: str
     steps: int
     rank: int
     report: Path
@@ -140,6 +141,7 @@ def task_from_command_line() -> Task:
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages")
     parser.add_argument("--dp", type=int, default=1, help="replicas of the model, which share the micro-batches")
     parser.add_argument("--schedule", default="1f1b", help="pipeline schedule, for a trainer that has several")
+    parser.add_argument("--kernels", default="auto", help="backend of fused kernels, for a trainer that has them")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--report", type=Path, required=True, help="folder for this rank's measurements")
     flags = parser.parse_args()
@@ -150,6 +152,7 @@ def task_from_command_line() -> Task:
         pp=flags.pp,
         dp=flags.dp,
         schedule=flags.schedule,
+        kernels=flags.kernels,
         steps=flags.steps,
         rank=int(os.environ["RANK"]),
         report=flags.report,

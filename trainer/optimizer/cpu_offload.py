@@ -6,9 +6,9 @@ float32 states and the step are the CPU's, 16-bit weights and all else the devic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -44,20 +44,27 @@ class OffloadedMasters:
     nothing travels and the arithmetic is the same.
     """
 
-    def __init__(self, config: OptimizerConfig, pieces: Sequence[ParameterPiece], decays: Mapping[str, bool]) -> None:
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        pieces: Sequence[ParameterPiece],
+        decays: Mapping[str, bool],
+        adamw: Callable[..., Any],
+    ) -> None:
         """Allocate; the masters start as the weights are.
 
         Args:
             config: which optimizer, and its constants.
             pieces: what to keep here.
             decays: which of them, by name, weight decay applies to.
+            adamw: the operation of trainer.kernels.adamw, for CPU memory.
         """
         self._pieces = list(pieces)
         self.masters = {piece.name: piece.weight.to("cpu", torch.float32, copy=True) for piece in pieces}
         """1-D, by name of the parameter, as are the moments."""
         self.moments = new_moments(config, self.masters)
         self._portions = [
-            _Portion(config, stretches, self.masters, self.moments, decays) for stretches in _portions(pieces)
+            _Portion(config, stretches, self.masters, self.moments, decays, adamw) for stretches in _portions(pieces)
         ]
         on_gpu = bool(pieces) and pieces[0].weight.is_cuda
         largest = max((portion.numel for portion in self._portions), default=0)
@@ -156,6 +163,7 @@ class _Portion:
         masters: Mapping[str, Tensor],
         moments: Moments,
         decays: Mapping[str, bool],
+        adamw: Callable[..., Any],
     ) -> None:
         self.stretches = stretches
         self.numel = sum(stretch.stop - stretch.start for stretch in stretches)
@@ -168,7 +176,7 @@ class _Portion:
 
         own = cut(masters)
         self.masters = list(own.values())
-        self._step = Masters(config, own, {kind: cut(named) for kind, named in moments.items()}, decays)
+        self._step = Masters(config, own, {kind: cut(named) for kind, named in moments.items()}, decays, adamw)
 
     def step(self, lr: float, divisor: float, gradients: Sequence[Tensor]) -> None:
         """Update the masters; ``gradients`` in order of the stretches, in CPU memory."""

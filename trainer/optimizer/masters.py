@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from trainer.kernels.adamw import AdamWConstants
 
 if TYPE_CHECKING:
     from trainer.config import OptimizerConfig
@@ -14,16 +18,24 @@ if TYPE_CHECKING:
 Moments = dict[str, dict[str, Tensor]]
 """Kind -> name -> 1-D float32."""
 
+_NONE: Mapping[str, Tensor] = MappingProxyType({})
+
 
 class Masters:
     """Masters with their moments, and AdamW (Loshchilov and Hutter 2019, algorithm 2) or SGD with momentum over them.
 
-    torch's fused kernels do the arithmetic; their ``grad_scale`` divides by loss scale and clipping in the same pass
-    over memory. There may be no masters at all.
+    The division of the gradients by loss scale and clipping takes no pass over memory of its own. There may be no
+    masters at all.
     """
 
     def __init__(
-        self, config: OptimizerConfig, masters: Mapping[str, Tensor], moments: Moments, decays: Mapping[str, bool]
+        self,
+        config: OptimizerConfig,
+        masters: Mapping[str, Tensor],
+        moments: Moments,
+        decays: Mapping[str, bool],
+        adamw: Callable[..., Any],
+        copies: Mapping[str, Tensor] = _NONE,
     ) -> None:
         """Take over tensors, which stay where they are.
 
@@ -32,23 +44,97 @@ class Masters:
             masters: float32, 1-D, on one device, by any name.
             moments: of each kind in ``moment_names``, shaped like the masters.
             decays: which of them weight decay applies to.
+            adamw: the operation of trainer.kernels.adamw.
+            copies: 16-bit weights, all of one dtype, of some masters, which each step makes follow.
         """
-        # Parameters of their own, since the .grad of the model's belongs to backward.
-        self._masters = {name: nn.Parameter(master) for name, master in masters.items()}
-        self._optimizer = _build(config, self._masters, decays) if masters else None
-        self._divisor = next(iter(masters.values())).new_ones(()) if masters else None
-        for name, master in self._masters.items():
-            assert self._optimizer is not None
-            state = self._optimizer.state[master]
-            for kind, named in moments.items():
-                state[kind] = named[name]
-            if config.optimizer == "adam":
-                state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+        self._step: _AdamW | _SGD
+        if config.optimizer == "adam":
+            self._step = _AdamW(config, masters, moments, decays, adamw, copies)
+        else:
+            self._step = _SGD(config, masters, moments, decays, copies)
 
     @torch.no_grad()
     def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
         """Update the masters from ``gradients / divisor``; the gradients are no longer meaningful afterwards."""
-        if self._optimizer is None or self._divisor is None:
+        self._step.step(lr, divisor, gradients)
+
+    def set_steps(self, steps: int) -> None:
+        """Go on as after so many steps: Adam's bias correction counts them."""
+        self._step.steps = steps
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Masters that are stepped in one call."""
+
+    names: Sequence[str]
+    weight_decay: float
+    copies: Sequence[Tensor]
+
+
+class _AdamW:
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        masters: Mapping[str, Tensor],
+        moments: Moments,
+        decays: Mapping[str, bool],
+        adamw: Callable[..., Any],
+        copies: Mapping[str, Tensor],
+    ) -> None:
+        self._config, self._masters, self._moments, self._adamw = config, masters, moments, adamw
+        self.steps = 0
+        self._groups = []
+        for decay in (True, False):
+            for is_copied in (True, False):
+                names = [name for name in masters if decays[name] == decay and (name in copies) == is_copied]
+                if names:
+                    weights = [copies[name] for name in names] if is_copied else []
+                    self._groups.append(_Group(names, config.weight_decay if decay else 0.0, weights))
+
+    def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
+        config = self._config
+        self.steps += 1
+        for group in self._groups:
+            tensors = (self._masters, gradients, self._moments["exp_avg"], self._moments["exp_avg_sq"])
+            constants = AdamWConstants(
+                lr, config.adam_beta1, config.adam_beta2, config.adam_eps, group.weight_decay, self.steps, divisor
+            )
+            self._adamw(*([named[name] for name in group.names] for named in tensors), group.copies, constants)
+
+
+class _SGD:
+    """torch's fused kernel; its ``grad_scale`` divides in the same pass."""
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        masters: Mapping[str, Tensor],
+        moments: Moments,
+        decays: Mapping[str, bool],
+        copies: Mapping[str, Tensor],
+    ) -> None:
+        self.steps = 0
+        # Parameters of their own, since the .grad of the model's belongs to backward.
+        self._masters = {name: nn.Parameter(master) for name, master in masters.items()}
+        self._copied = ([copies[name] for name in copies], [masters[name] for name in copies])
+        self._optimizer: torch.optim.SGD | None = None
+        if not masters:
+            return
+        self._divisor = next(iter(masters.values())).new_ones(())
+        groups = []
+        for decay, strength in ((True, config.weight_decay), (False, 0.0)):
+            parameters = [master for name, master in self._masters.items() if decays[name] == decay]
+            if parameters:
+                groups.append({"params": parameters, "weight_decay": strength})
+        self._optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum, fused=True)
+        for kind, named in moments.items():
+            for name, master in self._masters.items():
+                self._optimizer.state[master][kind] = named[name]
+
+    def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
+        self.steps += 1
+        if self._optimizer is None:
             return
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -57,14 +143,8 @@ class Masters:
         self._divisor.fill_(divisor)
         self._optimizer.grad_scale = None if divisor == 1.0 else self._divisor  # type: ignore[attr-defined]
         self._optimizer.step()
-
-    def set_steps(self, steps: int) -> None:
-        """Go on as after so many steps: Adam's bias correction counts them."""
-        for master in self._masters.values():
-            assert self._optimizer is not None
-            state = self._optimizer.state[master]
-            if "step" in state:
-                state["step"].fill_(float(steps))
+        if self._copied[0]:
+            torch._foreach_copy_(*self._copied)
 
 
 def moment_names(config: OptimizerConfig) -> tuple[str, ...]:
@@ -77,19 +157,3 @@ def moment_names(config: OptimizerConfig) -> tuple[str, ...]:
 def new_moments(config: OptimizerConfig, masters: Mapping[str, Tensor]) -> Moments:
     """Zeros beside every master."""
     return {kind: {name: torch.zeros_like(master) for name, master in masters.items()} for kind in moment_names(config)}
-
-
-def _build(
-    config: OptimizerConfig, masters: Mapping[str, nn.Parameter], decays: Mapping[str, bool]
-) -> torch.optim.Optimizer:
-    decayed = [master for name, master in masters.items() if decays[name]]
-    free = [master for name, master in masters.items() if not decays[name]]
-    groups = [
-        {"params": parameters, "weight_decay": decay}
-        for parameters, decay in ((decayed, config.weight_decay), (free, 0.0))
-        if parameters
-    ]
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum, fused=True)
-    betas = (config.adam_beta1, config.adam_beta2)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trainer.kernels.adamw import ADAMW
 from trainer.optimizer.clipping import GradientNorm, clip_divisor
 from trainer.optimizer.cpu_offload import OffloadedMasters, offloaded_pieces
 from trainer.optimizer.loss_scaler import LossScaler
@@ -53,13 +54,15 @@ class MixedPrecisionOptimizer:
         decays = {piece.name: model.layouts[piece.name].decay for piece in pieces}
         fraction = config.optimizer.optimizer_offload_fraction if config.optimizer.optimizer_cpu_offload else 0.0
         away = offloaded_pieces(pieces, fraction)
-        self._offloaded = OffloadedMasters(config.optimizer, away, decays)
+        self._offloaded = OffloadedMasters(config.optimizer, away, decays, model.kernels.in_cpu_memory[ADAMW])
         names = self._offloaded.masters.keys()
         self._resident = {piece.name: piece for piece in pieces if piece.name not in names}
         # An alias for fp32, a copy else.
         self._masters = {name: piece.weight.detach().to(torch.float32) for name, piece in self._resident.items()}
         self._moments = new_moments(config.optimizer, self._masters)
-        self._step = Masters(config.optimizer, self._masters, self._moments, decays)
+        copies = {name: piece.weight.detach() for name, piece in self._resident.items()}
+        low = {name: weight for name, weight in copies.items() if weight.dtype != torch.float32}
+        self._step = Masters(config.optimizer, self._masters, self._moments, decays, model.kernels[ADAMW], low)
         self._steps = 0
 
     def step(self, lr: float) -> StepOutcome:
@@ -79,7 +82,6 @@ class MixedPrecisionOptimizer:
         self._offloaded.begin_step()
         # On a CUDA device this runs there while the step of what is offloaded keeps the CPU busy.
         self._step.step(lr, divisor, {name: piece.gradient for name, piece in self._resident.items()})
-        self._publish_resident()
         self._offloaded.step(lr, divisor)
         self._steps += 1
         self._model.gradients.weights_changed()

@@ -1,0 +1,35 @@
+/* Functions for results of 16 bit, of which float32 would not see the last digits: within 4e-6 of what they are. */
+#ifndef LLMCTL_ROUGH_FUNCTIONS_H
+#define LLMCTL_ROUGH_FUNCTIONS_H
+
+#include "../shared/activation_math.h"
+
+namespace llmctl {
+/* Of each object its own: one compiled for another instruction set would not do. */
+namespace {
+
+struct RoughFunctions : ExactFunctions {
+  /* 1 / (1 + exp(-x)), exactly 0 left of -89; what it lacks to 1 is a difference, whose absolute error float32 bounds. */
+  LLMCTL_FN static Logistic<float> logistic(float x) {
+    /* Up to 2^128, which is infinity. */
+    const float exponent = x * -1.44269504f, low = -126.0f, high = 128.0f;
+    const float inside = exponent < low ? low : exponent > high ? high : exponent;
+    /* As in exponential_of_negative(float), but of base 2. */
+    const float rounder = 12582912.0f + 127.0f;
+    const float shifted = inside + rounder;
+    const float rest = inside - (shifted - rounder);
+    /* 2^rest: coefficients that make the relative error, 2.6e-6, least over [-1/2, 1/2]. */
+    float series = 9.5701017e-3f;
+    series = series * rest + 5.59178603e-2f;
+    series = series * rest + 2.40247448e-1f;
+    series = series * rest + 6.93121815e-1f;
+    series = series * rest + 9.99999261e-1f;
+    const float value = 1.0f / (1.0f + series * float_of_bits(bits_of(shifted) << 23));
+    return {value, 1.0f - value};
+  }
+};
+
+}  // namespace
+}  // namespace llmctl
+
+#endif

@@ -1,0 +1,11 @@
+/* All kernels, in one image. */
+#include "activation.cu"
+#include "adamw.cu"
+#include "bias_dropout_add.cu"
+#include "column_sums.cu"
+#include "cross_entropy.cu"
+#include "moe_rows.cu"
+#include "rms_norm.cu"
+#include "rotary.cu"
+#include "softmax.cu"
+#include "tensor_lists.cu"

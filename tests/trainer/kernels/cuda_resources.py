@@ -1,0 +1,43 @@
+"""What ptxas says about kernels, by ``-v``: registers, stack, spills, shared memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_ENTRY = re.compile(
+    r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<architecture>\d+)a?'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    re.DOTALL,
+)
+_STATIC_SHARED_BYTES = 48 << 10
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """Of one kernel, per thread in bytes but for registers and for the block's shared memory."""
+
+    name: str
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+
+    @property
+    def problem(self) -> str | None:
+        """Why this kernel would be slow, or would not start."""
+        if self.stack or self.spill_stores or self.spill_loads:
+            return f"{self.name}: {self.stack} bytes of stack, {self.spill_stores} spilled, {self.spill_loads} reloaded"
+        return f"{self.name}: {self.shared} bytes of shared memory" if self.shared > _STATIC_SHARED_BYTES else None
+
+
+def resources_of(log: str) -> list[KernelResources]:
+    """Of every kernel that a compiler's log tells of."""
+    found = []
+    for entry in _ENTRY.finditer(log):
+        shared = re.search(r"(\d+) bytes smem", entry["rest"])
+        numbers = (int(entry[key]) for key in ("registers", "stack", "stores", "loads"))
+        found.append(KernelResources(entry["name"], *numbers, int(shared[1]) if shared else 0))
+    return found

@@ -1,0 +1,27 @@
+// csrc/binding's comparison of devices, over tensors of which torch tells whatever device is wanted.
+#include <cstdint>
+
+#include "../../../csrc/binding/tensors.h"
+
+struct AtenTensorOpaque {
+  int32_t type, index;
+};
+
+extern "C" {
+// In the place of torch's own.
+int32_t aoti_torch_device_type_cuda() { return 1; }
+AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle) { return 0; }
+AOTITorchError aoti_torch_get_device_type(AtenTensorHandle tensor, int32_t *type) {
+  *type = tensor->type;
+  return 0;
+}
+AOTITorchError aoti_torch_get_device_index(AtenTensorHandle tensor, int32_t *index) {
+  *index = tensor->index;
+  return 0;
+}
+
+int are_on_one_device(int left_type, int left_index, int right_type, int right_index) {
+  AtenTensorOpaque left{left_type, left_index}, right{right_type, right_index};
+  return llmctl::same_device(torch::stable::Tensor(&left), torch::stable::Tensor(&right));
+}
+}

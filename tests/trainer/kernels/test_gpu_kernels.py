@@ -1,0 +1,133 @@
+"""The library's kernels on a real GPU: the operations' own tests, the same bits twice, and CUDA graphs.
+
+python -m pytest -m gpu tests/trainer/kernels/test_gpu_kernels.py
+python -m tests.trainer.kernels.cuda_sanitizer
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.kernels.op_checks import mapped, tensors_of
+from tests.trainer.kernels.test_cuda_ops import TESTED
+from trainer.kernels.build_report import LineReport
+from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.device_image import load_device_image
+from trainer.kernels.library import Library
+from trainer.kernels.operation import Backend, Operation
+from trainer.kernels.suite import OPERATIONS as ROWS
+
+pytestmark = pytest.mark.gpu
+
+_HERE = Path(__file__).parent
+_LIMIT_S = 280.0
+_PLUGIN = (sys.executable, "-m", "pytest", "-p", "tests.trainer.kernels.gpu_plugin", "--no-header", "-q")
+_CAPTURED = [
+    (operation, backend, dtype)
+    for operation in ROWS
+    for backend in ("own", "triton")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if backend in operation.implementations
+    and "cuda" in operation.implementations[backend].devices
+    and dtype in operation.implementations[backend].dtypes
+]
+
+
+def check_passes(*words: str) -> None:
+    """A run of pytest under the plugin passes, and its tests are not all left out."""
+    done = subprocess.run(
+        [*_PLUGIN, *words], capture_output=True, text=True, timeout=_LIMIT_S, check=False, cwd=_HERE.parents[2]
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 20
+
+
+@pytest.mark.parametrize("backend", ["own", "nvrtc"])
+@pytest.mark.parametrize("operation", TESTED)
+def test_ops_pass_their_tests(operation: str, backend: str) -> None:
+    check_passes("--image-by", backend, str(_HERE / f"test_{operation}.py"))
+
+
+def test_triton_kernels_pass_their_checks() -> None:
+    check_passes(str(_HERE / "triton_checks.py"))
+
+
+@pytest.fixture(scope="module")
+def device(kernel_library: Library) -> torch.device:
+    here = torch.device("cuda", torch.cuda.current_device())
+    load_device_image(kernel_library.path, BuildSettings.from_variables(os.environ), here, "own", LineReport())
+    return here
+
+
+def both_passes(
+    operation: Operation[Any], backend: Backend, arguments: Any, gradients: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Results and gradients; or, of an operation without gradients, results and what became of its arguments.
+
+    ``gradients`` are those of the results, of which the first call makes any that are missing.
+    """
+    # What is not a leaf may be changed in place.
+    passed = mapped(torch.Tensor.clone, arguments)
+    results = list(tensors_of(operation.implementations[backend].function(*passed)))
+    # Backward may write over them.
+    found = [result.detach().clone() for result in results]
+    differentiable = [result for result in results if result.requires_grad]
+    if not differentiable:
+        return [*found, *tensors_of(passed)]
+    gradients += [torch.randn_like(result) for result in differentiable[len(gradients) :]]
+    leaves = [value for value in tensors_of(arguments) if value.requires_grad]
+    return [*found, *torch.autograd.grad(differentiable, leaves, gradients)]
+
+
+@pytest.mark.parametrize("example", [0, -1], ids=["tiny", "large"])
+@pytest.mark.parametrize(
+    ("operation", "backend", "dtype"), _CAPTURED, ids=lambda value: getattr(value, "name", str(value))
+)
+def test_a_graph_replays_what_a_launch_does(
+    operation: Operation[Any], backend: Backend, dtype: torch.dtype, example: int, device: torch.device
+) -> None:
+    captured, second = (
+        operation.examples[example](device, dtype, torch.Generator().manual_seed(seed)) for seed in (1, 2)
+    )
+    gradients: list[torch.Tensor] = []
+    right = both_passes(operation, backend, second, gradients)
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        both_passes(operation, backend, captured, gradients)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = both_passes(operation, backend, captured, gradients)
+    with torch.no_grad():
+        for memory, values in zip(tensors_of(captured), tensors_of(second), strict=True):
+            memory.copy_(values)
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(found, right, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_another_stream_and_another_thread_are_used(device: torch.device) -> None:
+    """A launch goes to torch's current stream, in a thread that has not used the device before too."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    hidden, weight = torch.randn(64, 256, device=device), torch.ones(256, device=device)
+    expected = torch.ops.llmctl.rms_norm(hidden, weight, 1e-5)[0]
+
+    def elsewhere() -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            normed: torch.Tensor = torch.ops.llmctl.rms_norm(hidden, weight, 1e-5)[0]
+            torch.cuda.current_stream().synchronize()
+            return normed
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(elsewhere).result(), expected)

@@ -1,0 +1,1 @@
+"""The operations that are limited by memory, fused: one file per operation, with every way to compute it."""
