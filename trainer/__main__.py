@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -16,20 +17,27 @@ from trainer.launch_environment import LaunchEnvironment, LaunchError, resolve_l
 from trainer.rank_log import ConsoleCopy, redirect_output
 from trainer.run_directory import RunDirectory
 
-# command -> (module, what it does). The module has main(arguments); of the parallel ones,
-# main(arguments, launch, run, environment).
+# command -> (module, what it does). The module has main(arguments); of those that must know the environment
+# main(arguments, environment), and of the parallel ones main(arguments, launch, run, environment).
 COMMANDS = {
     "pretrain": ("trainer.command_line", "train a model: --config FILE and Megatron-LM's flags"),
     "preprocess": ("trainer.data.preprocess", "turn text into Megatron's .bin/.idx"),
-    "train-tokenizer": ("trainer.data.train_tokenizer", "learn a byte-level BPE vocabulary"),
+    "inspect-data": ("trainer.data.inspect_command", "show what .bin/.idx pairs hold, and find damage"),
+    "masked-samples": ("trainer.data.masked_command", "show what BERT or T5 would be given of a .bin/.idx pair"),
+    "merge-data": ("trainer.data.merging", "join .bin/.idx pairs into one"),
+    "train-tokenizer": ("trainer.data.train_tokenizer", "learn a vocabulary from text"),
     "generate": ("trainer.generate", "continue a prompt with a checkpoint"),
     "evaluate": ("trainer.evaluate", "loss and perplexity of a checkpoint on held-out text"),
     "draw-pipeline": ("trainer.draw_pipeline", "paint a pipeline schedule with its bubble, here and as SVG"),
+    "kernels": ("trainer.kernels.command", "build the fused kernels, or say what runs on what and why"),
     "rendezvous": ("trainer.rendezvous", "print a free port for the ranks of a job to meet at"),
 }
 _PARALLEL = ("pretrain",)
+_ENCODING = ("preprocess", "pretrain")
+_WITH_ENVIRONMENT = ("generate", "evaluate", "kernels", "masked-samples", "preprocess")
 
 _USAGE = 2
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,9 +51,17 @@ def main(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         print(f"trainer: unknown command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return _USAGE
+    if name in _ENCODING:
+        # In several processes; threads of the tokenizers library in each would only be in each other's way.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if name in _PARALLEL:
         return _run_parallel(COMMANDS[name][0], arguments[1:])
-    return int(importlib.import_module(COMMANDS[name][0]).main(arguments[1:]))
+    try:
+        module = importlib.import_module(COMMANDS[name][0])
+        return int(module.main(arguments[1:], os.environ) if name in _WITH_ENVIRONMENT else module.main(arguments[1:]))
+    except KeyboardInterrupt:
+        print(f"trainer {name}: interrupted", file=sys.stderr)
+        return _INTERRUPTED
 
 
 def _run_parallel(module: str, arguments: Sequence[str]) -> int:
@@ -59,7 +75,13 @@ def _run_parallel(module: str, arguments: Sequence[str]) -> int:
     if run is not None:
         console = redirect_output(run.rank_log(launch.rank), also_console=launch.rank == 0)
     _complete_environment(launch)
-    code = int(importlib.import_module(module).main(arguments, launch, run, os.environ))
+    try:
+        code = int(importlib.import_module(module).main(arguments, launch, run, os.environ))
+    except KeyboardInterrupt:
+        # While torch is imported, or what ends is ended.
+        code = _INTERRUPTED
+    if code == _INTERRUPTED:
+        print("trainer: interrupted", file=sys.stderr)
     if code:
         _leave_at_once(code, console)
     return code
@@ -83,4 +105,8 @@ def _complete_environment(launch: LaunchEnvironment) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    # What leaves has its own exit code. A launcher that ends all at the first failure would put its signal in the place
+    # of it, and srun takes the highest for that of all.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(status)

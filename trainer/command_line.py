@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config import TrainConfig, build_config, known_keys, read_yaml
 from trainer.config_error import ConfigError
 from trainer.failure import record_failure
+from trainer.kernels.build_settings import BuildSettings
 from trainer.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
 
 if TYPE_CHECKING:
@@ -113,6 +114,10 @@ def _key_value(flag: str, key: str, values: Sequence[str]) -> Any:
         if values[0] in _FALSE:
             return _none(flag, values[1:], False)
         raise UsageError(f"--{flag}: is a switch; give it alone, or with true or false")
+    if typing.get_origin(annotation) is dict:
+        if not values or not all("=" in value for value in values):
+            raise UsageError(f"--{flag}: takes one or more NAME=VALUE")
+        return dict(value.split("=", 1) for value in values)
     if typing.get_origin(annotation) is list:
         if not values:
             raise UsageError(f"--{flag}: takes one or more values")
@@ -198,13 +203,19 @@ def main(
             record_failure(run, launch.rank, f"rank {launch.rank}", 0, error)
             print(f"trainer pretrain: {error}" if is_usage else _blame(command_line, error), file=sys.stderr)
         return 2 if is_usage else 3
+    try:
+        settings = BuildSettings.from_variables(environment)
+    except ConfigError as error:
+        # Every node has an environment of its own.
+        print(f"trainer pretrain: {error}", file=sys.stderr)
+        return 3
     for note in command_line.notes if speaks else ():
         print(note)
     for name, value in cuda_defaults(config).items():
         environment.setdefault(name, value)
     from trainer.pretraining import run_pretraining
 
-    return run_pretraining(config, launch, run)
+    return run_pretraining(config, launch, run, settings)
 
 
 def _blame(command_line: CommandLine, error: ValueError) -> str:

@@ -27,7 +27,8 @@ from trainer.config_sections import (
     Section,
     TrainingConfig,
 )
-from trainer.pipeline.placement import V_CHUNKS, Placement
+from trainer.data_checks import path_entries, weight_places
+from trainer.pipeline.placement import Placement, default_chunks, placement_of
 
 __all__ = [
     "CheckpointConfig",
@@ -43,8 +44,10 @@ __all__ = [
     "build_config",
     "known_keys",
     "load_config",
+    "path_entries",
     "read_yaml",
     "unknown_key_problem",
+    "weight_places",
 ]
 
 
@@ -77,7 +80,7 @@ class TrainConfig(Section):
         """Chunks of the model that each rank of the pipeline holds."""
         parallel = self.parallel
         if parallel.pipeline_schedule == "zb-v":
-            return V_CHUNKS
+            return default_chunks(parallel.pipeline_schedule)
         if parallel.pipeline_model_parallel_layout is not None:
             from trainer.planning.stage_layout import parse_stage_layout
 
@@ -96,11 +99,8 @@ class TrainConfig(Section):
     @property
     def placement(self) -> Placement:
         """Which virtual stages each rank of the pipeline holds."""
-        chunks = self.virtual_stages_per_rank
         pp = self.parallel.pipeline_model_parallel_size
-        if self.pipeline_schedule == "zb-v":
-            return Placement("v", pp, chunks)
-        return Placement("loop" if chunks > 1 else "one", pp, chunks)
+        return placement_of(self.pipeline_schedule, pp, self.virtual_stages_per_rank)
 
     def global_batch_size(self, dp: int) -> int:
         """Samples per iteration over all ``dp`` replicas."""

@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from trainer.config_error import ConfigError
+from trainer.data_checks import check_data
+from trainer.kernels.wanted import check_kernels
 from trainer.parallel_checks import (
     check_parallelism,
     divisors,
@@ -16,7 +18,7 @@ from trainer.parallel_checks import (
 from trainer.planning.layouts import Layout, nearest_layouts
 
 if TYPE_CHECKING:
-    from trainer.config import DataConfig, ModelConfig, TrainConfig
+    from trainer.config import ModelConfig, TrainConfig
 
 
 MOST_MICRO_BATCHES = 100_000
@@ -34,7 +36,8 @@ def check_relations(config: TrainConfig) -> None:
     check_parallelism(config)
     _check_training(config)
     _check_optimizer(config)
-    _check_data(config.data)
+    check_data(config.data)
+    check_kernels(config)
 
 
 def check_world_size(config: TrainConfig, world_size: int) -> None:
@@ -186,36 +189,3 @@ def _check_optimizer(config: TrainConfig) -> None:
             f"{optimizer.lr_warmup_iters} is beyond the {decay_iters} iterations that the learning rate decays over; "
             "lower it or raise optimizer.lr_decay_iters",
         )
-
-
-def _check_data(data: DataConfig) -> None:
-    sources = [name for name in ("data_path", "train_data_path", "mock_data") if getattr(data, name)]
-    if len(sources) > 1:
-        raise ConfigError(f"data.{sources[1]}", f"excludes data.{sources[0]}; set only one of the two")
-    for name in ("data_path", "train_data_path", "valid_data_path"):
-        if len(getattr(data, name)) > 1:
-            raise ConfigError(f"data.{name}", "takes one prefix; merge the others into it")
-    if data.valid_data_path and not data.train_data_path:
-        raise ConfigError("data.valid_data_path", "goes with data.train_data_path, which is unset")
-    train_share, _, _ = parse_split(data.split)
-    if data.data_path and not train_share:
-        raise ConfigError("data.split", f"{data.split!r} leaves nothing to train on; give the first share more than 0")
-
-
-def parse_split(split: str) -> tuple[float, float, float]:
-    """Shares of the train, valid and test split, summing to 1, from Megatron's ``949,50,1``.
-
-    Raises:
-        ConfigError: anything but one to three non-negative numbers, separated by commas, with a sum above zero.
-    """
-    try:
-        weights = [float(part) for part in split.split(",")]
-    except ValueError:
-        weights = []
-    weights += [0.0] * (3 - len(weights)) if weights else []
-    if len(weights) != 3 or not all(0 <= weight < float("inf") for weight in weights) or not sum(weights):
-        raise ConfigError(
-            "data.split", f"{split!r} is not one to three non-negative numbers separated by commas, as in 969,30,1"
-        )
-    total = sum(weights)
-    return weights[0] / total, weights[1] / total, weights[2] / total

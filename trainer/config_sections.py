@@ -15,6 +15,10 @@ from pydantic import (
     field_validator,
 )
 
+from trainer.data_checks import PATH_KEYS, BlendPart, parse_blend, path_entries
+from trainer.kernels.names import BackendChoice
+from trainer.tokenizer_keys import TokenizerKeys
+
 MOST_OF_ANYTHING = 10**12
 """Largest whole number of a key without a limit of its own; more is a slip of the pen, and would be counted up to."""
 
@@ -126,6 +130,12 @@ class ModelConfig(Section):
         """Whether a layer, counted over the whole model, has experts."""
         return self.num_experts is not None and layer % self.moe_layer_freq == 0
 
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether some layer has a feed-forward part without experts."""
+        # Where any layer has experts the first has; if the second has too, all have.
+        return not all(self.is_moe_layer(layer) for layer in range(min(self.num_layers, 2)))
+
     @field_validator("moe_layer_freq", mode="before")
     @classmethod
     def _check_moe_layer_freq(cls, value: Any) -> Any:
@@ -195,11 +205,16 @@ class ParallelConfig(Section):
     data_parallel_sharding_strategy: Literal["no_shard", "optim", "optim_grads", "optim_grads_params"] | None = None
     """What is divided over dp x cp: nothing, ZeRO-1, ZeRO-2 or ZeRO-3."""
     overlap_grad_reduce: bool = True
-    """Start reducing a gradient bucket as soon as backward has filled it."""
+    """Start reducing a gradient bucket as soon as backward has filled it. This and the next two are without effect
+    under ZeRO-2 and 3, which sum and gather layer by layer, always while others are computed."""
     overlap_param_gather: bool = True
-    """Gather the updated parts of the weights while the next forward runs. Without effect where all are whole."""
+    """Gather the updated parts of the weights while the next forward runs, with ZeRO-1; else without effect."""
     ddp_bucket_size: PositiveInt | None = None
-    """Elements per gradient bucket. Unset: max(40 million, 1 million x dp), as in Megatron-LM; with gloo 1 million."""
+    """Elements per gradient bucket. Unset: max(40 million, 1 million x dp x cp), as in Megatron-LM, with gloo 1
+    million; or all in one where nothing overlaps."""
+    no_gradient_accumulation_fusion: bool = False
+    """Let autograd make weight gradients, which are then added up, instead of adding up in the product that makes them.
+    Fully sharded gradients (ZeRO-2 and -3) are never added up in that product."""
     distributed_timeout_minutes: float = Field(default=10.0, gt=0.0, le=525_600.0)
     """How long a rank waits for the others before it gives up; at most a year."""
 
@@ -241,6 +256,20 @@ class TrainingConfig(Section):
     """With selective: names out of core_attn, mlp, layernorm, moe, moe_act. Unset: core_attn."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     deterministic_mode: bool = False
+    kernel_backend: BackendChoice = "auto"
+    """What operations limited by memory run on: own (csrc, compiled here), nvrtc (the same, compiled by NVRTC), triton,
+    torch, or eager (a chain of torch's operations). auto: the first of them that is there and passes its self-test; on
+    GPUs that ``python -m trainer kernels bench`` has measured, in the order of trainer.kernels.measured."""
+    kernel_backends: dict[str, BackendChoice] = {}
+    """The same for single operations, as in ``rope: eager``; see trainer.kernels.wanted for their names."""
+    no_masked_softmax_fusion: bool = False
+    no_bias_gelu_fusion: bool = False
+    """Which GeLU it is, openai_gelu alone says; in Megatron-LM the fused one is the tanh approximation."""
+    no_bias_swiglu_fusion: bool = False
+    no_bias_dropout_fusion: bool = False
+    no_rope_fusion: bool = False
+    cross_entropy_loss_fusion: bool = True
+    moe_permute_fusion: bool = True
 
 
 class OptimizerConfig(Section):
@@ -268,36 +297,62 @@ class OptimizerConfig(Section):
     optimizer_offload_fraction: float = Field(1.0, ge=0.0, le=1.0)
 
 
-class DataConfig(Section):
+class DataConfig(TokenizerKeys, Section):
     """Where the tokens come from."""
 
     data_path: list[str] = []
-    """Prefixes of Megatron .bin/.idx pairs, divided into train, valid and test by ``split``. One prefix at present."""
+    """Prefixes of Megatron .bin/.idx pairs, divided into train, valid and test by ``split``. Several are blended: with
+    weights, ``0.3 A 0.7 B``, samples are drawn in these proportions; without, ``A B``, in proportion to their sizes."""
     train_data_path: list[str] = []
+    """The same for training alone, undivided; in place of data_path."""
     valid_data_path: list[str] = []
+    test_data_path: list[str] = []
+    """Read by ``python -m trainer evaluate`` alone."""
     split: str = "969,30,1"
+    """One to three shares: of train, valid and test."""
+    sample_order: Literal["stable", "megatron"] = "stable"
+    """stable: each epoch is shuffled by itself, the first as Megatron-LM would shuffle one, so that a longer run goes
+    on as a shorter one did. megatron: the epochs of the run are shuffled together, in Megatron-LM's very order for the
+    same seed, lengths, iterations and batch size; there another train_iters is another order."""
+    sample_packing: bool = False
+    """For fine-tuning: documents are never cut. As many whole ones as fit fill a sequence, each with attention and
+    positions of its own; what is left over is padding outside the loss. Documents of more than seq_length + 1 tokens
+    are left out. (Megatron-LM's --sft packs the conversations of one line so.)"""
+    answer_only_loss: bool = False
+    """With sample_packing: the sequences of a document are prompts and answers by turns, of which the last is an
+    answer, and only tokens of answers count in the loss."""
     mock_data: bool = False
     """Train on a generated, learnable token stream, so that a cluster can be tried without any data."""
-    tokenizer_type: Literal["HuggingFaceTokenizer", "NullTokenizer"] = "HuggingFaceTokenizer"
-    tokenizer_model: str | None = None
-    """A tokenizer.json, or a folder that holds one. Not needed where the data's manifest or vocab_size tells all."""
     eod_mask_loss: bool = False
     reset_attention_mask: bool = False
     """Attention ends with a document: tokens never attend to those of another one in the same sample."""
     reset_position_ids: bool = False
     """Positions begin anew with each document."""
+    num_workers: NonNegativeInt = 2
+    """0: each batch is read when it is needed. More: batches are read ahead in the background, and with ``streaming``
+    so many processes of each replica encode text. No batch depends on it."""
+    streaming: bool = False
+    """Train straight from text: the data paths name files, patterns or folders of .jsonl, .parquet or plain text,
+    compressed or not, which is encoded while the model trains. ``split`` divides documents by a hash of their text."""
+    streaming_key: str = "text"
+    """JSON key, or column of a table, that holds the text."""
+    streaming_text_document: Literal["file", "paragraph", "line"] = "file"
+    """What is a document in plain text."""
+    streaming_on_error: Literal["stop", "skip"] = "stop"
+    """At what is no document."""
+    streaming_buffer_mib: PositiveInt = 16
+    """Text whose documents are shuffled together. In memory it takes up to ten times as much."""
     data_cache_path: str | None = None
     """Folder for index caches. Unset: ``cache`` beside the data, or in the run directory when that is read-only."""
 
-    @field_validator("tokenizer_type", mode="before")
+    @field_validator(*PATH_KEYS, mode="before")
     @classmethod
-    def _check_tokenizer_type(cls, value: Any) -> Any:
-        if value not in ("HuggingFaceTokenizer", "NullTokenizer"):
-            raise ValueError(
-                "convert the tokenizer to a tokenizer.json for HuggingFaceTokenizer, or use NullTokenizer; data that "
-                "is tokenized already needs neither tokenizer key, but model.vocab_size"
-            )
-        return value
+    def _split_into_entries(cls, value: Any) -> Any:
+        return path_entries(value)
+
+    def blend(self, key: str) -> tuple[BlendPart, ...]:
+        """The datasets that a key named ``*data_path`` asks for; without those of weight 0."""
+        return tuple(part for part in parse_blend(f"data.{key}", getattr(self, key)) if part.weight != 0)
 
 
 class CheckpointConfig(Section):

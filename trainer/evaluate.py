@@ -9,7 +9,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,12 +20,16 @@ from trainer.checkpoint.directory import CheckpointError
 from trainer.config import DataConfig, TrainConfig
 from trainer.config_error import ConfigError
 from trainer.data.batches import MicroBatch, Packing
-from trainer.data.build import Source, document_rules, open_sources
 from trainer.data.errors import DataError
 from trainer.data.indexed_dataset import IndexedDataset
-from trainer.data.tokenizer import Tokenizer, load_tokenizer
+from trainer.data.sources import Source, document_rules, open_blends, single_source
+from trainer.data.tokenizers.opening import load_tokenizer
+from trainer.data.tokenizers.settings import settings_of
+from trainer.data.tokenizers.tokenizer import Tokenizer
+from trainer.kernels.build_settings import BuildSettings
 from trainer.pipeline.executor import forward_only
 from trainer.serial_model import SerialModel, load_serial_model
+from trainer.tokenizer_keys import TokenizerKeys
 
 MOST_TOKENS_AT_ONCE = 8192
 """Bounds the logits in memory: 8192 tokens of a vocabulary of 50,000 are 1.6 GB in float32."""
@@ -107,26 +111,30 @@ def _text_bytes(tokens: IndexedDataset, start: int, stop: int, tokenizer: Tokeni
     return sum(len(tokenizer.decode(piece.tolist()).encode()) for piece in pieces)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the command; 3 if checkpoint, tokenizer or data cannot be used."""
     options = _parser().parse_args(arguments)
     try:
-        _evaluate(options)
+        _evaluate(options, BuildSettings.from_variables(environment))
     except (CheckpointError, ConfigError, DataError) as error:
         print(f"trainer evaluate: {error}", file=sys.stderr)
         return 3
     return 0
 
 
-def _evaluate(options: argparse.Namespace) -> None:
-    serial = load_serial_model(options.checkpoint)
+def _evaluate(options: argparse.Namespace, settings: BuildSettings) -> None:
+    serial = load_serial_model(options.checkpoint, settings=settings)
+    for note in serial.notes:
+        print(f"trainer evaluate: {note}", file=sys.stderr)
     config = _with_data(serial.config, options)
-    sources = open_sources(config)
-    if options.split not in sources:
-        raise DataError(f"--split: the data has no {options.split} split, only {', '.join(sources)}")
-    tokenizer = load_tokenizer(config.data) if config.data.tokenizer_model else None
-    rules = document_rules(config, sources)
-    found = evaluate(serial, sources[options.split], tokenizer, options.max_tokens, rules)
+    blends = open_blends(config)
+    if options.split not in blends:
+        raise DataError(f"--split: the data has no {options.split} split, only {', '.join(blends)}")
+    source = single_source(blends[options.split])
+    named = settings_of(config.data).has_files
+    tokenizer = load_tokenizer(config.data, config.model.vocab_size) if named else None
+    rules = document_rules(config, [source])
+    found = evaluate(serial, source, tokenizer, options.max_tokens, rules)
     if options.json:
         print(json.dumps({"checkpoint": str(serial.checkpoint), "iteration": serial.iteration, **asdict(found)}))
         return
@@ -142,10 +150,11 @@ def _with_data(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
     data = config.data.model_dump() | {"eod_mask_loss": False}
     if options.data_path is not None:
         data |= {"data_path": [options.data_path], "train_data_path": [], "valid_data_path": [], "mock_data": False}
+        data["streaming"] = False
     if options.data_split is not None:
         data["split"] = options.data_split
     if options.tokenizer is not None:
-        data |= {"tokenizer_model": str(options.tokenizer), "tokenizer_type": "HuggingFaceTokenizer"}
+        data |= TokenizerKeys(tokenizer_model=str(options.tokenizer)).model_dump()
     if data["mock_data"]:
         raise DataError("--data-path: the run was on mock data; name a prefix to evaluate on")
     return config.model_copy(update={"data": DataConfig(**data)})

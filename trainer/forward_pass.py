@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.data.batches import Documents
+    from trainer.data.document_places import Documents
     from trainer.layers.rotary import RotaryTable
     from trainer.random_streams import MicroBatchRandomness
 

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from trainer.checkpoint.directory import CheckpointError
+from trainer.checkpoint.metadata import load_metadata
 from trainer.config_error import ConfigError
+from trainer.data.continuation import end_of_documents
 from trainer.data.errors import DataError
-from trainer.data.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
+from trainer.data.tokenizers.opening import load_tokenizer, open_tokenizer
+from trainer.data.tokenizers.settings import TokenizerSettings
+from trainer.data.tokenizers.tokenizer import Tokenizer
+from trainer.kernels.build_settings import BuildSettings
 from trainer.pipeline.executor import forward_logits
 from trainer.serial_model import SerialModel, load_serial_model
 
@@ -68,25 +73,29 @@ def choose_token(logits: Tensor, temperature: float, top_k: int, random: torch.G
     return int(torch.multinomial(shares, 1, generator=random))
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the command; 3 if checkpoint, tokenizer or prompt cannot be used."""
     options = _parser().parse_args(arguments)
     try:
-        print(_generate(options))
+        print(_generate(options, BuildSettings.from_variables(environment)))
     except (CheckpointError, ConfigError, DataError) as error:
         print(f"trainer generate: {error}", file=sys.stderr)
         return 3
     return 0
 
 
-def _generate(options: argparse.Namespace) -> str:
-    serial = load_serial_model(options.checkpoint)
+def _generate(options: argparse.Namespace, settings: BuildSettings) -> str:
+    serial = load_serial_model(options.checkpoint, settings=settings)
+    for note in serial.notes:
+        print(f"trainer generate: {note}", file=sys.stderr)
     tokenizer = _tokenizer(options, serial)
     prompt = tokenizer.encode(options.prompt)
+    trained_end = end_of_documents(load_metadata(serial.checkpoint).progress.get("data_state"))
+    end = tokenizer.eod if trained_end is None else trained_end
     if not prompt:
-        if tokenizer.eod is None:
+        if end is None:
             raise DataError("--prompt: is empty, and the tokenizer has no end-of-document token to start from")
-        prompt = [tokenizer.eod]
+        prompt = [end]
     new = generate_tokens(
         serial,
         prompt,
@@ -94,7 +103,7 @@ def _generate(options: argparse.Namespace) -> str:
         temperature=options.temperature,
         top_k=options.top_k,
         seed=options.seed,
-        stop_token=tokenizer.eod,
+        stop_token=end,
     )
     return tokenizer.decode([*prompt, *new])
 
@@ -102,7 +111,7 @@ def _generate(options: argparse.Namespace) -> str:
 def _tokenizer(options: argparse.Namespace, serial: SerialModel) -> Tokenizer:
     tokenizer: Tokenizer
     if options.tokenizer is not None:
-        tokenizer = HuggingFaceTokenizer(options.tokenizer)
+        tokenizer = open_tokenizer(TokenizerSettings(tokenizer_model=str(options.tokenizer)))
     else:
         tokenizer = load_tokenizer(serial.config.data, serial.config.model.vocab_size)
     if tokenizer.vocab_size > serial.vocab_size:
@@ -119,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoint", type=Path, required=True, metavar="DIR", help="iter_* folder, folder of such, or run directory"
     )
     parser.add_argument(
-        "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json or its folder; unset: the one of the run"
+        "--tokenizer", type=Path, metavar="FILE", help="a tokenizer's file or folder; unset: the one of the run"
     )
     parser.add_argument("--prompt", required=True, metavar="TEXT")
     parser.add_argument("--max-new-tokens", type=_count, default=100, metavar="N")

@@ -63,18 +63,30 @@ def _attention(config: TrainConfig) -> list[str]:
 
 
 def _memory(config: TrainConfig, mesh: ParallelMesh) -> list[str]:
-    training, stage = config.training, config.parallel.zero_stage
+    stage = config.parallel.zero_stage
     details = []
     if stage and mesh.data_size > 1:
         details.append(f"ZeRO-{stage}: {_SHARDED[stage]} divided over {mesh.data_size} ranks")
     if config.optimizer.optimizer_cpu_offload:
         details.append(f"{config.optimizer.optimizer_offload_fraction:.0%} of the optimizer state in CPU memory")
-    if training.recompute_granularity == "selective":
-        details.append(f"recompute of {', '.join(training.recompute_modules or ['core_attn'])}")
-    elif training.recompute_granularity == "full":
+    return [*details, *_recompute(config)]
+
+
+def _recompute(config: TrainConfig) -> list[str]:
+    training = config.training
+    if training.recompute_granularity is None:
+        return []
+    if training.recompute_granularity == "full":
         number = training.recompute_num_layers or 1
-        what = (
-            f"layers in groups of {number}" if training.recompute_method == "uniform" else f"{number} layers per stage"
-        )
-        details.append(f"full recompute of {what}")
+        if training.recompute_method == "uniform":
+            return [f"full recompute of layers in groups of {number}"]
+        stage = "virtual stage" if config.placement.chunks > 1 else "stage"
+        return [f"full recompute of {number} layers per {stage}"]
+    modules = training.recompute_modules or ["core_attn"]
+    if config.model.attention_dropout > 0.0:
+        return [f"recompute of {', '.join(modules)}"]
+    others = [module for module in modules if module != "core_attn"]
+    details = [f"recompute of {', '.join(others)}"] if others else []
+    if len(others) < len(modules):
+        details.append("nothing to recompute in core_attn, which keeps no scores without attention_dropout")
     return details

@@ -29,7 +29,8 @@ from trainer.random_streams import StepRandomness
 if TYPE_CHECKING:
     from trainer.checkpoint.save import CheckpointWriter
     from trainer.config import TrainConfig
-    from trainer.data.batches import MicroBatch, Split, TrainData
+    from trainer.data.batches import MicroBatch, Split
+    from trainer.data.loader import BatchLoader
     from trainer.heartbeat import Heartbeat
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer, StepOutcome
     from trainer.progress import TrainingProgress
@@ -52,7 +53,7 @@ class TrainingLoop:
     config: TrainConfig
     model: ParallelModel
     optimizer: MixedPrecisionOptimizer
-    data: TrainData
+    data: BatchLoader
     progress: TrainingProgress
     speed: SpeedScale
     stop: StopRequest
@@ -188,6 +189,7 @@ class TrainingLoop:
             return
         self._beat("checkpoint")
         began = time.perf_counter()
+        self.progress.data_state = self.data.state(self.progress.consumed_samples)
         self.writer.save(self.model, self.optimizer, self.progress)
         self.saved_iteration = self.progress.iteration
         self._say(

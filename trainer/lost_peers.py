@@ -2,6 +2,12 @@
 
 A rank that is killed says nothing; its peers find their connections closed. A rank that hangs says nothing either; its
 peers time out. Both name the ranks of their group that leave no error record of their own, with their last heartbeat.
+
+So it is with gloo, and with NCCL while ranks meet and connect. Later NCCL's own watchdog ends the process with SIGABRT,
+for a lost peer and for a timeout alike, while the main thread waits for the GPU and hears of neither
+(TORCH_NCCL_ASYNC_ERROR_HANDLING, by default 3). No error record is written then. What the rank leaves is its log, with
+the watchdog's words and where each thread stood (trainer.rank_log), and the phase in its heartbeat. A record from a
+thread of ours would have to come before, by the clock alone, and would accuse whoever evaluates or saves for long.
 """
 
 from __future__ import annotations
@@ -14,23 +20,39 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainer.checkpoint.directory import CheckpointError
+
 if TYPE_CHECKING:
     from trainer.mesh import ParallelMesh
     from trainer.run_directory import RunDirectory
 
 _GONE = (
-    "closed by peer",
-    "reset by peer",
-    "broken pipe",
+    "connection closed by peer",
+    "connection closed by remote peer",
+    "connection reset by peer",
     "connection refused",
-    "socket",
-    "remote process exited",
+    "connection was likely closed",
+    "broken pipe",
+    "got 0 bytes",
+    "socket closed",
+    "remote process exit",
     "communicator was aborted",
-    "recv returned 0",
-    "failed to recv",
 )
-"""How gloo, NCCL and torch's store word it when the other side of a connection is no more."""
-_LATE = ("timed out", "timeout")
+"""How gloo, NCCL and torch's store word it when the other side of a connection is no more.
+
+Whole phrases, because a rank that cannot open a socket of its own, or finds no interface, is a cause.
+"""
+_LATE = (
+    "timed out waiting",
+    "timed out after",
+    "timed out connecting",
+    "connection timed out",
+    "timeout caused pair closure",
+    "wait timeout after",
+    "socket timeout",
+    "caught collective operation timeout",
+)
+"""How they word it when it does not answer. Of kernels that take too long CUDA says: timed out and was terminated."""
 _GOSSIP = re.compile(r"\. This is typically caused by.*", re.DOTALL)
 _SOURCE_PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
 
@@ -38,10 +60,12 @@ _SOURCE_PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
 _AXES = (
     ("trainer.tensor_parallel", "tp"),
     ("trainer.context_parallel", "cp"),
+    ("trainer.moe.losses", "cp"),
     ("trainer.moe", "ep"),
-    ("trainer.pipeline", "pp"),
+    ("trainer.pipeline.communication", "pp"),
     ("trainer.data_parallel.shared_gradients", ""),
     ("trainer.data_parallel", "dp_cp"),
+    ("torch.distributed.fsdp", "dp_cp"),
 )
 
 GONE_PATIENCE_S = 1.0
@@ -71,16 +95,25 @@ class PeerLoss:
 
     @classmethod
     def of(cls, error: BaseException, mesh: ParallelMesh, phase: str) -> PeerLoss | None:
-        """What ``error`` says of other ranks, or None if it says nothing of them and is a cause of its own."""
+        """What ``error`` says of other ranks, or None if it says nothing of them and is a cause of its own.
+
+        Where there are no other ranks every error is a cause.
+        """
         said = _GOSSIP.sub("", _SOURCE_PLACE.sub("", str(error)))
         words = said.lower()
         is_late = any(word in words for word in _LATE)
-        # torch.distributed raises RuntimeError and its subclasses; an OSError is a file's or a user's connection.
-        if not isinstance(error, RuntimeError) or not (is_late or any(word in words for word in _GONE)):
+        # torch.distributed raises RuntimeError and its subclasses; an OSError is a file's or a user's connection, and a
+        # CheckpointError quotes one.
+        if not isinstance(error, RuntimeError) or isinstance(error, CheckpointError):
             return None
+        if not (is_late or any(word in words for word in _GONE)):
+            return None
+        others = tuple(rank for rank in range(mesh.world_size) if rank != mesh.rank)
         axis = _axis_of(error)
-        ranks: Sequence[int] = getattr(mesh, f"{axis}_ranks") if axis else range(mesh.world_size)
-        return cls(is_late, axis, tuple(rank for rank in ranks if rank != mesh.rank), phase, said)
+        peers = tuple(rank for rank in getattr(mesh, f"{axis}_ranks") if rank != mesh.rank) if axis else ()
+        # A place that talks over an axis of one rank talked to somebody else.
+        axis, peers = (axis, peers) if peers else ("", others)
+        return cls(is_late, axis, peers, phase, said) if peers else None
 
     def sentence(self, mesh: ParallelMesh, run: RunDirectory | None, silent: Sequence[int] = ()) -> str:
         """What happened, in one line.

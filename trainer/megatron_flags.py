@@ -65,7 +65,7 @@ _CORE = "there is one implementation of the model here"
 _FP8_DETAIL = "it only shapes fp8 training, which --fp8-format asks for"
 _OVERLAP = "messages and computation overlap wherever the backend lets them"
 _BALANCED = "stages are always balanced by cost, with embedding and loss counted"
-_EXPERT_KERNELS = "experts are always computed by grouped products where the device has them; the result is the same"
+_EXPERT_KERNELS = "kernels for experts are chosen by what the device can do; the result is the same"
 _FP32_STATE = "main gradients, masters and moments are always float32"
 _DISPATCHERS = ("alltoall", "alltoall_seq", "allgather", "flex")
 _REPORTING = "metrics.jsonl and the log always carry it"
@@ -82,15 +82,9 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "use-flash-attn": WithoutEffect(
         "--attention-backend chooses, by default the fastest kernels that are there and can do what the config asks for"
     ),
-    "no-masked-softmax-fusion": WithoutEffect(_FUSION),
-    # Megatron-LM's fused kernel is the tanh approximation, so that dropping it means the exact GeLU, which is ours.
-    "no-bias-gelu-fusion": WithoutEffect("GeLU is the exact one unless --openai-gelu asks for the tanh approximation"),
-    "no-bias-swiglu-fusion": WithoutEffect(_FUSION),
-    "no-bias-dropout-fusion": WithoutEffect(_FUSION),
-    "no-rope-fusion": WithoutEffect(_FUSION),
-    "no-gradient-accumulation-fusion": WithoutEffect(_FUSION),
     "no-async-tensor-model-parallel-allreduce": WithoutEffect(_FUSION),
-    "cross-entropy-loss-fusion": WithoutEffect(_FUSION),
+    "cross-entropy-fusion-impl": WithoutEffect(_FUSION, 1, only=("native", "te")),
+    "no-persist-layer-norm": WithoutEffect("there is one LayerNorm here, which takes every width"),
     "attention-softmax-in-fp32": WithoutEffect("the softmax of attention always accumulates in fp32"),
     "accumulate-allreduce-grads-in-fp32": WithoutEffect("gradients are always accumulated and reduced in fp32"),
     "no-query-key-layer-scaling": WithoutEffect("scores are never scaled by the layer's number"),
@@ -100,7 +94,9 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "overlap-p2p-communication": WithoutEffect(_OVERLAP),
     "no-overlap-p2p-communication": WithoutEffect(_OVERLAP),
     "batch-p2p-communication": WithoutEffect("messages are batched where the schedule's table shows that it is safe"),
-    "microbatch-group-size-per-virtual-pipeline-stage": WithoutEffect("groups are as large as the pipeline", 1),
+    "microbatch-group-size-per-virtual-pipeline-stage": WithoutEffect(
+        "groups have as many micro-batches as the pipeline has ranks, and more where the last would have fewer", 1
+    ),
     "tp-comm-overlap": WithoutEffect(_OVERLAP),
     "tp-comm-overlap-cfg": WithoutEffect(_OVERLAP, 1),
     "tp-comm-bulk-dgrad": WithoutEffect(_OVERLAP),
@@ -127,7 +123,6 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "exp-avg-sq-dtype": WithoutEffect(_FP32_STATE, 1, only=("fp32",)),
     "moe-grouped-gemm": WithoutEffect(_EXPERT_KERNELS),
     "moe-use-legacy-grouped-gemm": WithoutEffect(_EXPERT_KERNELS),
-    "moe-permute-fusion": WithoutEffect(_EXPERT_KERNELS),
     "moe-router-fusion": WithoutEffect(_EXPERT_KERNELS),
     "moe-shared-expert-overlap": WithoutEffect(_OVERLAP),
     "moe-token-dispatcher-type": WithoutEffect(
@@ -146,8 +141,17 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "fp8-amax-history-len": WithoutEffect(_FP8_DETAIL, 1),
     "fp8-margin": WithoutEffect(_FP8_DETAIL, 1),
     "fp8-interval": WithoutEffect(_FP8_DETAIL, 1),
+    "use-gigatoken": WithoutEffect("the fastest library that is installed encodes; the tokens are the same"),
+    "trust-remote-code": WithoutEffect("tokenizers are read from their files; no code beside them is run"),
+    "tokenizer-hf-no-use-fast": WithoutEffect("the fastest library that is installed encodes; the tokens are the same"),
+    "tokenizer-hf-no-include-special-tokens": WithoutEffect(
+        "text is only text unless --tokenizer-hf-include-special-tokens is given"
+    ),
+    "tokenizer-sentencepiece-legacy": WithoutEffect(
+        "--tokenizer-special-tokens are added after the vocabulary; no text becomes one of them"
+    ),
+    "null-tokenizer-pad-id": WithoutEffect("no number stands for padding", 1),
     "data-impl": WithoutEffect("indexed datasets are always memory-mapped", 1, only=("mmap", "infer")),
-    "num-workers": WithoutEffect("batches are cut from the memory-mapped dataset in the training process", 1),
     "dataloader-type": WithoutEffect("the data position is a sample count in one fixed order", 1, only=("single",)),
     "log-throughput": WithoutEffect(_REPORTING),
     "log-params-norm": WithoutEffect("the gradient's norm is logged; the parameters' is not"),
@@ -178,8 +182,11 @@ _OTHER_ROUTER = (
 )
 _OTHER_ROPE = "there is one form of rotary positions: two halves of a head, with --rotary-base and --rotary-percent"
 _OFFLOAD = "activations are not moved to the CPU; use --recompute-granularity full, or --optimizer-cpu-offload"
+_MASKED = (
+    "models of masked text (BERT, T5) are not trained here; leave it out. What such a model would be given, python -m "
+    "trainer masked-samples shows"
+)
 _SAMPLES = "training is counted in iterations here; give the same length with --train-iters or --lr-*-iters"
-_VOCABULARY = "vocabulary files of this kind cannot be read; convert it to a tokenizer.json and give --tokenizer-model"
 
 REFUSED: dict[str, str] = {
     "mtp-num-layers": _MTP,
@@ -221,16 +228,24 @@ REFUSED: dict[str, str] = {
     "fp8-e4m3": "fp8 training is not available; leave out the --fp8 flags and train with --bf16",
     "use-z-loss": "the z-loss over the vocabulary is not available, and without it the loss is another one; drop it to "
     "train without",
+    "mask-prob": _MASKED,
+    "short-seq-prob": _MASKED,
+    "bert-no-binary-head": _MASKED,
+    "encoder-seq-length": _MASKED,
+    "decoder-seq-length": _MASKED,
     "train-samples": _SAMPLES,
     "lr-decay-samples": _SAMPLES,
     "lr-warmup-samples": _SAMPLES,
     "rampup-batch-size": "the global batch size is constant here; leave it out",
-    "vocab-file": _VOCABULARY,
-    "merge-file": _VOCABULARY,
+    "tokenizer-metadata": "the tokenizer's kind is told from its files, or by --tokenizer-type; leave it out",
+    "chat-template": "chats are not tokenized here; leave it out",
+    "null-tokenizer-eod-id": "a document always ends with the id after the last number; leave it out",
     "squared-relu": "the activations are GeLU, its tanh form (--openai-gelu) and SwiGLU (--swiglu); choose one of them",
     "qk-layernorm": "queries and keys are not normalised here; leave it out",
-    "test-data-path": "there is no test phase; give --train-data-path and --valid-data-path",
-    "per-split-data-args-path": "give --train-data-path and --valid-data-path",
+    "data-args-path": "give what the file says as --data-path",
+    "per-split-data-args-path": "give what the file says as --train-data-path, --valid-data-path and --test-data-path",
+    "sft": "tokenize the conversations into documents first, prompts and answers as sequences by turns, and give "
+    "--sample-packing with --answer-only-loss",
     "pretrained-checkpoint": "give the folder as --load together with --finetune",
     "nproc_per_node": _TORCHRUN,
     "nproc-per-node": _TORCHRUN,

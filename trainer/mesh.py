@@ -8,13 +8,15 @@ dp x cp; what is left of dp x cp holds copies of the same experts. The mesh is a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from typing_extensions import Self
+
+from trainer.message_device import is_gloo
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
@@ -35,6 +37,7 @@ class ParallelMesh:
             their number.
         loss_pp_rank: place on the pipeline axis of the rank that holds the LM head, counted from the end as in a
             sequence; -1 is the last.
+        tied_table: embedding and LM head share one table, which the two ranks that hold them have to keep alike.
     """
 
     tp: int
@@ -45,6 +48,7 @@ class ParallelMesh:
     ep: int = 1
     kv_copies: int = 1
     loss_pp_rank: int = -1
+    tied_table: bool = True
 
     @classmethod
     def build(cls, config: TrainConfig, rank: int, world_size: int) -> Self:
@@ -63,6 +67,7 @@ class ParallelMesh:
             ep=parallel.expert_model_parallel_size,
             kv_copies=copies_of_groups(config.model.query_groups, parallel.tensor_model_parallel_size),
             loss_pp_rank=config.placement.last_rank - parallel.pipeline_model_parallel_size,
+            tied_table=not config.model.untie_embeddings_and_output_weights,
             rank=rank,
         )
 
@@ -116,6 +121,14 @@ class ParallelMesh:
         """Place among the ranks that hold the same experts."""
         return self.data_rank // self.ep
 
+    def copies(self, is_expert: bool) -> int:
+        """Ranks that hold the same parameters as this one: those of experts, or all others."""
+        return self.expert_dp if is_expert else self.data_size
+
+    def copy_rank(self, is_expert: bool) -> int:
+        """Place among the ranks that hold the same parameters: those of experts, or all others."""
+        return self.expert_dp_rank if is_expert else self.data_rank
+
     @property
     def is_first_stage(self) -> bool:
         """Whether this rank holds the embedding."""
@@ -125,10 +138,6 @@ class ParallelMesh:
     def computes_loss(self) -> bool:
         """Whether this rank holds the LM head and computes the loss."""
         return self.pp_rank - self.pp == self.loss_pp_rank
-
-    def rank_at(self, *, tp_rank: int, dp_rank: int, pp_rank: int, cp_rank: int = 0) -> int:
-        """The rank with these coordinates."""
-        return tp_rank + self.tp * (cp_rank + self.cp * (dp_rank + self.dp * pp_rank))
 
     def at(self, rank: int) -> ParallelMesh:
         """The same mesh seen from another rank."""
@@ -178,8 +187,9 @@ class ParallelMesh:
 
     @property
     def embedding_ranks(self) -> tuple[int, ...]:
-        """The ranks of this rank's pipeline with embedding and LM head: they share a tied table."""
-        return tuple(dict.fromkeys((self.pp_ranks[0], self.pp_ranks[self.loss_pp_rank])))
+        """The ranks of this rank's pipeline with embedding and LM head; one alone where they share no table."""
+        ends = (self.pp_ranks[0], self.pp_ranks[self.loss_pp_rank]) if self.tied_table else self.pp_ranks[:1]
+        return tuple(dict.fromkeys(ends))
 
     def describe(self, rank: int) -> str:
         """A rank with its coordinates, for people: ``rank 5 (pp 1, dp 0, tp 1)``; cp and ep where there are any."""
@@ -208,7 +218,8 @@ class ProcessGroups:
         pp: the pipeline; messages to later ranks, and with gloo all.
         pp_up: the pipeline again, for messages to earlier ranks, so that on a backend without tags a send never
             queues behind a receive. The same group as ``pp`` with gloo.
-        embedding: the two ranks of the pipeline that share a tied table; None on the ranks between.
+        embedding: the two ranks of the pipeline that share a tied table; None on the ranks between, and everywhere
+            where no table is tied.
     """
 
     tp: dist.ProcessGroup | None = None
@@ -221,8 +232,12 @@ class ProcessGroups:
     pp_up: dist.ProcessGroup | None = None
     embedding: dist.ProcessGroup | None = None
 
+    def copies(self, is_expert: bool) -> dist.ProcessGroup | None:
+        """The ranks that hold the same parameters: those of experts, or all others."""
+        return self.expert_dp if is_expert else self.dp_cp
 
-def build_process_groups(mesh: ParallelMesh, timeout: timedelta, ranks: Sequence[int] | None = None) -> ProcessGroups:
+
+def build_process_groups(mesh: ParallelMesh, timeout: timedelta) -> ProcessGroups:
     """Create the groups of every axis.
 
     Collective: all ranks of the default group must call it, with the same sizes, in the same order of calls; the ranks
@@ -231,19 +246,14 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta, ranks: Sequence
     Args:
         mesh: the axis sizes.
         timeout: how long a collective of these groups may take before it fails.
-        ranks: global ranks that the mesh lies on, in its order. Unset: 0 .. mesh.world_size - 1.
     """
-    places = tuple(ranks) if ranks is not None else tuple(range(mesh.world_size))
-    if len(places) != mesh.world_size or len(set(places)) != len(places):
-        raise ValueError(f"a mesh of {mesh.world_size} ranks cannot lie on the ranks {places}")
     this_rank = dist.get_rank()
-    has_tags = dist.get_backend() == "gloo"
+    has_tags = is_gloo(None)
     mine: dict[str, dist.ProcessGroup] = {}
     for axis, members in _axis_groups(mesh, has_tags):
-        group_ranks = [places[member] for member in members]
         # Every rank creates every group: new_group is collective over the default group, members or not.
-        group = dist.new_group(group_ranks, timeout=timeout)
-        if this_rank in group_ranks:
+        group = dist.new_group(list(members), timeout=timeout)
+        if this_rank in members:
             mine[axis] = group
     if has_tags and "pp" in mine:
         mine["pp_up"] = mine["pp"]

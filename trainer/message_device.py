@@ -1,9 +1,14 @@
-"""Where a tensor has to lie so that a backend can send it to one other rank."""
+"""Which backend a group has, and where a tensor has to lie so that it can be sent to one other rank."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+
+
+def is_gloo(group: dist.ProcessGroup | None) -> bool:
+    """Whether ``group``, or the default one, communicates through gloo, which has tags and other fast primitives."""
+    return bool(dist.get_backend(group) == "gloo")
 
 
 def message_device(group: dist.ProcessGroup | None, device: torch.device) -> torch.device:
@@ -12,4 +17,4 @@ def message_device(group: dist.ProcessGroup | None, device: torch.device) -> tor
     Gloo's send and receive read host memory by its address; its collectives take the way through the host by
     themselves.
     """
-    return torch.device("cpu") if dist.get_backend(group) == "gloo" else device
+    return torch.device("cpu") if is_gloo(group) else device

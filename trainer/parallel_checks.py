@@ -1,17 +1,19 @@
 """Which layouts, schedules and memory savers cannot be, each with its sentence. Torch-free.
 
-``IMPOSSIBLE`` lists what excludes each other whatever the numbers; the functions below it hold relations of numbers.
-What becomes possible is taken out here, and nowhere else.
+What excludes each other whatever the numbers is a row of trainer.impossible_combinations; relations of numbers are
+functions here. What becomes possible is taken out of these two, and nowhere else.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainer.config_error import ConfigError
+from trainer.context_parallel.division import sequence_divisor
+from trainer.impossible_combinations import IMPOSSIBLE
 from trainer.planning.layouts import divisors_of
 
 if TYPE_CHECKING:
@@ -21,8 +23,6 @@ TYPICAL_VOCAB_SIZE = 32_000
 """For checks before the vocabulary is known: it weighs on the balance of stages, never on whether there is one."""
 
 RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe", "moe_act")
-_EXPERT_MODULES = ("moe", "moe_act")
-_ONE_STAGE_SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 _WITH_EXPERTS = (
     "moe_layer_freq",
     "moe_ffn_hidden_size",
@@ -30,6 +30,7 @@ _WITH_EXPERTS = (
     "moe_router_score_function",
     "moe_router_pre_softmax",
     "moe_router_topk_scaling_factor",
+    "moe_router_load_balancing_type",
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
     "moe_expert_capacity_factor",
@@ -38,153 +39,8 @@ _WITH_EXPERTS = (
 )
 
 
-def _is_ring(config: TrainConfig) -> bool:
-    return config.parallel.context_parallel_size > 1 and config.parallel.cp_comm_type == "p2p"
-
-
-def _splits_backward(config: TrainConfig) -> bool:
-    return config.pipeline_schedule in ("zb-h1", "zb-v")
-
-
-# (key to blame, whether the config asks for it, the sentence)
-IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
-    (
-        "model.attention_dropout",
-        lambda c: _is_ring(c) and c.model.attention_dropout > 0,
-        "above 0 is not available in ring attention, whose scores are never whole; set it to 0, or "
-        "parallel.cp_comm_type to a2a",
-    ),
-    (
-        "model.attention_backend",
-        lambda c: c.model.attention_backend in ("flash", "fused") and c.model.attention_dropout > 0,
-        "flash and fused have no dropout on their scores, which they never keep; set model.attention_dropout to 0, or "
-        "use unfused or auto",
-    ),
-    (
-        "parallel.data_parallel_sharding_strategy",
-        lambda c: _splits_backward(c) and c.parallel.zero_stage >= 2,
-        "optim_grads and optim_grads_params gather and reduce around a whole backward, which the zero-bubble schedules "
-        "split; use optim, or another parallel.pipeline_schedule",
-    ),
-    (
-        "parallel.data_parallel_sharding_strategy",
-        lambda c: c.parallel.use_distributed_optimizer and c.parallel.data_parallel_sharding_strategy == "no_shard",
-        "no_shard contradicts parallel.use_distributed_optimizer; use optim, or switch the distributed optimizer off",
-    ),
-    (
-        "parallel.data_parallel_sharding_strategy",
-        lambda c: (
-            c.parallel.zero_stage >= 2
-            and c.parallel.pipeline_model_parallel_size == 1
-            and c.virtual_stages_per_rank > 1
-            and not c.model.untie_embeddings_and_output_weights
-        ),
-        "optim_grads and optim_grads_params shard each virtual stage by itself, but here two of one rank share "
-        "the tied table; leave out the virtual stages, which gain nothing without a pipeline, or set "
-        "model.untie_embeddings_and_output_weights",
-    ),
-    (
-        "optimizer.optimizer_cpu_offload",
-        lambda c: c.optimizer.optimizer_cpu_offload and c.parallel.zero_stage >= 2,
-        "goes with whole parameters on the device; use parallel.data_parallel_sharding_strategy optim, or leave it out",
-    ),
-    (
-        "optimizer.optimizer_offload_fraction",
-        lambda c: c.optimizer.optimizer_offload_fraction != 1.0 and not c.optimizer.optimizer_cpu_offload,
-        "says how much optimizer_cpu_offload moves to the CPU, which is off; switch that on, or leave it out",
-    ),
-    (
-        "parallel.pipeline_schedule",
-        lambda c: c.parallel.pipeline_schedule == "interleaved" and c.virtual_stages_per_rank < 2,
-        "interleaved needs two or more virtual stages per rank; set parallel.num_virtual_stages_per_pipeline_rank to 2",
-    ),
-    (
-        "parallel.pipeline_schedule",
-        lambda c: c.parallel.pipeline_schedule in _ONE_STAGE_SCHEDULES and c.virtual_stages_per_rank > 1,
-        "gpipe, 1f1b and zb-h1 have one virtual stage per rank; use interleaved, or leave out the key that asks for "
-        "more: num_virtual_stages_per_pipeline_rank, num_layers_per_virtual_pipeline_stage or a longer "
-        "pipeline_model_parallel_layout",
-    ),
-    (
-        "parallel.num_virtual_stages_per_pipeline_rank",
-        lambda c: (
-            c.parallel.pipeline_schedule == "zb-v" and c.parallel.num_virtual_stages_per_pipeline_rank not in (None, 2)
-        ),
-        "is always 2 with parallel.pipeline_schedule zb-v; leave it out",
-    ),
-    (
-        "parallel.num_layers_per_virtual_pipeline_stage",
-        lambda c: (
-            c.parallel.num_layers_per_virtual_pipeline_stage is not None and c.parallel.pipeline_schedule == "zb-v"
-        ),
-        "does not go with parallel.pipeline_schedule zb-v, whose ranks hold two virtual stages each; leave it out",
-    ),
-    (
-        "parallel.expert_model_parallel_size",
-        lambda c: c.parallel.expert_model_parallel_size > 1 and c.model.num_experts is None,
-        "above 1 divides experts, of which a dense model has none; set model.num_experts, or leave it out",
-    ),
-    (
-        "parallel.expert_tensor_parallel_size",
-        lambda c: c.parallel.expert_tensor_parallel_size not in (None, c.parallel.tensor_model_parallel_size),
-        "cannot differ from parallel.tensor_model_parallel_size; leave it out",
-    ),
-    (
-        "model.moe_router_topk",
-        lambda c: c.model.num_experts is not None and c.model.moe_router_topk > c.model.num_experts,
-        "is above model.num_experts; no token can go to more experts than there are",
-    ),
-    (
-        "model.moe_router_pre_softmax",
-        lambda c: (
-            c.model.num_experts is not None
-            and c.model.moe_router_topk == 1
-            and c.model.moe_router_score_function == "softmax"
-            and not c.model.moe_router_pre_softmax
-        ),
-        "must be on with moe_router_topk 1: the softmax over a single choice is always 1, so that the router would "
-        "never learn; switch it on, or use moe_router_score_function sigmoid",
-    ),
-    (
-        "model.moe_aux_loss_coeff",
-        lambda c: c.model.moe_aux_loss_coeff > 0 and c.model.moe_router_load_balancing_type == "none",
-        "above 0 contradicts moe_router_load_balancing_type none; use aux_loss, or leave the coefficient out",
-    ),
-    (
-        "model.moe_token_drop_policy",
-        lambda c: c.model.moe_token_drop_policy != "probs" and c.model.moe_expert_capacity_factor is None,
-        "says which tokens are dropped, but without moe_expert_capacity_factor none ever is; set that, or leave it out",
-    ),
-    (
-        "training.recompute_method",
-        lambda c: c.training.recompute_granularity == "full" and c.training.recompute_method is None,
-        "is needed with recompute_granularity full; use uniform or block",
-    ),
-    (
-        "training.recompute_method",
-        lambda c: c.training.recompute_granularity != "full" and c.training.recompute_method is not None,
-        "goes with recompute_granularity full; set that, or leave it out",
-    ),
-    (
-        "training.recompute_num_layers",
-        lambda c: c.training.recompute_granularity != "full" and c.training.recompute_num_layers is not None,
-        "goes with recompute_granularity full; set that, or leave it out",
-    ),
-    (
-        "training.recompute_modules",
-        lambda c: bool(c.training.recompute_modules) and c.training.recompute_granularity != "selective",
-        "goes with recompute_granularity selective; set that, or leave it out",
-    ),
-    (
-        "training.recompute_modules",
-        lambda c: c.model.num_experts is None and any(m in _EXPERT_MODULES for m in c.training.recompute_modules),
-        "moe and moe_act are parts of mixture-of-experts layers, of which a dense model has none; use core_attn, mlp "
-        "or layernorm",
-    ),
-)
-
-# Keys that say where the layers go, or how many virtual stages there are; of each group one may be set.
-_EXCLUSIVE = (
+# Keys that say where the layers go, or how many virtual stages there are: the first of each row excludes the others.
+EXCLUSIVE_KEYS = (
     (
         "pipeline_model_parallel_layout",
         "decoder_first_pipeline_num_layers",
@@ -219,7 +75,7 @@ def check_parallelism(config: TrainConfig) -> None:
 
 
 def _check_exclusive(config: TrainConfig) -> None:
-    for key, *others in _EXCLUSIVE:
+    for key, *others in EXCLUSIVE_KEYS:
         if getattr(config.parallel, key) is None:
             continue
         for other in others:
@@ -232,7 +88,7 @@ def _check_exclusive(config: TrainConfig) -> None:
 def tensor_parallel_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
     """Every width that tensor parallelism must divide, with its key."""
     yield "num_attention_heads", model.num_attention_heads
-    if not all(model.is_moe_layer(layer) for layer in range(min(model.num_layers, 2))):
+    if model.has_dense_layers:
         yield "ffn_hidden_size", model.ffn_size
     if model.num_experts is not None:
         yield ("ffn_hidden_size" if model.moe_ffn_hidden_size is None else "moe_ffn_hidden_size"), model.expert_ffn_size
@@ -254,7 +110,7 @@ def fits_context_parallel(config: TrainConfig, tp: int, cp: int) -> bool:
 
 
 def _sequence_divisor(config: TrainConfig, tp: int, cp: int) -> int:
-    chunks = 2 * cp if cp > 1 and config.parallel.cp_comm_type == "p2p" else cp
+    chunks = sequence_divisor(cp, config.parallel.cp_comm_type)
     return math.lcm(chunks, cp * tp) if config.parallel.sequence_parallel else chunks
 
 
@@ -358,9 +214,9 @@ def _check_layout(config: TrainConfig, layout: str) -> None:
     from trainer.planning.stage_layout import parse_stage_layout
 
     pp, stages = config.parallel.pipeline_model_parallel_size, len(parse_stage_layout(layout))
-    wanted = 2 * pp if config.parallel.pipeline_schedule == "zb-v" else pp
-    if stages % wanted or (config.parallel.pipeline_schedule == "zb-v" and stages != wanted):
-        exact = config.parallel.pipeline_schedule == "zb-v"
+    exact = config.parallel.pipeline_schedule == "zb-v"
+    wanted = pp * config.virtual_stages_per_rank if exact else pp
+    if stages != wanted if exact else stages % wanted:
         raise ConfigError(
             "parallel.pipeline_model_parallel_layout",
             f"{layout!r} has {stages} virtual stages, but pipeline_model_parallel_size {pp} needs "

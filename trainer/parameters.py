@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainer.kernels.suite import Kernels
 from trainer.mesh import copies_of_groups
 from trainer.random_streams import seeded_generator
 
@@ -91,8 +92,8 @@ class ParameterLayout:
     """Replicated, but each tp rank sees only a part of what feeds it: the gradient is summed over tp."""
     tied_over_stages: bool
     """The embedding table that lives on two ranks of the pipeline: their gradients are summed, counted once."""
-    decay: bool
-    """Whether weight decay applies: matrices yes, biases and norms no."""
+    is_matrix: bool
+    """Whether its last dim meets activations in a product or a look-up; biases and norms are none, in any shape."""
     valid_rows: int | None = None
     """Rows of dim 0 that mean something; the rest is vocabulary padding: zeros, never trained, never stored."""
     is_expert: bool = False
@@ -100,6 +101,11 @@ class ParameterLayout:
     packed_heads: PackedHeads | None = None
     """Dim 0 packs query, key and value heads; where tp exceeds the groups, key and value gradients are summed over
     the ``kv`` ranks."""
+
+    @property
+    def decay(self) -> bool:
+        """Whether weight decay applies: matrices yes, biases and norms no."""
+        return self.is_matrix
 
     def boxes(self, mesh: ParallelMesh) -> tuple[Box, ...]:
         """The boxes of the global tensor that the rank's part consists of, in order; padding lies in none."""
@@ -175,6 +181,8 @@ class ParameterBuilder:
     sequence_parallel: bool
     dtype: torch.dtype
     device: torch.device
+    kernels: Kernels = Kernels()
+    """What the layers that are built compute with."""
     prefix: str = ""
     layouts: dict[str, ParameterLayout] = field(default_factory=dict)
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
@@ -215,7 +223,7 @@ class ParameterBuilder:
             tp_dim=tp_dim,
             partial_over_tp=self._is_partial(partial_over_tp, on_sequence_shard),
             tied_over_stages=tied_over_stages,
-            decay=True,
+            is_matrix=True,
             valid_rows=valid_rows,
             packed_heads=packed_heads,
         )
@@ -235,7 +243,7 @@ class ParameterBuilder:
             std: standard deviation of the initial values.
             tp_dim: dim divided over tp, counted in ``shape``.
         """
-        layout = ParameterLayout(self.prefix + name, shape, tp_dim, False, False, decay=True, is_expert=True)
+        layout = ParameterLayout(self.prefix + name, shape, tp_dim, False, False, is_matrix=True, is_expert=True)
         one = replace(layout, global_shape=shape[1:], tp_dim=None if tp_dim is None else tp_dim - 1, is_expert=False)
         count = shape[0] // self.mesh.ep
         parts = []
@@ -263,7 +271,7 @@ class ParameterBuilder:
             tp_dim=tp_dim,
             partial_over_tp=self._is_partial(partial_over_tp, on_sequence_shard),
             tied_over_stages=False,
-            decay=False,
+            is_matrix=False,
             is_expert=is_expert,
             packed_heads=packed_heads,
         )

@@ -14,23 +14,26 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from trainer.checkpoint.directory import CheckpointError
+from trainer.checkpoint.directory import AnotherModelError, CheckpointError
 from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
 from trainer.config_error import ConfigError
 from trainer.data.build import build_data
 from trainer.data.errors import DataError
+from trainer.data.loader import DEPTH, BatchLoader
+from trainer.data.loader_sharing import BatchRole, mapped_role, streaming_role
 from trainer.device import choose_device, device_name
 from trainer.failure import PeerFailedError, record_failure
 from trainer.heartbeat import Heartbeat
 from trainer.introduction import introduction
+from trainer.kernels.packages import unrelated_apex
+from trainer.kernels.preparation import prepare_kernels
 from trainer.layers.attention_backend import choose_backend
 from trainer.loop import Ending, TrainingLoop
 from trainer.lost_peers import PeerLoss
 from trainer.mesh import ParallelMesh, build_process_groups
 from trainer.metrics import MetricsFile, SpeedScale
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
-from trainer.optional_packages import unrelated_apex
 from trainer.planning.device_peaks import known_peak_tflops
 from trainer.planning.flops import flops_per_token
 from trainer.progress import TrainingProgress
@@ -41,6 +44,8 @@ from trainer.train_state import build_model, parameter_dtype
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
     from trainer.data.batches import TrainData
+    from trainer.kernels.build_settings import BuildSettings
+    from trainer.kernels.choice import Choice
     from trainer.launch_environment import LaunchEnvironment
     from trainer.run_directory import RunDirectory
 
@@ -52,6 +57,7 @@ class _Attempt:
     config: TrainConfig
     launch: LaunchEnvironment
     run: RunDirectory | None
+    settings: BuildSettings
     mesh: ParallelMesh
     progress: TrainingProgress
     heartbeat: Heartbeat
@@ -61,7 +67,9 @@ class _Attempt:
 COMPLETED, FAILED, BAD_CONFIG, INTERRUPTED = 0, 1, 3, 130
 
 
-def run_pretraining(config: TrainConfig, launch: LaunchEnvironment, run: RunDirectory | None) -> int:
+def run_pretraining(
+    config: TrainConfig, launch: LaunchEnvironment, run: RunDirectory | None, settings: BuildSettings
+) -> int:
     """Train, and say on stderr and in the run directory what became of it. Collective: every rank of the job.
 
     Returns:
@@ -75,7 +83,7 @@ def run_pretraining(config: TrainConfig, launch: LaunchEnvironment, run: RunDire
         Heartbeat(run.heartbeat(launch.rank) if run is not None else None, launch.rank) as heartbeat,
         StopRequest(stop_file) as stop,
     ):
-        attempt = _Attempt(config, launch, run, mesh, progress, heartbeat, stop)
+        attempt = _Attempt(config, launch, run, settings, mesh, progress, heartbeat, stop)
         try:
             _train(attempt)
         except KeyboardInterrupt:
@@ -98,7 +106,8 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     heartbeat.beat(iteration, "failed")
     if isinstance(error, (ConfigError, DataError, CheckpointError)):
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
-        return FAILED if isinstance(error, CheckpointError) else BAD_CONFIG
+        is_config = not isinstance(error, CheckpointError) or isinstance(error, AnotherModelError)
+        return BAD_CONFIG if is_config else FAILED
     if loss is None or record is None:
         print(f"trainer: {who} failed at iteration {iteration}:", file=sys.stderr)
         traceback.print_exc()
@@ -107,7 +116,8 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     record = replace(record, message=loss.sentence(mesh, run, loss.silent_peers(run)))
     record.write(run)
     print(f"trainer: {who} at iteration {iteration} {record.message}", file=sys.stderr, flush=True)
-    if loss.is_late:
+    # Where it happened stands in the record, if anybody keeps that.
+    if loss.is_late or run is None:
         traceback.print_exc()
     return FAILED
 
@@ -155,9 +165,17 @@ def _init_process_group(config: TrainConfig, launch: LaunchEnvironment, device: 
 
 def _build_loop(attempt: _Attempt, device: torch.device, data: TrainData, resources: ExitStack) -> TrainingLoop:
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
+    attempt.heartbeat.beat(0, "building the kernels")
+    choice = prepare_kernels(
+        config,
+        attempt.settings,
+        device,
+        parameter_dtype(config.training),
+        is_builder=attempt.launch.local_rank == 0,
+    )
     attempt.heartbeat.beat(0, "building the model")
     groups = build_process_groups(mesh, timedelta(minutes=config.parallel.distributed_timeout_minutes))
-    model = build_model(config, data.vocab_size, mesh, groups, device)
+    model = build_model(config, data.vocab_size, mesh, groups, device, choice.kernels)
     optimizer = MixedPrecisionOptimizer(config, model)
     save = _save_root(config, run)
     number = run.attempt if run is not None else 1
@@ -166,6 +184,8 @@ def _build_loop(attempt: _Attempt, device: torch.device, data: TrainData, resour
         writer.prepare(mesh.rank)
     attempt.heartbeat.beat(0, "loading")
     restored = restore(config, save, model, optimizer, progress, device)
+    loader = _build_loader(config, mesh, data, progress, device)
+    resources.callback(loader.close)
     metrics = None
     if run is not None and mesh.rank == 0:
         metrics = MetricsFile(run.metrics)
@@ -177,12 +197,12 @@ def _build_loop(attempt: _Attempt, device: torch.device, data: TrainData, resour
         peak_tflops=config.logging.peak_tflops or known_peak_tflops(device_name(device)),
     )
     if mesh.rank == 0:
-        _introduce(config, mesh, device, data, restored, progress)
+        _introduce(config, mesh, device, data, choice, restored, progress)
     return TrainingLoop(
         config=config,
         model=model,
         optimizer=optimizer,
-        data=data,
+        data=loader,
         progress=progress,
         speed=speed,
         stop=attempt.stop,
@@ -195,15 +215,37 @@ def _build_loop(attempt: _Attempt, device: torch.device, data: TrainData, resour
     )
 
 
+def _build_loader(
+    config: TrainConfig, mesh: ParallelMesh, data: TrainData, progress: TrainingProgress, device: torch.device
+) -> BatchLoader:
+    """What reads this rank's batches from where ``progress`` is (collective: all ranks)."""
+    role: BatchRole
+    data.restore(progress.data_state, progress.consumed_samples)
+    if data.stream is None:
+        role = mapped_role(mesh, data.has_documents)
+    else:
+        timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+        role = streaming_role(mesh, data.has_documents, device, timeout)
+    training = config.training
+    return BatchLoader(
+        data,
+        role,
+        {"train": training.train_iters * data.step, "valid": training.eval_iters * data.step},
+        DEPTH if config.data.num_workers else 0,
+        pinned=device.type == "cuda",
+    )
+
+
 def _introduce(
     config: TrainConfig,
     mesh: ParallelMesh,
     device: torch.device,
     data: TrainData,
+    choice: Choice,
     restored: Path | None,
     progress: TrainingProgress,
 ) -> None:
-    lines = [*introduction(config, mesh, data.vocab_size, device_name(device)), *data.notes]
+    lines = [*introduction(config, mesh, data.vocab_size, device_name(device)), *choice.lines(), *data.notes]
     warning = unrelated_apex()
     if warning is not None:
         lines.append(warning)

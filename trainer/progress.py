@@ -21,6 +21,8 @@ class TrainingProgress:
         interval_loss: sum of their token losses, over the finite ones.
         interval_tokens: tokens behind that sum.
         seed: of dropout. The data order follows training.seed of the config.
+        data_state: what the samples come from and, of text that is encoded as it is needed, where it goes on; None
+            where ``consumed_samples`` tells all.
     """
 
     iteration: int = 0
@@ -32,6 +34,7 @@ class TrainingProgress:
     interval_loss: float = 0.0
     interval_tokens: int = 0
     seed: int = 0
+    data_state: dict[str, Any] | None = None
 
     @property
     def optimizer_steps(self) -> int:
@@ -44,7 +47,10 @@ class TrainingProgress:
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint; floats survive JSON bit for bit."""
-        return asdict(self)
+        values = asdict(self)
+        if self.data_state is None:
+            del values["data_state"]
+        return values
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what a checkpoint holds.
@@ -53,4 +59,5 @@ class TrainingProgress:
             KeyError: a counter is missing.
         """
         for item in fields(self):
-            setattr(self, item.name, state[item.name])
+            is_optional = item.name == "data_state"
+            setattr(self, item.name, state.get(item.name) if is_optional else state[item.name])

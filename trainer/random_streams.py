@@ -48,15 +48,18 @@ class MicroBatchRandomness:
     iteration: int
     micro_batch: int
 
-    def dropout_generator(
-        self, device: torch.device, site: DropoutSite, layer: int = 0, part: int = 0
-    ) -> torch.Generator:
-        """The generator of one dropout mask.
+    def dropout_seed(self, site: DropoutSite, layer: int = 0, part: int = 0) -> int:
+        """The seed of one dropout mask.
 
         Args:
-            device: where the mask is drawn.
             site: which dropout of the layer.
             layer: number of the layer, counted over the whole model.
             part: which head of the whole model, for attention, whose masks are drawn head by head.
         """
-        return seeded_generator(device, "dropout", self.seed, self.iteration, self.micro_batch, layer, site, part)
+        return stream_seed("dropout", self.seed, self.iteration, self.micro_batch, layer, site, part)
+
+    def dropout_generator(
+        self, device: torch.device, site: DropoutSite, layer: int = 0, part: int = 0
+    ) -> torch.Generator:
+        """The generator, on ``device``, of one dropout mask: see ``dropout_seed``."""
+        return torch.Generator(device=device).manual_seed(self.dropout_seed(site, layer, part))

@@ -12,10 +12,12 @@ from trainer.checkpoint.directory import METADATA, CheckpointError, find_latest
 from trainer.checkpoint.load import load_weights
 from trainer.checkpoint.metadata import load_metadata
 from trainer.config import ParallelConfig, TrainConfig, build_config
+from trainer.kernels.preparation import serial_kernels
 from trainer.mesh import ParallelMesh, ProcessGroups
-from trainer.train_state import build_model
+from trainer.train_state import build_model, parameter_dtype
 
 if TYPE_CHECKING:
+    from trainer.kernels.build_settings import BuildSettings
     from trainer.train_state import ParallelModel
 
 
@@ -25,11 +27,12 @@ class SerialModel:
 
     Attributes:
         model: on ``device``, with tp, pp and dp of 1.
-        config: of the run that wrote the checkpoint, but for the layout.
+        config: of the run that wrote the checkpoint, but for the layout and the choice of attention kernels.
         vocab_size: number of token ids, without padding.
         checkpoint: the folder it came from.
         iteration: iterations of training behind it.
         device: where it is.
+        notes: why operations run on less than the best kernels, a line for each reason.
     """
 
     model: ParallelModel
@@ -38,14 +41,18 @@ class SerialModel:
     checkpoint: Path
     iteration: int
     device: torch.device
+    notes: tuple[str, ...] = ()
 
 
-def load_serial_model(path: Path, device: torch.device | None = None) -> SerialModel:
+def load_serial_model(
+    path: Path, device: torch.device | None = None, settings: BuildSettings | None = None
+) -> SerialModel:
     """Load the checkpoint at ``path``: a folder iter_*, one that holds such folders (the latest), or a run directory.
 
     Args:
         path: where to look.
         device: None: the first GPU, or the CPU.
+        settings: where built kernels are; None: none are used.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
@@ -57,12 +64,18 @@ def load_serial_model(path: Path, device: torch.device | None = None) -> SerialM
     trained = build_config(metadata.config)
     # A batch size that suited many replicas need not divide by one.
     training = trained.training.model_copy(update={"global_batch_size": None})
-    config = trained.model_copy(update={"parallel": ParallelConfig(), "training": training})
+    # The kernels that it was trained with may not be here, and are no part of what it learnt.
+    model_config = trained.model.model_copy(update={"attention_backend": "auto"})
+    config = trained.model_copy(update={"model": model_config, "parallel": ParallelConfig(), "training": training})
     mesh = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
-    model = build_model(config, metadata.vocab_size, mesh, ProcessGroups(), device)
+    choice = None
+    if settings is not None:
+        choice = serial_kernels(config, settings, device, parameter_dtype(config.training))
+    kernels, notes = (None, []) if choice is None else (choice.kernels, choice.fallbacks())
+    model = build_model(config, metadata.vocab_size, mesh, ProcessGroups(), device, kernels)
     load_weights(checkpoint, model)
     model.chunks[0].eval()
-    return SerialModel(model, config, metadata.vocab_size, checkpoint, metadata.iteration, device)
+    return SerialModel(model, config, metadata.vocab_size, checkpoint, metadata.iteration, device, tuple(notes))
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -12,6 +12,7 @@ from torch import nn
 from trainer.axes import ParallelAxes
 from trainer.data_parallel.gradient_buckets import GradientBuckets
 from trainer.data_parallel.sharded_buckets import ShardedBuckets
+from trainer.kernels.suite import Kernels
 from trainer.models.gpt import GPTStage
 from trainer.parameters import ParameterBuilder, ParameterLayout
 from trainer.pipeline.placement import Placement
@@ -42,10 +43,17 @@ class ParallelModel:
     parameters: dict[str, nn.Parameter]
     """Whole, as far as this rank holds them; where the gradient store shards the weights too, its shards."""
     gradients: GradientStore
+    kernels: Kernels
+    """What layers and optimizer compute with."""
 
 
 def build_model(
-    config: TrainConfig, vocab_size: int, mesh: ParallelMesh, groups: ProcessGroups, device: torch.device
+    config: TrainConfig,
+    vocab_size: int,
+    mesh: ParallelMesh,
+    groups: ProcessGroups,
+    device: torch.device,
+    kernels: Kernels | None = None,
 ) -> ParallelModel:
     """This rank's part of the model that ``config`` describes, with its initial values.
 
@@ -58,6 +66,7 @@ def build_model(
         mesh: this rank's place.
         groups: its process groups.
         device: where the parameters live.
+        kernels: what layers and optimizer compute with; None: torch's operations.
     """
     builder = ParameterBuilder(
         seed=config.training.seed,
@@ -65,6 +74,7 @@ def build_model(
         sequence_parallel=config.parallel.sequence_parallel,
         dtype=parameter_dtype(config.training),
         device=device,
+        kernels=kernels or Kernels(),
     )
     axes = ParallelAxes.build(config, mesh, groups)
     placement, layers = config.placement, partition_layers(config, vocab_size)
@@ -95,6 +105,7 @@ def build_model(
         layouts=builder.layouts,
         parameters=builder.parameters,
         gradients=gradients,
+        kernels=builder.kernels,
     )
 
 

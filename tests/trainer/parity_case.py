@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 
 from trainer.config import TrainConfig, build_config
-from trainer.data.batches import Documents, MicroBatch
+from trainer.data.batches import MicroBatch
+from trainer.data.document_places import Documents
 
 VOCAB_SIZE = 101
 SEQ_LENGTH = 16
@@ -90,6 +90,9 @@ RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
     "modules": {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp", "layernorm"]},
     "uniform": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
     "block": {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
+    # Of layers with experts: all of the feed-forward part, or what is cheap to compute of it.
+    "moe": {"recompute_granularity": "selective", "recompute_modules": ["moe"]},
+    "moe-act": {"recompute_granularity": "selective", "recompute_modules": ["moe_act", "layernorm"]},
 }
 
 SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -216,7 +219,6 @@ class Case:
             for (row, start), token in zip(starts, torch.randperm(VOCAB_SIZE, generator=generator), strict=False):
                 window[row, start] = token
             documents = Documents(bounds) if self.documents else None
-            positions = torch.stack([_positions(ends) for ends in bounds]) if self.documents else None
             batch.append(
                 MicroBatch(
                     window[:, :-1].contiguous(),
@@ -224,7 +226,7 @@ class Case:
                     mask,
                     index,
                     documents=documents,
-                    positions=positions,
+                    restarts=documents,
                 )
             )
         return batch
@@ -236,8 +238,3 @@ class Case:
     def but(self, **changes: Any) -> Case:
         """The same with changes."""
         return replace(self, **changes)
-
-
-def _positions(bounds: tuple[int, ...]) -> torch.Tensor:
-    """Positions [S] that begin anew with each document."""
-    return torch.cat([torch.arange(stop - start) for start, stop in itertools.pairwise(bounds)])

@@ -1,5 +1,8 @@
 """What goes wrong while a checkpoint is written or read: on one rank only, between two steps, behind a cache."""
 
+import contextlib
+import io
+import json
 import os
 import resource
 import signal
@@ -21,7 +24,7 @@ from trainer.checkpoint.directory import (
     temporary_path,
 )
 from trainer.checkpoint.resume import restore
-from trainer.checkpoint.save import CheckpointWriter
+from trainer.checkpoint.save import CheckpointWriter, _gather_indexes
 from trainer.failure import PeerFailedError
 from trainer.progress import TrainingProgress
 
@@ -92,6 +95,53 @@ def test_whatever_fails_on_one_rank_is_told_to_the_others(ranks, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def refuse_to_delete(patch, _rank):
+    def fail(*_):
+        raise PermissionError(13, "Permission denied")
+
+    patch.setattr("trainer.checkpoint.save.prune", fail)
+
+
+def told_to_keep_one(rank, world_size, root):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        return save(
+            rank, world_size, root, config_of(tp=2, checkpoint={"keep_last": 1}), refuse_to_delete
+        ), out.getvalue()
+
+
+def test_what_cannot_be_deleted_is_a_note_and_no_failed_save(ranks, tmp_path):
+    note = f"old checkpoints in {tmp_path} could not be deleted: Permission denied\n"
+    assert ranks.run(told_to_keep_one, tmp_path) == [(None, note), (None, "")]
+    assert damage(checkpoint_path(tmp_path, 1)) is None
+
+
+def write_indexes(folder, *of_ranks):
+    for rank, (shape, dtype, *stretches) in enumerate(of_ranks):
+        parts = [["f", "w", [0, 0], [4, 6], *stretch] for stretch in stretches]
+        values = {"tensors": {"model": {"w": {"shape": shape, "dtype": dtype, "parts": parts}}}, "files": {}}
+        (folder / f"index_{rank:05d}.json").write_text(json.dumps(values))
+    return range(len(of_ranks))
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        (([4, 6], "F32", (10, 22)), "what the ranks hold of w is not the whole tensor, once"),
+        (([4, 6], "F32", (14, 24)), "what the ranks hold of w is not the whole tensor, once"),
+        (([4, 6], "BF16", (12, 24)), r"w is F32 \[4, 6\] on one rank, BF16 \[4, 6\] on another"),
+        (([4, 7], "F32", (12, 24)), r"w is F32 \[4, 6\] on one rank, F32 \[4, 7\] on another"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(tmp_path, second, says):
+    """The first leaves a gap as large as its overlap."""
+    writers = write_indexes(tmp_path, ([4, 6], "F32", (0, 12)), second)
+    with pytest.raises(CheckpointError, match=says):
+        _gather_indexes(tmp_path, writers)
+    writers = write_indexes(tmp_path, ([4, 6], "F32", (0, 12)), ([4, 6], "F32", (12, 24)))
+    assert _gather_indexes(tmp_path, writers)[0]["model"]["w"].is_complete
+
+
 def hide_lists(patch, _rank):
     """As where a node's cache has not heard of what other nodes made."""
     patch.setattr(Path, "glob", lambda *_: iter(()))
@@ -144,7 +194,7 @@ def test_whatever_one_rank_cannot_read_is_told_to_the_others(ranks, tmp_path):
     assert ranks.run(load, tmp_path, config, None, refuse_to_read) == [peer, ("RuntimeError", "no memory for a map")]
     first, second = ranks.run(load, tmp_path, config, config_of(tp=2, model={"norm_epsilon": 1e-6}))
     assert first == peer
-    assert second[0] == "CheckpointError"
+    assert second[0] == "AnotherModelError"
     assert "norm_epsilon" in second[1]
     first, second = ranks.run(load, tmp_path, config, None, refuse_to_choose)
     assert first == ("RuntimeError", "a folder like no other")

@@ -3,7 +3,9 @@
 import itertools
 import json
 import math
+from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -14,8 +16,8 @@ from tests.trainer.spawn import Ranks
 from tests.trainer.test_checkpoint import CPU, VOCAB_SIZE, build, config_of, save
 from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_path
 from trainer.checkpoint.load import load_training_state
-from trainer.checkpoint.metadata import load_metadata
-from trainer.checkpoint.regions import overlap, regions_of_stretch
+from trainer.checkpoint.metadata import StoredPart, StoredTensor, load_metadata
+from trainer.checkpoint.regions import are_a_partition, overlap, regions_of_stretch
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.save import CheckpointWriter, stored_shape
 from trainer.progress import TrainingProgress
@@ -50,6 +52,50 @@ def cut(whole, offset, shape):
 def test_boxes_overlap_in_a_box_or_not_at_all():
     assert overlap((0, 2), (4, 4), (3, 0), (9, 3)) == ((3, 2), (1, 1))
     assert overlap((0, 2), (3, 4), (3, 0), (9, 3)) is None
+
+
+def halves(box, random):
+    """The box cut in two at random, or itself."""
+    offset, extent = box
+    dim = random.randrange(len(offset))
+    cut = random.randint(0, extent[dim])
+    for start, length in ((0, cut), (cut, extent[dim] - cut)):
+        if length:
+            moved = (*offset[:dim], offset[dim] + start, *offset[dim + 1 :])
+            yield moved, (*extent[:dim], length, *extent[dim + 1 :])
+
+
+def elements(offset, extent):
+    return itertools.product(*(range(first, first + length) for first, length in zip(offset, extent, strict=True)))
+
+
+def test_boxes_are_a_partition_where_they_hold_every_element_once():
+    random, outcomes = Random(5), Counter()
+    for _ in range(3000):
+        shape = tuple(random.randint(1, 3) for _ in range(random.randint(1, 3)))
+        nowhere = (0,) * len(shape)
+        boxes = [(nowhere, shape)]
+        for _ in range(random.randint(0, 4)):
+            boxes += halves(boxes.pop(random.randrange(len(boxes))), random)
+        if random.random() < 0.7:
+            offset, extent = boxes.pop(random.randrange(len(boxes)))
+            boxes.append((tuple(first + random.randint(-1, 1) for first in offset), extent))
+        counts = Counter(element for box in boxes for element in elements(*box))
+        expected = counts == Counter(elements(nowhere, shape))
+        assert are_a_partition(boxes, shape) is expected, (boxes, shape)
+        outcomes[expected] += 1
+    assert min(outcomes[True], outcomes[False]) > 500
+
+
+def test_a_tensor_is_complete_by_stretches_of_boxes_of_any_kind():
+    halves = [StoredPart("f", "w", (0, column), (4, 3), *ends) for column in (0, 3) for ends in ((0, 5), (5, 12))]
+    rows = [StoredPart("f", "w", (0, 0), (2, 6), 0, 12), StoredPart("f", "w", (0, 0), (4, 6), 12, 24)]
+    for parts in (halves, rows):
+        assert StoredTensor((4, 6), "F32", tuple(parts)).is_complete
+        assert not StoredTensor((4, 6), "F32", tuple(parts[1:])).is_complete
+        assert not StoredTensor((4, 6), "F32", (*parts, parts[0])).is_complete
+    moved = (halves[0], halves[1]._replace(start=4, stop=11), *halves[2:])
+    assert not StoredTensor((4, 6), "F32", moved).is_complete
 
 
 def layout(world_size, **keys):

@@ -88,7 +88,7 @@ def test_lists_do_not_overlap_and_aliases_exist():
 def test_published_script_becomes_a_config():
     refused = [argument[2:] for argument in PUBLISHED if argument[2:] in REFUSED]
     assert refused == ["fp8-format", "use-z-loss"]
-    line = parse_command_line([*without(PUBLISHED, *refused, "tokenizer-type")])
+    line = parse_command_line(without(PUBLISHED, *refused))
     config = build_train_config(line)
     assert config.model.rotary_base == 500000.0
     assert config.model.position_embedding_type == "rope"  # --no-position-embedding gives way to it
@@ -96,6 +96,7 @@ def test_published_script_becomes_a_config():
     assert config.training.bf16
     assert config.optimizer.lr == 1e-4
     assert config.data.data_path == ["text_document"]
+    assert (config.data.tokenizer_type, config.data.tokenizer_model) == ("SentencePieceTokenizer", "t.model")
     assert config.checkpoint.finetune
     assert config.parallel.zero_stage == 1
     # --recompute-activations says the same as the newer flag beside it.
@@ -224,9 +225,10 @@ def test_refused(arguments, said):
 
 def test_config_error_keeps_its_key():
     with pytest.raises(ConfigError) as caught:
-        build_train_config(parse_command_line(without(PUBLISHED, "fp8-format", "use-z-loss")))
+        flags = [*without(PUBLISHED, "fp8-format", "use-z-loss", "tokenizer-type"), "--tokenizer-type", "SFTTokenizer"]
+        build_train_config(parse_command_line(flags))
     assert caught.value.key == "data.tokenizer_type"
-    assert "convert the tokenizer to a tokenizer.json" in caught.value.problem
+    assert "images and chats are not tokenized here" in caught.value.problem
 
 
 def trainer(*arguments):
@@ -249,3 +251,23 @@ def test_exit_codes_and_one_line_without_torch(tmp_path):
     assert unknown.returncode == 2
     assert "pretrain" in unknown.stderr
     assert re.search(r"^  rendezvous +\w", trainer().stdout, re.MULTILINE)
+
+
+INTERRUPTED = """
+import sys
+from types import SimpleNamespace
+from trainer import __main__ as trainer
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+sys.modules["interrupted"] = SimpleNamespace(main=interrupted)
+trainer.COMMANDS["pretrain"] = ("interrupted", "")
+sys.exit(trainer.main(["pretrain"]))
+"""
+
+
+def test_an_interrupt_while_the_command_is_imported_is_no_traceback():
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "trainer: interrupted\n")

@@ -16,9 +16,10 @@ from tests.trainer.spawn import Ranks
 from trainer.axes import ParallelAxes
 from trainer.config import ModelConfig
 from trainer.context_parallel import ring, ulysses
-from trainer.context_parallel.axis import CommunicationType, ContextParallel
+from trainer.context_parallel.axis import ContextParallel
+from trainer.context_parallel.division import CommunicationType
 from trainer.context_parallel.tiles import Tile, ring_chunks, ring_tiles, whole_tiles
-from trainer.data.batches import Documents
+from trainer.data.document_places import Documents
 from trainer.forward_pass import ForwardPass
 from trainer.layers.attention_backend import choose_backend
 from trainer.layers.attention_core import AttentionCore, attend

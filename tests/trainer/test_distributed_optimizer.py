@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.config import build_config
 from trainer.data.batches import MicroBatch
-from trainer.data_parallel import sharded_buckets
+from trainer.data_parallel import gradient_buckets, sharded_buckets
 from trainer.data_parallel.bucket_plan import plan_buckets
 from trainer.data_parallel.sharded_buckets import ShardedBuckets
 from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
@@ -193,6 +193,24 @@ def test_pieces_cover_every_element_once_and_states_are_divided(dp):
     assert sum(elements) == 3 * total
     # Every bucket is padded to a multiple of 64 elements per rank.
     assert max(elements) <= total / dp + 64 * 20
+
+
+def test_buckets_are_small_where_anything_overlaps_and_as_asked_for_everywhere(monkeypatch):
+    monkeypatch.setattr(gradient_buckets, "_default_bucket_size", lambda *_: 2000)
+
+    def buckets(**parallel):
+        config = configure(GPT2, ADAM, {"global_batch_size": 2}, **{"ddp_bucket_size": None, **parallel})
+        model = build_model(config, VOCAB_SIZE, ParallelMesh.build(config, 0, 2), ProcessGroups(), torch.device("cpu"))
+        return len(model.gradients._buckets)
+
+    small, off = buckets(), {"overlap_grad_reduce": False}
+    assert small > 2
+    assert buckets(**off) == 1
+    assert buckets(use_distributed_optimizer=True, **off) == small  # for the weights, which overlap with forward
+    off["overlap_param_gather"] = False
+    assert buckets(use_distributed_optimizer=True, **off) == 1
+    for sharded in (False, True):
+        assert buckets(use_distributed_optimizer=sharded, ddp_bucket_size=2000, **off) == small
 
 
 def planned(mesh, with_layers=2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,12 @@ import yaml
 
 from tests.trainer.reference_gpt import reference_loss
 from trainer import evaluate, generate
-from trainer.data.build import open_sources
 from trainer.data.indexed_dataset import IndexedDataset
+from trainer.data.manifest import read_manifest
 from trainer.data.preprocess import tokenize_documents
-from trainer.data.tokenizer import HuggingFaceTokenizer
+from trainer.data.sources import open_sources
+from trainer.data.tokenizers.opening import open_tokenizer
+from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.train_tokenizer import train_byte_level_bpe
 from trainer.data.unigram import unigram_loss
 from trainer.generate import choose_token, generate_tokens
@@ -34,7 +37,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run that learnt VERSE with TP 2 and sequence parallelism: tokenizer.json, d.bin, checkpoints/."""
     folder = tmp_path_factory.mktemp("run")
     train_byte_level_bpe([VERSE] * 3, 280, folder / "tokenizer.json")
-    tokenize_documents([VERSE * 40] * 10, HuggingFaceTokenizer(folder / "tokenizer.json"), folder / "d")
+    tokenize_documents(
+        [VERSE * 40] * 10,
+        open_tokenizer(TokenizerSettings(tokenizer_model=str(folder / "tokenizer.json"))),
+        folder / "d",
+    )
     config = {
         "model": {
             "num_layers": 2,
@@ -81,7 +88,7 @@ def serial(trained: Path) -> SerialModel:
     return load_serial_model(trained, torch.device("cpu"))
 
 
-def test_the_verse_goes_on(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verse_goes_on(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = [
         "--checkpoint",
         str(trained),
@@ -92,8 +99,10 @@ def test_the_verse_goes_on(trained: Path, capsys: pytest.CaptureFixture[str]) ->
         "--temperature",
         "0",
     ]
-    assert generate.main(arguments) == 0
-    text = capsys.readouterr().out.rstrip("\n")
+    assert generate.main(arguments, {**os.environ, "LLMCTL_CACHE_DIR": str(tmp_path)}) == 0
+    said = capsys.readouterr()
+    assert "trainer generate: kernels: " in said.err and "in the place of own: the library is not" in said.err
+    text = said.out.rstrip("\n")
     assert len(text) > 40
     assert (VERSE * 3).startswith(text)
 
@@ -103,6 +112,25 @@ def test_draws_follow_the_seed(serial: SerialModel) -> None:
     assert first == again != other
     greedy = generate_tokens(serial, [5], 20, temperature=0)
     assert generate_tokens(serial, [5], 20, temperature=5.0, top_k=1, seed=3) == greedy
+
+
+def test_the_text_ends_where_documents_did_in_training(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever end the tokenizer at hand names, or none."""
+    stops = []
+    monkeypatch.setattr(generate, "generate_tokens", lambda *_, stop_token, **__: stops.append(stop_token) or [])
+    values = json.loads((trained / "tokenizer.json").read_text())
+    for token in values["added_tokens"]:
+        token["content"] = "<another>"
+    values["model"]["vocab"]["<another>"] = values["model"]["vocab"].pop("<|endoftext|>")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    for tokenizer in (trained, tmp_path):
+        arguments = ["--checkpoint", str(trained), "--prompt", "", "--tokenizer", str(tokenizer / "tokenizer.json")]
+        assert generate.main(arguments, {}) == 0
+    manifest = read_manifest(trained / "d")
+    assert manifest is not None
+    assert stops == [manifest.eod] * 2 != [None] * 2
 
 
 def test_a_stop_token_ends_the_text(serial: SerialModel) -> None:
@@ -122,7 +150,7 @@ def test_top_k_never_draws_the_others() -> None:
 def test_evaluation_equals_an_independent_model(
     trained: Path, serial: SerialModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert evaluate.main(["--checkpoint", str(trained / "checkpoints"), "--json"]) == 0
+    assert evaluate.main(["--checkpoint", str(trained / "checkpoints"), "--json"], os.environ) == 0
     found = json.loads(capsys.readouterr().out)
     valid = open_sources(serial.config)["valid"]
     text = np.concatenate([valid.tokens[number] for number in valid.sequences]).astype(np.int64)
@@ -135,7 +163,9 @@ def test_evaluation_equals_an_independent_model(
     assert found["loss"] == pytest.approx(loss / found["tokens"], abs=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
     # The split starts with the first word's token, which is given and not predicted.
-    first = len(HuggingFaceTokenizer(trained / "tokenizer.json").decode([int(text[0])]))
+    first = len(
+        open_tokenizer(TokenizerSettings(tokenizer_model=str(trained / "tokenizer.json"))).decode([int(text[0])])
+    )
     text_bytes = 2 * 40 * len(VERSE) - first
     assert found["bits_per_byte"] == pytest.approx(loss / math.log(2) / text_bytes, rel=1e-4)
     assert found["iteration"] == 60
@@ -147,7 +177,7 @@ def _weights(serial: SerialModel) -> dict[str, torch.Tensor]:
 
 def test_evaluation_of_a_part(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--checkpoint", str(trained), "--split", "train", "--data-path", str(trained / "d")]
-    assert evaluate.main([*arguments, "--max-tokens", "50"]) == 0
+    assert evaluate.main([*arguments, "--max-tokens", "50"], os.environ) == 0
     assert "iter_0000060 on train, 50 tokens: loss " in capsys.readouterr().out
 
 
@@ -155,7 +185,7 @@ def test_evaluation_of_a_part(trained: Path, capsys: pytest.CaptureFixture[str])
     ("command", "arguments", "says"),
     [
         (generate, ["--checkpoint", "{empty}", "--prompt", "x"], "holds no checkpoint; name a folder iter_*"),
-        (generate, ["--checkpoint", "{run}", "--prompt", "x", "--tokenizer", "{empty}"], "cannot read the tokenizer"),
+        (generate, ["--checkpoint", "{run}", "--prompt", "x", "--tokenizer", "{empty}"], "holds no tokenizer.json"),
         (evaluate, ["--checkpoint", "{run}", "--split", "test"], "no test split, only train, valid"),
         (evaluate, ["--checkpoint", "{run}", "--data-path", "{empty}/x"], "x.bin and {empty}/x.idx: no such file"),
     ],
@@ -164,10 +194,19 @@ def test_refusals(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command, arguments: list[str], says: str
 ) -> None:  # type: ignore[no-untyped-def]
     filled = [argument.format(run=trained, empty=tmp_path) for argument in arguments]
-    assert command.main(filled) == 3
+    assert command.main(filled, os.environ) == 3
     message = capsys.readouterr().err
     assert says.format(empty=tmp_path) in message
     assert message.count("\n") == 1
+
+
+def test_kernels_that_trained_it_need_not_be_here(trained: Path, serial: SerialModel, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained / "checkpoints" / "iter_0000060", tmp_path / "iter_0000060")
+    metadata = json.loads((folder / "metadata.json").read_text())
+    metadata["config"]["model"]["attention_backend"] = "flash"
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    elsewhere = load_serial_model(folder, torch.device("cpu"))
+    assert generate_tokens(elsewhere, [5], 5, temperature=0) == generate_tokens(serial, [5], 5, temperature=0)
 
 
 def test_a_checkpoint_is_found_from_three_places(trained: Path) -> None:

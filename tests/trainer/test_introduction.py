@@ -58,7 +58,29 @@ def test_every_axis_that_is_used_is_named() -> None:
             {"parallel": {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}},
             "pipeline interleaved, 4 virtual stages of 1 layers each, 16 micro-batches",
         ),
-        ({"training": {"recompute_granularity": "selective"}}, "recompute of core_attn"),
+        (
+            {"training": {"recompute_granularity": "selective"}},
+            "nothing to recompute in core_attn, which keeps no scores without attention_dropout",
+        ),
+        (
+            {"training": {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]}},
+            "recompute of mlp; nothing to recompute in core_attn, which keeps no scores without attention_dropout",
+        ),
+        (
+            {
+                "model": {"attention_dropout": 0.1, "attention_backend": "unfused"},
+                "training": {"recompute_granularity": "selective"},
+            },
+            "recompute of core_attn",
+        ),
+        (
+            {
+                "parallel": {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},
+                "training": {"recompute_granularity": "full", "recompute_method": "block"},
+            },
+            "pipeline interleaved, 4 virtual stages of 1 layers each, 16 micro-batches; "
+            "full recompute of 1 layers per virtual stage",
+        ),
         (
             {"training": {"recompute_granularity": "full", "recompute_method": "uniform"}},
             "full recompute of layers in groups of 1",

@@ -27,10 +27,10 @@ def ranks():
         yield ranks
 
 
-def config(tp=1, pp=1, **training):
+def config(tp=1, pp=1, model=None, **training):
     return build_config(
         {
-            "model": {"num_layers": 4, "hidden_size": 24, "num_attention_heads": 6},
+            "model": {"num_layers": 4, "hidden_size": 24, "num_attention_heads": 6, **(model or {})},
             "parallel": {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp},
             "training": {"train_iters": 1, "seq_length": 8, **training},
             "optimizer": {"lr": 1e-3},
@@ -49,8 +49,9 @@ def test_coordinates_and_ranks_are_one_to_one(sizes):
     assert len({(mesh.tp_rank, mesh.cp_rank, mesh.dp_rank, mesh.pp_rank) for mesh in meshes}) == len(meshes)
     assert len({(mesh.tp_rank, mesh.ep_rank, mesh.expert_dp_rank, mesh.pp_rank) for mesh in meshes}) == len(meshes)
     for mesh in meshes:
-        place = {axis: getattr(mesh, axis) for axis in ("tp_rank", "cp_rank", "dp_rank", "pp_rank")}
-        assert mesh.rank_at(**place) == mesh.rank
+        for is_expert, members in ((False, mesh.dp_cp_ranks), (True, mesh.expert_dp_ranks)):
+            assert mesh.copies(is_expert) == len(members)
+            assert members[mesh.copy_rank(is_expert)] == mesh.rank
         assert mesh.is_first_stage == (mesh.pp_rank == 0)
         assert mesh.computes_loss == (mesh.pp_rank == mesh.pp - 1)
 
@@ -94,6 +95,13 @@ def test_a_pipeline_may_compute_the_loss_where_it_begins():
     assert mesh.embedding_ranks == (0,)
 
 
+def test_embedding_and_head_that_share_no_table_share_no_group():
+    mesh = ParallelMesh(tp=2, pp=3, dp=1, rank=3, tied_table=False)
+    assert mesh.embedding_ranks == (1,)
+    untied = config(tp=2, pp=2, model={"untie_embeddings_and_output_weights": True})
+    assert ParallelMesh.build(untied, 3, 8) == ParallelMesh(tp=2, pp=2, dp=2, rank=3, tied_table=False)
+
+
 def test_mesh_of_a_config():
     assert ParallelMesh.build(config(tp=2, pp=2), 3, 8) == ParallelMesh(tp=2, pp=2, dp=2, rank=3)
     with pytest.raises(ConfigError, match="does not divide the world size 6"):
@@ -102,9 +110,9 @@ def test_mesh_of_a_config():
         ParallelMesh(tp=1, pp=1, dp=1, rank=0).rank = 1
 
 
-def members_and_sums(rank, _world_size, sizes, places):
-    mesh = ParallelMesh(**sizes, rank=places.index(rank) if rank in places else 0)
-    groups = build_process_groups(mesh, timedelta(seconds=60), places)
+def members_and_sums(rank, _world_size, sizes):
+    mesh = ParallelMesh(**sizes, rank=rank)
+    groups = build_process_groups(mesh, timedelta(seconds=60))
     found = {}
     for axis in AXES:
         group = getattr(groups, axis)
@@ -112,35 +120,33 @@ def members_and_sums(rank, _world_size, sizes, places):
             total = torch.tensor(float(rank))
             dist.all_reduce(total, group=group)
             found[axis] = (tuple(dist.get_process_group_ranks(group)), int(total))
+    assert groups.copies(False) is groups.dp_cp
+    assert groups.copies(True) is groups.expert_dp
     return found
 
 
 @pytest.mark.parametrize(
-    ("sizes", "places"),
+    "sizes",
     [
-        ({"tp": 2, "pp": 2, "dp": 1}, (0, 1, 2, 3)),
-        ({"tp": 1, "pp": 4, "dp": 1}, (0, 1, 2, 3)),
-        ({"tp": 2, "pp": 1, "dp": 2}, (3, 1, 0, 2)),
-        ({"tp": 1, "pp": 1, "dp": 2}, (1, 3)),
-        ({"tp": 1, "pp": 1, "dp": 2, "cp": 2, "ep": 2}, (0, 1, 2, 3)),
-        ({"tp": 4, "pp": 1, "dp": 1, "kv_copies": 2}, (0, 1, 2, 3)),
-        ({"tp": 1, "pp": 1, "dp": 1}, (2,)),
+        {"tp": 2, "pp": 2, "dp": 1},
+        {"tp": 1, "pp": 4, "dp": 1},
+        {"tp": 1, "pp": 4, "dp": 1, "tied_table": False},
+        {"tp": 2, "pp": 1, "dp": 2},
+        {"tp": 1, "pp": 1, "dp": 2},
+        {"tp": 1, "pp": 1, "dp": 2, "cp": 2, "ep": 2},
+        {"tp": 4, "pp": 1, "dp": 1, "kv_copies": 2},
+        {"tp": 1, "pp": 1, "dp": 1},
     ],
+    ids=str,
 )
-def test_groups_hold_the_ranks_of_each_axis(ranks, sizes, places):
-    results = ranks.run(members_and_sums, sizes, places)
-    for rank, found in enumerate(results):
-        if rank not in places:
-            assert not found
-            continue
-        mesh = ParallelMesh(**sizes, rank=places.index(rank))
+def test_groups_hold_the_ranks_of_each_axis(ranks, sizes):
+    # The default group may have ranks beyond the mesh.
+    for rank, found in enumerate(ranks.run(members_and_sums, sizes)):
+        mesh = ParallelMesh(**sizes, rank=rank)
         for axis in AXES:
-            members = tuple(places[member] for member in getattr(mesh, f"{axis.removesuffix('_up')}_ranks"))
-            if axis == "embedding" and rank not in members:
-                members = ()
-            if len(members) > 1:
-                assert set(found[axis][0]) == set(members)
-                assert found[axis][1] == sum(members)
+            members = getattr(mesh, f"{axis.removesuffix('_up')}_ranks")
+            if rank in members and len(members) > 1 and rank < mesh.world_size:
+                assert found[axis] == (members, sum(members))
             else:
                 assert axis not in found
 
@@ -164,6 +170,8 @@ def groups_made(_rank, _world_size, sizes):
     [
         ({"tp": 1, "pp": 1, "dp": 4}, 1, True),
         ({"tp": 2, "pp": 1, "dp": 2}, 4, True),
+        ({"tp": 1, "pp": 4, "dp": 1}, 2, True),
+        ({"tp": 1, "pp": 4, "dp": 1, "tied_table": False}, 1, True),
         # The ring's messages do not queue behind gradients.
         ({"tp": 1, "pp": 1, "dp": 1, "cp": 4}, 2, True),
         ({"tp": 1, "pp": 1, "dp": 4, "ep": 2}, 5, False),
@@ -171,8 +179,3 @@ def groups_made(_rank, _world_size, sizes):
 )
 def test_experts_that_are_not_divided_use_the_group_of_the_dense_parameters(ranks, sizes, count, is_shared):
     assert ranks.run(groups_made, sizes) == [(count, is_shared, True)] * 4
-
-
-def test_places_must_be_as_many_as_the_mesh():
-    with pytest.raises(ValueError, match="a mesh of 4 ranks cannot lie on"):
-        build_process_groups(ParallelMesh(tp=2, pp=2, dp=1, rank=0), timedelta(seconds=1), (0, 1, 1, 2))

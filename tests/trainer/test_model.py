@@ -7,6 +7,7 @@ from tests.trainer.reference_gpt import reference_logits, reference_loss
 from trainer.axes import ParallelAxes
 from trainer.config import build_config
 from trainer.data.batches import MicroBatch
+from trainer.kernels.suite import Kernels
 from trainer.layers.dropout import hidden_dropout
 from trainer.mesh import ParallelMesh, ProcessGroups
 from trainer.pipeline.executor import forward_backward, forward_logits
@@ -24,6 +25,8 @@ LLAMA = {
 MODELS = {
     "gpt2": {"openai_gelu": True},
     "gpt2-exact-gelu": {},
+    # Goes the way of dropout, with a share that rounds to none.
+    "gpt2-nothing-dropped": {"openai_gelu": True, "hidden_dropout": 1e-12},
     "gpt2-untied": {"untie_embeddings_and_output_weights": True},
     "llama": LLAMA,
     "llama-tied": {**LLAMA, "untie_embeddings_and_output_weights": False},
@@ -191,7 +194,7 @@ def test_dropout_repeats_with_its_address_and_changes_with_it(dropout):
 
 def test_dropout_keeps_the_expectation():
     randomness = StepRandomness(1, 0).micro_batch(0)
-    dropped = hidden_dropout(torch.ones(64, 4, 32), 0.25, randomness, "embedding", ParallelAxes())
+    dropped = hidden_dropout(torch.ones(64, 4, 32), 0.25, randomness, "embedding", ParallelAxes(), Kernels())
     assert dropped.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert float(dropped.mean()) == pytest.approx(1.0, abs=0.02)
 

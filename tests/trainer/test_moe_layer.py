@@ -14,6 +14,8 @@ from trainer.axes import ParallelAxes
 from trainer.context_parallel.axis import ContextParallel
 from trainer.data_parallel.main_gradient import MainGradient
 from trainer.forward_pass import ForwardPass
+from trainer.kernels.activation import ACTIVATION
+from trainer.kernels.suite import Kernels
 from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.moe import experts
 from trainer.moe.axis import ExpertParallel
@@ -28,6 +30,7 @@ from trainer.tensor_parallel.collectives import TensorParallel, enter_parallel_r
 
 SERIAL = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
 SWIGLU = {"swiglu": True, "disable_bias_linear": True}
+EAGER = Kernels()
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +237,7 @@ def travel(rank, world_size, num_experts):
     ep = ExpertParallel(world_size, rank, dist.group.WORLD)
     dispatch = Dispatch.plan(experts, kept, num_experts, ep)
     tokens = (100.0 * rank + torch.arange(num_tokens, dtype=torch.float64))[:, None].requires_grad_()
-    rows = to_experts(tokens, dispatch)
+    rows = to_experts(tokens, dispatch, Kernels())
     local = num_experts // world_size
     own = torch.cat(
         [
@@ -243,7 +246,7 @@ def travel(rank, world_size, num_experts):
         ]
     )
     weights = (1.0 + torch.arange(num_tokens * 2, dtype=torch.float64).view(num_tokens, 2)).requires_grad_()
-    combined = from_experts(rows + own, weights, dispatch, (num_tokens, 1, 1))
+    combined = from_experts(rows + own, weights, dispatch, Kernels())
     combined.sum().backward()
     values = tokens.detach() + 1000.0 * experts
     assert torch.equal(combined.flatten(), (weights.detach() * values * kept).sum(1))
@@ -265,9 +268,9 @@ def test_a_rank_whose_choices_are_all_dropped():
     tokens = draw("tokens", 3, HIDDEN).requires_grad_()
     weights = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
     dispatch = Dispatch.plan(torch.tensor([[0, 1]] * 3), torch.zeros(3, 2, dtype=torch.bool), 2, ExpertParallel())
-    rows = to_experts(tokens, dispatch)
+    rows = to_experts(tokens, dispatch, Kernels())
     assert rows.shape == (0, HIDDEN)
-    combined = from_experts(rows, weights, dispatch, (3, 1, HIDDEN))
+    combined = from_experts(rows, weights, dispatch, Kernels())
     combined.sum().backward()
     assert not combined.any()
     assert not tokens.grad.any()
@@ -289,9 +292,9 @@ def test_gradients_of_a_shared_input_are_summed(ranks, sequence_parallel):
     ranks.run(shared_input, sequence_parallel, world_size=2)
 
 
-def saved_shapes_and_gradients(recompute_activation):
+def saved_shapes_and_gradients(recompute_activation, kernels=EAGER):
     model, saved = config_of(SWIGLU, Layout()).model, []
-    builder = ParameterBuilder(3, SERIAL, False, torch.float64, torch.device("cpu"))
+    builder = ParameterBuilder(3, SERIAL, False, torch.float64, torch.device("cpu"), kernels)
     layer = MoE(model, builder, ParallelAxes(), recompute_activation)
 
     def pack(tensor):
@@ -311,6 +314,17 @@ def test_recomputed_activations_are_not_kept_and_give_the_same_bits():
     assert (kept.count(activated), fewer.count(activated)) == (1, 0)
     assert (kept.count(before), fewer.count(before)) == (1, 1)
     assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("recompute_activation", [False, True])
+def test_outputs_of_experts_that_multiply_by_the_weights_are_not_kept(recompute_activation):
+    # As a kernel is, it is another function than the default.
+    kernels = Kernels(activation=lambda *arguments: EAGER[ACTIVATION](*arguments))
+    kept, expected = saved_shapes_and_gradients(recompute_activation)
+    fewer, found = saved_shapes_and_gradients(recompute_activation, kernels)
+    outputs = (24, HIDDEN)
+    assert fewer.count(outputs) == kept.count(outputs) - 1
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def collectives_of_a_shared_expert(rank, world_size, sequence_parallel):

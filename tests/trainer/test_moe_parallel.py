@@ -12,6 +12,7 @@ from tests.trainer.moe_layers import AUX_LOSS_SCALE, Layout, distance, run_layou
 from tests.trainer.spawn import RankError, Ranks
 from trainer.moe import layer, losses
 from trainer.moe.capacity import kept_choices
+from trainer.parameters import ParameterBuilder, ParameterLayout
 from trainer.tensor_parallel.collectives import enter_parallel_region
 
 SWIGLU = {"swiglu": True, "disable_bias_linear": True}
@@ -139,21 +140,29 @@ def no_sum_of_token_gradients():
 
 
 @contextmanager
-def no_sum_of_router_gradients():
-    with mock.patch("tests.trainer.moe_layers._sum_copies", sum_copies_as_if(partial_over_tp=False)):
+def router_declared_complete():
+    with mock.patch.object(ParameterBuilder, "_is_partial", lambda *_: False):
         yield
+
+
+class DividedAndDense(ParameterLayout):
+    """Divided over ep, and yet said to be no experts: summed over all ranks, as what they have in common."""
+
+    @property
+    def _expert_dim(self):
+        return 0
 
 
 @contextmanager
-def experts_summed_as_dense():
-    with mock.patch("tests.trainer.moe_layers._sum_copies", sum_copies_as_if(is_expert=False)):
+def experts_declared_dense():
+    add = ParameterBuilder._add
+
+    def add_as_dense(self, layout, local):
+        declared = DividedAndDense(**{**vars(layout), "is_expert": False}) if layout.is_expert else layout
+        return add(self, declared, local)
+
+    with mock.patch.object(ParameterBuilder, "_add", add_as_dense):
         yield
-
-
-def sum_copies_as_if(**changes):
-    from tests.trainer.moe_layers import _sum_copies
-
-    return lambda gradient, layout, groups: _sum_copies(gradient, replace(layout, **changes), groups)
 
 
 @contextmanager
@@ -177,8 +186,8 @@ def tokens_back_in_the_order_of_arrival():
         (Layout(cp=2), "losses", mean_over_this_rank_only, "is off"),
         (Layout(cp=2), "drops-by-position", capacity_of_this_rank_only, "is off"),
         (Layout(tp=2), "losses", no_sum_of_token_gradients, "input gradients|tp ranks disagree"),
-        (Layout(tp=2), "losses", no_sum_of_router_gradients, "copies of router.weight differ"),
-        (Layout(dp=2, ep=2), "losses", experts_summed_as_dense, "experts.* is off"),
+        (Layout(tp=2), "losses", router_declared_complete, "copies of router.weight differ"),
+        (Layout(dp=2, ep=2), "losses", experts_declared_dense, "experts.* is off"),
         (Layout(dp=2, ep=2), "losses", tokens_back_in_the_order_of_arrival, "is off"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),

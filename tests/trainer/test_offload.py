@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from trainer.config import build_config
+from trainer.kernels.adamw import ADAMW
+from trainer.kernels.suite import Kernels
 from trainer.mesh import ParallelMesh, ProcessGroups
 from trainer.optimizer import cpu_offload
 from trainer.optimizer.cpu_offload import offloaded_pieces
@@ -19,7 +21,7 @@ def several_portions(monkeypatch):
     monkeypatch.setattr(cpu_offload, "_PORTION", 1024)
 
 
-def build(optimizer, offload=None, training=None, device="cpu"):
+def build(optimizer, offload=None, training=None, device="cpu", kernels=None):
     keys = {} if offload is None else {"optimizer_cpu_offload": True, "optimizer_offload_fraction": offload}
     config = build_config(
         {
@@ -29,7 +31,7 @@ def build(optimizer, offload=None, training=None, device="cpu"):
         }
     )
     mesh = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
-    model = build_model(config, 41, mesh, ProcessGroups(), torch.device(device))
+    model = build_model(config, 41, mesh, ProcessGroups(), torch.device(device), kernels)
     return model, MixedPrecisionOptimizer(config, model)
 
 
@@ -62,6 +64,24 @@ def test_numbers_are_those_without_offloading(fraction, optimizer, training):
     plain, offloaded = build(optimizer, None, training), build(optimizer, fraction, training)
     assert train(*plain) == train(*offloaded)
     assert_equal(plain, offloaded)
+
+
+def test_what_is_in_cpu_memory_is_stepped_by_the_kernel_for_cpus():
+    calls = []
+
+    def counted(place):
+        def step(*arguments):
+            calls.append(place)
+            Kernels()[ADAMW](*arguments)
+
+        return step
+
+    kernels = Kernels(Kernels(adamw=counted("CPU memory")), adamw=counted("GPU"))
+    train(*build(ADAM, 0.5, kernels=kernels), seeds=[0])
+    assert set(calls) == {"CPU memory", "GPU"}
+    calls.clear()
+    train(*build(ADAM, 1.0, kernels=kernels), seeds=[0])
+    assert set(calls) == {"CPU memory"}
 
 
 def test_a_bad_gradient_leaves_everything_as_it_was():

@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 import torch
 
-from tests.trainer.data.test_indexed_dataset import write
+from tests.trainer.data.token_files import write
 from tests.trainer.layout_parity import disturb_vectors
 from tests.trainer.spawn import Ranks
 from trainer.config import TrainConfig, build_config
 from trainer.data.batches import MicroBatch, Packing
-from trainer.data.build import Source
 from trainer.data.indexed_dataset import IndexedDataset
+from trainer.data.sources import Source
 from trainer.evaluate import evaluate
 from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.pipeline.executor import forward_backward, forward_only

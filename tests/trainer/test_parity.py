@@ -8,7 +8,18 @@ import random
 
 import pytest
 
-from tests.trainer.covering_array import FACTORS, MOST_ROWS, case_of, committed, is_allowed, meeting_pairs, pairs_of
+from tests.parity import rows as rows_in_full
+from tests.trainer.covering_array import (
+    FACTORS,
+    MOST_ROWS,
+    WIDER_MESHES,
+    case_of,
+    committed,
+    is_allowed,
+    meeting_pairs,
+    pairs_of,
+    refusal,
+)
 from tests.trainer.layout_parity import compare, keeps_order, problems
 from tests.trainer.parity_case import Case
 from tests.trainer.spawn import Ranks
@@ -57,8 +68,23 @@ def test_the_array_is_small_allowed_and_covers_every_pair_that_can_meet():
     assert not missing
     # Mostly 2 to 4 ranks, and yet every two axes together, and every three.
     assert sum(case.world_size <= 4 for case in CASES) >= 0.75 * len(CASES)
-    for axes in (*itertools.combinations(("tp", "pp", "cp", "dp"), 2), *itertools.combinations(("tp", "pp", "cp"), 3)):
-        assert any(all(getattr(case, axis) > 1 for axis in axes) for case in CASES), axes
+    axes = ("tp", "pp", "cp", "dp")
+    for together in (*itertools.combinations(axes, 2), *itertools.combinations(axes, 3)):
+        assert any(all(getattr(case, axis) > 1 for axis in together) for case in CASES), together
+
+
+def test_in_the_matrix_in_full_every_two_choices_meet():
+    """A rule by which the factors that are not varied in full follow the others would hide what breaks that rule."""
+    rows = list(rows_in_full())
+    cases = [case_of(row) for row in rows]
+    assert len(set(cases)) == len(cases)
+    assert not [refused for case in random.Random(3).sample(cases, 200) if (refused := refusal(case))]
+    missing = meeting_pairs() - {pair for row in rows for pair in pairs_of(row)}
+    assert not missing
+    # Only with more micro-batches than stages are all of them at work at once.
+    assert {case.schedule for case in cases if case.pp == 4 and case.micro_batches > 4} == set(FACTORS["schedule"])
+    for mesh in WIDER_MESHES:
+        assert any(all(getattr(case, axis) == size for axis, size in mesh.items()) for case in cases), mesh
 
 
 def test_what_can_meet_is_found_among_random_rows_too():

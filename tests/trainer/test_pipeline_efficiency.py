@@ -1,17 +1,18 @@
-"""Every schedule runs as fast as its table says, and sends what its table says."""
+"""Every schedule runs as fast as its table says, and sends what its table says.
+
+The ideal is that of the durations that the actions were seen to take: a sleeper that a busy machine wakes late, or a
+product that shares its core, is the machine's and not the executor's. What the executor and its messages add is small,
+and the best of a few steps shows it; benchmarks/pipeline_efficiency.py has the medians, and the durations asked for.
+"""
 
 import pytest
 
-from benchmarks.pipeline_efficiency import computing_steps, sleeping_step
+from benchmarks.pipeline_efficiency import MOST, computing_steps, sleeping_step
 from tests.trainer.spawn import Ranks
 from trainer.pipeline.schedule import SCHEDULE_KINDS, message_count
 
-# A busy machine wakes sleepers late. What the stages took is measured and counted as theirs; the rest must be small.
-MOST = 1.15
 TRIALS = 6
-# Here the ideal is that of the durations seen, and both ranks share the machine with gloo's threads.
-MOST_COMPUTING = 1.2
-UNIT_S = 0.02
+UNIT_S = 0.04
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +38,12 @@ def test_a_step_takes_what_its_table_says(ranks, kind):
 
 @pytest.mark.parametrize("kind", ["interleaved", "zb-h1", "zb-v"])
 def test_schedules_beat_1f1b_by_what_their_tables_say(ranks, kind):
-    """By 4/3 to 3/2 and more of the bubble; were nothing gained, the ratio would be 1.1 to 1.3 above the prediction."""
+    """Were nothing gained, the factor would be 1, more than an eighth below the prediction."""
     for _ in range(TRIALS):
         ours, theirs = best(ranks, kind), best(ranks, "1f1b")
         predicted = theirs.nominal_ideal / ours.nominal_ideal
-        assert predicted > 1.15
-        if abs(theirs.seconds / ours.seconds / predicted - 1) < 0.1:
+        assert predicted > 8 / 7
+        if abs(theirs.seconds / ours.seconds / predicted - 1) < 0.05:
             break
     else:
         pytest.fail(f"{theirs.seconds / ours.seconds:.3f} times as fast as 1F1B, predicted {predicted:.3f}")
@@ -52,9 +53,9 @@ def test_schedules_beat_1f1b_by_what_their_tables_say(ranks, kind):
 def test_what_a_rank_computes_is_what_the_table_says(ranks, kind):
     """In the same order, with the messages of the table, by the real executor; and as fast as its actions allow."""
     ratios = []
-    while len(ratios) < 3 * TRIALS and not (ratios and min(ratios) < MOST_COMPUTING):
+    while len(ratios) < 3 * TRIALS and not (ratios and min(ratios) < MOST):
         for step in computing_steps(ranks, 2, kind, 4, 3):
             assert [tuple(action for action, _, _ in row) for row in step.rows] == list(step.schedule.stages)
             assert step.messages == message_count(step.schedule)
             ratios.append(step.seconds / step.ideal)
-    assert min(ratios) < MOST_COMPUTING
+    assert min(ratios) < MOST

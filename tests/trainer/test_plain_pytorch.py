@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from benchmarks.train_speed import run_once
+from benchmarks.train_speed import OURS, OURS_EAGER, run_once
 
 STEPS = 3
 
@@ -19,10 +19,10 @@ def curve(trainer: str, layout: str) -> tuple[list[float], list[float]]:
     return losses, [step[0]["grad_norm"] for step in steps]
 
 
-@pytest.mark.parametrize("layout", ["1", "tp2"])
-def test_loss_and_gradient_norm_are_those_of_plain_pytorch(layout: str) -> None:
+@pytest.mark.parametrize(("trainer", "layout"), [(OURS, "1"), (OURS, "tp2"), (OURS_EAGER, "1")])
+def test_loss_and_gradient_norm_are_those_of_plain_pytorch(trainer: str, layout: str) -> None:
     plain_losses, plain_norms = curve("plain", "1")
-    losses, norms = curve("ours", layout)
+    losses, norms = curve(trainer, layout)
     assert losses == pytest.approx(plain_losses, abs=1e-5)
     # Ours is right to 1e-5. torch's own norm on the CPU, which plain uses, adds a million float32 squares in a row.
     assert norms == pytest.approx(plain_norms, rel=3e-4)

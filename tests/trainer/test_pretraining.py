@@ -9,7 +9,7 @@ import pytest
 from tests.resume_torture import Attempt, config_of, last_row, rows, wait_until
 from trainer.checkpoint.directory import complete_iterations
 from trainer.data.preprocess import tokenize_documents
-from trainer.data.tokenizer import NullTokenizer
+from trainer.data.tokenizers.null import NullTokenizer
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -202,7 +202,8 @@ def test_explicit_counts_of_a_rank_are_shared_by_its_virtual_stages() -> None:
 
 
 LAYOUT = "parallel.pipeline_model_parallel_layout"
-FIRST = "parallel.decoder_first_pipeline_num_layers"
+FIRST, LAST = "parallel.decoder_first_pipeline_num_layers", "parallel.decoder_last_pipeline_num_layers"
+VIRTUAL_KEY = "parallel.num_virtual_stages_per_pipeline_rank"
 
 
 @pytest.mark.parametrize(
@@ -213,8 +214,63 @@ FIRST = "parallel.decoder_first_pipeline_num_layers"
         (8, 4, {"decoder_first_pipeline_num_layers": 3}, FIRST, "leaves 5 of 8 layers to 3 other pipeline ranks"),
         (8, 4, {"decoder_first_pipeline_num_layers": 3}, FIRST, "use 2 or 5"),
         (8, 2, {"decoder_first_pipeline_num_layers": 3, "decoder_last_pipeline_num_layers": 4}, FIRST, "use 4"),
-        (8, 2, {"decoder_first_pipeline_num_layers": 9}, FIRST, "use "),
-        (8, 3, {"decoder_first_pipeline_num_layers": 8}, FIRST, "leaves 0 layers to pipeline rank 1"),
+        (8, 2, {"decoder_first_pipeline_num_layers": 9}, FIRST, "9 is more than the 8 layers of the model; use 6"),
+        (8, 3, {"decoder_first_pipeline_num_layers": 8}, FIRST, "leaves 0 layers to each other pipeline rank"),
+        (8, 3, {"decoder_first_pipeline_num_layers": 8}, FIRST, "rank, of which some need 1; use 2 or 4 or 6"),
+        (
+            8,
+            3,
+            {"decoder_first_pipeline_num_layers": 5, "decoder_last_pipeline_num_layers": 6},
+            FIRST,
+            "5 together with decoder_last_pipeline_num_layers 6 is more than the 8 layers of the model; use 0 or 1",
+        ),
+        # No first stage would do.
+        (
+            8,
+            3,
+            {"decoder_first_pipeline_num_layers": 2, "decoder_last_pipeline_num_layers": 9},
+            LAST,
+            "9 together with decoder_first_pipeline_num_layers 2 is more than the 8 layers of the model; use 3 or 4",
+        ),
+        (
+            8,
+            3,
+            {"decoder_first_pipeline_num_layers": 9, "decoder_last_pipeline_num_layers": 9},
+            FIRST,
+            "leave both out, and stages are balanced by cost",
+        ),
+        (2, 4, {"decoder_last_pipeline_num_layers": 1}, LAST, "leave it out, and stages are balanced by cost"),
+        (
+            8,
+            2,
+            {"decoder_first_pipeline_num_layers": 0, **VIRTUAL},
+            FIRST,
+            "0 leaves a virtual stage empty: decoder_first_pipeline_num_layers is at least 1 here; use 1 or 2 or 3",
+        ),
+        (1, 2, {"num_virtual_stages_per_pipeline_rank": 8}, VIRTUAL_KEY, "8 on each of 2 ranks makes 16 virtual"),
+        (1, 2, {"num_virtual_stages_per_pipeline_rank": 8}, VIRTUAL_KEY, "only 3 parts; use at most 1, or 14 layers"),
+        (
+            1,
+            2,
+            {"num_virtual_stages_per_pipeline_rank": 8, "pipeline_schedule": "interleaved"},
+            VIRTUAL_KEY,
+            "use 2 on a pipeline of at most 1, or 14 layers",
+        ),
+        (
+            1,
+            4,
+            {"num_virtual_stages_per_pipeline_rank": 8},
+            VIRTUAL_KEY,
+            "use 1 on a pipeline of at most 3, or 30 layers",
+        ),
+        (2, 2, {"pipeline_model_parallel_layout": "Et|t||||L"}, LAYOUT, "only 4 parts; use at most 4, or 4 layers"),
+        (
+            1,
+            4,
+            {"pipeline_model_parallel_layout": "Et|||L"},
+            LAYOUT,
+            "use a pipeline of at most 3, or 2 layers",
+        ),
         (8, 1, {"decoder_first_pipeline_num_layers": 8}, FIRST, "needs a pipeline"),
         (
             8,

@@ -16,6 +16,7 @@ from trainer.config import ModelConfig
 from trainer.data_parallel.pieces import ParameterPiece
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
 from trainer.forward_pass import ForwardPass
+from trainer.kernels.suite import Kernels
 from trainer.layers.attention import SelfAttention
 from trainer.layers.dropout import hidden_dropout
 from trainer.layers.rotary import RotaryTable
@@ -209,7 +210,8 @@ def test_a_token_beyond_the_table_is_refused_on_every_rank(ranks, world_size, to
 def divided_dropout(rank, world_size, sequence_parallel):
     tp = axis(rank, world_size, sequence_parallel)
     hidden = tp.sequence_shard(draw("inputs", LENGTH, BATCH, HIDDEN))
-    return hidden_dropout(hidden, 0.5, StepRandomness(1, 2).micro_batch(3), "mlp_output", ParallelAxes(tp=tp), layer=4)
+    randomness = StepRandomness(1, 2).micro_batch(3)
+    return hidden_dropout(hidden, 0.5, randomness, "mlp_output", ParallelAxes(tp=tp), Kernels(), layer=4)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

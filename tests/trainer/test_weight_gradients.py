@@ -85,6 +85,7 @@ def test_a_routers_tokens_wait_in_the_dtype_that_they_have():
     """And not as a copy in float32, which the product makes for itself."""
     main = torch.zeros(4, 8)
     sink = MainGradient(main, lambda: None)
+    sink.sources = 1
     sink.begin(1)
     tokens = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
     weight = torch.ones(4, 8, dtype=torch.bfloat16, requires_grad=True)
@@ -109,3 +110,19 @@ def test_sinks_are_what_they_were_after_a_failure(parts):
         raise RuntimeError("broken")
     assert chunk[0].gradient_sink is sink
     assert chunk[2].gradient_sink is None
+
+
+def test_one_contribution_too_many_is_refused():
+    """And not added to a gradient that may be under way to the other replicas."""
+    filled = []
+    sink = MainGradient(torch.zeros(2, 3), lambda: filled.append(1))
+    factors = torch.ones(4, 2), torch.ones(4, 3)
+    with pytest.raises(AssertionError, match="too many"):
+        sink.add_outer(*factors)
+    sink.sources = 2
+    sink.begin(2)
+    for _ in range(4):
+        sink.add_outer(*factors)
+    with pytest.raises(AssertionError, match="too many"):
+        sink.add_outer(*factors)
+    assert filled == [1]

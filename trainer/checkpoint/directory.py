@@ -26,6 +26,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or read. The message is one sentence that names the folder."""
 
 
+class AnotherModelError(CheckpointError):
+    """A checkpoint is whole, and the config asks for what it does not hold: a mistake in the config."""
+
+
 def checkpoint_path(root: Path, iteration: int) -> Path:
     """Folder of the complete checkpoint of an iteration."""
     return root / f"iter_{iteration:07d}"

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from trainer.checkpoint.directory import CheckpointError
+from trainer.checkpoint.directory import AnotherModelError, CheckpointError
 from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, load_metadata, stored_key
 from trainer.checkpoint.regions import Region, overlap, regions_of_stretch
 from trainer.checkpoint.save import stored_shape
@@ -30,7 +30,7 @@ def load_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
     Collective where the model's gradient store is sharded, else no rank needs another.
 
     Raises:
-        CheckpointError: the files cannot be read, or hold another model.
+        CheckpointError: the files cannot be read; AnotherModelError: they hold another model.
     """
     metadata = read_weights(checkpoint, model)
     model.gradients.weights_changed()
@@ -46,7 +46,7 @@ def load_training_state(
     Collective where the model's gradient store is sharded, else no rank needs another.
 
     Raises:
-        CheckpointError: as load_weights; or the checkpoint holds no state of this kind of optimizer.
+        CheckpointError: as load_weights; AnotherModelError: or they hold no state of this kind of optimizer.
     """
     metadata = read_training_state(checkpoint, model, optimizer)
     resume_optimizer(metadata, model, optimizer)
@@ -80,7 +80,7 @@ def read_training_state(
     moments = wanted.keys() - {"master"}
     if metadata.optimizer is None or not moments <= metadata.tensors.keys():
         has = metadata.optimizer["name"] if metadata.optimizer else "none"
-        raise CheckpointError(
+        raise AnotherModelError(
             f"{checkpoint} holds the optimizer state of {has}, not what this run needs ({', '.join(sorted(moments))}); "
             "to go on from its weights alone, name its folder as checkpoint.load with no_load_optim: true, and save "
             "elsewhere"
@@ -106,19 +106,19 @@ def resume_optimizer(metadata: CheckpointMetadata, model: ParallelModel, optimiz
 def _check_same_model(checkpoint: Path, stored: Mapping[str, StoredTensor], model: ParallelModel) -> None:
     for name, layout in model.layouts.items():
         if name not in stored:
-            raise CheckpointError(
+            raise AnotherModelError(
                 f"{checkpoint} has no tensor {name}, which this model needs; the model section of the config differs "
                 "from that of the run that wrote it"
             )
         if stored[name].shape != stored_shape(layout):
-            raise CheckpointError(
+            raise AnotherModelError(
                 f"{checkpoint} has {name} of shape {list(stored[name].shape)}, this model "
-                f"{list(stored_shape(layout))}; the model section or the vocabulary of the config differs from that of "
-                "the run that wrote it"
+                f"{list(stored_shape(layout))}; the model section, the vocabulary or training.seq_length differs from "
+                "that of the run that wrote it"
             )
     surplus = next((name for name in stored if _belongs_here(name, model) and name not in model.layouts), None)
     if surplus is not None:
-        raise CheckpointError(
+        raise AnotherModelError(
             f"{checkpoint} holds the tensor {surplus}, which this model has not; the model section of the config "
             "differs from that of the run that wrote it"
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.checkpoint.directory import METADATA, CheckpointError
+from trainer.checkpoint.regions import Box, are_a_partition, regions_of_stretch
 
 FORMAT = "llmctl-checkpoint"
 VERSION = 2
@@ -51,8 +52,29 @@ class StoredTensor:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there are as many elements in the parts as in the tensor."""
-        return sum(part.stop - part.start for part in self.parts) == math.prod(self.shape)
+        """Whether the parts hold every element of the tensor once."""
+        stretches: dict[Box, list[StoredPart]] = {}
+        for part in self.parts:
+            stretches.setdefault((part.offset, part.shape), []).append(part)
+        boxes: list[Box] = []
+        for box, parts in stretches.items():
+            boxes += [box] if _are_whole(box, parts) else _regions(parts)
+        return are_a_partition(boxes, self.shape)
+
+
+def _are_whole(box: Box, parts: Sequence[StoredPart]) -> bool:
+    """Whether stretches of one box follow each other from its first element to its last: what ranks of dp share."""
+    ends = sorted((part.start, part.stop) for part in parts)
+    edges = [0, *(stop for _, stop in ends)]
+    return [start for start, _ in ends] == edges[:-1] and edges[-1] == math.prod(box[1])
+
+
+def _regions(parts: Sequence[StoredPart]) -> list[Box]:
+    return [
+        (region.offset, region.shape)
+        for part in parts
+        for region in regions_of_stretch(part.offset, part.shape, part.start, part.stop)
+    ]
 
 
 @dataclass(frozen=True)
@@ -114,9 +136,12 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
                 f"{checkpoint} has format {values['format']} version {values['version']}; this trainer reads {FORMAT} "
                 f"up to version {VERSION}"
             )
-        read = _stored_tensor if values["version"] > 1 else _stored_tensor_of_version_1
+        is_old = values["version"] == 1
         tensors = {
-            kind: {name: read(kind, name, tensor) for name, tensor in named.items()}
+            kind: {
+                name: _stored_tensor_of_version_1(kind, name, tensor) if is_old else stored_tensor(tensor)
+                for name, tensor in named.items()
+            }
             for kind, named in values["tensors"].items()
         }
         plain = {key: values[key] for key in _PLAIN}
@@ -130,7 +155,8 @@ def stored_key(kind: str, name: str) -> str:
     return name if kind == "model" else f"{kind}.{name}"
 
 
-def _stored_tensor(_kind: str, _name: str, values: Mapping[str, Any]) -> StoredTensor:
+def stored_tensor(values: Mapping[str, Any]) -> StoredTensor:
+    """From plain values, as they stand in metadata.json."""
     parts = tuple(
         StoredPart(file, key, tuple(offset), tuple(shape), start, stop)
         for file, key, offset, shape, start, stop in values["parts"]

@@ -8,7 +8,7 @@ element, without searching.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -78,3 +78,25 @@ def overlap(
     if any(stop <= first for first, stop in zip(low, high, strict=True)):
         return None
     return low, tuple(stop - first for first, stop in zip(low, high, strict=True))
+
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offset and shape of a box of a global tensor."""
+
+
+def are_a_partition(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
+    """Whether ``boxes`` hold every element of a global tensor of ``shape`` once, and nothing beside it."""
+    if len(boxes) == 1:
+        return boxes[0] == ((0,) * len(shape), shape)
+    if not shape:
+        return False  # several times the same element, or never
+    edges = sorted({edge for (first, *_), (length, *_) in boxes for edge in (first, first + length)})
+    if not edges or (edges[0], edges[-1]) != (0, shape[0]):
+        return False
+    # Between two neighbouring edges all entries of dim 0 look alike.
+    number = {edge: position for position, edge in enumerate(edges)}
+    slabs: list[list[Box]] = [[] for _ in edges[1:]]
+    for (first, *offset), (length, *extent) in boxes:
+        for slab in slabs[number[first] : number[first + length]]:
+            slab.append((tuple(offset), tuple(extent)))
+    return all(are_a_partition(slab, shape[1:]) for slab in slabs)

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.agreement import any_rank, from_first_rank
-from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_path, find_latest
+from trainer.checkpoint.directory import (
+    METADATA,
+    AnotherModelError,
+    CheckpointError,
+    checkpoint_path,
+    find_latest,
+)
 from trainer.checkpoint.load import read_training_state, read_weights, resume_optimizer
 from trainer.checkpoint.metadata import load_metadata
 from trainer.config_error import ConfigError
@@ -129,7 +135,7 @@ def _check_same_meaning(checkpoint: Path, config: TrainConfig) -> None:
     for key in _MEANINGS if config.checkpoint.finetune else _MEANINGS + _TUNABLE_MEANINGS:
         if key in stored and stored[key] != present[key]:
             remedy = ", or take only the weights with checkpoint.finetune" if key in _TUNABLE_MEANINGS else ""
-            raise CheckpointError(
+            raise AnotherModelError(
                 f"{checkpoint} was written with model.{key} {stored[key]}, and this run has {present[key]}, another "
                 f"model of the same weights; set it to the former{remedy}"
             )

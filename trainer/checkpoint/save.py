@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from trainer.checkpoint.directory import (
     remove_leftovers,
     temporary_path,
 )
-from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, stored_key
+from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, stored_key, stored_tensor
 from trainer.checkpoint.shards import DTYPE_NAMES, write_shard_file
 from trainer.data_parallel.pieces import ParameterPiece, speaks_for_copies
 from trainer.failure import PeerFailedError
@@ -73,7 +73,7 @@ class CheckpointWriter:
         self._together(make if rank == 0 else None, "checkpoints cannot be written")
 
     def save(self, model: ParallelModel, optimizer: MixedPrecisionOptimizer, progress: TrainingProgress) -> None:
-        """Write one checkpoint, then delete those beyond checkpoint.keep_last. Collective: all ranks.
+        """Write one checkpoint; rank 0 then deletes those beyond checkpoint.keep_last. Collective: all ranks.
 
         Whatever fails, complete checkpoints stay as they are.
 
@@ -98,8 +98,6 @@ class CheckpointWriter:
         def finish(writers: Sequence[int]) -> None:
             self._describe(temporary, writers, model, optimizer, progress)
             publish(temporary, self.root, iteration, self.attempt)
-            if self.config.checkpoint.keep_last is not None:
-                prune(self.root, self.config.checkpoint.keep_last, iteration, self.attempt)
 
         try:
             self._together(begin if is_first else None, what)
@@ -110,6 +108,18 @@ class CheckpointWriter:
             if is_first:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
+        if is_first:
+            self._prune(iteration)
+
+    def _prune(self, iteration: int) -> None:
+        """Delete what is beyond checkpoint.keep_last; a note where that fails, for the new checkpoint is there."""
+        keep_last = self.config.checkpoint.keep_last
+        if keep_last is None:
+            return
+        try:
+            prune(self.root, keep_last, iteration, self.attempt)
+        except OSError as error:
+            print(f"old checkpoints in {self.root} could not be deleted: {error.strerror or error}", flush=True)
 
     def _together(self, action: Callable[[], None] | None, what: str) -> None:
         """Run ``action`` where there is one; every rank leaves with an error if it failed on any."""
@@ -233,27 +243,37 @@ def _gather_indexes(
         writers: all ranks that wrote anything.
 
     Raises:
-        CheckpointError: the parts of a tensor are not the whole tensor.
+        CheckpointError: the parts of a tensor are not the whole tensor, or not of one kind.
         OSError: what a rank wrote cannot be read.
     """
     files: dict[str, int] = {}
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str], list[StoredTensor]] = {}
     for path in (_index_path(temporary, rank) for rank in writers):
         index = json.loads(path.read_text(encoding="utf-8"))
         files |= index["files"]
         for kind, named in index["tensors"].items():
             for name, values in named.items():
-                known = found.setdefault((kind, name), {**values, "parts": []})
-                known["parts"] += values["parts"]
+                found.setdefault((kind, name), []).append(stored_tensor(values))
         path.unlink()
     tensors: dict[str, dict[str, StoredTensor]] = {}
-    for (kind, name), values in found.items():
-        parts = tuple(StoredPart(*part) for part in sorted(values["parts"], key=lambda part: part[2:]))
-        tensor = StoredTensor(tuple(values["shape"]), values["dtype"], parts)
-        if not tensor.is_complete:
-            raise CheckpointError(f"what the ranks hold of {stored_key(kind, name)} is not the whole tensor, once")
-        tensors.setdefault(kind, {})[name] = tensor
+    for (kind, name), held in found.items():
+        tensors.setdefault(kind, {})[name] = _joined(stored_key(kind, name), held)
     return tensors, files
+
+
+def _joined(key: str, held: Sequence[StoredTensor]) -> StoredTensor:
+    """One tensor out of what each rank holds of it."""
+    first, *others = held
+    for other in others:
+        if (other.shape, other.dtype) != (first.shape, first.dtype):
+            raise CheckpointError(
+                f"{key} is {first.dtype} {list(first.shape)} on one rank, {other.dtype} {list(other.shape)} on another"
+            )
+    parts = sorted((part for tensor in held for part in tensor.parts), key=lambda part: part[2:])
+    whole = replace(first, parts=tuple(parts))
+    if not whole.is_complete:
+        raise CheckpointError(f"what the ranks hold of {key} is not the whole tensor, once")
+    return whole
 
 
 def complete_iterations_quietly(root: Path) -> list[int]:

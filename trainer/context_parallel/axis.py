@@ -1,24 +1,21 @@
 """The cp axis as layers see it: which positions of a sequence lie on which rank.
 
 Legend: S sequence, ``/c`` = divided over cp.
-With ring attention (``p2p``; Liu et al. 2023, arXiv:2310.01889) a sequence is cut into 2c chunks and rank i holds the
-chunks i and 2c-1-i, so that under a causal mask every rank has the same work. With ``a2a`` (Jacobs et al. 2023,
-arXiv:2309.14509, section 3) rank i holds the i-th c-th of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from trainer.context_parallel.division import CommunicationType, held_chunks, sequence_divisor
+
 if TYPE_CHECKING:
     from trainer.data.batches import MicroBatch
     from trainer.mesh import ParallelMesh, ProcessGroups
-
-CommunicationType = Literal["p2p", "a2a"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,8 @@ class ContextParallel:
         everything = torch.arange(length)
         if self.size == 1:
             return everything
-        if self.communication == "a2a":
-            return everything.view(self.size, -1)[self.rank]
-        chunks = everything.view(2 * self.size, -1)
-        return torch.cat((chunks[self.rank], chunks[-1 - self.rank]))
+        own = self._chunks
+        return everything.view(len(own) * self.size, -1)[list(own)].flatten()
 
     def shard(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's part of a tensor whose ``dim`` is the sequence; all of it when size is 1. With a2a a view.
@@ -55,7 +50,7 @@ class ContextParallel:
         if self.size == 1:
             return whole
         # Views, and not an index: it would come from pageable memory, for which a GPU's queue is waited for every time.
-        own = (self.rank,) if self.communication == "a2a" else (self.rank, 2 * self.size - 1 - self.rank)
+        own = self._chunks
         length, rest = divmod(whole.shape[dim], len(own) * self.size)
         if rest:
             raise ValueError(
@@ -79,12 +74,17 @@ class ContextParallel:
     @property
     def divisor(self) -> int:
         """What the length of a sequence must be a multiple of."""
-        return 1 if self.size == 1 else self.size * (2 if self.communication == "p2p" else 1)
+        return sequence_divisor(self.size, self.communication)
+
+    @property
+    def _chunks(self) -> tuple[int, ...]:
+        """Numbers of the chunks that this rank holds."""
+        return held_chunks(self.rank, self.size, self.communication)
 
     def shard_micro_batch(self, whole: MicroBatch) -> MicroBatch:
-        """This rank's part of every sample of a micro-batch; ``documents`` still speak of whole samples."""
+        """This rank's part of every sample of a micro-batch; its documents still speak of whole samples."""
         if self.size == 1:
             return whole
         tokens, labels = self.shard(whole.tokens, 1), self.shard(whole.labels, 1)
-        mask, positions = (None if part is None else self.shard(part, 1) for part in (whole.loss_mask, whole.positions))
-        return replace(whole, tokens=tokens, labels=labels, loss_mask=mask, positions=positions)
+        mask = None if whole.loss_mask is None else self.shard(whole.loss_mask, 1)
+        return replace(whole, tokens=tokens, labels=labels, loss_mask=mask)

@@ -24,7 +24,7 @@ from trainer.layers.tiled_attention import AttentionKernel, Tiling, empty_heads,
 from trainer.message_device import message_device
 
 if TYPE_CHECKING:
-    from trainer.data.batches import Documents
+    from trainer.data.document_places import Documents
 
 Later = tuple[tuple[Tile, ...], ...]
 """The tiles of each step after the first; of a step no query has more than one."""

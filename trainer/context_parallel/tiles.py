@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from trainer.context_parallel.division import held_chunks
+
 Bounds = Sequence[Sequence[int]]
 """Of each sample: positions at which a document begins, ascending from 0, and the length of the sample."""
 Chunks = Sequence[tuple[int, int]]
@@ -56,8 +58,8 @@ def whole_tiles(length: int, bounds: Bounds | None) -> tuple[Tile, ...]:
 def ring_tiles(rank: int, source: int, size: int, length: int, bounds: Bounds | None) -> tuple[Tile, ...]:
     """The tiles between the queries of ``rank`` and the keys of ``source``.
 
-    Rank i holds the chunks i and 2c-1-i of 2c, so that without documents each pair of ranks has as many scores as any
-    other: 2 of the 4 blocks of chunks are seen whole, or for a rank's own keys one whole and two half.
+    Without documents each pair of ranks has as many scores as any other (trainer.context_parallel.division): 2 of the
+    4 blocks of chunks are seen whole, or for a rank's own keys one whole and two half.
 
     Args:
         rank: whose queries.
@@ -81,7 +83,7 @@ def ring_tiles(rank: int, source: int, size: int, length: int, bounds: Bounds | 
 
 def ring_chunks(rank: int, size: int, half: int) -> Chunks:
     """What ``rank`` holds of a sequence of ``2 * size`` chunks of ``half``."""
-    return ((rank * half, half), ((2 * size - 1 - rank) * half, half))
+    return [(chunk * half, half) for chunk in held_chunks(rank, size, "p2p")]
 
 
 def _within_documents(block: Tile, bounds: Bounds | None, queries: Chunks, keys: Chunks) -> tuple[Tile, ...]:

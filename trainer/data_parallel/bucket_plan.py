@@ -67,7 +67,7 @@ def plan_buckets(
     planned: list[PlannedBucket] = []
     end = 0
     for is_expert in (False, True):
-        copies = mesh.expert_dp if is_expert else mesh.data_size
+        copies = mesh.copies(is_expert)
         names = [name for name in reversed(list(parameters)) if layouts[name].is_expert == is_expert]
         for bucket in _divide(names, parameters, layouts, bucket_size):
             spans: dict[str, tuple[int, int]] = {}

@@ -82,7 +82,7 @@ class FullyShardedStore:
             )
         for name, parameter in self._parameters.items():
             parameter.data = _as_rows(parameter.detach(), self._layouts[name]).float()
-        groups = (self._groups.dp_cp, self._groups.expert_dp or self._group_of_one())
+        groups = (self._groups.copies(False), self._groups.copies(True) or self._group_of_one())
         sharding = _Sharding(self._layouts, groups, first.device, policy, reshards=not self._keeps_weights)
         for chunk in chunks:
             names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -102,7 +102,7 @@ class FullyShardedStore:
         Collective where there are such experts, on the ranks without a layer of them too: NCCL splits the job's
         communicator, in which every rank of it takes part (ncclCommSplit), into as many as there are ranks.
         """
-        if self._mesh.expert_dp > 1:
+        if self._mesh.copies(True) > 1:
             return None
         group: dist.ProcessGroup = dist.new_group(
             [dist.get_rank()], timeout=self._timeout, use_local_synchronization=True
@@ -139,9 +139,8 @@ class FullyShardedStore:
         self._gradients.append(gradient)
         if weight.numel():
             is_expert = self._layouts[name].is_expert
-            copies = self._mesh.expert_dp if is_expert else self._mesh.data_size
-            place = self._mesh.expert_dp_rank if is_expert else self._mesh.data_rank
-            start = -(-parameter.shape[0] // copies) * place * parameter.shape[1:].numel()
+            rows = -(-parameter.shape[0] // self._mesh.copies(is_expert))
+            start = rows * self._mesh.copy_rank(is_expert) * parameter.shape[1:].numel()
             self.pieces.append(ParameterPiece(name, start, weight.view(-1), gradient.view(-1)))
 
     def begin(self, num_micro_batches: int) -> None:  # noqa: ARG002
@@ -240,7 +239,7 @@ def _gather_ahead(units: Sequence[FSDPModule]) -> None:
 
 def _as_rows(weight: Tensor, layout: ParameterLayout) -> Tensor:
     """The same elements with as many entries in dim 0 as can be: a pair of gate and up would be cut in two at most."""
-    return weight.flatten(0, -2) if layout.decay else weight.flatten()
+    return weight.flatten(0, -2) if layout.is_matrix else weight.flatten()
 
 
 def _parts(chunk: nn.Module, layouts: dict[nn.Parameter, ParameterLayout]) -> Iterator[nn.Module]:
@@ -255,7 +254,7 @@ def _parts(chunk: nn.Module, layouts: dict[nn.Parameter, ParameterLayout]) -> It
             continue
         others = {parameter for other in children if other is not child for parameter in other.parameters()}
         own = list(child.parameters())
-        if any(layouts[parameter].decay for parameter in own) and not others.intersection(own):
+        if any(layouts[parameter].is_matrix for parameter in own) and not others.intersection(own):
             yield child
 
 

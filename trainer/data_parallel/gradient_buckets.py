@@ -22,6 +22,7 @@ from trainer.data_parallel.bucket_plan import PlannedBucket, plan_buckets
 from trainer.data_parallel.main_gradient import MainGradient, connect_gradients
 from trainer.data_parallel.pieces import ParameterPiece
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
+from trainer.message_device import is_gloo
 
 if TYPE_CHECKING:
     from trainer.config import ParallelConfig
@@ -59,16 +60,17 @@ class GradientBuckets:
         self._mesh = mesh
         self._groups = groups
         self._overlap = parallel.overlap_grad_reduce
+        self._by_autograd = parallel.no_gradient_accumulation_fusion
         self._works: list[dist.Work] = []
-        # Without overlap everything is reduced at once, for which one message is best.
-        size = parallel.ddp_bucket_size or _default_bucket_size(mesh, groups) if self._overlap else None
+        size = parallel.ddp_bucket_size
+        if size is None and (self._overlap or (self.is_sharded and parallel.overlap_param_gather)):
+            size = _default_bucket_size(mesh, groups)
+        # Where nothing overlaps, everything travels at once, for which one message is best.
         plan = plan_buckets(self._parameters, self._layouts, mesh, size)
         device = next(iter(self._parameters.values())).device if self._parameters else None
         self.buffer = torch.zeros(max((b.stop for b in plan), default=0), dtype=torch.float32, device=device)
         """Gradients with alignment between them, which stays zero."""
-        self._buckets = [
-            Bucket(planned, self.buffer, groups.expert_dp if planned.is_expert else groups.dp_cp) for planned in plan
-        ]
+        self._buckets = [Bucket(planned, self.buffer, groups.copies(planned.is_expert)) for planned in plan]
         self._gradients = {
             name: MainGradient(
                 self.buffer[start:stop].view(self._parameters[name].shape), partial(self._count_filled, bucket)
@@ -86,7 +88,7 @@ class GradientBuckets:
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
         """Make the parameters of ``chunks`` leave their gradients here; to be called once, before any backward."""
-        connect_gradients(chunks, self._parameters, self._gradients)
+        connect_gradients(chunks, self._parameters, self._gradients, by_autograd=self._by_autograd)
 
     def main_grad(self, name: str) -> Tensor:
         """The float32 gradient of a parameter, shaped like this rank's part of it; final after ``finish`` where the
@@ -148,18 +150,13 @@ class GradientBuckets:
             self._reduce_filled()
 
 
-def is_gloo(group: dist.ProcessGroup) -> bool:
-    """Whether ``group`` communicates through gloo, where other primitives are fast than with NCCL."""
-    return bool(dist.get_backend(group) == "gloo")
-
-
 def _default_bucket_size(mesh: ParallelMesh, groups: ProcessGroups) -> int:
     """Elements per bucket, few where overlap hides more and messages are as fast; else Megatron-LM's number."""
-    group = groups.dp_cp or groups.expert_dp
+    group = groups.copies(False) or groups.copies(True)
     if group is not None and is_gloo(group):
         # From 2^18 elements on, all_reduce takes 3 ms for 2^20 (two ranks on two cores, torch 2.13).
         return 1_000_000
-    return max(40_000_000, 1_000_000 * mesh.data_size)
+    return max(40_000_000, 1_000_000 * mesh.copies(False))
 
 
 class Bucket:

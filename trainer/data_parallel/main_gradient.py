@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from trainer.tensor_parallel.embedding import add_to_rows
+
 
 class MainGradient:
     """Main gradient of one parameter: what backward adds up over the micro-batches of an iteration.
@@ -50,7 +52,7 @@ class MainGradient:
         self._add_product(self.main.view(grad_output.shape[1], inputs.shape[1]), grad_output, rows)
         self._count()
 
-    def add_grouped_outer(self, grad_output: Tensor, inputs: Tensor, offsets: Sequence[int] | Tensor) -> None:
+    def add_grouped_outer(self, grad_output: Tensor, inputs: Tensor, offsets: Sequence[int]) -> None:
         """Add ``grad_output_e^T @ inputs_e`` to the slice of every expert e of a weight [E, ..., in].
 
         One contribution, even if no expert has tokens. A slice without tokens gets nothing added.
@@ -58,12 +60,10 @@ class MainGradient:
         Args:
             grad_output: [N, out], the tokens sorted by expert; ``out`` is all between the first and the last dim.
             inputs: [N, in], in the same order.
-            offsets: E + 1 ascending numbers; expert e has the rows from offsets[e] to offsets[e + 1]. Better on the
-                host: a tensor on a device is waited for.
+            offsets: E + 1 ascending numbers; expert e has the rows from offsets[e] to offsets[e + 1].
         """
-        bounds = offsets.tolist() if isinstance(offsets, Tensor) else list(offsets)
-        experts = self.main.view(len(bounds) - 1, grad_output.shape[1], inputs.shape[1])
-        for expert, low, high in zip(experts, bounds, bounds[1:], strict=False):
+        experts = self.main.view(len(offsets) - 1, grad_output.shape[1], inputs.shape[1])
+        for expert, low, high in zip(experts, offsets, offsets[1:], strict=False):
             if low < high:
                 self._add_product(expert, grad_output[low:high], inputs[low:high])
             elif self._is_empty:
@@ -74,11 +74,7 @@ class MainGradient:
         """See trainer.tensor_parallel.embedding.RowSink."""
         if self._is_empty:
             self.main.zero_()
-        grad_rows = grad_rows.to(self.main.dtype)
-        if self.main.is_cuda:  # where index_add_ adds in any order, and this sorts
-            self.main.index_put_((rows,), grad_rows, accumulate=True)
-        else:
-            self.main.index_add_(0, rows, grad_rows)
+        add_to_rows(self.main, rows, grad_rows)
         self._count()
 
     def take_autograd(self, parameter: Tensor) -> None:
@@ -104,6 +100,8 @@ class MainGradient:
             target.add_(gradient)
 
     def _count(self) -> None:
+        # One too many would be added to what is under way to the other replicas.
+        assert self._awaited > 0, "a contribution too many: the modules that are connected give one per micro-batch"
         self._is_empty = False
         self._awaited -= 1
         if self._awaited == 0:
@@ -111,30 +109,35 @@ class MainGradient:
 
 
 def connect_gradients(
-    chunks: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, MainGradient]
+    chunks: Sequence[nn.Module],
+    parameters: Mapping[str, nn.Parameter],
+    gradients: Mapping[str, MainGradient],
+    *,
+    by_autograd: bool = False,
 ) -> None:
     """Make the parameters of ``chunks`` leave their gradients in ``gradients``, both by global name.
 
     Modules with a ``gradient_sink`` or ``row_sink`` add the gradient of their ``weight`` themselves; everything else is
-    fetched from ``.grad``, which is dropped.
+    fetched from ``.grad``, which is dropped. ``by_autograd``: so are the weights of matrix products.
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
-    by_autograd: dict[str, None] = {}
+    fetched: dict[str, None] = {}
+    sinks = ("row_sink",) if by_autograd else ("gradient_sink", "row_sink")
     for module in (module for chunk in chunks for module in chunk.modules()):
         for attribute, parameter in module.named_parameters(recurse=False):
             name = names[id(parameter)]
-            if attribute == "weight" and _take_sink(module, gradients[name]):
+            if attribute == "weight" and _take_sink(module, sinks, gradients[name]):
                 gradients[name].sources += 1
             else:
-                by_autograd[name] = None
-    for name in by_autograd:
+                fetched[name] = None
+    for name in fetched:
         gradients[name].sources += 1
         parameters[name].register_post_accumulate_grad_hook(_take_weakly(gradients[name]))  # type: ignore[no-untyped-call]
 
 
-def _take_sink(module: nn.Module, gradient: MainGradient) -> bool:
+def _take_sink(module: nn.Module, sinks: Sequence[str], gradient: MainGradient) -> bool:
     """Give ``module`` its sink; whether it takes one."""
-    for attribute in ("gradient_sink", "row_sink"):
+    for attribute in sinks:
         if hasattr(module, attribute):
             setattr(cast(Any, module), attribute, gradient)
             return True

@@ -77,4 +77,4 @@ def speaks_for_copies(layout: ParameterLayout, mesh: ParallelMesh, is_sharded: b
     With ``ParameterLayout.owned_ranges`` it makes every element of the model belong to exactly one rank of the job:
     that rank counts it in the norm and writes it to checkpoints.
     """
-    return is_sharded or (mesh.expert_dp_rank if layout.is_expert else mesh.data_rank) == 0
+    return is_sharded or mesh.copy_rank(layout.is_expert) == 0

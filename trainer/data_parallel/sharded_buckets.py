@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.data_parallel.gradient_buckets import Bucket, GradientBuckets, is_gloo
+from trainer.data_parallel.gradient_buckets import Bucket, GradientBuckets
 from trainer.data_parallel.pieces import ParameterPiece
+from trainer.message_device import is_gloo
 from trainer.single_tensor_collectives import all_gather_single, reduce_scatter_single
 
 if TYPE_CHECKING:
@@ -55,13 +56,10 @@ class ShardedBuckets(GradientBuckets):
     def _cut_pieces(self) -> list[ParameterPiece]:
         pieces: dict[str, ParameterPiece] = {}
         for bucket in sorted(self._buckets, key=lambda bucket: bucket.plan.first_use):
-            weights = _BucketWeights(bucket, self._place(bucket), self._parameters)
+            weights = _BucketWeights(bucket, self._mesh.copy_rank(bucket.plan.is_expert), self._parameters)
             self._weights[bucket.plan.start] = weights
             pieces |= {piece.name: piece for piece in weights.pieces(self.buffer)}
         return [pieces[name] for name in self._parameters if name in pieces]
-
-    def _place(self, bucket: Bucket) -> int:
-        return self._mesh.expert_dp_rank if bucket.plan.is_expert else self._mesh.data_rank
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
         """Make the parameters of ``chunks`` leave their gradients here, and its parts wait for their weights; once."""

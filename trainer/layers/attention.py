@@ -16,9 +16,9 @@ from torch import nn
 from trainer.axes import ParallelAxes
 from trainer.config import ModelConfig
 from trainer.forward_pass import ForwardPass
+from trainer.kernels.rotary import ROPE
 from trainer.layers.attention_backend import choose_backend
 from trainer.layers.attention_core import AttentionCore, attend
-from trainer.layers.rotary import split_heads
 from trainer.mesh import copies_of_groups
 from trainer.parameters import PackedHeads, ParameterBuilder
 from trainer.recompute import recompute
@@ -44,9 +44,14 @@ class SelfAttention(nn.Module):
         super().__init__()
         self._recompute_core = recompute_core
         self._core = AttentionCore(
-            layer, model.attention_dropout, axes, choose_backend(model, builder.dtype, builder.device)
+            layer,
+            model.attention_dropout,
+            axes,
+            choose_backend(model, builder.dtype, builder.device),
+            builder.kernels,
         )
         tp = axes.tp
+        self._split_heads = builder.kernels[ROPE]
         self._head_dim = model.head_dim
         queries_per_group = model.num_attention_heads // model.query_groups
         _check_groups(model, tp.size)
@@ -78,15 +83,23 @@ class SelfAttention(nn.Module):
             tp,
         )
 
-    def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
-        """Collective: all tp ranks."""
-        query, key, value = split_heads(self.qkv(hidden), self._queries_per_group, self._head_dim, forward_pass.rotary)
+    @property
+    def output_bias(self) -> nn.Parameter | None:
+        """[H], what is added last."""
+        return self.projection.bias
+
+    def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass, *, with_bias: bool = True) -> torch.Tensor:
+        """Collective: all tp and cp ranks. Without ``with_bias`` whatever comes next adds ``output_bias``."""
+        rotary = forward_pass.rotary
+        cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
+        # The packed heads are consumed: they are turned in place.
+        query, key, value = self._split_heads(self.qkv(hidden), self._queries_per_group, self._head_dim, cos, sin)
         core = partial(self._attend, forward_pass)
         # Without dropout no kernel of ours keeps scores, only what is kept anyway: a replay would save nothing.
         keeps_scores = forward_pass.randomness is not None and self._core.dropout > 0.0
         replays = self._recompute_core and keeps_scores
         context = recompute(core, query, key, value) if replays else core(query, key, value)
-        return self.projection(context.permute(2, 0, 1, 3).flatten(2))  # type: ignore[no-any-return]
+        return self.projection(context.permute(2, 0, 1, 3).flatten(2), with_bias=with_bias)  # type: ignore[no-any-return]
 
     def _attend(
         self,

@@ -36,11 +36,13 @@ def choose_backend(model: ModelConfig, dtype: torch.dtype, device: torch.device)
     wanted = model.attention_backend
     if wanted in ("unfused", "local"):
         return AttentionBackend("unfused", Unfused())
-    flash = _flash(dtype, model.head_dim, device, by_name=wanted == "flash")
-    if isinstance(flash, FlashAttnPackage) and wanted in ("flash", "auto"):
-        return AttentionBackend("flash", flash)
-    if wanted == "flash":
-        raise ConfigError(_KEY, f"flash is unable: {flash}; use fused, which is torch's own, or auto")
+    # Nothing of flash-attn is imported for whoever asks for something else.
+    if wanted in ("flash", "auto"):
+        flash = _flash(dtype, model.head_dim, device, by_name=wanted == "flash")
+        if isinstance(flash, FlashAttnPackage):
+            return AttentionBackend("flash", flash)
+        if wanted == "flash":
+            raise ConfigError(_KEY, f"flash is unable: {flash}; use fused, which is torch's own, or auto")
     fused = torch_kernel(dtype, model.head_dim, device)
     if fused is not None:
         return AttentionBackend("fused", fused)

@@ -6,7 +6,9 @@ width; ``/t`` = divided over tp, ``/c`` over cp. Vaswani et al. 2017 (arXiv:1706
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,14 +19,17 @@ from trainer.context_parallel.ring import ring_attention
 from trainer.context_parallel.tiles import Tile, whole_tiles
 from trainer.context_parallel.ulysses import divide_heads, divide_sequence
 from trainer.forward_pass import ForwardPass
+from trainer.kernels.softmax import SCALED_CAUSAL_SOFTMAX, SCALED_MASKED_SOFTMAX
+from trainer.kernels.suite import Kernels
 from trainer.layers.attention_backend import AttentionBackend
-from trainer.layers.attention_kernels import FLASH_WIDTH, GROUPS_ON_CPU
+from trainer.layers.attention_kernels import GROUPS_ON_CPU, has_torch_flash
 from trainer.layers.dropout import apply_mask, draw_mask
+from trainer.layers.query_groups import repeat_groups
 from trainer.layers.tiled_attention import Tiling, tiled_attention
 from trainer.random_streams import MicroBatchRandomness
 
 if TYPE_CHECKING:
-    from trainer.data.batches import Documents
+    from trainer.data.document_places import Documents
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,14 @@ class AttentionCore:
         dropout: share of the attention weights that is dropped where there is randomness.
         axes: the axes along which the layer is divided.
         backend: the kernels.
+        kernels: of which the softmax is that of attention with dropout.
     """
 
     layer: int
     dropout: float
     axes: ParallelAxes
     backend: AttentionBackend
+    kernels: Kernels = Kernels()
 
 
 def attend(
@@ -65,7 +72,7 @@ def attend(
         first_head += cp.rank * query.shape[1]
     tiling = _tiling(documents, query.shape[2])
     if randomness is not None:
-        context = _attend_with_dropout(query, key, value, tiling.tiles, _Dropout(core, randomness, first_head))
+        context = _attend_with_dropout(query, key, value, tiling, documents, _Dropout(core, randomness, first_head))
     elif core.backend.name == "fused" and len(tiling.tiles) == 1:
         context = _causal_attention(query, key, value)
     else:
@@ -99,38 +106,66 @@ class _Dropout:
 
 
 def _attend_with_dropout(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tiles: tuple[Tile, ...], dropout: _Dropout
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tiling: Tiling,
+    documents: Documents | None,
+    dropout: _Dropout,
 ) -> torch.Tensor:
     # Unfused, because no fused kernel takes its mask from a stream of ours, and a mask must not depend on the layout:
     # each head of the whole model has a stream of its own.
     kept = dropout.mask(query)
-    if len(tiles) == 1:
-        return _drop_and_attend(query, key, value, kept, dropout.core.dropout)
-    rows = []
+    if documents is None or len(tiling.tiles) == 1:
+        return _drop_and_attend(query, key, value, kept, dropout.core)
+    length = query.shape[2]
+    contexts = []
     for sample in range(len(query)):
-        parts = [
-            _drop_and_attend(query[at], key[keys], value[keys], kept[at][..., keys[2]], dropout.core.dropout)
-            for at, keys in (
-                (tile.queries, tile.keys)
-                for tile in (each._replace(sample=sample) for each in tiles if each.sample in (None, sample))
-            )
-        ]
-        rows.append(torch.cat(parts, dim=2))
-    return torch.cat(rows)
+        tiles = [each._replace(sample=sample) for each in tiling.tiles if each.sample in (None, sample)]
+        if len(tiles) == 1 or 2 * _area(tiles) < length**2:
+            parts = [
+                _drop_and_attend(query[at], key[keys], value[keys], kept[at][..., keys[2]], dropout.core)
+                for at, keys in ((tile.queries, tile.keys) for tile in tiles)
+            ]
+            contexts.append(torch.cat(parts, dim=2))
+            continue
+        # Of a few long documents the scores of all are at most twice as many, and there are fewer operations.
+        unseen = documents.once(("unseen", length, sample), partial(_unseen, tiles, length, query.device))
+        own = slice(sample, sample + 1)
+        contexts.append(_drop_and_attend(query[own], key[own], value[own], kept[own], dropout.core, unseen))
+    return torch.cat(contexts)
+
+
+def _area(tiles: Sequence[Tile]) -> int:
+    return sum((tile.query[1] - tile.query[0]) * (tile.key[1] - tile.key[0]) for tile in tiles)
+
+
+def _unseen(tiles: Sequence[Tile], length: int, device: torch.device) -> torch.Tensor:
+    """[1, 1, S, S], True where a query does not see a key: a later one, or one in none of the causal ``tiles``."""
+    unseen = torch.ones(length, length, dtype=torch.bool)
+    for tile in tiles:
+        unseen[slice(*tile.query), slice(*tile.key)] = False
+    return unseen.logical_or_(torch.ones_like(unseen).triu_(1)).to(device)[None, None]
 
 
 def _drop_and_attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kept: torch.Tensor, probability: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kept: torch.Tensor,
+    core: AttentionCore,
+    unseen: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Causal attention, or to all keys but those ``unseen`` [1, 1, S, S]."""
     batch, _, length, head_dim = query.shape
     groups = key.shape[1]
     grouped = (query * head_dim**-0.5).reshape(batch, groups, -1, length, head_dim)  # [B, G/t, R, S, D]
     scores = grouped @ key.unsqueeze(2).transpose(-1, -2)
-    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    shares = torch.softmax(
-        scores.masked_fill(future, -torch.inf), dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)
-    )
-    shares = apply_mask(shares, kept.view(shares.shape), probability).to(value.dtype)
+    if unseen is None:
+        shares = core.kernels[SCALED_CAUSAL_SOFTMAX](scores, 1.0)
+    else:
+        shares = core.kernels[SCALED_MASKED_SOFTMAX](scores.flatten(1, 2), unseen, 1.0).view(scores.shape)
+    shares = apply_mask(shares, kept.view(shares.shape), core.dropout)
     return (shares @ value.unsqueeze(2)).flatten(1, 2)
 
 
@@ -140,16 +175,13 @@ def _causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
     if _has_grouped_kernel(query):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    repeats = query.shape[1] // key.shape[1]
-    key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    copies = query.shape[1] // key.shape[1]
+    key, value = repeat_groups(key, copies), repeat_groups(value, copies)
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def _has_grouped_kernel(query: torch.Tensor) -> bool:
     if query.is_cpu:
         return GROUPS_ON_CPU
-    # Only the flash kernel (16 bit, 256 channels at most, Ampere or later) groups without help; the others would fall
-    # back to S x S scores.
-    if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16) or query.shape[-1] > FLASH_WIDTH:
-        return False
-    return torch.cuda.get_device_capability(query.device) >= (8, 0)
+    # The others would fall back to S x S scores.
+    return query.is_cuda and has_torch_flash(query.dtype, query.shape[-1], query.device)

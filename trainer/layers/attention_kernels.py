@@ -16,8 +16,7 @@ from trainer.layers.query_groups import repeat_groups, sum_copies
 from trainer.layers.tiled_attention import AttentionKernel, Gradients, PackedKernel, Packing
 
 _FLASH_CAPABILITY = (8, 0)
-FLASH_WIDTH = 256
-"""Channels of the widest heads that torch's flash kernel takes."""
+_FLASH_WIDTH = 256
 _ALIGNED_WIDTH = 8
 GROUPS_ON_CPU = torch.__version__ >= "2.13"
 """Whether torch's kernel for CPUs groups heads; in older releases that was not looked at."""
@@ -306,6 +305,12 @@ def _repeated(heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     return repeat_groups(heads, query.shape[1] // heads.shape[1])
 
 
+def has_torch_flash(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
+    """Whether torch's flash kernel for GPUs takes such heads on ``device``, a GPU: the one kernel that groups them."""
+    sixteen_bit = dtype in (torch.float16, torch.bfloat16)
+    return sixteen_bit and head_dim <= _FLASH_WIDTH and torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
+
+
 def torch_kernel(dtype: torch.dtype, head_dim: int, device: torch.device) -> AttentionKernel | None:
     """Torch's own kernel for these; None where it has none."""
     if device.type == "cpu":
@@ -313,9 +318,8 @@ def torch_kernel(dtype: torch.dtype, head_dim: int, device: torch.device) -> Att
     if device.type != "cuda":
         return None
     capability: Any = torch.cuda.get_device_capability(device)
-    sixteen_bit = dtype in (torch.float16, torch.bfloat16)
     kernel: AttentionKernel
-    if sixteen_bit and capability >= _FLASH_CAPABILITY and head_dim <= FLASH_WIDTH:
+    if has_torch_flash(dtype, head_dim, device):
         kernel = TorchFlash(head_dim**-0.5)
     elif dtype is torch.float64 or (dtype is torch.bfloat16 and capability < _FLASH_CAPABILITY):
         return None

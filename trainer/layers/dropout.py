@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 
 from trainer.axes import ParallelAxes
+from trainer.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
+from trainer.kernels.suite import Kernels
 from trainer.random_streams import DropoutSite, MicroBatchRandomness
 
 
@@ -18,19 +20,25 @@ def hidden_dropout(
     randomness: MicroBatchRandomness | None,
     site: DropoutSite,
     axes: ParallelAxes,
+    kernels: Kernels,
     layer: int = 0,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Drop entries of [S/c(/t), B, H] and scale up the rest; the identity without ``randomness`` or probability.
+    """Add ``bias`` [H] to [S/c(/t), B, H], drop entries, scale up the rest and add ``residual``.
 
-    Under sequence and context parallelism each rank draws the mask of the whole sequence and takes its part, which
-    costs that many times the drawing and makes the mask independent of the layout.
+    Nothing is dropped without ``randomness``.
+
+    Under sequence and context parallelism each rank finds out about its own part of the sequence alone.
     """
     if randomness is None or probability == 0.0:
-        return hidden
+        hidden = hidden if bias is None else hidden + bias
+        return hidden if residual is None else residual + hidden
     length = hidden.shape[0] * axes.cp.size * (axes.tp.size if axes.tp.sequence_parallel else 1)
-    generator = randomness.dropout_generator(hidden.device, site, layer)
-    kept = draw_mask((length, *hidden.shape[1:]), probability, generator)
-    return apply_mask(hidden, axes.tp.sequence_shard(axes.cp.shard(kept, 0)), probability)
+    positions = axes.tp.sequence_shard(axes.cp.shard(torch.arange(length, device=hidden.device), 0))
+    seed = randomness.dropout_seed(site, layer)
+    return kernels[BIAS_DROPOUT_ADD](hidden, bias, residual, positions, probability, seed)
 
 
 def draw_mask(shape: tuple[int, ...], probability: float, generator: torch.Generator) -> torch.Tensor:

@@ -15,11 +15,14 @@ from typing import Any, Literal
 
 import torch
 
+from trainer.context_parallel.tiles import whole_tiles
+from trainer.kernels.packages import Surroundings, import_problem
 from trainer.layers.tiled_attention import Gradients, Packing
 
 Version = Literal[2, 3]
 _MODULES = {2: "flash_attn.flash_attn_interface", 3: "flash_attn_interface"}
-_LEAST_CAPABILITY = {2: (8, 0), 3: (9, 0)}
+_AMPERE = (8, 0)
+_HOPPER_MAJOR = 9
 _MOST_WIDTH = 256
 _VERSION_2_OFF = {"window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
 
@@ -115,19 +118,39 @@ def find_flash_attn(
         return "computes in bf16 or fp16 alone; switch training.bf16 on"
     if head_dim % 8 or head_dim > _MOST_WIDTH:
         return f"takes heads of up to {_MOST_WIDTH} channels in multiples of 8, not {head_dim}"
-    if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY[version]:
-        return f"needs compute capability {'.'.join(map(str, _LEAST_CAPABILITY[version]))}, which this GPU is below"
+    capability = torch.cuda.get_device_capability(device)
+    if version == 2 and capability < _AMPERE:
+        return f"needs compute capability {_dotted(_AMPERE)}, which this GPU is below"
+    # Its kernels are Hopper's; on later GPUs a launch fails, and then the package ends the process.
+    if version == 3 and capability[0] != _HOPPER_MAJOR:
+        return (
+            f"runs on Hopper GPUs alone (compute capability {_HOPPER_MAJOR}.x), and this one has {_dotted(capability)}"
+        )
     package = _MODULES[version].partition(".")[0]
     if importlib.util.find_spec(package) is None:
         return f"is not installed (no package {package})"
-    # A wheel for another torch or CUDA fails only when it is loaded or run.
+    # A wheel for another torch or CUDA fails only when it is loaded or run, and then it may take the process along.
     try:
+        problem = import_problem(_MODULES[version], Surroundings(torch.__version__, torch.version.cuda))
+        if problem is not None:
+            return f"does not run here: {problem}"
         kernels = FlashAttnPackage(version, importlib.import_module(_MODULES[version]))
-        heads = torch.ones(1, 2, 16, head_dim, dtype=dtype, device=device)
-        output, log_sum_exp = kernels.forward(heads, heads, heads, causal=True)
-        kernels.backward(output, heads, heads, heads, output, log_sum_exp, causal=True)
+        _try_out(kernels, torch.ones(1, 2, 16, head_dim, dtype=dtype, device=device))
         torch.cuda.synchronize(device)
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         return f"does not run here: {lines[0]}"
     return kernels
+
+
+def _try_out(kernels: FlashAttnPackage, heads: torch.Tensor) -> None:
+    """Every call once, on [1, 2, 16, D]: builds can lack one, or take other arguments for it."""
+    output, log_sum_exp = kernels.forward(heads, heads, heads, causal=True)
+    kernels.backward(output, heads, heads, heads, output, log_sum_exp, causal=True)
+    packing = Packing.build(whole_tiles(16, [(0, 7, 16)]), 1, 16, heads.device)
+    output, log_sum_exp = kernels.forward_packed(packing, heads, heads, heads)
+    kernels.backward_packed(packing, output, heads, heads, heads, output, log_sum_exp)
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

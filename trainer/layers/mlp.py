@@ -9,52 +9,40 @@ approximation (the same section), which Megatron-LM's fused bias-gelu takes too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from trainer.config import ModelConfig
+from trainer.kernels.activation import ACTIVATION, Activation, is_one_of_torch
+from trainer.kernels.operation import BySize
+from trainer.kernels.suite import Kernels
 from trainer.parameters import ParameterBuilder
 from trainer.tensor_parallel.collectives import TensorParallel
 from trainer.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 
 
-class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up, keeping only its input for backward and writing the two gradients into one buffer."""
-
-    @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> torch.Tensor:
-        (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, dim=-1)
-        grad = torch.empty_like(gate_up)
-        grad_gate, grad_up = grad.chunk(2, dim=-1)
-        torch.mul(grad_output, F.silu(gate), out=grad_up)
-        torch.ops.aten.silu_backward.grad_input(grad_output * up, gate, grad_input=grad_gate)
-        return grad
-
-
-def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    activated: torch.Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
-    return activated
-
-
-def activation_of(model: ModelConfig) -> Callable[[torch.Tensor], torch.Tensor]:
+class FeedForwardActivation:
     """The model's activation: [..., F] -> [..., F], or with SwiGLU [..., 2F] (gates, then ups) -> [..., F]."""
-    if model.swiglu:
-        return _swiglu
-    return partial(F.gelu, approximate="tanh" if model.openai_gelu else "none")
+
+    def __init__(self, model: ModelConfig, kernels: Kernels, device: torch.device):
+        self._function = kernels[ACTIVATION]
+        self._kind: Activation = "silu" if model.swiglu else "gelu_tanh" if model.openai_gelu else "gelu"
+        self._gated = model.swiglu
+        self.is_fused = self._function is not Kernels()[ACTIVATION]
+        """Whether a kernel computes all of it in one pass over memory."""
+        self._has_kernel = self.is_fused and not (device.type == "cpu" and is_one_of_torch(self._kind, device))
+
+    def adds_bias(self, elements: int) -> bool:
+        """Whether a bias of so many ``elements`` is added at no cost; a matrix product does that, and rounds once."""
+        smallest = self._function.smallest if isinstance(self._function, BySize) else 0
+        return self._has_kernel and elements >= smallest
+
+    def __call__(
+        self, inner: torch.Tensor, bias: torch.Tensor | None = None, row_weight: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``bias`` is added first, and each row multiplied by its ``row_weight``, float32, last. No communication."""
+        return self._function(inner, bias, row_weight, self._kind, self._gated)
 
 
 class MLP(nn.Module):
@@ -63,11 +51,12 @@ class MLP(nn.Module):
     def __init__(self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel, ffn_size: int | None = None):
         """Build the layer, ``ffn_size`` channels wide; unset: as wide as the model's dense layers."""
         super().__init__()
-        self._activation = activation_of(model)
+        self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
         hidden, ffn = model.hidden_size, ffn_size or model.ffn_size
         inner = (2, ffn) if model.swiglu else (ffn,)  # gate, then up
         fc1, fc2 = builder.under("fc1"), builder.under("fc2")
         has_bias = not model.disable_bias_linear
+        self._sequence_shards = tp.size if tp.sequence_parallel else 1
         inner_dim = len(inner) - 1
         self.fc1 = ColumnParallelLinear(
             fc1.weight("weight", (*inner, hidden), std=model.init_method_std, tp_dim=inner_dim),
@@ -80,10 +69,23 @@ class MLP(nn.Module):
             tp,
         )
 
-    def forward(self, hidden: torch.Tensor, values_needed: bool = True, in_region: bool = False) -> torch.Tensor:
+    @property
+    def output_bias(self) -> nn.Parameter | None:
+        """[H], what is added last."""
+        return self.fc2.bias
+
+    def forward(
+        self, hidden: torch.Tensor, values_needed: bool = True, in_region: bool = False, *, with_bias: bool = True
+    ) -> torch.Tensor:
         """Collective: all tp ranks, unless ``in_region``. For ``values_needed`` see trainer.recompute.Recomputable.
 
         ``in_region``: from whole [S, B, H] to this rank's summands, without the last bias: see RowParallelLinear.
+        Without ``with_bias`` whatever comes next adds ``output_bias``.
         """
-        inner = self.fc1(hidden, in_region)  # [S, B, F/t], twice that with SwiGLU
-        return self.fc2(self._activation(inner), values_needed, in_region)  # type: ignore[no-any-return]
+        bias = self.fc1.bias
+        tokens = hidden.shape[:-1].numel() * (1 if in_region else self._sequence_shards)
+        if bias is not None and not self._activation.adds_bias(tokens * bias.numel()):
+            bias = None
+        inner = self.fc1(hidden, in_region, with_bias=bias is None)  # [S, B, F/t], twice that with SwiGLU
+        activated = self._activation(inner, None if bias is None else bias.flatten())
+        return self.fc2(activated, values_needed, in_region, with_bias=with_bias)  # type: ignore[no-any-return]

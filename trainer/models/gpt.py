@@ -21,6 +21,7 @@ from trainer.forward_pass import ForwardPass
 from trainer.layers.block import Block
 from trainer.layers.dropout import hidden_dropout
 from trainer.layers.norm import Norm
+from trainer.layers.residual import Residual
 from trainer.layers.rotary import RotaryTable
 from trainer.parameters import ParameterBuilder
 from trainer.random_streams import MicroBatchRandomness
@@ -41,6 +42,7 @@ class GPTEmbedding(nn.Module):
         model = config.model
         self._axes = axes
         self._dropout = model.hidden_dropout
+        self._kernels = builder.kernels
         self.word = VocabParallelEmbedding(word_table, axes.tp)
         self.position: nn.Parameter | None = None
         if model.position_embedding_type == "learned_absolute":
@@ -54,7 +56,10 @@ class GPTEmbedding(nn.Module):
     def forward(
         self, tokens: torch.Tensor, randomness: MicroBatchRandomness | None, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``positions`` [S, B]; None: they count along the sequence. Collective: all tp ranks."""
+        """``positions`` [S, B]; None: they count along the sequence.
+
+        Collective: all tp ranks, and those of dp x cp where they divide its weights between them.
+        """
         hidden: torch.Tensor = self.word(tokens)
         if self.position is not None:
             length = len(tokens) * self._axes.cp.size
@@ -66,7 +71,7 @@ class GPTEmbedding(nn.Module):
             else:
                 # Its backward adds up the rows of equal positions, and in one order on any device.
                 hidden = hidden + F.embedding(self._axes.tp.sequence_shard(positions), self.position)
-        return hidden_dropout(hidden, self._dropout, randomness, "embedding", self._axes)
+        return hidden_dropout(hidden, self._dropout, randomness, "embedding", self._axes, self._kernels)
 
 
 class GPTStage(nn.Module):
@@ -104,6 +109,8 @@ class GPTStage(nn.Module):
         self._axes = axes
         self._hidden_size = model.hidden_size
         rows_per_rank = model.padded_vocab_size(vocab_size, tp.size) // tp.size
+        self._vocab_size = vocab_size
+        self._kernels = builder.kernels
         self._num_valid = min(max(vocab_size - tp.rank * rows_per_rank, 0), rows_per_rank)
         is_tied = not model.untie_embeddings_and_output_weights
         self.embedding: GPTEmbedding | None = None
@@ -112,8 +119,10 @@ class GPTStage(nn.Module):
             self.embedding = GPTEmbedding(config, table, builder.under("embedding"), axes)
         plan = RecomputePlan.build(config.training, len(layers))
         self._runs = plan.runs(len(layers))
+        # Weights that are fully sharded are gathered as gradients come to a layer's results: of two some twice.
+        leaves_sum = config.parallel.zero_stage < 2
         self.layers = nn.ModuleList(
-            Block(model, layer, builder.under(f"layers.{layer}"), axes, plan.modules_of(place))
+            Block(model, layer, builder.under(f"layers.{layer}"), axes, plan.modules_of(place), leaves_sum=leaves_sum)
             for place, layer in enumerate(layers)
         )
         self.final_norm: Norm | None = None
@@ -141,7 +150,9 @@ class GPTStage(nn.Module):
         compute_loss: bool = True,
         aux_loss_scale: float = 0.0,
     ) -> torch.Tensor:
-        """Run the stage on one micro-batch. Collective: all tp ranks.
+        """Run the stage on one micro-batch.
+
+        Collective: all tp, cp and ep ranks, and those of dp x cp where they divide its weights between them.
 
         Args:
             hidden: the previous stage's result; None on the first stage.
@@ -157,7 +168,9 @@ class GPTStage(nn.Module):
             that the last ranks may have fewer than the others, or none.
         """
         tokens = micro_batch.tokens.t()  # [S, B]
-        positions = None if micro_batch.positions is None else micro_batch.positions.t()
+        positions = micro_batch.positions
+        if positions is not None:
+            positions = self._axes.cp.shard(positions.t(), 0)  # [S/c, B]
         if self.embedding is not None:
             hidden = self.embedding(tokens, randomness, positions)
         assert hidden is not None, "only the first stage makes its own input"
@@ -168,17 +181,20 @@ class GPTStage(nn.Module):
             aux_loss_scale,
             limits_experts=randomness is not None,
         )
+        stream = Residual(hidden)
         for run in self._runs:
             if len(run) == 1:  # a layer recomputes itself
-                hidden = self.layers[run.start](hidden, forward_pass)
+                stream = self.layers[run.start](stream, forward_pass)
             else:
-                hidden = recompute(partial(self._run_layers, run, forward_pass), hidden)
+                # Summed, so that one tensor is kept, not two.
+                stream = Residual(recompute(partial(self._run_layers, run, forward_pass), stream.total()))
         if self.final_norm is None or self.head is None:
-            return hidden
-        logits: torch.Tensor = self.head(self.final_norm(hidden))  # [S, B, V/t]
+            return stream.total()
+        logits: torch.Tensor = self.head(self.final_norm(*stream))  # [S, B, V/t]
         if not compute_loss:
             return logits[..., : self._num_valid]
-        losses = vocab_parallel_cross_entropy(logits, micro_batch.labels.t(), self._num_valid, self._axes.tp)
+        labels, tp = micro_batch.labels.t(), self._axes.tp
+        losses = vocab_parallel_cross_entropy(logits, labels, self._vocab_size, tp, self._kernels)
         if micro_batch.loss_mask is not None:
             losses = losses * micro_batch.loss_mask.t()
         return losses.sum()
@@ -186,9 +202,10 @@ class GPTStage(nn.Module):
     def _run_layers(
         self, run: range, forward_pass: ForwardPass, hidden: torch.Tensor, *, values_needed: bool
     ) -> torch.Tensor:
+        stream = Residual(hidden)
         for place in run:
-            hidden = self.layers[place](hidden, forward_pass, values_needed or place < run[-1])
-        return hidden
+            stream = self.layers[place](stream, forward_pass, values_needed or place < run[-1])
+        return stream.total()
 
     def _rotary_of(self, tokens: torch.Tensor, positions: torch.Tensor | None) -> RotaryTable | None:
         if self._rotary is None:

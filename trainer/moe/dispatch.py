@@ -11,7 +11,7 @@ the same on every device and without atomic additions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,10 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from trainer.kernels.moe_rows import MOE_PERMUTE, MOE_UNPERMUTE
+
 if TYPE_CHECKING:
+    from trainer.kernels.suite import Kernels
     from trainer.moe.axis import ExpertParallel
 
 
@@ -31,8 +34,6 @@ class Dispatch:
     Attributes:
         choices: int64 [P], numbers (token * K + place) of the choices kept, sorted by expert, then by number.
         rows: int64 [T, K], where in ``choices`` each choice stands; P for those that were dropped.
-        topk: K.
-        is_complete: no choice was dropped.
         send_sizes: rows for each ep rank.
         receive_sizes: rows from each ep rank.
         by_expert: int64 [R], the received rows sorted by expert, then by rank; None where they come sorted.
@@ -42,8 +43,6 @@ class Dispatch:
 
     choices: torch.Tensor
     rows: torch.Tensor
-    topk: int
-    is_complete: bool
     send_sizes: Sequence[int]
     receive_sizes: Sequence[int]
     by_expert: torch.Tensor | None
@@ -77,8 +76,6 @@ class Dispatch:
         return cls(
             choices=order[:num_kept],
             rows=rows.clamp_(max=num_kept).view_as(experts),
-            topk=experts.shape[1],
-            is_complete=num_kept == len(order),
             send_sizes=[sum(sent_sizes[first : first + local]) for first in range(0, num_experts, local)],
             receive_sizes=[sum(received_sizes[first : first + local]) for first in range(0, num_experts, local)],
             by_expert=_sorted_by_expert(received, local, sum(received_sizes)) if ep.group is not None else None,
@@ -104,13 +101,6 @@ class Dispatch:
         dist.all_to_all_single(result, rows.contiguous(), list(received), list(sent), group=self.ep.group)
         return result
 
-    def of_each_place(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
-        """K times [T, H]: the row of every token's first choice, of its second, ...; zeros where it was dropped."""
-        if not self.is_complete:
-            rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))
-        for place in range(self.topk):
-            yield rows.index_select(0, self.rows[:, place])
-
 
 def _sorted_by_expert(received: torch.Tensor, local: int, total: int) -> torch.Tensor:
     """Order of rows that come by rank, then by expert, when sorted by expert, then by rank."""
@@ -120,65 +110,63 @@ def _sorted_by_expert(received: torch.Tensor, local: int, total: int) -> torch.T
 
 class _ToExperts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, dispatch: Dispatch) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, dispatch: Dispatch) -> torch.Tensor:
         ctx.dispatch = dispatch
-        return dispatch.to_experts(tokens.index_select(0, dispatch.choices // dispatch.topk))
+        return dispatch.to_experts(rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_rows: torch.Tensor) -> tuple[torch.Tensor, None]:
-        dispatch: Dispatch = ctx.dispatch
-        dtype = torch.promote_types(grad_rows.dtype, torch.float32)
-        total = grad_rows.new_zeros((len(dispatch.rows), grad_rows.shape[1]), dtype=dtype)
-        for chosen in dispatch.of_each_place(dispatch.from_experts(grad_rows)):
-            total += chosen
-        return total.to(grad_rows.dtype), None
+        return ctx.dispatch.from_experts(grad_rows), None
 
 
 class _FromExperts(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, outputs: torch.Tensor, weights: torch.Tensor, dispatch: Dispatch, shape: Sequence[int]
-    ) -> torch.Tensor:
-        rows = dispatch.from_experts(outputs)
-        ctx.save_for_backward(rows, weights)
+    def forward(ctx: Any, rows: torch.Tensor, dispatch: Dispatch) -> torch.Tensor:
         ctx.dispatch = dispatch
-        total = weights.new_zeros((len(weights), rows.shape[1]))
-        for place, chosen in enumerate(dispatch.of_each_place(rows)):
-            total.addcmul_(chosen, weights[:, place, None])
-        combined = outputs.new_empty(tuple(shape))
-        combined.view(-1, rows.shape[1]).copy_(total)
-        return combined
+        return dispatch.from_experts(rows)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        rows, weights = ctx.saved_tensors
-        dispatch: Dispatch = ctx.dispatch
-        grad_tokens = grad_output.reshape(-1, grad_output.shape[-1])  # [T, H]
-        grad_rows = grad_tokens.index_select(0, dispatch.choices // dispatch.topk)
-        grad_rows = (grad_rows * weights.flatten()[dispatch.choices].unsqueeze(1)).to(rows.dtype)
-        values = grad_tokens.to(weights.dtype)
-        grad_weights = torch.stack([(values * chosen).sum(1) for chosen in dispatch.of_each_place(rows)], dim=1)
-        return dispatch.to_experts(grad_rows), grad_weights, None, None
+    def backward(ctx: Any, grad_rows: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.dispatch.to_experts(grad_rows), None
 
 
-def to_experts(tokens: torch.Tensor, dispatch: Dispatch) -> torch.Tensor:
+def to_experts(tokens: torch.Tensor, dispatch: Dispatch, kernels: Kernels) -> torch.Tensor:
     """[R, H], sorted by expert, from tokens [T, H]. Collective: all ep ranks, in backward too."""
-    rows: torch.Tensor = _ToExperts.apply(tokens, dispatch)  # type: ignore[no-untyped-call]
+    chosen = kernels[MOE_PERMUTE](tokens, dispatch.choices, dispatch.rows)
+    if dispatch.by_expert is None:
+        return chosen
+    rows: torch.Tensor = _ToExperts.apply(chosen, dispatch)  # type: ignore[no-untyped-call]
     return rows
 
 
+def weights_to_experts(weights: torch.Tensor, dispatch: Dispatch) -> torch.Tensor:
+    """[R], of the rows that ``to_experts`` brings, from weights [T, K]; those of dropped choices have no gradient.
+
+    Collective: all ep ranks, in backward too.
+    """
+    chosen = weights.flatten().index_select(0, dispatch.choices)
+    if dispatch.by_expert is None:
+        return chosen
+    rows: torch.Tensor = _ToExperts.apply(chosen.unsqueeze(1), dispatch)  # type: ignore[no-untyped-call]
+    return rows.squeeze(1)
+
+
 def from_experts(
-    outputs: torch.Tensor, weights: torch.Tensor, dispatch: Dispatch, shape: Sequence[int]
+    outputs: torch.Tensor, weights: torch.Tensor | None, dispatch: Dispatch, kernels: Kernels
 ) -> torch.Tensor:
-    """The experts' outputs back at their tokens, weighted and added up. Collective: all ep ranks, in backward too.
+    """The experts' outputs back at their tokens, weighted and added up: [T, H].
+
+    Collective: all ep ranks, in backward too.
 
     Args:
         outputs: [R, H], sorted by expert.
-        weights: [T, K]; those of dropped choices count nothing, and have no gradient.
+        weights: [T, K]; those of dropped choices count nothing, and have no gradient. None: the experts have
+            multiplied by them.
         dispatch: what brought the tokens there.
-        shape: of the result: [S, B, H].
+        kernels: what sums are made with.
     """
-    combined: torch.Tensor = _FromExperts.apply(outputs, weights, dispatch, shape)  # type: ignore[no-untyped-call]
-    return combined
+    if dispatch.by_expert is not None:
+        outputs = _FromExperts.apply(outputs, dispatch)  # type: ignore[no-untyped-call]
+    return kernels[MOE_UNPERMUTE](outputs, weights, dispatch.choices, dispatch.rows)

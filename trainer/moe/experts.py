@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from trainer.layers.mlp import activation_of
+from trainer.layers.mlp import FeedForwardActivation
 from trainer.recompute import forget
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 class GroupedOuterProductSink(Protocol):
     """Takes a weight gradient as the factors of its matrix products, one per expert."""
 
-    def add_grouped_outer(
-        self, grad_output: torch.Tensor, inputs: torch.Tensor, offsets: Sequence[int] | torch.Tensor
-    ) -> None:
+    def add_grouped_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor, offsets: Sequence[int]) -> None:
         """Add ``grad_output_e^T @ inputs_e`` to the gradient of every expert e; nothing where e has no rows.
 
         Args:
@@ -100,7 +98,8 @@ def _has_grouped_kernel(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
     """Whether one launch can do all experts: bfloat16 in rows of whole 16 bytes, on Hopper or Blackwell.
 
     Everywhere else torch.nn.functional.grouped_mm is a loop too, which waits for the offsets to come from the device
-    (_grouped_mm_cuda and GroupedMMUtils.h of PyTorch 2.13).
+    (_grouped_mm_cuda and GroupedMMUtils.h of PyTorch 2.13). Weight gradients stay a loop everywhere: they are summed in
+    float32, and the kernels round each product to the dtype of its factors (_resolve_grouped_mm_out_dtype there).
     """
     if not rows.is_cuda or rows.dtype != torch.bfloat16 or not len(rows):
         return False
@@ -146,7 +145,10 @@ class Experts(nn.Module):
         """Build the experts; with ``recompute_activation`` backward computes what fc2 reads again."""
         super().__init__()
         assert model.num_experts is not None
-        self._activation = activation_of(model)
+        self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
+        self.takes_weights = self._activation.is_fused and model.disable_bias_linear
+        """Whether rows are to be multiplied by the router's weights in here: the activation's kernel does so in
+        passing, and a matrix product without a bias after it is linear."""
         self._recompute_activation = recompute_activation
         # Every tp rank adds its share of what is summed over tp later.
         self._bias_share = 1.0 / tp.size
@@ -170,11 +172,20 @@ class Experts(nn.Module):
             else None,
         )
 
-    def forward(self, rows: torch.Tensor, offsets: Sequence[int]) -> torch.Tensor:
-        """No communication. ``offsets``: expert e has the rows from offsets[e] to offsets[e + 1]."""
+    def forward(
+        self, rows: torch.Tensor, offsets: Sequence[int], row_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """No communication.
+
+        Args:
+            rows: [R, H], sorted by expert.
+            offsets: expert e has the rows from offsets[e] to offsets[e + 1].
+            row_weights: float32 [R], what the outputs are multiplied by, where the experts take weights.
+        """
         inner = self.fc1(rows, offsets)  # [R, F/t], twice that with SwiGLU
-        activated = self._activation(inner)
+        activated = self._activation(inner, row_weight=row_weights)
         # The activation itself keeps what goes into it, so that this costs no memory.
-        again = partial(self._activation, inner.detach())
+        kept = None if row_weights is None else row_weights.detach()
+        again = partial(self._activation, inner.detach(), row_weight=kept)
         with forget(activated, again) if self._recompute_activation else nullcontext():
             return self.fc2(activated, offsets, self._bias_share)  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.message_device import message_device
+from trainer.message_device import is_gloo, message_device
 from trainer.pipeline.schedule import (
     ActionKind,
     Exchange,
@@ -120,7 +120,7 @@ class TaggedMessenger(Messenger):
         if step == len(self._row):
             return None
         for message in self._posts[step]:
-            buffer = self._wire.empty(message, torch.device("cpu"))
+            buffer = self._wire.empty(message, self._device)
             source = self._wire.ranks[message.source]
             self._arriving[message] = dist.irecv(buffer, source, self._wire.group, self._tag(message)), buffer
         self._wait_until_left(self._most_leaving)
@@ -218,7 +218,7 @@ def build_messenger(wire: Wire | None, schedule: PipelineSchedule, rank: int) ->
     """The messenger for a table and the backend of the wire's group; ``wire`` is None on a pipeline of one rank."""
     if wire is None:
         return Messenger(exchanges(schedule, rank))
-    if dist.get_backend(wire.group) == "gloo":
+    if is_gloo(wire.group):
         return TaggedMessenger(wire, schedule, rank, sends_under_way(schedule))
     # A batch needs one call for a send and a receive, and NCCL runs both at once; but it ends when both have passed.
     return (BatchedMessenger if suits_batches(schedule) else OrderedMessenger)(wire, schedule, rank)

@@ -155,9 +155,10 @@ class TrainingStep:
 
 @torch.no_grad()
 def forward_only(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> Tensor:
-    """Loss of this replica's micro-batches without dropout or gradients (collective: all ranks of the replica).
+    """Loss of this replica's micro-batches without dropout or gradients.
 
-    Experts take all tokens that choose them, however many.
+    Collective: all ranks of the replica; of the job, with as many micro-batches each, where replicas divide experts or
+    weights between them. Experts take all tokens that choose them, however many.
 
     Returns:
         Sum of the token losses of this rank's part of the sequences, float64 scalar, 0 on all but the last stage's
@@ -172,7 +173,9 @@ def forward_only(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> T
 
 @torch.no_grad()
 def forward_logits(model: ParallelModel, tokens: Tensor) -> Tensor | None:
-    """Logits of the whole vocabulary (collective: all ranks of the replica).
+    """Logits of the whole vocabulary.
+
+    Collective: all ranks of the replica; of the job, where replicas divide experts or weights between them.
 
     Args:
         model: left unchanged.

@@ -3,7 +3,7 @@
 E is the embedding, t a transformer layer, L the LM head with the loss; ``|`` ends a virtual stage, ``x*n`` and
 ``(...)*n`` repeat, commas and blanks only please the eye. Stages stand in the order of the forward pass: with several
 virtual stages per rank the first ones of all ranks, then the second ones (Megatron-LM,
---pipeline-model-parallel-layout).
+--pipeline-model-parallel-layout); in a V (zb-v) these come back from the last rank to the first.
 """
 
 from __future__ import annotations

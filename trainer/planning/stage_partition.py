@@ -7,10 +7,11 @@ are, or refused; no layer is ever left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainer.config_error import ConfigError
+from trainer.pipeline.placement import default_chunks
 from trainer.planning.stage_costs import PartCosts, part_costs
 from trainer.planning.stage_layout import parse_stage_layout
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from trainer.config import TrainConfig
     from trainer.pipeline.placement import Placement
 
-_PP = "parallel.pipeline_model_parallel_size"
-_FIRST, _LAST = "parallel.decoder_first_pipeline_num_layers", "parallel.decoder_last_pipeline_num_layers"
+_PP, _LAYOUT = "parallel.pipeline_model_parallel_size", "parallel.pipeline_model_parallel_layout"
+_VIRTUAL = "parallel.num_virtual_stages_per_pipeline_rank"
+_FIRST, _LAST = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
 
 
 def partition_layers(config: TrainConfig, vocab_size: int) -> tuple[range, ...]:
@@ -55,18 +57,28 @@ def check_enough_parts(config: TrainConfig) -> None:
     """Refuse more virtual stages than there are parts: every stage needs a layer, the embedding or the LM head.
 
     Raises:
-        ConfigError: names the largest pipelines that can be.
+        ConfigError: names the key that asks for too many, and how many can be.
     """
     placement, layers = config.placement, config.model.num_layers
-    if placement.num_virtual_stages <= layers + 2:
+    pp, chunks, stages, parts = placement.pp, placement.chunks, placement.num_virtual_stages, layers + 2
+    if stages <= parts:
         return
-    chunks = placement.chunks
-    most = (layers + 2) // chunks
-    each = f" with {chunks} virtual stages per rank" if chunks > 1 else ""
+    fewest = default_chunks(config.parallel.pipeline_schedule or "1f1b")
+    pipeline = f"a pipeline of at most {parts // fewest}"
+    layout = config.parallel.pipeline_model_parallel_layout
+    if layout is not None:
+        key, what = _LAYOUT, repr(layout)
+        remedy = f"use at most {parts // pp * pp}" if parts // pp >= fewest else f"use {pipeline}"
+    elif chunks <= parts:
+        key, what = _PP, f"{pp} with {chunks} virtual stages per rank" if chunks > 1 else str(pp)
+        remedy = f"use at most {parts // chunks}"
+    else:
+        key, what = _VIRTUAL, f"{chunks} on each of {pp} ranks"
+        remedy = f"use at most {parts // pp}" if parts // pp >= fewest else f"use {fewest} on {pipeline}"
     raise ConfigError(
-        _PP,
-        f"{placement.pp}{each} makes {placement.num_virtual_stages} virtual stages, but {layers} layers, embedding and "
-        f"LM head are only {layers + 2} parts; use at most {most}, or {placement.num_virtual_stages - 2} layers",
+        key,
+        f"{what} makes {stages} virtual stages, but {layers} layers, embedding and LM head are only {parts} parts; "
+        f"{remedy}, or {stages - 2} layers",
     )
 
 
@@ -214,13 +226,13 @@ def _by_layout(config: TrainConfig, layout: str) -> tuple[range, ...]:
     held, total = layers[-1].stop, config.model.num_layers
     if held != total:
         raise ConfigError(
-            "parallel.pipeline_model_parallel_layout",
+            _LAYOUT,
             f"{layout!r} holds {held} layers, but model.num_layers is {total}; change one of the two",
         )
     empty = next((number for number, own in enumerate(layers[1:-1], 1) if not own), None)
     if empty is not None:
         raise ConfigError(
-            "parallel.pipeline_model_parallel_layout",
+            _LAYOUT,
             f"virtual stage {empty} of {layout!r} is empty; only the first and the last one may be without layers",
         )
     return layers
@@ -228,39 +240,71 @@ def _by_layout(config: TrainConfig, layout: str) -> tuple[range, ...]:
 
 def _by_counts(config: TrainConfig, costs: PartCosts) -> list[int]:
     """Layers of each virtual stage where the first or last rank has an explicit number, and the others share evenly."""
-    parallel, placement = config.parallel, config.placement
-    first, last = parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers
-    given = (0 if first is None else first) + (0 if last is None else last)
-    others = placement.pp - (first is not None) - (last is not None)
-    left = config.model.num_layers - given
-    if left < 0 or (left and not others) or (others and left % others):
-        raise ConfigError(_FIRST if first is not None else _LAST, _uneven(config, given, others))
-    share = left // others if others else 0
-    per_rank = [share] * placement.pp
-    per_rank[0] = per_rank[0] if first is None else first
-    per_rank[-1] = per_rank[-1] if last is None else last
-    stages = _Stages.build(costs, placement)
-    for rank, layers in enumerate(per_rank):
-        needed = sum(stages.least[stage] for stage in stages.of_rank(rank))
-        if layers < needed:
-            raise ConfigError(
-                _FIRST if first is not None else _LAST,
-                f"leaves {layers} layers to pipeline rank {rank}, whose virtual stages need at least {needed}",
-            )
+    parallel, stages = config.parallel, _Stages.build(costs, config.placement)
+    asked = {_FIRST: parallel.decoder_first_pipeline_num_layers, _LAST: parallel.decoder_last_pipeline_num_layers}
+    counts = _RankCounts.build(stages, config.model.num_layers, {k: n for k, n in asked.items() if n is not None})
+    if counts.problem is not None:
+        raise counts.refusal()
+    per_rank = [counts.share] * config.placement.pp
+    per_rank[0], per_rank[-1] = counts.given.get(_FIRST, counts.share), counts.given.get(_LAST, counts.share)
     return _over_chunks(stages, per_rank, sum(costs.layers) / len(costs.layers))
 
 
-def _uneven(config: TrainConfig, given: int, others: int) -> str:
-    layers, parallel = config.model.num_layers, config.parallel
-    first, last = parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers
-    own, other = (first, last or 0) if first is not None else (last or 0, 0)
-    # As many as the others divide the rest of, the nearest to what was asked for first.
-    rest = layers - other
-    fits = [n for n in range(rest) if (rest - n) % others == 0] if others else [rest]
-    near = sorted(sorted(fits, key=lambda n: abs(n - own))[:3])
-    with_last = f" and decoder_last_pipeline_num_layers {last}" if first is not None and last is not None else ""
-    what = f"{own}{with_last} leaves {layers - given} of {layers} layers to {others} other pipeline ranks"
-    return f"{what}, which is no equal share; use {' or '.join(map(str, near)) or 'fewer'}"
+@dataclass(frozen=True)
+class _RankCounts:
+    """Explicit numbers of layers for the first or the last rank of a pipeline, or for both."""
+
+    layers: int
+    """Of the whole model."""
+    given: dict[str, int]
+    """By key."""
+    least: dict[str, int]
+    """Fewest layers of these ranks."""
+    others: int
+    """Ranks that share the rest."""
+    least_share: int
+    """Fewest layers of each of these."""
+
+    @classmethod
+    def build(cls, stages: _Stages, layers: int, given: dict[str, int]) -> _RankCounts:
+        needed = [sum(stages.least[stage] for stage in stages.of_rank(rank)) for rank in range(stages.placement.pp)]
+        others = needed[_FIRST in given : len(needed) - (_LAST in given)]
+        least = {key: needed[0 if key == _FIRST else -1] for key in given}
+        return cls(layers, given, least, len(others), max(others, default=0))
+
+    @property
+    def share(self) -> int:
+        """Layers of each other rank."""
+        return (self.layers - sum(self.given.values())) // max(1, self.others)
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be, if it cannot."""
+        total = sum(self.given.values())
+        if total > self.layers:
+            return f"is more than the {self.layers} layers of the model"
+        left = self.layers - total
+        if left and not self.others:
+            return f"leaves {left} of {self.layers} layers to no pipeline rank"
+        if left % max(1, self.others):
+            others = f"{self.others} other pipeline ranks"
+            return f"leaves {left} of {self.layers} layers to {others}, which is no equal share"
+        if self.share < self.least_share:
+            return f"leaves {self.share} layers to each other pipeline rank, of which some need {self.least_share}"
+        short = next((key for key, count in self.given.items() if count < self.least[key]), None)
+        return None if short is None else f"leaves a virtual stage empty: {short} is at least {self.least[short]} here"
+
+    def refusal(self) -> ConfigError:
+        """The problem, with the nearest numbers that can be for one of the keys while the other stays."""
+        counts = range(self.layers + 1)
+        fits = {k: [n for n in counts if replace(self, given={**self.given, k: n}).problem is None] for k in self.given}
+        key = next((key for key, numbers in fits.items() if numbers), next(iter(self.given)))
+        own = self.given[key]
+        near = sorted(sorted(fits[key], key=lambda n: abs(n - own))[:3])
+        rest = "".join(f" together with {other} {count}" for other, count in self.given.items() if other != key)
+        what = "both" if rest else "it"
+        remedy = f"use {' or '.join(map(str, near))}" if near else f"leave {what} out, and stages are balanced by cost"
+        return ConfigError(f"parallel.{key}", f"{own}{rest} {self.problem}; {remedy}")
 
 
 def _ranges(counts: Sequence[int]) -> tuple[range, ...]:

@@ -24,6 +24,15 @@ class RowSink(Protocol):
         """Add ``grad_rows`` [N, H] to the rows [N] of the table's gradient; a row may occur more than once."""
 
 
+def add_to_rows(table: torch.Tensor, rows: torch.Tensor, addends: torch.Tensor) -> None:
+    """Add ``addends`` [N, H] to the rows [N] of ``table``, in place; those of equal rows in one order on any device."""
+    addends = addends.to(table.dtype)
+    if table.is_cuda:  # where index_add_ adds in any order, and this sorts
+        table.index_put_((rows,), addends, accumulate=True)
+    else:
+        table.index_add_(0, rows, addends)
+
+
 class _Lookup(torch.autograd.Function):
     """Rows of the local part of a table; zeros where ``is_elsewhere``."""
 
@@ -48,10 +57,7 @@ class _Lookup(torch.autograd.Function):
             return None, None, None, None
         # Added up in float32: in 16 bits the sum of a frequent token would stop growing after a few hundred.
         table = torch.zeros(ctx.shape, dtype=torch.float32, device=grad_rows.device)
-        if table.is_cuda:  # where index_add_ adds in any order, and this sorts
-            table.index_put_((rows.flatten(),), grad_rows.float(), accumulate=True)
-        else:
-            table.index_add_(0, rows.flatten(), grad_rows.float())
+        add_to_rows(table, rows.flatten(), grad_rows)
         return table.to(grad_rows.dtype), None, None, None
 
 

@@ -96,13 +96,14 @@ class ColumnParallelLinear(nn.Module):
         """Where the weight gradient goes instead of ``weight.grad``."""
         self._tp = tp
 
-    def forward(self, inputs: torch.Tensor, in_region: bool = False) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, in_region: bool = False, *, with_bias: bool = True) -> torch.Tensor:
         """Collective: all tp ranks (with sequence parallelism; its backward always).
 
         ``in_region``: ``inputs`` come whole out of enter_parallel_region, which is collective instead of this.
+        Without ``with_bias`` whatever comes next adds the bias.
         """
-        tp = _ALONE if in_region else self._tp
-        outputs: torch.Tensor = _Linear.apply(inputs, self.weight, self.bias, self.gradient_sink, tp, True)  # type: ignore[no-untyped-call]
+        tp, bias = _ALONE if in_region else self._tp, self.bias if with_bias else None
+        outputs: torch.Tensor = _Linear.apply(inputs, self.weight, bias, self.gradient_sink, tp, True)  # type: ignore[no-untyped-call]
         return outputs
 
 
@@ -120,20 +121,22 @@ class RowParallelLinear(nn.Module):
         """Where the weight gradient goes instead of ``weight.grad``."""
         self._tp = tp
 
-    def forward(self, inputs: torch.Tensor, values_needed: bool = True, in_region: bool = False) -> torch.Tensor:
+    def forward(
+        self, inputs: torch.Tensor, values_needed: bool = True, in_region: bool = False, *, with_bias: bool = True
+    ) -> torch.Tensor:
         """Collective: all tp ranks, but not without ``values_needed``: see trainer.recompute.Recomputable.
 
         ``in_region``: not collective; [S, B, out], this rank's summand, to be summed by reduce_partial_sums together
-        with others. ``with_bias`` completes the sum.
+        with others. ``add_bias`` completes the sum. Without ``with_bias`` whatever comes next adds the bias.
         """
-        if self._tp.size == 1 and not in_region:
-            whole: torch.Tensor = _Linear.apply(
-                inputs, self.weight, self.bias, self.gradient_sink, _ALONE, values_needed
-            )  # type: ignore[no-untyped-call]
-            return whole
-        partial: torch.Tensor = _Linear.apply(inputs, self.weight, None, self.gradient_sink, _ALONE, values_needed)  # type: ignore[no-untyped-call]
-        return partial if in_region else self.with_bias(reduce_partial_sums(partial, self._tp, values_needed))
+        is_alone = self._tp.size == 1 and not in_region
+        bias = self.bias if is_alone and with_bias else None
+        partial: torch.Tensor = _Linear.apply(inputs, self.weight, bias, self.gradient_sink, _ALONE, values_needed)  # type: ignore[no-untyped-call]
+        if is_alone or in_region:
+            return partial
+        summed = reduce_partial_sums(partial, self._tp, values_needed)
+        return self.add_bias(summed) if with_bias else summed
 
-    def with_bias(self, summed: torch.Tensor) -> torch.Tensor:
+    def add_bias(self, summed: torch.Tensor) -> torch.Tensor:
         """The sum over tp with the bias, in place."""
         return summed if self.bias is None else summed.add_(self.bias)

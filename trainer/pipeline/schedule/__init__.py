@@ -5,7 +5,8 @@ new schedule is one pure function that returns a table; what is sent between the
 (``exchanges``), and ``check`` says whether it can run at all.
 """
 
-from trainer.pipeline.schedule.catalogue import SCHEDULE_KINDS, build_schedule, default_chunks, placement_of
+from trainer.pipeline.placement import SCHEDULE_KINDS, ScheduleError, default_chunks, placement_of
+from trainer.pipeline.schedule.catalogue import build_schedule
 from trainer.pipeline.schedule.check import check, check_batches, suits_batches
 from trainer.pipeline.schedule.kinds import all_forward, gpipe, interleaved_one_f_one_b, one_f_one_b
 from trainer.pipeline.schedule.simulation import sends_under_way
@@ -16,7 +17,6 @@ from trainer.pipeline.schedule.table import (
     Exchange,
     Message,
     PipelineSchedule,
-    ScheduleError,
     exchanges,
     kept_activations,
     live_activations,

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainer.pipeline.placement import Placement
-from trainer.pipeline.schedule.table import Action, ActionKind, ActivationBound, PipelineSchedule, ScheduleError
+from trainer.pipeline.placement import Placement, ScheduleError
+from trainer.pipeline.schedule.table import Action, ActionKind, ActivationBound, PipelineSchedule
 
 Turn = tuple[int, int]
 """Micro-batch and chunk."""

@@ -4,37 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from trainer.pipeline.placement import V_CHUNKS, Placement
+from trainer.pipeline.placement import ScheduleError, placement_of
 from trainer.pipeline.schedule.kinds import gpipe, interleaved_one_f_one_b, one_f_one_b
-from trainer.pipeline.schedule.table import PipelineSchedule, ScheduleError
+from trainer.pipeline.schedule.table import PipelineSchedule
 from trainer.pipeline.schedule.zero_bubble import zb_h1, zb_v
-
-SCHEDULE_KINDS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
-"""Values of ``parallel.pipeline_schedule``."""
-
-
-def default_chunks(kind: str) -> int:
-    """The fewest chunks that a schedule can have on each rank."""
-    return V_CHUNKS if kind in ("interleaved", "zb-v") else 1
-
-
-def placement_of(kind: str, pp: int, chunks: int) -> Placement:
-    """Where the virtual stages lie in a schedule.
-
-    Raises:
-        ScheduleError: no such schedule, or not with so many ranks or chunks.
-    """
-    if kind not in SCHEDULE_KINDS:
-        raise ScheduleError(f"there is no pipeline schedule {kind!r}; there are {', '.join(SCHEDULE_KINDS)}")
-    if pp < 1:
-        raise ScheduleError(f"a pipeline has at least one rank, not {pp}")
-    fewest = default_chunks(kind)
-    if chunks < fewest or (chunks > fewest and kind != "interleaved"):
-        wanted = "two or more chunks" if kind == "interleaved" else ("one chunk", "two chunks")[fewest - 1]
-        raise ScheduleError(f"{kind} has {wanted} on each rank, not {chunks}")
-    if kind == "interleaved":
-        return Placement("loop", pp, chunks)
-    return Placement("v", pp, chunks) if kind == "zb-v" else Placement("one", pp)
 
 
 @lru_cache(maxsize=32)

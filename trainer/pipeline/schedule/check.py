@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import lru_cache
 
+from trainer.pipeline.placement import ScheduleError
 from trainer.pipeline.schedule.simulation import (
     Meeting,
     batched_program,
@@ -16,7 +17,6 @@ from trainer.pipeline.schedule.table import (
     Action,
     ActionKind,
     PipelineSchedule,
-    ScheduleError,
     exchanges,
     kept_activations,
     live_activations,

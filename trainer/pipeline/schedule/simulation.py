@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from trainer.pipeline.schedule.table import ActionKind, Exchange, Message, PipelineSchedule, ScheduleError, exchanges
+from trainer.pipeline.placement import ScheduleError
+from trainer.pipeline.schedule.table import ActionKind, Exchange, Message, PipelineSchedule, exchanges
 from trainer.pipeline.schedule.timeline import timeline
 from trainer.pipeline.schedule.traffic import TICKS, posts_in_order, receive_of, receives_as_needed, send_of
 

@@ -82,10 +82,6 @@ class PipelineSchedule:
         return "\n".join(" ".join(map(str, actions)) for actions in self.stages)
 
 
-class ScheduleError(ValueError):
-    """A table that cannot be or cannot run, or not within its memory; the message names rank and action."""
-
-
 @dataclass(frozen=True)
 class Message:
     """Activations (of a forward) or their gradients (of a backward) on the way between neighbouring virtual stages.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.pipeline.schedule.table import Action, ActionKind, Message, PipelineSchedule, ScheduleError, exchanges
+from trainer.pipeline.placement import ScheduleError
+from trainer.pipeline.schedule.table import Action, ActionKind, Message, PipelineSchedule, exchanges
 
 
 @dataclass(frozen=True)
