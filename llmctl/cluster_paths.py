@@ -17,7 +17,7 @@ from llmctl.resolve import Resolved
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
-_DATA_KEYS = ("data_path", "train_data_path", "valid_data_path")
+_DATA_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,26 @@ def config_wishes(
             "is unset: give the prefix of a .bin/.idx pair, which `python -m trainer preprocess` makes from text, "
             "or set data.mock_data=true",
         )
-    for key in _DATA_KEYS:
-        for prefix in getattr(data, key):
-            for end in (".bin", ".idx"):
-                remedy = "name the prefix of a .bin/.idx pair, which `python -m trainer preprocess` makes from text"
-                yield _present(resolved, f"data.{key}", f"{prefix}{end}", remedy, mounts, "file")
-    for key, place in (("data.tokenizer_model", data.tokenizer_model), ("checkpoint.load", config.checkpoint.load)):
+    yield from _data_wishes(resolved, config, mounts)
+    named = [(f"data.{key}", getattr(data, key)) for key in ("tokenizer_model", "vocab_file", "merge_file")]
+    for key, place in (*named, ("checkpoint.load", config.checkpoint.load)):
         if place is not None:
             yield _present(resolved, key, place, "name one that is there, or leave it out", mounts)
     for key, place in (("checkpoint.save", config.checkpoint.save), ("data.data_cache_path", data.data_cache_path)):
         if place is not None:
             yield _writable(resolved, key, place, mounts)
+
+
+def _data_wishes(resolved: Resolved, config: "TrainConfig", mounts: Sequence[str]) -> Iterator[PathWish]:
+    pair = "name the prefix of a .bin/.idx pair, which `python -m trainer preprocess` makes from text"
+    for key in _DATA_KEYS:
+        for part in config.data.blend(key):
+            if not config.data.streaming:
+                for end in (".bin", ".idx"):
+                    yield _present(resolved, f"data.{key}", f"{part.prefix}{end}", pair, mounts, "file")
+            # What a pattern matches there is not looked for.
+            elif not set("*?[") & set(part.prefix):
+                yield _present(resolved, f"data.{key}", part.prefix, "name a file or folder of text", mounts)
 
 
 def runs_root_wish(profile: ClusterProfile, invocation: Invocation) -> PathWish:

@@ -70,19 +70,13 @@ def place_job(
         ProfileError: another machine's Python is not named.
     """
     on_cpu = config is not None and config.training.device == "cpu"
-    gpus: tuple[tuple[str, ...], ...] = ()
-    if profile.scheduler == "local":
-        gpus = place_on_this_machine(resolved, job, visible_gpus(invocation), on_cpu=on_cpu)
-        ranks, asked = (len(gpus[0]), len(gpus[0])) if gpus else (1, 0)
-    else:
-        ranks, asked = size_of_node(resolved, job, profile, on_cpu)
+    gpus, ranks, asked = _size(invocation, resolved, job, profile, on_cpu=on_cpu)
     if config is not None:
         check_layout(resolved, config, job.nodes, ranks)
     secrets = secrets_file(invocation, profile, run_dir, submission) if job.secrets else None
     working_dir = _working_dir(invocation, job, profile, run_dir, cwd)
-    written = _outside(_written(config), job, profile)
-    caches = cache_folder(str(run_dir.parent))
-    mounts = [str(run_dir), f"{run_dir.parent}/.code", caches, *written, *_outside(_read(config), job, profile)]
+    written = (*_outside(_written(config), job, profile), cache_folder(str(run_dir.parent)))
+    mounts = [str(run_dir), f"{run_dir.parent}/.code", *written, *_outside(_read(config), job, profile)]
     mounts += [str(working_dir)] if job.command and working_dir != run_dir else []
     mounts += [str(PurePosixPath(secrets).parent)] if secrets is not None else []
     request = build_request(
@@ -110,7 +104,17 @@ def place_job(
         secrets_file=Path(secrets) if secrets is not None else None,
     )
     rendered = render(job, profile, place, invocation.folders, request)
-    return PlacedJob(rendered, request, place, (*written, caches) if request.container is not None else ())
+    return PlacedJob(rendered, request, place, written if request.container is not None else ())
+
+
+def _size(
+    invocation: Invocation, resolved: Resolved, job: JobSpec, profile: ClusterProfile, *, on_cpu: bool
+) -> tuple[tuple[tuple[str, ...], ...], int, int]:
+    """Each node's GPUs where this machine is the cluster, and per node the ranks and the GPUs that are asked for."""
+    if profile.scheduler != "local":
+        return (), *size_of_node(resolved, job, profile, on_cpu)
+    gpus = place_on_this_machine(resolved, job, visible_gpus(invocation), on_cpu=on_cpu)
+    return gpus, len(gpus[0]) if gpus else 1, len(gpus[0]) if gpus else 0
 
 
 def image_file(invocation: Invocation, job: JobSpec, profile: ClusterProfile) -> str | None:
@@ -153,8 +157,9 @@ def _read(config: TrainConfig | None) -> list[str]:
     if config is None:
         return []
     data = config.data
-    paths = [*data.data_path, *data.train_data_path, *data.valid_data_path]
-    paths += [data.tokenizer_model] if data.tokenizer_model is not None else []
+    keys = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+    paths = [part.prefix for key in keys for part in data.blend(key)]
+    paths += [path for path in (data.tokenizer_model, data.vocab_file, data.merge_file) if path is not None]
     folders = [str(PurePosixPath(path).parent) for path in paths]
     return [*folders, *([config.checkpoint.load] if config.checkpoint.load is not None else [])]
 

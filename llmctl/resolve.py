@@ -11,7 +11,7 @@ from llmctl.invocation import Invocation, is_remote
 from llmctl.profile import ClusterProfile, expand_home, overlay
 from llmctl.resources import UserFolders, bundled
 from llmctl.settled_profile import expand
-from trainer.config import ConfigError, build_config, read_yaml, unknown_key_problem
+from trainer.config import ConfigError, build_config, path_entries, read_yaml, unknown_key_problem, weight_places
 
 DEFAULT_CONFIG = "llmctl.yaml"
 EXAMPLE = "gpt_small.yaml"
@@ -21,7 +21,10 @@ PATH_KEYS = frozenset(
         "data.data_path",
         "data.train_data_path",
         "data.valid_data_path",
+        "data.test_data_path",
         "data.tokenizer_model",
+        "data.vocab_file",
+        "data.merge_file",
         "data.data_cache_path",
         "checkpoint.save",
         "checkpoint.load",
@@ -240,8 +243,14 @@ class _Layers:
     def _absolute(self, key: str, value: Any, base: Path) -> Any:
         if key not in PATH_KEYS:
             return value
+        entries = path_entries(value) if key.endswith("data_path") else None
+        if isinstance(entries, list) and len(entries) > 1:
+            value = entries
         if isinstance(value, list):
-            return [self._absolute(key, entry, base) for entry in value]
+            weights = weight_places(value) if all(isinstance(entry, str) for entry in value) else ()
+            return [
+                entry if place in weights else self._absolute(key, entry, base) for place, entry in enumerate(value)
+            ]
         if not isinstance(value, str) or not value:
             return value
         if self._remote_home is not None and key != "job.code":  # code is read here and sent

@@ -97,7 +97,7 @@ class RankError:
             "connection reset by peer",
             "broken pipe",
             "remote process exited",
-            "socket",
+            "connection was likely closed",
         )
         return self.consequence or any(word in self.message.lower() for word in words)
 

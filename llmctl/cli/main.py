@@ -31,6 +31,8 @@ COMMANDS = {
     "resume": ("llmctl.cli.resume", "Go on with a run from its latest checkpoint."),
     "nodes": ("llmctl.cli.nodes", "Show the nodes of a cluster: idle, in use, or drained and why."),
     "clusters": ("llmctl.cli.clusters", "List, show, check and write cluster profiles."),
+    "data": ("llmctl.cli.data", "Make training data of text, look at it, and join files of it."),
+    "env": ("llmctl.cli.env", "Build or examine what jobs run on: the fused kernels."),
     "doctor": ("llmctl.cli.doctor", "Check a cluster, and say what puts right what is wrong."),
 }
 

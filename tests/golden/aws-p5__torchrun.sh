@@ -92,6 +92,7 @@ export_variables() {
     export FI_EFA_USE_HUGE_PAGE=0
     # Caches belong where the runs are: what a site names for them has more room than a home directory.
     if [[ /runs/.cache == "$HOME"/* ]]; then return 0; fi
+    if [[ -z ${LLMCTL_CACHE_DIR-} ]]; then export LLMCTL_CACHE_DIR=/runs/.cache/llmctl; fi
     if [[ -z ${TRITON_CACHE_DIR-} ]]; then export TRITON_CACHE_DIR=/runs/.cache/triton; fi
     if [[ -z ${TORCH_EXTENSIONS_DIR-} ]]; then export TORCH_EXTENSIONS_DIR=/runs/.cache/torch_extensions; fi
     # Models that are there already, and a token beside them, go on to be found.

@@ -57,6 +57,7 @@ load_environment() {
 # The variables that the user asked for. Apart from the software, for they may be called like a variable of this script.
 export_variables() {
     # Caches belong where the runs are: what a site names for them has more room than a home directory.
+    if [[ -z ${LLMCTL_CACHE_DIR-} ]]; then export LLMCTL_CACHE_DIR=/runs/.cache/llmctl; fi
     if [[ -z ${TRITON_CACHE_DIR-} ]]; then export TRITON_CACHE_DIR=/runs/.cache/triton; fi
     if [[ -z ${TORCH_EXTENSIONS_DIR-} ]]; then export TORCH_EXTENSIONS_DIR=/runs/.cache/torch_extensions; fi
     # Models that are there already, and a token beside them, go on to be found.

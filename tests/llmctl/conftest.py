@@ -1,5 +1,7 @@
-"""Fixtures of several test files."""
+"""Fixtures of several test files, and tests that need a program besides Python."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,22 @@ import pytest
 from llmctl import backends
 from tests.llmctl.scripted_cluster import ScriptedCluster
 from tests.standins import scripted_scheduler
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known."""
+    config.addinivalue_line("markers", "programs(*names): needs programs that scripts/real_tier.sh installs")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs a program that is not there, but not where all were to be installed: there it fails."""
+    if config.getoption("--require-real") and os.geteuid() == 0:
+        return
+    for item in items:
+        wanted = [name for mark in item.iter_markers("programs") for name in mark.args]
+        missing = [name for name in wanted if shutil.which(name) is None]
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
 
 
 @pytest.fixture

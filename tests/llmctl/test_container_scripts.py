@@ -112,12 +112,12 @@ def test_caches_are_where_the_runs_are_unless_that_is_home_or_somebody_has_said(
     def caches(name, **changes):
         stage = run_job(tmp_path / name, profile, launcher="srun", image=None, **changes)
         (got,) = stage.environments()
-        names = ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "HF_HOME")
+        names = ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "HF_HOME", "LLMCTL_CACHE_DIR")
         return [os.fsdecode(got[os.fsencode(name)]) if os.fsencode(name) in got else None for name in names]
 
     root = tmp_path / "plain" / "runs" / ".cache"
-    assert caches("plain") == [str(root / name) for name in ("triton", "torch_extensions", "huggingface")]
-    assert caches("at_home", environ={"HOME": str(tmp_path / "at_home")}) == [None, None, None]
+    assert caches("plain") == [str(root / name) for name in ("triton", "torch_extensions", "huggingface", "llmctl")]
+    assert caches("at_home", environ={"HOME": str(tmp_path / "at_home")}) == [None] * 4
     told = caches("told", env=(("TRITON_CACHE_DIR", "/mine"),), environ={"HF_HOME": "/ours"})
     assert (told[0], told[2]) == ("/mine", "/ours")
     (tmp_path / "user" / ".cache" / "huggingface").mkdir(parents=True)

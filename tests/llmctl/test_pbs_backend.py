@@ -2,7 +2,6 @@
 
 import base64
 import os
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -289,7 +288,7 @@ def test_an_interactive_job_is_asked_for_like_a_batch_job():
     assert argv[5] == "2 x rt_HF in reservation R1234 for 25:01:01"
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+@pytest.mark.programs("shellcheck")
 @pytest.mark.parametrize("script", [SUBMIT, ENTER])
 def test_shellcheck_has_nothing_to_say(script):
     done = subprocess.run(["shellcheck", "-s", "bash", "-"], input=script, capture_output=True, text=True, check=False)

@@ -5,7 +5,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +98,7 @@ def test_no_golden_script_is_left_of_a_profile_that_is_gone() -> None:
     assert {path.stem for path in GOLDEN.glob("*.sh")} == {*CASES, *map(str, script_cases.CASES)}
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+@pytest.mark.programs("shellcheck")
 @pytest.mark.parametrize("scheduler", ["local", "pbs", "sge", "slurm", "ssh"])
 def test_shellcheck_has_nothing_to_say(scheduler: str) -> None:
     scripts = [GOLDEN / f"{case}.sh" for case in CASES] if scheduler == "local" else []

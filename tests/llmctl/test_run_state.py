@@ -96,6 +96,13 @@ def test_a_rank_that_died_silently_is_named_when_the_others_only_missed_it():
     )
 
 
+def test_a_rank_whose_own_socket_cannot_be_opened_is_the_cause():
+    lost = RankError(1, "", "n1", 0, "DistNetworkError", "Connection reset by peer", NOW - 9)
+    bound = RankError(0, "", "n1", 0, "DistNetworkError", "The server socket has failed to listen: EADDRINUSE", NOW - 8)
+    detail = decide(facts(GONE, ended("failed", 1, errors=(lost, bound)))).detail
+    assert detail == "rank 0 on n1: DistNetworkError: The server socket has failed to listen: EADDRINUSE"
+
+
 def test_what_calls_itself_a_consequence_is_not_the_cause():
     values = {
         "rank": 0,

@@ -78,8 +78,6 @@ def test_names_as_the_ssh_command_takes_them(name, words):
 def environment(tmp_path):
     """An ssh command that reads a configuration of the test's own."""
     real = shutil.which("ssh")
-    if real is None:
-        pytest.skip("there is no ssh command")
     (tmp_path / "config").write_text(
         "Host inner\n HostName 10.0.0.5\n ProxyJump gate\n"
         "Host gate\n HostName gate.example\n Port 2022\n User visitor\n"
@@ -96,10 +94,12 @@ def hops(chain):
     return [(hop.user if hop.user == "visitor" else "", hop.hostname, hop.port) for hop in chain]
 
 
+@pytest.mark.programs("ssh")
 def test_a_host_behind_a_gate(environment):
     assert hops(resolve_chain("inner", environment)) == [("visitor", "gate.example", 2022), ("", "10.0.0.5", 22)]
 
 
+@pytest.mark.programs("ssh")
 def test_a_list_of_hops_is_one_way_whatever_their_own_entries_say(environment):
     chain = resolve_chain("two", environment)
     assert [hop.hostname for hop in chain] == ["first", "10.0.0.5", "two"]
@@ -107,6 +107,7 @@ def test_a_list_of_hops_is_one_way_whatever_their_own_entries_say(environment):
     assert target_words(chain[2]) == ["--", "two"]
 
 
+@pytest.mark.programs("ssh")
 def test_the_profiles_hop_counts_where_the_user_names_none(environment):
     assert [hop.hostname for hop in resolve_chain("plain", environment, proxy_jump="inner")] == [
         "gate.example",
@@ -117,10 +118,12 @@ def test_the_profiles_hop_counts_where_the_user_names_none(environment):
     assert len(resolve_chain("piped", environment, proxy_jump="x")) == 1
 
 
+@pytest.mark.programs("ssh")
 def test_match_exec_sees_the_users_environment(environment):
     assert resolve_chain("plain", {**environment, "ANSWER": "42"})[0].user == "asked"
 
 
+@pytest.mark.programs("ssh")
 def test_what_is_wrong_with_a_configuration_is_told(environment, tmp_path):
     with pytest.raises(SchedulerError, match="does a ProxyJump lead in a circle"):
         resolve_chain("loop", environment)

@@ -117,6 +117,12 @@ FILES = [
     ({"model": {**CONFIG["model"], "hiden_size": 1}}, ["c.yaml: model.hiden_size", "did you mean model.hidden_size?"]),
     ({"parallel": {"tensor_model_parallel_size": 2}}, ["c.yaml: parallel.tensor_model_parallel_size", "world size 1"]),
     ({"data": {"data_path": ["toks"]}}, ["c.yaml: data.data_path", "/work/toks.bin", "preprocess"]),
+    ({"data": {"data_path": "0.3 toks 0.7 more"}}, ["c.yaml: data.data_path", "/work/toks.bin"]),
+    ({"data": {"data_path": [0, "gone", 2, "toks"]}}, ["c.yaml: data.data_path", "/work/toks.bin"]),
+    (
+        {"data": {"streaming": True, "data_path": ["text.jsonl"], "tokenizer_model": "t.json"}},
+        ["c.yaml: data.data_path", "/work/text.jsonl; name a file or folder of text"],
+    ),
     ({"job": {"queue": "q"}}, ["c.yaml: job.queue", "no queues"]),
     ({"job": {"env": {"1A": "x"}}}, ["c.yaml: job.env.1A", "cannot name a variable"]),
     ({"checkpoint": {"load": "gone"}}, ["c.yaml: checkpoint.load", "/work/gone"]),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.schedulers import kernel_cache
 from tests.schedulers.slurm_site import CONFIG, LLMCTL, Site
 from tests.testbeds.login_node import LoginNode
 
@@ -42,6 +43,7 @@ class Laptop(Site):
             "resource_types": {"cpu": {"gpus": 0, "cores": 8}},
             "defaults": {"resource_type": "cpu", "queue": "debug"},
             "stop_grace_s": 20,
+            "environment": {"setup": [kernel_cache.of_these_tests()]},
         }
         (folder / f"{CLUSTER}.yaml").write_text(yaml.safe_dump(profile))
         (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))

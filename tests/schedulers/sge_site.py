@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.schedulers import kernel_cache
 from tests.schedulers.slurm_site import CONFIG, Site
 from tests.testbeds.sge_cluster import SgeCluster
 
@@ -31,14 +32,22 @@ class SgeSite(Site):
         """What a user says of a cluster: where runs go, which Python, and who pays."""
         folder = home / ".config" / "llmctl" / "clusters"
         folder.mkdir(parents=True)
-        own = {"runs_root": str(home / "runs"), "environment": {"kind": "venv", "path": sys.prefix}, **more}
+        environment = {"kind": "venv", "path": sys.prefix, "setup": [kernel_cache.of_these_tests()]}
+        own = {"runs_root": str(home / "runs"), "environment": environment, **more}
         (folder / "abci.yaml").write_text(yaml.safe_dump(own))
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """What a user has in the environment on the login node, and how it gets there."""
-        kept = ("HOME", "OMP_NUM_THREADS", "PS1", "TERM", *(more or ()))
+        kept = ("HOME", "LLMCTL_CACHE_DIR", "OMP_NUM_THREADS", "PS1", "TERM", *(more or ()))
         return {**super().environ(more), "TESTBED_KEEP": " ".join(kept)}
 
     def queue(self, job_id: str) -> list[str]:
         """The lines that qstat has for a job."""
         return [line for line in self.cluster.run("qstat", "-u", "*").splitlines() if line.split()[:1] == [job_id]]
+
+    def told_by_scheduler(self) -> str:
+        """Queues and jobs, and the ends of what the daemons wrote down."""
+        files = sorted(self.cluster.state.glob("execd/*/messages"))
+        files += [self.cluster.state / "spool" / "qmaster" / "messages"]
+        written = (f"{file}:\n{file.read_text(errors='replace')[-2000:]}" for file in files if file.exists())
+        return "\n".join((self.cluster.run("qstat", "-f", "-u", "*"), *written))

@@ -14,7 +14,9 @@ from typing import Any
 
 import yaml
 
+from tests.schedulers import kernel_cache
 from tests.testbeds.slurm_cluster import SlurmCluster
+from tests.testbeds.waiting import deadline
 
 LLMCTL = str(Path(sys.executable).with_name("llmctl"))
 GRACE_S = 20
@@ -50,7 +52,12 @@ class Site:
             "defaults": {"resource_type": "cpu", "queue": "debug"},
             "stop_grace_s": GRACE_S,
             # Open MPI wants to hear this from root.
-            "environment": {"setup": ["export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"]},
+            "environment": {
+                "setup": [
+                    "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                    kernel_cache.of_these_tests(),
+                ]
+            },
         }
         (folder / "bed.yaml").write_text(yaml.safe_dump(profile))
         pyxis = {"runtime": "pyxis", "mount_home": False, "workdir": "/work", "env": ["NCCL_DEBUG"]}
@@ -72,7 +79,7 @@ class Site:
         return subprocess.Popen(argv, env=self.environ(), cwd=self.home, **{**output, **more})
 
     def call(
-        self, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 120
+        self, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 300
     ) -> "subprocess.CompletedProcess[str]":
         """Run llmctl; any exit status is an answer."""
         return subprocess.run(
@@ -80,7 +87,7 @@ class Site:
             capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
 
-    def llmctl(self, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> str:
+    def llmctl(self, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 300) -> str:
         """Run llmctl, which must succeed; what it printed."""
         done = self.call(*args, env=env, timeout_s=timeout_s)
         assert done.returncode == 0, f"llmctl {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -128,13 +135,17 @@ class Site:
         self, run_id: str, condition: Callable[[dict[str, Any]], bool], patience_s: float = 90, step_s: float = 0.5
     ) -> dict[str, Any]:
         """Wait until something holds for what status says of a run."""
-        end = time.monotonic() + patience_s
+        end = deadline(patience_s)
         while True:
             run = self.status(run_id)
             if condition(run):
                 return run
-            assert time.monotonic() < end, f"{run}\n{self.job_log(run_id)}"
+            assert time.monotonic() < end, f"{run}\n{self.job_log(run_id)}\n{self.told_by_scheduler()}"
             time.sleep(step_s)
+
+    def told_by_scheduler(self) -> str:
+        """What the scheduler says itself, for whoever reads of a failure."""
+        return self.cluster.run("squeue", "-a") + self.cluster.run("sinfo", "-N", "-l")
 
     def ended(self, run_id: str, patience_s: float = 120) -> dict[str, Any]:
         """Wait until a run has ended."""

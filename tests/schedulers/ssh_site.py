@@ -14,7 +14,9 @@ from typing import Any
 
 import yaml
 
+from tests.schedulers import kernel_cache
 from tests.testbeds.ssh_hosts import SshHosts
+from tests.testbeds.waiting import deadline
 
 LLMCTL = str(Path(sys.executable).with_name("llmctl"))
 GRACE_S = 10
@@ -52,7 +54,10 @@ class Site:
             # Open MPI wants to hear this from root.
             "environment": {
                 "python": sys.executable,
-                "setup": ["export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"],
+                "setup": [
+                    "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                    kernel_cache.of_these_tests(),
+                ],
             },
             "stop_grace_s": GRACE_S,
         }
@@ -63,7 +68,8 @@ class Site:
 
     def environ(self) -> dict[str, str]:
         """What the user has in the environment."""
-        return {**self.hosts.environ(), "HOME": str(self.home), "OMP_NUM_THREADS": "1"}
+        own = {"HOME": str(self.home), "OMP_NUM_THREADS": "1", "LLMCTL_CACHE_DIR": os.environ["LLMCTL_CACHE_DIR"]}
+        return {**self.hosts.environ(), **own}
 
     def start(self, *args: str) -> "subprocess.Popen[str]":
         """Start llmctl; its output is one pipe."""
@@ -72,14 +78,14 @@ class Site:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
-    def call(self, *args: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+    def call(self, *args: str, timeout_s: float = 300) -> "subprocess.CompletedProcess[str]":
         """Run llmctl; any exit status is an answer."""
         return subprocess.run(
             [LLMCTL, *args], env=self.environ(), cwd=self.home, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
 
-    def llmctl(self, *args: str, timeout_s: float = 120) -> str:
+    def llmctl(self, *args: str, timeout_s: float = 300) -> str:
         """Run llmctl, which must succeed; what it printed."""
         done = self.call(*args, timeout_s=timeout_s)
         assert done.returncode == 0, f"llmctl {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -150,7 +156,7 @@ class Site:
 
 def wait_until(condition: Callable[[], bool], patience_s: float, what: Callable[[], object]) -> None:
     """Wait until something holds; else fail with what there is."""
-    end = time.monotonic() + patience_s
+    end = deadline(patience_s)
     while not condition():
         assert time.monotonic() < end, what()
         time.sleep(0.2)

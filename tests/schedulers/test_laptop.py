@@ -13,7 +13,8 @@ import pytest
 from tests.schedulers.laptop_site import CLUSTER, Laptop
 from tests.testbeds import login_node, slurm_cluster
 from tests.testbeds.login_node import LoginNode
-from tests.testbeds.slurm_cluster import SlurmCluster, wait_for
+from tests.testbeds.slurm_cluster import SlurmCluster
+from tests.testbeds.waiting import wait_for
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 

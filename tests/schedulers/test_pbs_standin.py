@@ -16,6 +16,8 @@ import yaml
 from llmctl.cli.main import main
 from llmctl.run_record import RunRecord
 from tests.llmctl.run_directories import HANDS
+from tests.schedulers import kernel_cache
+from tests.testbeds.waiting import deadline
 
 STANDINS = Path(__file__).parents[1] / "standins" / "pbs" / "bin"
 CONFIG = {
@@ -64,14 +66,14 @@ class Site:
         return json.loads(self.llmctl("status", run_id, "--json"))["runs"][0]
 
     def wait(self, run_id, *states, patience_s=60.0):
-        end = time.monotonic() + patience_s
+        end = deadline(patience_s)
         while (view := self.view(run_id))["state"] not in states:
             assert time.monotonic() < end, (view, self.log(run_id))
             time.sleep(0.3)
         return view
 
     def wait_for(self, path, patience_s=30.0):
-        end = time.monotonic() + patience_s
+        end = deadline(patience_s)
         while not path.exists():
             assert time.monotonic() < end, path
             time.sleep(0.05)
@@ -93,7 +95,12 @@ def site(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{STANDINS}:{os.environ['PATH']}")
     monkeypatch.setenv("PBS_STANDIN_STATE", str(tmp_path / "pbs"))
-    overlay = {"runs_root": str(tmp_path / "runs"), "group": "gaa50000", "stop_grace_s": 5}
+    overlay = {
+        "runs_root": str(tmp_path / "runs"),
+        "group": "gaa50000",
+        "stop_grace_s": 5,
+        "environment": {"setup": [kernel_cache.of_these_tests()]},
+    }
     clusters = tmp_path / "config" / "llmctl" / "clusters"
     clusters.mkdir(parents=True)
     (clusters / "abci3.yaml").write_text(yaml.safe_dump(overlay))

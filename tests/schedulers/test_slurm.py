@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.schedulers.prepared_text import check_preparation
 from tests.schedulers.slurm_site import Site
-from tests.testbeds.slurm_cluster import SlurmCluster, slurm_cluster, wait_for
+from tests.testbeds.slurm_cluster import SlurmCluster, slurm_cluster
+from tests.testbeds.waiting import wait_for
 
 __all__ = ["slurm_cluster"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
@@ -70,6 +72,10 @@ def test_mpirun_starts_ranks_and_gpus_are_handed_on(site: Site) -> None:
     assert site.ended("gpus")["state"] == "completed", site.job_log("gpus")
     logs = [(site.path("gpus") / "attempts/1" / f"node-{node:05d}.log").read_text() for node in range(2)]
     assert logs == ["0,1\n", "0,1\n"]
+
+
+def test_text_is_prepared_by_two_nodes(site: Site) -> None:
+    check_preparation(site, "bed")
 
 
 def test_a_shell_on_a_compute_node(site: Site) -> None:

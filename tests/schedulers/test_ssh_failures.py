@@ -19,7 +19,8 @@ import pytest
 from llmctl.file_acts import FileWrite
 from llmctl.file_reads import FileRead
 from llmctl.remote.failures import ConnectionLost
-from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts, wait_for
+from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts
+from tests.testbeds.waiting import wait_for
 
 from .ssh_clients import client_environ, hands, master, refusal
 

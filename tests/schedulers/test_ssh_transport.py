@@ -13,7 +13,8 @@ from llmctl.file_acts import FileWrite
 from llmctl.file_reads import FileRead
 from llmctl.remote.master_connection import MasterConnection
 from llmctl.remote.paramiko_connection import ParamikoConnection
-from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts, wait_for
+from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts
+from tests.testbeds.waiting import wait_for
 
 from .ssh_clients import Person, client_environ, hands, master, refusal
 

@@ -11,8 +11,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.testbeds.slurm_cluster import SlurmCluster, wait_for
+from tests.testbeds.slurm_cluster import SlurmCluster
 from tests.testbeds.slurm_conf import LOGIN, NETWORK
+from tests.testbeds.waiting import wait_for
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "ip", "pgrep")
 _SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"

@@ -11,13 +11,13 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.testbeds.slurm_conf import DATABASE, LOGIN, NETWORK, SLURM_CONF, SLURMDBD_CONF
+from tests.testbeds.waiting import wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "ip", "nsenter", "setpriv")
 _SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -326,14 +326,6 @@ class SlurmCluster:
     def _start_slurmd(self, name: str) -> None:
         (self.state / "spool" / name).mkdir(exist_ok=True)
         self.daemon(f"slurmd-{name}", "slurmd", "-N", name, machine=name)
-
-
-def wait_for(condition: Callable[[], bool], patience_s: float, what: str) -> None:
-    """Wait until something holds; fail with its name after ``patience_s`` seconds."""
-    end = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < end, f"waited {patience_s} s for {what}"
-        time.sleep(0.1)
 
 
 def _child_of(parent: int) -> int:

@@ -15,11 +15,12 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.testbeds.waiting import wait_for
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "ip", "iptables", "nsenter", "unshare", "setpriv")
 GATE = "gate"
@@ -314,14 +315,6 @@ class SshHosts:
             line.split()[1].endswith(":0016") and line.split()[3] == "0A"
             for line in self.on_host(name, "cat", "/proc/net/tcp").splitlines()[1:]
         )
-
-
-def wait_for(condition: Callable[[], bool], patience_s: float, what: str) -> None:
-    """Wait until something holds; fail with its name after ``patience_s`` seconds."""
-    end = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < end, f"waited {patience_s} s for {what}"
-        time.sleep(0.05)
 
 
 def _call(*argv: str) -> "subprocess.CompletedProcess[str]":

@@ -1,0 +1,77 @@
+"""What the commands of ``llmctl data`` that may be jobs have in common: the flags of a job, and how it is started."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmctl.cli.completion import complete_cluster
+from llmctl.invocation import Invocation
+
+if TYPE_CHECKING:
+    from llmctl.data_preparation import DataWork
+
+JOB_FLAGS = {
+    "nodes": "--nodes",
+    "time": "--time",
+    "name": "--name",
+    "group": "--group",
+    "resource_type": "--resource-type",
+    "queue": "--queue",
+    "container": "--container",
+    "mounts": "--mount",
+}
+"""Key of a job, which is also the name of a command's parameter -> its flag."""
+
+
+def value(metavar: str, description: str, **more: Any) -> Any:
+    """An option that takes a value."""
+    return typer.Option(metavar=metavar, help=description, **more)
+
+
+def switch(flag: str, description: str) -> Any:
+    """An option that takes none."""
+    return typer.Option(flag, help=description)
+
+
+Cluster = Annotated[str | None, value("NAME", "Where to run. Default: as for submit.", autocompletion=complete_cluster)]
+Time = Annotated[str | None, value("H:M:S", "Time limit.")]
+Group = Annotated[str | None, value("G", "Group, project or account to bill.")]
+ResourceType = Annotated[str | None, value("T", "Kind of node. Default: the first that has no GPU, if there is one.")]
+Queue = Annotated[str | None, value("Q", "Queue or partition.")]
+Container = Annotated[str | None, value("IMAGE", "Container image.")]
+Mounts = Annotated[
+    list[str] | None, typer.Option("--mount", metavar="SRC:DST", help="Folder for the container. Repeatable.")
+]
+DryRun = Annotated[bool, switch("--dry-run", "Print the script and the submit command; do nothing.")]
+Follow = Annotated[bool, switch("--follow", "Follow the run until it ends.")]
+AsJson = Annotated[bool, switch("--json", "Print one JSON document of the job.")]
+
+
+def trainer_words(given: Mapping[str, Any], flags: Mapping[str, str]) -> list[str]:
+    """The values of a command's parameters under the trainer's flags, without those that are not given."""
+    words = []
+    for key, flag in flags.items():
+        if given[key] is not None and given[key] is not False:
+            words += [flag] if given[key] is True else [f"{flag}={given[key]}"]
+    return words
+
+
+def start(invocation: Invocation, work: "DataWork", given: Mapping[str, Any]) -> int:
+    """Do ``work`` here, or submit its job, by the values of a command's parameters; gives the exit code."""
+    from llmctl.cli.plan_output import carry_out, follow_started, show_plan
+    from llmctl.data_preparation import plan_data_work
+    from llmctl.resolve import Flag
+
+    flags = [
+        Flag(flag, f"job.{key}", given[key], adds=key == "mounts") for key, flag in JOB_FLAGS.items() if given.get(key)
+    ]
+    as_json, follow = given["as_json"], given["follow"]
+    plan = plan_data_work(invocation, invocation.cluster(given["cluster"]), work, flags, dry_run=given["dry_run"])
+    if isinstance(plan, int):
+        return plan
+    if given["dry_run"]:
+        show_plan(plan, invocation, as_json=as_json, more={})
+        return 0
+    record = carry_out(plan, invocation, as_json=as_json, follow=follow, more={})
+    return follow_started(record, invocation, as_json=as_json) if follow else 0

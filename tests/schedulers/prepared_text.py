@@ -1,0 +1,50 @@
+"""``llmctl data prepare`` on two nodes of a real cluster, beside one process on this machine."""
+
+import json
+from pathlib import Path
+
+from tests.schedulers.slurm_site import Site
+from trainer.data.preprocess import main as preprocess
+
+DOCUMENTS = 9000
+BROKEN_LINE = DOCUMENTS - 9
+"""In the second of two parts, and so with the second node."""
+_NUMBERS = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--append-eod", "--workers", "1")
+
+
+def check_preparation(site: Site, cluster: str) -> None:
+    """Two jobs at the same time: one makes the bytes that are made here, the other one meets a broken line."""
+    lines = [json.dumps({"text": f"{number % 1000} " * (1 + number % 97)}) + "\n" for number in range(DOCUMENTS)]
+    submissions = []
+    for name in ("whole", "broken"):
+        (site.home / f"{name}.jsonl").write_text("".join(lines))
+        lines[BROKEN_LINE - 1] = "{broken\n"
+        by_nodes = ("--output", f"by-nodes/{name}", "--name", name, "--cluster", cluster, "--nodes", "2")
+        submissions.append(site.start("data", "prepare", f"{name}.jsonl", *_NUMBERS, *by_nodes))
+    whole, here = str(site.home / "whole.jsonl"), str(site.home / "here/whole")
+    assert preprocess(["--input", whole, "--output-prefix", here, *_NUMBERS]) == 0
+    for submission in submissions:
+        said_to_user, _ = submission.communicate(timeout=120)
+        assert submission.returncode == 0, said_to_user
+    run = site.ended("whole")
+    assert (run["state"], run["exit_code"], len(set(run["hosts"]))) == ("completed", 0, 2), said(site, run["run_id"])
+    made = files(site.home / "here")
+    assert files(site.home / "by-nodes", "whole") == made
+    assert sorted(made) == [f"whole_text_document.{kind}" for kind in ("bin", "idx", "json")]
+    run = site.ended("broken")
+    assert (run["state"], run["exit_code"]) == ("failed", 3), said(site, run["run_id"])
+    shown = site.llmctl("logs", "broken")
+    assert f"broken.jsonl:{BROKEN_LINE}: is not a line of JSON" in shown, shown
+    assert "Traceback" not in said(site, run["run_id"])
+    assert not files(site.home / "by-nodes", "broken_")
+
+
+def files(folder: Path, prefix: str = "") -> dict[str, bytes]:
+    """The content of the files of a folder, by name."""
+    return {path.name: path.read_bytes() for path in folder.glob(f"{prefix}*") if path.is_file()}
+
+
+def said(site: Site, run_id: str) -> str:
+    """What nodes and job.sh said."""
+    logs = sorted((site.path(run_id) / "attempts/1").glob("node-*.log"))
+    return "\n".join([*(f"{log.name}: {log.read_text(errors='replace')}" for log in logs), site.job_log(run_id)])

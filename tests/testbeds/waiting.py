@@ -1,0 +1,20 @@
+"""Waiting, within bounds, for what a scheduler or a host is to do."""
+
+import time
+from collections.abc import Callable
+
+PATIENCE = 3
+"""How many times longer than on an idle machine: other tests compute at the same time."""
+
+
+def deadline(patience_s: float) -> float:
+    """The monotonic time until which to wait for what takes at most ``patience_s`` seconds on an idle machine."""
+    return time.monotonic() + PATIENCE * patience_s
+
+
+def wait_for(condition: Callable[[], bool], patience_s: float, what: str) -> None:
+    """Wait until something holds that takes ``patience_s`` seconds at most on an idle machine; fail with its name."""
+    end = deadline(patience_s)
+    while not condition():
+        assert time.monotonic() < end, f"waited {PATIENCE * patience_s} s for {what}"
+        time.sleep(0.05)
