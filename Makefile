@@ -1,18 +1,22 @@
 # make demo     train a small language model on this machine, through the whole tool
 # make test     check, and every test; as root against real Slurm, Grid Engine and sshd
 # make check    formatting, lint, types, import walls
-# make parity   every layout of up to 8 ranks against the serial run
+# make parity   every axis, two axes and three, over up to 8 ranks, against the serial run
 # make torture  exact resume after kill -9 at 20 random instants
 # make clean    remove what the other targets made
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help set-up real-tier demo check test parity torture clean
+.PHONY: help set-up real-tier demo check kernels test parity torture clean
 
 PYTHON_OF_VENV := .venv/bin/python
 STEP := scripts/step.sh
 # One thread per process: the tests start several processes per core.
 export OMP_NUM_THREADS ?= 1
+# Test files that run at once.
+TEST_WORKERS ?= 2
+PYTEST := $(PYTHON_OF_VENV) -m pytest --require-real
+FILES_AT_ONCE := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -32,8 +36,14 @@ check: set-up
 real-tier:
 	@scripts/real_tier.sh
 
-test: check real-tier
-	@$(PYTHON_OF_VENV) -m pytest --require-real </dev/null
+kernels: set-up
+	@$(STEP) "kernels built" $(PYTHON_OF_VENV) -m trainer kernels build
+
+# Kernels first: tests that train would all wait for them at once. Those of schedulers wait most of their time, and have
+# the machine for themselves: beside others that compute, what they wait for comes too late.
+test: check real-tier kernels
+	@$(PYTEST) tests/schedulers $(FILES_AT_ONCE) </dev/null
+	@$(PYTEST) --ignore tests/schedulers $(FILES_AT_ONCE) </dev/null
 
 parity: set-up
 	@$(PYTHON_OF_VENV) -m tests.parity </dev/null

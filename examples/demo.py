@@ -77,7 +77,8 @@ class Demo:
         """Tokenize the standard library, unless that was done and nothing has changed."""
         from trainer.data.preprocess import tokenize_documents
         from trainer.data.python_corpus import standard_library_files
-        from trainer.data.tokenizer import HuggingFaceTokenizer
+        from trainer.data.tokenizers.opening import open_tokenizer
+        from trainer.data.tokenizers.settings import TokenizerSettings
         from trainer.data.train_tokenizer import train_byte_level_bpe
 
         files = standard_library_files(self.text)
@@ -95,7 +96,8 @@ class Demo:
         mark.unlink(missing_ok=True)
         seen = files[: round((1 - HELD_OUT) * len(files))]
         train_byte_level_bpe((file.read() for file in seen), VOCAB_SIZE, self.tokenizer)
-        manifest = tokenize_documents((file.read() for file in files), HuggingFaceTokenizer(self.tokenizer), self.data)
+        tokenizer = open_tokenizer(TokenizerSettings(tokenizer_model=str(self.tokenizer)))
+        manifest = tokenize_documents((file.read() for file in files), tokenizer, self.data)
         print(
             f"Trained a vocabulary of {VOCAB_SIZE} on it and wrote {manifest.tokens:,} tokens to {self.data}.bin, "
             f"in {time.monotonic() - started:.0f} s."
@@ -170,7 +172,7 @@ class Demo:
 
     def _unigram_loss(self, run_dir: Path) -> float:
         from trainer.config import load_config
-        from trainer.data.build import open_sources
+        from trainer.data.sources import open_sources
         from trainer.data.unigram import unigram_loss
 
         sources = open_sources(load_config(run_dir / "config.yaml"))

@@ -62,6 +62,15 @@ fi
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || install_debian "python$version-venv"
 
+# Training compiles csrc where it can and goes without where it cannot; its tests cannot go without.
+if ! command -v g++ >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    install_debian g++
+  else
+    echo "set-up: there is no g++: training works without its own kernels, their tests do not; install it"
+  fi
+fi
+
 # "unfinished" in the mark: an earlier set-up was interrupted inside pip, whose half-written packages cannot be trusted.
 if [ "$(cat $mark 2>/dev/null || true)" = unfinished ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   "$python" -m venv --clear .venv >>"$log" 2>&1 || fail "$python -m venv .venv failed, see $log"

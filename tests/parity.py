@@ -1,46 +1,63 @@
 """The parity matrix in full, against the serial run: ``python -m tests.parity [--shard K/N] [FILTER...]``.
 
-Every mesh and model of tests.trainer.covering_array with every schedule, way of recomputing and ZeRO stage that the
-config allows, thousands of cases. Prints one line per case with the worst deviations, and leaves with 1 if any is too
-large. Each FILTER keeps the lines that contain it, such as ``mixtral`` or ``tp=2``; --shard 2/5 runs every fifth case
-from the second on.
+Every mesh of tests.trainer.covering_array and its wider ones, and every model (on 8 ranks three of them), with every
+schedule, way of recomputing and ZeRO stage that the config allows: thousands of cases. Prints one line per case with
+the worst deviations, and leaves with 1 if any is too large. Each FILTER keeps the lines that contain it, such as
+``mixtral`` or ``tp=2``; --shard 2/5 runs every fifth case from the second on.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import random
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from tests.trainer.covering_array import FACTORS, case_of, is_allowed
+from tests.trainer import covering_array
+from tests.trainer.covering_array import FACTORS, WIDER_MESHES, case_of, is_allowed, is_meaningful, mesh_name
 from tests.trainer.layout_parity import LIMITS, Deviation, compare, problems
 from tests.trainer.parity_case import Case
 from tests.trainer.spawn import RankError, Ranks
 
-# What every case of the full matrix varies; the rest takes turns.
-_IN_FULL = ("mesh", "model", "schedule", "recompute", "zero")
+# One more than in the array: a tied table, biases and dropout.
+MODELS_ON_8_RANKS = (*covering_array.MODELS_ON_8_RANKS, "gpt2-hidden-dropout")
+_MESHES = (*FACTORS["mesh"], *map(mesh_name, WIDER_MESHES))
+# What every mesh is combined with in full; the rest is drawn.
+_IN_FULL = ("model", "schedule", "recompute", "zero")
+_PLAIN = {name: values[0] for name, values in FACTORS.items()}
+# The config takes these whatever else it takes: it is asked once for all of their values, which saves minutes.
+_ALWAYS_TAKEN = {name: _PLAIN[name] for name in ("documents", "overlap", "micro_batches")}
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """Every allowed combination of mesh, model, schedule, recompute and ZeRO stage, each with a choice of the rest.
+
+    The choice is one of all that are allowed, drawn by the combination's number: the same in every run, and following
+    no rule by which one factor would meet the same value of another each time.
+    """
+    others = {name: values for name, values in FACTORS.items() if name not in ("mesh", *_IN_FULL)}
+    choices = [dict(zip(others, values, strict=True)) for values in itertools.product(*others.values())]
+    combinations = list(itertools.product(*(FACTORS[name] for name in _IN_FULL)))
+    for place, mesh in enumerate(_MESHES):
+        meaningful = [choice for choice in choices if is_meaningful({**_PLAIN, "mesh": mesh, **choice})]
+        for number, values in enumerate(combinations, place * len(combinations)):
+            chosen = {"mesh": mesh, **dict(zip(_IN_FULL, values, strict=True))}
+            # The first allowed one in random order is as good as any of all that are, and sooner found.
+            for choice in random.Random(number).sample(meaningful, len(meaningful)):
+                row = {name: {**chosen, **choice}[name] for name in FACTORS}
+                if is_allowed({**row, **_ALWAYS_TAKEN}, MODELS_ON_8_RANKS):
+                    yield row
+                    break
 
 
 def matrix() -> Iterator[Case]:
-    """Every allowed combination of mesh, model, schedule, recompute and ZeRO stage, each with a choice of the rest."""
-    others = {name: values for name, values in FACTORS.items() if name not in _IN_FULL}
-    turns = [dict(zip(others, values, strict=True)) for values in itertools.product(*others.values())]
-    seen = set()
-    for number, values in enumerate(itertools.product(*(FACTORS[name] for name in _IN_FULL))):
-        chosen = dict(zip(_IN_FULL, values, strict=True))
-        # 7 has no common divisor with the number of turns, so that all of them come, in another order each time.
-        for step in range(len(turns)):
-            row = {name: {**chosen, **turns[(7 * number + step) % len(turns)]}[name] for name in FACTORS}
-            if is_allowed(row):
-                case = case_of(row)
-                if case not in seen:
-                    seen.add(case)
-                    yield case
-                break
+    """The cases of the matrix in full."""
+    return map(case_of, rows())
 
 
 def _shard(text: str) -> tuple[int, int]:
