@@ -199,14 +199,16 @@ def main(
         config.check_world_size(launch.world_size)
     except (UsageError, ConfigError) as error:
         is_usage = isinstance(error, UsageError)
+        code = 2 if is_usage else 3
         if speaks:
-            record_failure(run, launch.rank, f"rank {launch.rank}", 0, error)
+            record_failure(run, launch.rank, f"rank {launch.rank}", 0, error, exit_code=code)
             print(f"trainer pretrain: {error}" if is_usage else _blame(command_line, error), file=sys.stderr)
-        return 2 if is_usage else 3
+        return code
     try:
         settings = BuildSettings.from_variables(environment)
     except ConfigError as error:
         # Every node has an environment of its own.
+        record_failure(run, launch.rank, f"rank {launch.rank}", 0, error, exit_code=3)
         print(f"trainer pretrain: {error}", file=sys.stderr)
         return 3
     for note in command_line.notes if speaks else ():

@@ -22,6 +22,8 @@ class FailureRecord:
     Attributes:
         consequence: the rank only noticed that others had gone or did not answer; the cause is with another one.
         time: when it failed, in seconds since the epoch; the smallest of those that are no consequence is the cause's.
+        exit_code: that the rank leaves with. job.sh looks for this and the two before it at the end of the file, so
+            that the cause's code is the job's, whatever a launcher makes of it.
     """
 
     rank: int
@@ -33,6 +35,7 @@ class FailureRecord:
     traceback: str
     consequence: bool
     time: float
+    exit_code: int
 
     def write(self, run: RunDirectory | None) -> None:
         """Put it into the run directory; nowhere without one, or where the disk is what failed."""
@@ -43,7 +46,14 @@ class FailureRecord:
 
 
 def record_failure(
-    run: RunDirectory | None, rank: int, coordinates: str, iteration: int, error: BaseException, consequence: str = ""
+    run: RunDirectory | None,
+    rank: int,
+    coordinates: str,
+    iteration: int,
+    error: BaseException,
+    *,
+    exit_code: int = 1,
+    consequence: str = "",
 ) -> FailureRecord | None:
     """Write errors/rank-NNNNN.json. ``time`` is now: call it before anything that may wait for other ranks.
 
@@ -53,6 +63,7 @@ def record_failure(
         coordinates: the rank with its place on the axes, for people.
         iteration: iterations done.
         error: what it fails with.
+        exit_code: that it leaves with.
         consequence: where the cause is with another rank: what to say instead of the error's own message.
 
     Returns:
@@ -70,6 +81,7 @@ def record_failure(
         traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
         consequence=bool(consequence),
         time=time.time(),
+        exit_code=exit_code,
     )
     record.write(run)
     return record

@@ -19,7 +19,7 @@ from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
 from trainer.config_error import ConfigError
 from trainer.data.build import build_data
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.loader import DEPTH, BatchLoader
 from trainer.data.loader_sharing import BatchRole, mapped_role, streaming_role
 from trainer.device import choose_device, device_name
@@ -99,19 +99,19 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     who = mesh.describe(mesh.rank)
     loss = PeerLoss.of(error, mesh, heartbeat.phase)
     consequence = loss.sentence(mesh, run) if loss is not None else ""
-    record = record_failure(run, mesh.rank, who, iteration, error, consequence)
+    code = _exit_code(error)
+    record = record_failure(run, mesh.rank, who, iteration, error, exit_code=code, consequence=consequence)
     if isinstance(error, PeerFailedError):
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
-        return FAILED
+        return code
     heartbeat.beat(iteration, "failed")
     if isinstance(error, (ConfigError, DataError, CheckpointError)):
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
-        is_config = not isinstance(error, CheckpointError) or isinstance(error, AnotherModelError)
-        return BAD_CONFIG if is_config else FAILED
+        return code
     if loss is None or record is None:
         print(f"trainer: {who} failed at iteration {iteration}:", file=sys.stderr)
         traceback.print_exc()
-        return FAILED
+        return code
     # The record stands already, with its time; now there is a moment to find out who is missing.
     record = replace(record, message=loss.sentence(mesh, run, loss.silent_peers(run)))
     record.write(run)
@@ -119,7 +119,14 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     # Where it happened stands in the record, if anybody keeps that.
     if loss.is_late or run is None:
         traceback.print_exc()
-    return FAILED
+    return code
+
+
+def _exit_code(error: Exception) -> int:
+    is_config = isinstance(error, (ConfigError, DataError, AnotherModelError)) and not isinstance(
+        error, LostWorkerError
+    )
+    return BAD_CONFIG if is_config else FAILED
 
 
 def _train(attempt: _Attempt) -> None:

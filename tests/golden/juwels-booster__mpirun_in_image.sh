@@ -172,10 +172,22 @@ ending_reason() {
     fi
 }
 
+# The code of the first rank to fail by its own fault, which errors/ keeps; else CODE. torchrun says 1 whatever its ranks
+# left with, and srun the highest code of all, which is that of a rank that it has killed.
+code_of_cause() {
+    local cause
+    # Opening the folder makes a network file system look again.
+    : "$attempt_dir"/err*
+    cause=$(grep -rhsoE '"consequence": false, "time": [0-9.]+, "exit_code": [0-9]+}$' "$attempt_dir/errors" |
+        LC_ALL=C sort -k 4,4n | head -n 1)
+    if [[ $cause =~ ([0-9]+)\}$ ]]; then echo "${BASH_REMATCH[1]}"; else echo "$1"; fi
+}
+
 leave() {
     code=${code:-$?}
     trap '' TERM INT USR1 HUP
     end_all
+    if ((code != 0)); then code=$(code_of_cause "$code"); fi
     write_json exit.json \
         '{"code": %d, "reason": "%s", "signal": %s, "time": %d, "node": "%s"}' \
         "$code" "$(ending_reason)" "${signal:+\"}${signal:-null}${signal:+\"}" "$(date +%s)" "$HOSTNAME"

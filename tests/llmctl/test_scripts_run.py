@@ -35,6 +35,15 @@ class Stage:
     environ: dict[str, str] = field(default_factory=dict)
 
     def run(self, script: str, run_dir: Path, *, code: int = 0, arguments: tuple[str, ...] = ()) -> None:
+        done = self._run(script, run_dir, arguments)
+        logs = b"".join(path.read_bytes() for path in run_dir.glob("attempts/1/*.log"))
+        assert done.returncode == code, (done.stdout, done.stderr, logs)
+
+    def run_to_end(self, script: str, run_dir: Path, arguments: tuple[str, ...] = ()) -> int:
+        """The exit code, whatever it is."""
+        return self._run(script, run_dir, arguments).returncode
+
+    def _run(self, script: str, run_dir: Path, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
         records = self.folder / "records"
         records.mkdir(parents=True)
         (run_dir / "code").mkdir(parents=True)
@@ -57,7 +66,7 @@ class Stage:
             "PBS_NODEFILE": str(home / "nodes"),
             **self.environ,
         }
-        done = subprocess.run(
+        return subprocess.run(
             ["bash", run_dir / "job.sh", *arguments],
             env=environ,
             cwd=home,
@@ -65,8 +74,6 @@ class Stage:
             timeout=60,
             check=False,
         )
-        logs = b"".join(path.read_bytes() for path in run_dir.glob("attempts/1/*.log"))
-        assert done.returncode == code, (done.stdout, done.stderr, logs)
 
     def called(self, name: str) -> list[list[bytes]]:
         paths = sorted((self.folder / "records").glob(f"{name}.*"))

@@ -132,8 +132,9 @@ def test_error_record(tmp_path):
         "traceback",
         "consequence",
         "time",
+        "exit_code",
     ]
-    assert found["consequence"] is False
+    assert found["consequence"] is False and found["exit_code"] == 1
     assert (found["type"], found["message"]) == ("ValueError", "broken\nin two lines")
     assert "raise ValueError" in found["traceback"]
     record_failure(run, 4, "", 17, PeerFailedError("rank 3 failed"))
