@@ -167,10 +167,19 @@ class Session:
             return
 
     def sees(self, words: str, patience_s: float = 20) -> None:
-        wait_for(lambda: words in self.seen, patience_s, f"{words!r} in {self.seen!r}")
+        wait_for(lambda: words in self.seen, patience_s, lambda: f"{words!r} in {self.seen!r}")
 
     def type(self, keys: str) -> None:
         os.write(self.ours, keys.encode())
+
+    def sees_while_typing(self, keys: str, words: str) -> None:
+        """Type over and over: a trap of bash waits for the end of what is read, and the new size may come after that."""
+
+        def is_seen() -> bool:
+            self.type(keys)
+            return words in self.seen
+
+        wait_for(is_seen, 20, lambda: f"{words!r} in {self.seen!r}")
 
     def end(self) -> None:
         self.process.wait(20)
@@ -197,8 +206,7 @@ def test_a_command_on_a_real_terminal(ssh_hosts: SshHosts, tmp_path: Path, way: 
         session.sees("caught")
         set_size(session.theirs, 20, 70)
         os.kill(session.process.pid, signal.SIGWINCH)
-        session.type("x\n")
-        session.sees("20 70")
+        session.sees_while_typing("x\n", "20 70")
         session.type("end\n")
         session.sees("[status 7]")
         session.end()

@@ -12,9 +12,13 @@ def deadline(patience_s: float) -> float:
     return time.monotonic() + PATIENCE * patience_s
 
 
-def wait_for(condition: Callable[[], bool], patience_s: float, what: str) -> None:
-    """Wait until something holds that takes ``patience_s`` seconds at most on an idle machine; fail with its name."""
+def wait_for(condition: Callable[[], bool], patience_s: float, what: str | Callable[[], str]) -> None:
+    """Wait until something holds that takes ``patience_s`` seconds at most on an idle machine; fail with its name.
+
+    A name that is called is asked at the end of the wait, for what was there instead.
+    """
     end = deadline(patience_s)
     while not condition():
-        assert time.monotonic() < end, f"waited {PATIENCE * patience_s} s for {what}"
+        if time.monotonic() >= end:
+            raise AssertionError(f"waited {PATIENCE * patience_s} s for {what if isinstance(what, str) else what()}")
         time.sleep(0.05)
