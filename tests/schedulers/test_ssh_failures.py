@@ -173,7 +173,7 @@ class Session:
         os.write(self.ours, keys.encode())
 
     def sees_while_typing(self, keys: str, words: str) -> None:
-        """Type over and over: a trap of bash waits for the end of what is read, and the new size may come after that."""
+        """Type over and over: bash runs a trap after the line that it reads, and the new size may come after that."""
 
         def is_seen() -> bool:
             self.type(keys)
