@@ -20,10 +20,9 @@ import torch
 
 from trainer.data.document_places import Bounds, DocumentEnds, Documents
 from trainer.data.errors import DataError
+from trainer.data.windows import Tokens, read_windows
 
 Split = Literal["train", "valid", "test"]
-Tokens = npt.NDArray[np.integer[Any]]
-"""As they are stored, mostly in two bytes: what is done to all of them is done before they take eight."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +208,10 @@ class TrainData:
         self._shape = shape
         self._packing = packing
         self._order = order
+        # Numbers, within the global batch, of this replica's micro-batches and of their samples.
+        size = shape.micro_batch_size
+        self._indexes = range(shape.dp_rank, shape.global_batch_size // size, shape.dp)
+        self._offsets = (np.array(self._indexes, np.int64)[:, None] * size + np.arange(size)).ravel()
         self._is_packed = masks_loss
         self._masks_loss = masks_loss or (packing is not None and packing.mask_loss)
         self._separates = masks_loss or (packing is not None and packing.separate_attention)
@@ -256,22 +259,17 @@ class TrainData:
         """[micro-batches of this replica, B, S + 1]."""
         return (len(self._indexes), self._shape.micro_batch_size, self._shape.seq_length + 1)
 
-    @property
-    def _indexes(self) -> range:
-        """Numbers, within the global batch, of this replica's micro-batches."""
-        shape = self._shape
-        return range(shape.dp_rank, shape.global_batch_size // shape.micro_batch_size, shape.dp)
-
     def micro_batches(self, split: Split, consumed_samples: int) -> list[MicroBatch]:
         """This replica's micro-batches of the global batch that starts at ``consumed_samples``.
 
         Raises:
             DataError: the data holds a token outside the vocabulary.
         """
-        samples = self._read(split, consumed_samples)
+        numbers = self._offsets + consumed_samples
         if self._is_packed:
-            return self._of_packed(cast("list[PackedSample]", samples), consumed_samples)
-        return self._of_whole(self._joined(cast("list[Tokens]", samples), consumed_samples))
+            packed = [cast(PackedSample, self._samples[split].sample(number)) for number in numbers.tolist()]
+            return self._of_packed(packed, consumed_samples)
+        return self._of_whole(self._checked(read_windows(self._samples[split], numbers), consumed_samples))
 
     def windows(self, split: Split, consumed_samples: int) -> npt.NDArray[np.int32]:
         """What ``of_windows`` makes the same micro-batches of: int32 of ``windows_shape``.
@@ -279,22 +277,15 @@ class TrainData:
         Raises:
             DataError: the text cannot be read, or holds a token outside the vocabulary.
         """
-        samples = cast("list[Tokens]", self._read(split, consumed_samples))
-        return self._joined(samples, consumed_samples).astype(np.int32, copy=False).reshape(self.windows_shape)
+        windows = self._checked(read_windows(self._samples[split], self._offsets + consumed_samples), consumed_samples)
+        return windows.astype(np.int32, copy=False).reshape(self.windows_shape)
 
     def of_windows(self, windows: npt.NDArray[np.int32]) -> list[MicroBatch]:
         """This replica's micro-batches out of their windows of tokens."""
         return self._of_whole(windows.reshape(-1, windows.shape[-1]))
 
-    def _read(self, split: Split, consumed_samples: int) -> list[Sample]:
-        """This replica's samples, N of them."""
-        samples, size = self._samples[split], self._shape.micro_batch_size
-        firsts = (consumed_samples + index * size for index in self._indexes)
-        return [samples.sample(first + row) for first in firsts for row in range(size)]
-
-    def _joined(self, parts: list[Tokens], first: int) -> Tokens:
-        """Parts of N samples from ``first`` on, [N, ...]; their tokens are within the vocabulary."""
-        whole = np.concatenate(parts).reshape(len(parts), -1)
+    def _checked(self, whole: Tokens, first: int) -> Tokens:
+        """``whole``, of samples from ``first`` on, if its tokens are within the vocabulary."""
         # Negative ones are the largest of all where they are read as unsigned.
         if int(whole.view(f"u{whole.itemsize}").max()) >= self.vocab_size:
             wrong = whole[(whole >= self.vocab_size) | (whole < 0)][0]
@@ -311,7 +302,9 @@ class TrainData:
         return [MicroBatch(nothing, nothing, index=index) for index in self._indexes]
 
     def _of_packed(self, samples: list[PackedSample], first: int) -> list[MicroBatch]:
-        tokens, labels = (self._joined([getattr(one, name) for one in samples], first) for name in ("tokens", "labels"))
+        tokens, labels = (
+            self._checked(np.stack([getattr(one, name) for one in samples]), first) for name in ("tokens", "labels")
+        )
         counts = np.concatenate([one.counts for one in samples])
         return self._divided(tokens, labels, counts, DocumentEnds.between([one.bounds for one in samples]))
 

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.cache_entry import write_entry
+from trainer.data.windows import Numbers, Tokens, read_blended
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -66,7 +67,7 @@ class BlendOrder:
         self._file = None if folder is None else folder / f"{key.hexdigest()}.blend"
         self._kept = [np.zeros(len(weights), np.int64), *self._load()]
         self._block = -1
-        self._datasets: npt.NDArray[np.integer] = np.zeros(0, np.int16)
+        self._datasets: npt.NDArray[np.integer] = np.zeros(0, np.int16 if len(weights) < 1 << 15 else np.int32)
         self._samples = np.zeros(0, np.int64)
         self._after = self._kept[0]
 
@@ -76,6 +77,18 @@ class BlendOrder:
         if block != self._block:
             self._work_out(block)
         return int(self._datasets[row]), int(self._samples[row])
+
+    def places(self, numbers: Numbers) -> tuple[npt.NDArray[np.integer], Numbers]:
+        """``place`` of each of ``numbers``, which ascend."""
+        which, within = np.empty(len(numbers), self._datasets.dtype), np.empty(len(numbers), np.int64)
+        cuts = np.flatnonzero(np.diff(numbers // BLOCK, prepend=-1)).tolist()
+        for first, stop in zip(cuts, [*cuts[1:], len(numbers)], strict=True):
+            block = int(numbers[first]) // BLOCK
+            if block != self._block:
+                self._work_out(block)
+            rows = numbers[first:stop] - block * BLOCK
+            which[first:stop], within[first:stop] = self._datasets[rows], self._samples[rows]
+        return which, within
 
     def counts(self, number: int) -> Counts:
         """How many samples of each dataset come before sample ``number``."""
@@ -141,6 +154,10 @@ class BlendedDataset(Generic[T_co]):
         """Sample ``number`` of the blend."""
         dataset, within = self._order.place(number)
         return self._datasets[dataset].sample(within)
+
+    def windows(self, numbers: Numbers) -> Tokens:
+        """``sample`` of each of ``numbers``, which ascend and are windows: [N, S + 1]."""
+        return read_blended(self._datasets, *self._order.places(numbers))
 
 
 def _follow(

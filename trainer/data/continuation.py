@@ -21,6 +21,7 @@ import numpy as np
 from trainer.data.blend import BlendOrder, Numbered, normalized
 from trainer.data.errors import DataError
 from trainer.data.indexed_dataset import IndexedDataset
+from trainer.data.windows import Numbers, Tokens, read_blended, read_windows
 
 T_co = TypeVar("T_co", covariant=True)
 MOST_NAMED = 3
@@ -99,6 +100,15 @@ class ContinuedDatasets(Generic[T_co]):
         assert place >= 0, (number, self._first)
         which, within = self._order.place(place) if self._order is not None else (0, place)
         return self._datasets[which].sample(self._records[which].drawn + within)
+
+    def windows(self, numbers: Numbers) -> Tokens:
+        """``sample`` of each of ``numbers``, which ascend and are windows: [N, S + 1]."""
+        places = numbers - self._first
+        assert places[0] >= 0, (numbers[0], self._first)
+        if self._order is None:
+            return read_windows(self._datasets[0], places + self._records[0].drawn)
+        which, within = self._order.places(places)
+        return read_blended(self._datasets, which, within + np.array([record.drawn for record in self._records])[which])
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint, the same ones during a whole attempt."""

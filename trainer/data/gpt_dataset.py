@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trainer.data.epoch_index import (
     EpochIndex,
@@ -18,6 +16,12 @@ from trainer.data.epoch_index import (
 )
 from trainer.data.index_cache import EpochIndexCache
 from trainer.data.indexed_dataset import IndexedDataset
+from trainer.data.windows import Numbers, Tokens
+
+Ranges = tuple[Numbers, Numbers]
+"""Where ranges of tokens begin in the file, and their lengths."""
+FEW_SAMPLES = 4
+"""Fewer samples than these are found sooner one by one, 6 us each, than all together, 27 us and 0.5 us for each."""
 
 
 def split_sequences(count: int, shares: Sequence[float]) -> list[range]:
@@ -87,38 +91,86 @@ class GPTDataset:
         """Memory that it takes to work out the order of the epochs that are shuffled together."""
         return bytes_to_build(len(self._lengths), self.token_count, self._seq_length, self._together or Epochs())
 
-    def sample(self, number: int) -> npt.NDArray[np.integer[Any]]:
+    def sample(self, number: int) -> Tokens:
         """The ``seq_length + 1`` tokens of sample ``number``, counted over all epochs: uint16, int32 or int64.
 
         Raises:
             IndexError: the split is too short for a single sample.
         """
+        index, place = self._find(number)
+        window = np.empty(self._seq_length + 1, self._dtype)
+        self._tokens.read_ranges_into(*self._ranges(index, int(index.samples[place]) * self._seq_length), window)
+        return window
+
+    def windows(self, numbers: Numbers) -> Tokens:
+        """``sample`` of each of N ``numbers``, [N, seq_length + 1], for a fraction of the time of one by one.
+
+        Raises:
+            IndexError: the split is too short for a single sample.
+        """
+        windows = np.empty((len(numbers), self._seq_length + 1), self._dtype)
+        done = 0
+        while done < len(numbers):
+            index, place = self._find(int(numbers[done]))
+            # As far as they are of the same epoch.
+            places = numbers[done:] + (place - numbers[done])
+            others = np.flatnonzero((places < 0) | (places >= len(index.samples)))
+            count = int(others[0]) if len(others) else len(places)
+            starts = index.samples[places[:count]].astype(np.int64) * self._seq_length
+            part = windows[done : done + count]
+            if count < FEW_SAMPLES:
+                for window, start in zip(part, starts.tolist(), strict=True):
+                    self._tokens.read_ranges_into(*self._ranges(index, start), window)
+            else:
+                self._tokens.read_ranges_into(*self._ranges_of_many(index, starts), part.reshape(-1))
+            done += count
+        return windows
+
+    def _find(self, number: int) -> tuple[EpochIndex, int]:
+        """The index that sample ``number`` is in, and its place there."""
         if not self.has_samples:
             raise IndexError(f"{self._tokens.prefix}: {self.token_count} tokens are too few for one sample")
         if self._cache is not None:
             self._cache.touch()
         if self._together is None:
             epoch, place = divmod(number, self.samples_per_epoch)
-            index = self._indexes.get(epoch) or self._prepare(Epochs(epoch))
-        else:
-            index = self._indexes.get(0) or self._prepare(self._together)
-            place = number % len(index.samples)
-        return self._read(index, int(index.samples[place]) * self._seq_length)
+            return self._indexes.get(epoch) or self._prepare(Epochs(epoch)), place
+        index = self._indexes.get(0) or self._prepare(self._together)
+        return index, number % len(index.samples)
 
-    def _read(self, index: EpochIndex, start: int) -> npt.NDArray[np.integer[Any]]:
+    def _ranges(self, index: EpochIndex, start: int) -> Ranges:
+        """Where in the file the tokens of the sample lie that begins at ``start`` of the stream."""
         stop = start + self._seq_length + 1
         # The documents that hold tokens start to stop; the search skips those without tokens before the first.
-        first = int(index.ends.searchsorted(start, side="right"))
-        last = int(index.ends.searchsorted(stop, side="left"))
+        first, last = index.ends.searchsorted((start, stop - 1), side="right").tolist()
         cuts = np.empty(last - first + 2, np.int64)
         cuts[0], cuts[1:-1], cuts[-1] = start, index.ends[first:last], stop
         documents = index.documents[first : last + 1].astype(np.int64)
         documents += self._sequences.start
         places = self._tokens.first_tokens(documents)
         places[0] += start - (int(index.ends[first - 1]) if first else 0)
-        window = np.empty(stop - start, self._dtype)
-        self._tokens.read_ranges_into(places, cuts[1:] - cuts[:-1], window)
-        return window
+        return places, cuts[1:] - cuts[:-1]
+
+    def _ranges_of_many(self, index: EpochIndex, starts: Numbers) -> Ranges:
+        """The same of several samples, one after another."""
+        stops = starts + (self._seq_length + 1)
+        first, last = index.ends.searchsorted(np.stack((starts, stops - 1)), side="right")
+        counts = last - first + 1
+        after = counts.cumsum()
+        heads = after - counts
+        # Of each document its place in the stream, and within the sample the positions where it begins and ends there.
+        order = np.arange(after[-1])
+        order += np.repeat(first - heads, counts)
+        ends = index.ends[order]
+        ends[after - 1] = stops
+        begins = np.empty_like(ends)
+        begins[1:] = ends[:-1]
+        begins[heads] = starts
+        documents = index.documents[order].astype(np.int64)
+        documents += self._sequences.start
+        places = self._tokens.first_tokens(documents)
+        places[heads] += starts - np.where(first > 0, index.ends[first - 1], 0)
+        return places, ends - begins
 
     def _prepare(self, epochs: Epochs) -> EpochIndex:
         # A batch may reach into the next epoch; older ones are done with.

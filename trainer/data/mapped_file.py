@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 _FAILED = ctypes.c_void_p(-1).value
-FEW_RANGES = 24
-"""So many slices, at 0.5 us each, take as long as one gather of 2,049 numbers (Python 3.11, one core of an EPYC)."""
+SHORT_RANGE = 64
+"""Ranges of fewer numbers on average are gathered number by number, at 3 ns each, rather than copied one by one, at
+0.2 us each (Python 3.11, one core of an EPYC)."""
 
 
 class _Pages:
@@ -110,15 +111,16 @@ class ArrayFile:
         Raises:
             OSError: as read_into.
         """
-        if self._pages is not None and len(starts) > FEW_RANGES:
+        if self._pages is None:
+            place = 0
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+                self.read_into(start, out[place : place + length])
+                place += length
+        elif len(out) < SHORT_RANGE * len(starts):
             positions = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
             positions += np.arange(len(out))
             out[...] = self._pages.take(positions)
-            return
-        place = 0
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            if self._pages is not None:
-                out[place : place + length] = self._pages[start : start + length]
-            else:
-                self.read_into(start, out[place : place + length])
-            place += length
+        elif len(starts):
+            pages, stops = self._pages, starts + lengths
+            ranges = [pages[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+            np.concatenate(ranges, out=out, casting="unsafe")

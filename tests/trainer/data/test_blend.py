@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,3 +110,21 @@ class Counted:
 def test_samples_are_those_of_the_datasets_in_turn() -> None:
     blended = BlendedDataset([Counted("a"), Counted("b")], BlendOrder([0.25, 0.75]))
     assert [blended.sample(number) for number in range(8)] == ["b0", "a0", "b1", "b2", "a1", "b3", "b4", "b5"]
+
+
+class Windows(Counted):
+    """The same of many at once."""
+
+    def windows(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.stack([numbers + 1000 * ord(self.name), numbers], axis=1)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+def test_many_at_once_are_the_samples_in_turn(names: str) -> None:
+    order = BlendOrder(normalized([1 + number for number in range(len(names))]))
+    blended = BlendedDataset([Windows(name) for name in names], order)
+    numbers = np.array([0, 1, 5, 30, 62, 63, 64, 65, 66, 200, 201])
+    places = [order.place(int(number)) for number in numbers]
+    expected = [[within + 1000 * ord(names[dataset]), within] for dataset, within in places]
+    assert blended.windows(numbers).tolist() == expected

@@ -135,6 +135,33 @@ def test_samples_of_very_many_documents_are_read_whole(tmp_path: Path, size: int
         assert [list(dataset.sample(i)) for i in range(len(expected))] == expected
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 200), min_size=1, max_size=12).filter(sum),
+    seq_length=st.integers(1, 150),
+    num_samples=st.sampled_from([None, 30]),
+    numbers=st.lists(st.integers(0, 60), min_size=1, max_size=12),
+)
+def test_many_at_once_are_the_same_as_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    seq_length: int,
+    num_samples: int | None,
+    numbers: list[int],
+) -> None:
+    prefix = tmp_path_factory.mktemp("data") / "d"
+    write(prefix, [[(7 * number + place) % 500 for place in range(length)] for number, length in enumerate(lengths)])
+    with IndexedDataset(prefix) as tokens:
+        dataset = GPTDataset(tokens, range(len(tokens)), seq_length, 1, num_samples=num_samples)
+        if not dataset.has_samples:
+            with pytest.raises(IndexError, match="too few"):
+                dataset.windows(np.array(numbers))
+            return
+        for asked in (numbers, sorted(numbers), range(40)):
+            windows = dataset.windows(np.array(asked))
+            assert windows.tolist() == [dataset.sample(number).tolist() for number in asked]
+
+
 def of(epochs: int | Epochs, cache: EpochIndexCache | None = None, seq_length: int = 4, seed: int = 1) -> EpochIndex:
     build = build_epoch_index if cache is None else cache.load_or_build
     wanted = Epochs(epochs) if isinstance(epochs, int) else epochs
