@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +20,10 @@ from trainer.data.prepare.assembly import Assembled
 from trainer.data.prepare.encoding import Recipe, batches, encode_documents
 from trainer.data.prepare.inputs import find_inputs
 from trainer.data.prepare.journal import folder_of
-from trainer.data.prepare.node_marks import NodeMarks, ToldToEnd, attempt_of_step, heeding_sigterm
+from trainer.data.prepare.node_marks import TOLD_TO_END, NodeMarks, ToldToEnd, attempt_of_step, heeding_sigterm
 from trainer.data.prepare.pipeline import Preparation, Unfinished, check, prepare
 from trainer.data.tokenizers.settings import add_tokenizer_flags, settings_from_flags
 from trainer.data.tokenizers.tokenizer import Tokenizer
-
-_INTERRUPTED, _TERMINATED = 130, 143
 
 
 def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path, append_eod: bool = True) -> Manifest:
@@ -71,14 +70,12 @@ def main(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -
         variables: the environment, which tells of Slurm's step; None: of none.
     """
     options = _parser().parse_args(arguments)
-    if options.nodes == 1 or options.check:
-        return _run(options, variables or {})
     try:
         with heeding_sigterm():
             return _run(options, variables or {})
     except ToldToEnd:
         why = _marks(options, variables or {}).why_told_to_end()
-        return _fail(why or "told to end", _TERMINATED if why is None else 3)
+        return _fail(why or TOLD_TO_END, _code(None if why else signal.SIGTERM))
 
 
 def _run(options: argparse.Namespace, variables: Mapping[str, str]) -> int:
@@ -90,16 +87,20 @@ def _run(options: argparse.Namespace, variables: Mapping[str, str]) -> int:
         assembled, facts = prepare(wanted)
     except Unfinished as error:
         kept = f" ({error.kept:,} parts are done and kept: the same command goes on from there)" if error.kept else ""
-        return _fail(f"{error.reason}{kept}", _INTERRUPTED if error.interrupted else 3)
+        return _fail(f"{error.reason}{kept}", _code(error.ended_by))
     except DataError as error:
         return _fail(str(error), 3)
     except OSError as error:
         return _fail(f"{options.output_prefix}: cannot be written: {error.strerror}", 3)
     except KeyboardInterrupt:
-        return _fail("interrupted", _INTERRUPTED)
+        return _fail("interrupted", _code(signal.SIGINT))
     if assembled is not None:
         _tell(assembled, facts.notes)
     return 0
+
+
+def _code(ended_by: signal.Signals | None) -> int:
+    return 3 if ended_by is None else 128 + ended_by
 
 
 def _fail(message: str, code: int) -> int:

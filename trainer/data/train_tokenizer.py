@@ -21,6 +21,7 @@ from trainer.data.corpus import Corpus, pieces_at_line_ends
 from trainer.data.errors import DataError
 from trainer.data.prepare.inputs import find_inputs
 from trainer.data.prepare.progress import Progress, say
+from trainer.data.tokenizers.byte_level import bytes_of
 from trainer.data.tokenizers.engines import missing_package
 from trainer.data.tokenizers.huggingface import SPACE_MARK, say_byte_piece
 from trainer.data.tokenizers.train_sentencepiece import smallest_sentencepiece, train_sentencepiece
@@ -35,6 +36,8 @@ ENDINGS = {"byte-level-bpe": ".json", "unigram": ".model", "bpe": ".model", "wor
 SAMPLE_BYTES = {"byte-level-bpe": 4_000_000_000, "wordpiece": 4_000_000_000, "unigram": 400_000_000, "bpe": 400_000_000}
 """So much of larger inputs is learnt from, unless it is said. The first two kinds hold the different words of the text
 in memory, the others all of it, about twenty times."""
+_CONTRACTION = re.compile("'(?:[sdmt]|ll?|ve?|re?)")
+"""What GPT-2's regular expression takes for a word, though there is a mark in it, and what such a word begins with."""
 _PASSES = {"wordpiece": 2}
 """How often the text is read, if not once: first for its letters."""
 _INTERRUPTED = 130
@@ -100,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     output = options.output.expanduser()
     try:
         kind = _kind(output, options.model)
-        _check_names(options.special_tokens)
+        _check_names(kind, options.special_tokens)
         _check_size(kind, options.vocab_size, options.special_tokens)
         corpus = Corpus(
             tuple(find_inputs(options.input, _say)),
@@ -167,16 +170,26 @@ def _check_library(kind: str) -> None:
         raise missing_package(f"--model {kind}", name) from None
 
 
-def _check_names(names: Sequence[str]) -> None:
+def _check_names(kind: str, names: Sequence[str]) -> None:
     """Refuse special tokens that text may become: words, marks and spaces are learnt apart, and bytes have names."""
     for name in names:
-        has_both = re.search("[^\\W_]", name) and re.search(r"[!-/:-@\[-`{-~]", name)
         is_written = name.isprintable() and not re.search(f"[\\s{SPACE_MARK}]", name)
-        if not has_both or not is_written or name.startswith(CONTINUATION) or say_byte_piece(name) is not None:
+        is_apart = _is_cut(name) and not name.startswith(CONTINUATION) and say_byte_piece(name) is None
+        if is_apart and kind == "byte-level-bpe":
+            spelled = bytes_of(name)
+            is_apart = not _CONTRACTION.fullmatch(name) and (
+                spelled is None or _is_cut(spelled.decode(errors="replace"))
+            )
+        if not is_written or not is_apart:
             raise DataError(
                 f"--special-tokens: {name!r} is a name that text may become or no file can hold; choose letters and "
                 "marks without spaces, as <NAME>"
             )
+
+
+def _is_cut(name: str) -> bool:
+    """Whether there are letters or digits in ``name`` and marks, between which every kind of vocabulary cuts."""
+    return bool(re.search("[^\\W_]", name) and re.search(r"[!-/:-@\[-`{-~]", name))
 
 
 def _check_size(kind: str, vocab_size: int, names: Sequence[str]) -> None:

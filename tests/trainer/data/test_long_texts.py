@@ -14,6 +14,7 @@ import pytest
 from sentencepiece import SentencePieceTrainer
 
 from tests.trainer.data.vocabularies import TEXTS, Vocabularies
+from trainer.data.errors import DataError
 from trainer.data.tokenizers import huggingface, long_texts, sentencepiece_model
 from trainer.data.tokenizers.model_proto import read_model_proto
 from trainer.data.tokenizers.opening import open_tokenizer
@@ -223,3 +224,26 @@ def test_a_place_where_tokens_differ_is_no_seam() -> None:
     assert all(part.endswith("b") for part in parts[:-1])
     # Where there is no seam the text stays whole.
     assert list(long_texts.slices("a1 b1 " * 200_000, encode)) == ["a1 b1 " * 200_000]
+
+
+@pytest.mark.parametrize(
+    ("kind", "library", "each"), [("unigram", "sentencepiece", 45), ("wordpiece", "tokenizers", 128)]
+)
+def test_memory_of_a_text_that_cannot_be_cut_is_told_and_has_an_end(
+    vocabularies: Vocabularies,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    kind: str,
+    library: str,
+    each: int,
+) -> None:
+    """One is encoded whole, the other is cut between words, of which Japanese has none."""
+    monkeypatch.setattr(long_texts, "TOLD_BYTES", 9000 * each)
+    monkeypatch.setattr(long_texts, "MOST_BYTES", 90_000 * each)
+    monkeypatch.setattr(huggingface, "LONG", 500)
+    tokenizer = open_tokenizer(replace(vocabularies.settings(kind), engine=library))
+    for letters, is_told in ((3000, False), (3001, True), (6000, False), (6003, True), (30_000, True)):
+        assert len(tokenizer.encode("語" * letters))
+        assert capfd.readouterr().err.count(f"GB of memory, as {library} cannot be given it in parts") == is_told
+    with pytest.raises(DataError, match=r"divide the document \(plain text: --text-document paragraph or line\)"):
+        tokenizer.encode("語" * 30_001)

@@ -6,6 +6,7 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from trainer.data.prepare import pipeline, workers
 from trainer.data.prepare.chunk_work import ChunkWork
 from trainer.data.prepare.chunks import Chunk, Span
 from trainer.data.prepare.encoding import Recipe
+from trainer.data.prepare.node_marks import ToldToEnd, heeding_sigterm
 from trainer.data.prepare.shard import Footer
 from trainer.data.prepare.workers import TokenizerFacts, do_chunks, learn_facts
 from trainer.data.preprocess import main
@@ -134,7 +136,10 @@ def test_another_tokenizer_in_the_meantime_is_refused(
         list(do_chunks(iter([chunk]), WORK, replace(FACTS, sha256="0" * 64), 1, lambda: None))
 
 
-def test_an_interrupt_while_a_process_starts_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, ToldToEnd)])
+def test_an_interrupt_while_a_process_starts_ends_it(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, error: type[BaseException]
+) -> None:
     told: list[str] = []
 
     class Started:
@@ -142,18 +147,19 @@ def test_an_interrupt_while_a_process_starts_ends_it(monkeypatch: pytest.MonkeyP
 
         def start(self) -> None:
             self.pid = os.getpid()
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
         def __getattr__(self, name: str) -> Callable[[], None]:
             return lambda: told.append(name)
 
     context = SimpleNamespace(Pipe=Pipe, Process=lambda **_: Started())
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        workers._Worker(None)
-    assert told == ["terminate", "join", "close"]
-    assert signal.getsignal(signal.SIGINT) is before
+    with heeding_sigterm():
+        before = signal.getsignal(number)
+        with pytest.raises(error):
+            workers._Worker(None)
+        assert told == ["kill", "join", "close"]
+        assert signal.getsignal(number) is before
 
 
 def test_what_encodes_needs_neither_torch_nor_the_models_of_a_config() -> None:
@@ -214,22 +220,51 @@ def opened_for_writing(pipe: Path, is_alive: Callable[[], bool]) -> int:
             return descriptor
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whoever_ends_it_sees_no_traceback(tmp_path: Path, end: signal.Signals) -> None:
-    """Ctrl-C reaches every process of a terminal; SIGKILL the one alone, whose process still reads the tokenizer."""
+    """Ctrl-C reaches every process of a terminal, a scheduler's SIGTERM those of a job; SIGKILL the one alone, whose
+    process still reads the tokenizer."""
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": "1 " * 1_000_000}) + "\n")
     file = tmp_path / "tokenizer.json"
     os.mkfifo(file)
     command = ["--input", str(tmp_path / "in.jsonl"), "--output-prefix", str(tmp_path / "o")]
     with preprocess(*command, "--tokenizer-model", str(file), start_new_session=True) as process:
         tokenizer = opened_for_writing(file, lambda: process.poll() is None)
-        if end is signal.SIGINT:
-            os.killpg(process.pid, end)
-        else:
+        if end is signal.SIGKILL:
             process.kill()
+        else:
+            os.killpg(process.pid, end)
         process.wait()
         with suppress(BrokenPipeError):
             os.write(tokenizer, b"{}")
         os.close(tokenizer)
         said = process.communicate(timeout=60)[1]
-    assert said == ("trainer preprocess: interrupted\n" if end is signal.SIGINT else "")
+    whys = {signal.SIGINT: "interrupted", signal.SIGTERM: "told to end by SIGTERM"}
+    assert said == (f"trainer preprocess: {whys[end]}\n" if end in whys else "")
+    assert process.returncode == (128 + end if end in whys else -end)
+
+
+def test_sigterm_to_all_processes_leaves_what_is_done(tmp_path: Path) -> None:
+    """No process is said to have failed, and the same command goes on."""
+    line = json.dumps({"text": "1 2 3 " * 100_000}) + "\n"
+    (tmp_path / "in.jsonl").write_text(line * 12)
+    command = ["--input", str(tmp_path / "in.jsonl"), "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"]
+    prefixes = [str(tmp_path / name / "n") for name in ("whole", "ended")]
+    assert main([*command, "--workers", "1", "--output-prefix", prefixes[0]]) == 0
+    arguments = [*command, "--workers", "2", "--output-prefix", prefixes[1]]
+    with preprocess(*arguments, start_new_session=True) as process:
+        while not list((tmp_path / "ended").glob("*/*/*.shard")):
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.001)
+        os.killpg(process.pid, signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGTERM
+    assert re.fullmatch(
+        r"trainer preprocess: told to end by SIGTERM \(\d+ parts are done and kept: the same command goes on from "
+        r"there\)\n",
+        said,
+    )
+    assert not list((tmp_path / "ended").rglob("*.partial"))
+    assert main(arguments) == 0
+    whole, ended = ({file.name: file.read_bytes() for file in Path(prefix).parent.iterdir()} for prefix in prefixes)
+    assert ended == whole

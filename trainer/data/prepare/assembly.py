@@ -152,6 +152,7 @@ def _undamaged(path: Path, dtype: np.dtype[Any]) -> Iterator[tuple[Footer, Itera
 
 def _add(total: Footer, footer: Footer) -> None:
     total.documents += footer.documents
+    total.sequences += footer.sequences
     total.bad += footer.bad
     total.text_bytes = [one + other for one, other in zip(total.text_bytes, footer.text_bytes, strict=True)]
     total.largest = [max(one, other) for one, other in zip(total.largest, footer.largest, strict=True)]

@@ -21,6 +21,7 @@ from trainer.data.prepare.encoding import Recipe
 from trainer.data.prepare.inputs import InputFile
 from trainer.data.prepare.joining import forget, joined_chunks
 from trainer.data.prepare.node_marks import NodeMarks
+from trainer.data.prepare.shard import DamagedShardError, Footer, read_footer
 
 _PLAN = "plan.json"
 _SHARD = re.compile(r"(\d{8,})\.shard")
@@ -181,12 +182,18 @@ class Journal:
         # Then alone: shards go when this is known.
         return found | {*range(joined_chunks(self.parts))}
 
-    def shard_bytes(self, number: int) -> int:
-        """Size of the shard of a chunk; 0: it is joined."""
+    def written(self, number: int, footer: Footer | None = None) -> tuple[int, int]:
+        """Bytes of the shard of a chunk, and of what it will take in the index; zeros: it is joined, or damaged.
+
+        Args:
+            number: of the chunk.
+            footer: of the shard, if it is known.
+        """
+        path = self.shard(number)
         try:
-            return self.shard(number).stat().st_size
-        except FileNotFoundError:
-            return 0
+            return path.stat().st_size, (footer or read_footer(path)).index_bytes
+        except (FileNotFoundError, DamagedShardError):
+            return 0, 0
 
     def shard(self, number: int) -> Path:
         """Where the shard of a chunk lies."""

@@ -14,18 +14,19 @@ from types import FrameType
 
 from trainer.data.errors import DataError
 
+TOLD_TO_END = "told to end by SIGTERM"
 _BEAT_SECONDS = 10.0
 _SECONDS_TO_TELL = 3.0
 """So long is waited for what another node has written: Slurm gives 30 s from SIGTERM to SIGKILL (KillWait)."""
 
 
 class ToldToEnd(BaseException):
-    """SIGTERM has come."""
+    """SIGTERM has come: from a scheduler or a user, or from a launcher that ends all nodes once one has failed."""
 
 
 @contextmanager
 def heeding_sigterm() -> Iterator[None]:
-    """Raise ToldToEnd where SIGTERM comes, by which a launcher ends all nodes once one has failed."""
+    """Raise ToldToEnd where SIGTERM comes."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise ToldToEnd
@@ -150,6 +151,8 @@ class NodeMarks:
 
     def why_told_to_end(self) -> str | None:
         """What a node has said that failed, and takes the others along; waits a little for it. None: it was none."""
+        if self.nodes == 1:
+            return None
         deadline = time.monotonic() + _SECONDS_TO_TELL
         while (found := self.failure()) is None and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from trainer.data.prepare.chunks import Chunk, TextDocument, check_unchanged, ch
 from trainer.data.prepare.encoding import Recipe
 from trainer.data.prepare.inputs import InputFile, open_bytes, reading_errors
 from trainer.data.prepare.journal import Journal, Plan, folder_of
-from trainer.data.prepare.node_marks import NodeMarks, ToldToEnd
+from trainer.data.prepare.node_marks import TOLD_TO_END, NodeMarks, ToldToEnd
 from trainer.data.prepare.nodes import is_late, wait_for_nodes
 from trainer.data.prepare.progress import Progress, say
 from trainer.data.prepare.room import Room
@@ -84,14 +85,14 @@ class Unfinished(Exception):
     Attributes:
         reason: one sentence.
         kept: how many chunks are done.
-        interrupted: by the user.
+        ended_by: the signal by which somebody wanted it to end; None: something is wrong.
     """
 
-    def __init__(self, reason: str, kept: int, interrupted: bool) -> None:
+    def __init__(self, reason: str, kept: int, ended_by: signal.Signals | None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.kept = kept
-        self.interrupted = interrupted
+        self.ended_by = ended_by
 
 
 def check(wanted: Preparation) -> None:
@@ -121,6 +122,7 @@ def prepare(wanted: Preparation) -> tuple[Assembled | None, TokenizerFacts]:
         DataError: the tokenizer or an input cannot be used, or an unfinished preparation is another one.
         OSError: the output's folder cannot be made.
         Unfinished: the work has begun, and could not be ended.
+        ToldToEnd: before it has begun, where heeding_sigterm is in force.
     """
     _check_output(wanted)
     marks = NodeMarks(folder_of(Path(wanted.output_prefix)), wanted.node, wanted.nodes, wanted.attempt)
@@ -137,13 +139,15 @@ def prepare(wanted: Preparation) -> tuple[Assembled | None, TokenizerFacts]:
         try:
             return _work(wanted, plan, facts, journal, is_small), facts
         except ToldToEnd:
-            raise
+            why = marks.why_told_to_end()
+            raise Unfinished(why or TOLD_TO_END, journal.leave(), None if why else signal.SIGTERM) from None
         except BaseException as error:
             reason = _reason(error, wanted)
             marks.fail(reason or type(error).__name__)
             if reason is None:
                 raise
-            raise Unfinished(reason, journal.leave(), isinstance(error, KeyboardInterrupt)) from None
+            ended_by = signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
+            raise Unfinished(reason, journal.leave(), ended_by) from None
 
 
 def _reason(error: BaseException, wanted: Preparation) -> str | None:
@@ -269,7 +273,7 @@ def _encode(
                 ours += chunk.input_bytes
                 if chunk.number in done:
                     progress.skip(chunk.input_bytes)
-                    room.count(chunk, journal.shard_bytes(chunk.number))
+                    room.count(chunk, *journal.written(chunk.number))
                 else:
                     yield chunk
             progress.expect(ours)
@@ -278,7 +282,9 @@ def _encode(
         with closing(_do(to_do(), work, facts, processes, journal.marks.beat)) as results:
             for chunk, footer in results:
                 progress.advance(chunk.input_bytes, footer.documents)
-                room.count(chunk, journal.shard_bytes(chunk.number))
+                room.count(chunk, *journal.written(chunk.number, footer))
+                room.look()
+    room.look(at_once=True)
     return known
 
 

@@ -28,6 +28,8 @@ _BLOCK = struct.Struct("<IQQQ")
 _LENGTH = struct.Struct("<Q")
 _TAIL = struct.Struct("<QI8s")
 _BUFFER = 1 << 20
+_SEQUENCE_BYTES, _DOCUMENT_BYTES = 12, 8
+"""Of an index: length and offset, and the number of the first sequence (trainer.data.index_format)."""
 
 
 class DamagedShardError(DataError):
@@ -44,6 +46,7 @@ class Footer:
 
     Attributes:
         documents: that became tokens, empty ones included.
+        sequences: of all keys together.
         text_bytes: of each key's text in UTF-8.
         largest: token of each key; -1: there is none.
         lines: of each span.
@@ -52,11 +55,17 @@ class Footer:
     """
 
     documents: int = 0
+    sequences: int = 0
     text_bytes: list[int] = field(default_factory=list)
     largest: list[int] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     bad: int = 0
     first_bad: list[tuple[int, int | None, str]] = field(default_factory=list)
+
+    @property
+    def index_bytes(self) -> int:
+        """What it will take in the indexes of all keys."""
+        return _SEQUENCE_BYTES * self.sequences + _DOCUMENT_BYTES * self.documents * len(self.text_bytes)
 
 
 class ShardWriter:
@@ -86,6 +95,7 @@ class ShardWriter:
         self._put(tokens.data.cast("B") if len(tokens) else b"")
         self._put(block.lengths.astype("<i4").tobytes())
         self._put(block.ends.astype("<i8").tobytes())
+        self.footer.sequences += len(block.lengths)
         self.footer.text_bytes[key] += block.text_bytes
         if len(tokens):
             self.footer.largest[key] = max(self.footer.largest[key], int(tokens.max()))
@@ -113,6 +123,22 @@ class ShardWriter:
         self._partial.unlink(missing_ok=True)
 
 
+def read_footer(path: Path) -> Footer:
+    """What the chunk held, by a few bytes at the end, which nothing is compared with: for a reckoning.
+
+    Raises:
+        DamagedShardError: there is no footer.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        end, length, _ = _read_tail(path, file)
+        file.seek(end)
+        try:
+            return Footer(**json.loads(file.read(length)))
+        except (ValueError, TypeError):
+            raise DamagedShardError(path) from None
+
+
 @contextmanager
 def open_shard(path: Path, dtype: np.dtype[Any]) -> Iterator[tuple[Footer, Iterator[tuple[int, Block]]]]:
     """What the chunk held, and its blocks with the numbers of their keys, as they were added, to be read within.
@@ -130,17 +156,23 @@ def open_shard(path: Path, dtype: np.dtype[Any]) -> Iterator[tuple[Footer, Itera
         yield footer, _blocks(file, end, dtype)
 
 
-def _check(path: Path, file: BinaryIO) -> tuple[int, int]:
-    """Where the blocks end, and how long the footer after them is."""
+def _read_tail(path: Path, file: BinaryIO) -> tuple[int, int, int]:
+    """Where the blocks end, how long the footer after them is, and the checksum."""
     size = os.fstat(file.fileno()).st_size
     file.seek(max(0, size - _TAIL.size))
     tail = file.read()
-    length, expected, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0, b"")
+    length, crc, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0, b"")
     end = size - _TAIL.size - length
     if magic != _MAGIC or end < len(_MAGIC):
         raise DamagedShardError(path)
+    return end, length, crc
+
+
+def _check(path: Path, file: BinaryIO) -> tuple[int, int]:
+    """Where the blocks end, and how long the footer after them is."""
+    end, length, expected = _read_tail(path, file)
     file.seek(0)
-    crc, left = 0, size - _TAIL.size
+    crc, left = 0, end + length
     while left and (content := file.read(min(_BUFFER, left))):
         crc = zlib.crc32(content, crc)
         left -= len(content)

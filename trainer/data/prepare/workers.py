@@ -32,6 +32,8 @@ WORN_BYTES = 128 << 20
 """A process that has grown by so much is replaced: libraries remember words, and fragments stay of long documents."""
 _READY = "ready"
 _BEAT_SECONDS = 5.0
+_TO_ALL = (signal.SIGINT, signal.SIGTERM)
+"""What a terminal, or a scheduler, sends to every process at once."""
 _NOBODY_THERE = (EOFError, BrokenPipeError, ConnectionResetError)
 """What a pipe says where the process that the user started was killed."""
 
@@ -140,28 +142,29 @@ def _do_chunks(connection: Connection[Any, Any], work: ChunkWork, facts: Tokeniz
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Start a process that Ctrl-C does not reach, and that is not left half started by one.
+    """Start a process that Ctrl-C and SIGTERM do not reach, and that is not left half started by one.
 
-    Ctrl-C is for the process that the user started, which then ends the others. A mask is inherited (signal(7)).
+    They are for the process that the user started, which then ends the others. A mask is inherited (signal(7)).
     """
-    # The first start of a process would also start multiprocessing's tracker of resources, and that unblocks SIGINT.
+    # The first start of a process would also start multiprocessing's tracker of resources, and that unblocks both.
     resource_tracker.ensure_running()
     noted: list[int] = []
     # The mask is this thread's alone, and a library may have others.
     is_main = threading.current_thread() is threading.main_thread()
     # One that is not Python's is None, and could not be put back.
-    handler = signal.getsignal(signal.SIGINT) if is_main else None
-    if handler is not None:
-        signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    known = {number: signal.getsignal(number) for number in _TO_ALL} if is_main else {}
+    handlers = {number: handler for number, handler in known.items() if handler is not None}
+    for one in handlers:
+        signal.signal(one, lambda number, _: noted.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if handler is not None:
-            signal.signal(signal.SIGINT, handler)
-    if noted:
-        raise KeyboardInterrupt
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+    for number in noted:
+        signal.raise_signal(number)
 
 
 class _Worker:
@@ -176,7 +179,7 @@ class _Worker:
         try:
             with _without_interrupts():
                 self._process.start()
-        except KeyboardInterrupt:
+        except BaseException:
             # Nobody else knows of it yet.
             if self._process.pid is not None:
                 close_all([self])
@@ -213,7 +216,8 @@ class _Worker:
 
     def end(self) -> None:
         self.connection.close()
-        self._process.terminate()
+        # What it writes is not there before it is whole.
+        self._process.kill()
 
     def wait(self) -> None:
         self._process.join()

@@ -31,6 +31,7 @@ class Engine(Protocol):
 
         Raises:
             EngineRefusal: it fails on one of them; never raised by a reference.
+            DataError: one of them cannot be encoded at all, or not in as much memory as there should be for it.
         """
 
 

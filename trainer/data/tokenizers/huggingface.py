@@ -18,7 +18,7 @@ from trainer.data.errors import DataError
 from trainer.data.tokenizers.byte_level import bytes_of
 from trainer.data.tokenizers.engines import EngineOffer
 from trainer.data.tokenizers.gigatoken_engine import GigatokenEngine, load_tokenizer_json
-from trainer.data.tokenizers.long_texts import LONG, slices
+from trainer.data.tokenizers.long_texts import LONG, WholeTexts, slices
 from trainer.data.tokenizers.tokenizer import TokenBatch, Tokens, join_arrays, join_lists
 from trainer.data.tokenizers.words import WordPieces, words_by_prefix, words_by_suffix, words_by_text
 
@@ -32,6 +32,8 @@ _LOCAL_STEPS = {
     *("BertPreTokenizer", "Digits", "Punctuation", "Split", "Whitespace", "WhitespaceSplit"),
 }
 """Steps that do the same to a word wherever in a text it stands."""
+_BYTES_EACH = 128
+"""Of memory that the library takes for a byte of a text: 122 of prose, 129 of random Hangul."""
 _RUNS_OF_SPACES = " {2,}"
 """What files made of SentencePiece models replace by one space; there is none where texts are cut."""
 
@@ -188,16 +190,24 @@ class LibraryEngine:
         self._library = library
         self._around = around
         self._by_word = by_word
+        self._whole = WholeTexts("tokenizers", _BYTES_EACH)
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokens of each text."""
+        """Tokens of each text.
+
+        Raises:
+            DataError: one is too long for what cannot be cut.
+        """
         if self._by_word and any(len(text) > LONG for text in texts):
             return join_arrays([self._encode_long(text) for text in texts])
+        for text in texts:
+            self._whole.check(text)
         found = self._library.encode_batch_fast(list(texts), add_special_tokens=self._around)
         return join_lists([encoding.ids for encoding in found])
 
     def _encode_long(self, text: str) -> Tokens:
         def encode(part: str) -> list[int]:
+            self._whole.check(part)
             (found,) = self._library.encode_batch_fast([part], add_special_tokens=False)
             ids: list[int] = found.ids
             return ids

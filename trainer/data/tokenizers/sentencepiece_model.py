@@ -16,7 +16,7 @@ from trainer.data.errors import DataError
 from trainer.data.tokenizers.engines import EngineOffer, EngineRefusal, missing_package
 from trainer.data.tokenizers.gigatoken_engine import GigatokenEngine, load_tokenizer_json
 from trainer.data.tokenizers.huggingface import SPACE_MARK, say_byte_piece
-from trainer.data.tokenizers.long_texts import LONG, slices
+from trainer.data.tokenizers.long_texts import LONG, WholeTexts, slices
 from trainer.data.tokenizers.model_proto import (
     BPE,
     BYTE,
@@ -119,8 +119,12 @@ class SentencePieceVocabulary:
         return GigatokenEngine(lambda: load_tokenizer_json(content))
 
 
+_BYTES_EACH = 45
+"""Of memory for a byte of a text: 25 of prose, 41 of nothing but spaces."""
+
+
 class LibraryEngine:
-    """The sentencepiece library, on the calling thread. It takes about 45 bytes for each of a text while it encodes.
+    """The sentencepiece library, on the calling thread.
 
     Args:
         library: with its model loaded.
@@ -132,14 +136,21 @@ class LibraryEngine:
         self._library = library
         self._by_word = by_word
         self._drop_space = drop_space
+        self._whole = WholeTexts("sentencepiece", _BYTES_EACH)
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokens of each text."""
+        """Tokens of each text.
+
+        Raises:
+            DataError: one is too long for what cannot be cut.
+        """
         if self._by_word and any(len(text) > LONG for text in texts):
             return join_arrays([self._encode_long(text) for text in texts])
         return join_lists(self._encode(texts))
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        for text in texts:
+            self._whole.check(text)
         found: list[list[int]] = self._library.encode(list(texts), out_type=int, num_threads=1)
         return found
 
