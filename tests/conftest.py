@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rank_server import stop_rank_server
+
 SESSION_MARK = "LLMCTL_PYTEST_SESSION"
 # A minute and more each.
 LONGEST = (
@@ -42,6 +44,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["LLMCTL_CACHE_DIR"] = before.get("LLMCTL_CACHE_DIR") or str(cache / "llmctl")
     os.environ.update({"HOME": str(home), SESSION_MARK: uuid.uuid4().hex})
     yield
+    stop_rank_server()
     left = _processes_of(os.environ[SESSION_MARK])
     os.environ.clear()
     os.environ.update(before)

@@ -9,8 +9,6 @@ the times, and its last checkpoint byte for byte, must be those of a run that no
 import argparse
 import hashlib
 import json
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import random
 import socket
@@ -21,6 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.rank_server import rank_context
 from trainer.checkpoint.directory import LATEST, checkpoint_path, complete_iterations, damage, find_latest
 
 TRAIN_ITERS = 20
@@ -80,11 +79,6 @@ def free_port():
         return probe.getsockname()[1]
 
 
-# The ranks are forked from a server that has torch loaded: importing it is nearly all of a short run's time.
-RANKS = multiprocessing.get_context("forkserver")
-RANKS.set_forkserver_preload(["trainer.pretraining"])
-
-
 def run_rank(run, number, rank, port):
     """Be one rank: what ``python -m trainer pretrain`` does in a process of its own."""
     from trainer.__main__ import main
@@ -112,7 +106,7 @@ class Attempt:
         self.run = run
         self.number = number
         port = free_port()
-        self.ranks = [RANKS.Process(target=run_rank, args=(run, number, rank, port)) for rank in range(2)]
+        self.ranks = [rank_context().Process(target=run_rank, args=(run, number, rank, port)) for rank in range(2)]
         for rank in self.ranks:
             rank.start()
 
@@ -202,14 +196,6 @@ class Torture:
                 assert attempt.finish() == "completed"
             self.references[variant] = rows(run), last_checkpoint(run)
         return self.references[variant]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        # The server would outlive us; others in this process may still use it.
-        if not multiprocessing.active_children():
-            multiprocessing.forkserver._forkserver._stop()
 
     def start(self, name, variant):
         """A fresh run directory."""
@@ -313,8 +299,8 @@ def main():
     parser.add_argument("--seeds", type=int, default=20, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     options = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with tempfile.TemporaryDirectory(prefix="resume-torture-") as folder, Torture(Path(folder)) as torture:
+    with tempfile.TemporaryDirectory(prefix="resume-torture-") as folder:
+        torture = Torture(Path(folder))
         for seed in range(options.first, options.first + options.seeds):
             began = time.monotonic()
             torture.run_seed(seed)

@@ -4,7 +4,8 @@ import os
 import sys
 import time
 
-from tests.resume_torture import RANKS, free_port
+from tests.rank_server import rank_context
+from tests.resume_torture import free_port
 
 
 def be_rank(run, number, rank, world_size, port, fault):
@@ -38,7 +39,7 @@ class Job:
         port = free_port()
         faults = faults or {}
         self.ranks = {
-            rank: RANKS.Process(target=be_rank, args=(run, number, rank, world_size, port, faults.get(rank)))
+            rank: rank_context().Process(target=be_rank, args=(run, number, rank, world_size, port, faults.get(rank)))
             for rank in range(world_size)
             if rank not in absent
         }

@@ -16,30 +16,22 @@ arguments and results travel by pickle. A rank that fails or hangs costs its pro
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import multiprocessing.connection
-import multiprocessing.forkserver
 import os
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
+from tests.rank_server import rank_context
+
 # Long enough for a loaded machine with two cores, short enough that a deadlock does not hold up the suite.
 DEADLINE_S = 120.0
-# glibc gives large tensors back to the kernel at every step and faults them in again; so set, it keeps them. Read by
-# every process when it starts.
-ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "16777216",
-}
 # Once one rank has failed the others are waiting for it; what they still have to say comes at once.
 GRACE_S = 2.0
 
@@ -54,11 +46,6 @@ class Ranks:
     def __init__(self, size: int, deadline_s: float = DEADLINE_S) -> None:
         self.size = size
         self.deadline_s = deadline_s
-        self._context = multiprocessing.get_context("forkserver")
-        # The server imports torch once and forks the ranks from there: starting eight costs little more than one.
-        self._context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
-        with mock.patch.dict(os.environ, ALLOCATOR):
-            multiprocessing.forkserver.ensure_running()
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
         self._runs = 0
@@ -72,9 +59,6 @@ class Ranks:
 
     def __exit__(self, *_: object) -> None:
         self._stop()
-        # The server itself would outlive the tests. Other pools' ranks keep it; the last pool to go ends it.
-        if not multiprocessing.active_children():
-            multiprocessing.forkserver._forkserver._stop()
 
     def run(self, function: Callable[..., Any], *arguments: Any, world_size: int | None = None) -> list[Any]:
         """``function(rank, world_size, *arguments)`` on the first ``world_size`` ranks; the results in rank order.
@@ -116,9 +100,10 @@ class Ranks:
         return answers, problems
 
     def _start(self) -> None:
+        context = rank_context()
         for rank in range(self.size):
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(rank, theirs, self._store.port), daemon=True)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs, self._store.port), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)

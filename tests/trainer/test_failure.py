@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -31,14 +30,6 @@ LONG_S = 60.0
 # For processes to end, besides a timeout: a loaded machine takes its time.
 GRACE_S = 60.0
 MESH = ParallelMesh(tp=2, pp=2, dp=1, rank=0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _server():
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    yield
-    if not multiprocessing.active_children():
-        multiprocessing.forkserver._forkserver._stop()
 
 
 def write_config(run, timeout_s=LONG_S, **parallel):

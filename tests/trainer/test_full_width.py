@@ -1,8 +1,6 @@
 """One run through every axis: pipeline, context, experts, ZeRO-1, recompute; saved, and resumed on another layout."""
 
 import json
-import multiprocessing
-import os
 
 import pytest
 
@@ -11,14 +9,6 @@ from trainer.checkpoint.directory import complete_iterations
 
 TRAIN_ITERS = 6
 DEADLINE_S = 400.0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _server():
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    yield
-    if not multiprocessing.active_children():
-        multiprocessing.forkserver._forkserver._stop()
 
 
 def write_config(run, parallel=None, exit_interval=None, **training):

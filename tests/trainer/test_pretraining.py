@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 
 import pytest
 
@@ -10,16 +9,6 @@ from tests.resume_torture import Attempt, config_of, last_row, rows, wait_until
 from trainer.checkpoint.directory import complete_iterations
 from trainer.data.preprocess import tokenize_documents
 from trainer.data.tokenizers.null import NullTokenizer
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _server():
-    import multiprocessing
-
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    yield
-    if not multiprocessing.active_children():
-        multiprocessing.forkserver._forkserver._stop()
 
 
 def start(run, variant="dp2 fp16", number=1, **changes):

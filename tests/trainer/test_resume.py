@@ -1,7 +1,5 @@
 """Runs that are killed and resumed end with the same bits: one seed per layout (more: tests.resume_torture)."""
 
-import os
-
 import pytest
 
 from tests.resume_torture import VARIANTS, Torture
@@ -9,9 +7,7 @@ from tests.resume_torture import VARIANTS, Torture
 
 @pytest.fixture(scope="module")
 def torture(tmp_path_factory):
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with Torture(tmp_path_factory.mktemp("torture")) as torture:
-        yield torture
+    return Torture(tmp_path_factory.mktemp("torture"))
 
 
 @pytest.mark.timeout(600)

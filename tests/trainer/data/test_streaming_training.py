@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,6 @@ from tests.trainer.pretraining_job import Job
 
 ITERATIONS = 8
 KILLED_AT = 5
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _server() -> Iterator[None]:
-    yield
-    if not multiprocessing.active_children():
-        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -142,7 +133,7 @@ def lose_workers() -> None:
 def test_a_lost_process_ends_all_ranks(tmp_path: Path, text: Path) -> None:
     run = begin(tmp_path / "run", text, tensor_model_parallel_size=2)
     with Job(run, 2, faults={0: lose_workers}) as job:
-        assert job.ends([0, 1], 60) == [3, 1]
+        assert job.ends([0, 1], 60) == [1, 1]  # no mistake of the config
     assert left_after(run, 5) == []
     first, second = ((run / "attempts/1" / f"rank-0000{rank}.log").read_text() for rank in range(2))
     why = f"was ended by signal 9 (SIGKILL) while it encoded {text}; the machine may be out of memory"

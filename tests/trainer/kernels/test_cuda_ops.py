@@ -1,7 +1,5 @@
 """The CUDA half of every op through torch: the operations' own tests, over the emulated GPU, in other processes."""
 
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rank_server import rank_context
 from tests.trainer.kernels.cuda_emulation.emulation import EmulatedCuda, build_emulated_ops
 from trainer.kernels.build_settings import BuildSettings
 from trainer.kernels.compile_jobs import jobs_that_fit
@@ -25,8 +24,6 @@ OPERATIONS = [path.stem for path in sorted((source_folder() / "cuda").glob("*.cu
 TESTED = (*OPERATIONS, "operations")
 """Their tests are in test_<name>.py, the last in that of all operations together."""
 _FEWEST_TESTS = 10
-# What takes seconds to import is imported once, by the server that forks a process for each operation.
-_IMPORTED = ["torch", "torch._inductor.config", "torch.utils.deterministic", "trainer.kernels.suite"]
 
 # Outcomes of the tests of one operation: a test's name, and what it said where it failed.
 Outcomes = dict[str, str | None]
@@ -39,13 +36,9 @@ def runs(
     """Operation -> how its tests go: each in a process and a time limit of its own, as many at once as fit."""
     del emulated_cuda, kernel_library
     build_emulated_ops(BuildSettings.from_variables(os.environ))
-    folder, context = tmp_path_factory.mktemp("outcomes"), multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
+    folder, context = tmp_path_factory.mktemp("outcomes"), rank_context()
     with ThreadPoolExecutor(jobs_that_fit()) as pool:
         yield {operation: pool.submit(run_tests, context, operation, folder) for operation in TESTED}
-    # The server itself would outlive the tests.
-    if not multiprocessing.active_children():
-        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def run_tests(context: ForkServerContext, operation: str, folder: Path) -> Outcomes:

@@ -1,0 +1,46 @@
+"""The one process from which tests fork their ranks: what a rank needs is imported once per session.
+
+Importing torch and the trainer, and what torch itself imports at the first training step, takes a rank three seconds;
+forking it takes milliseconds. tests.conftest ends the server with the session; without pytest it ends with its parent.
+"""
+
+import multiprocessing
+import multiprocessing.forkserver
+import os
+from multiprocessing.context import ForkServerContext
+from unittest import mock
+
+# glibc gives large tensors back to the kernel at every step and faults them in again; so set, it keeps them. Read by
+# every process when it starts.
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "17179869184",
+    "MALLOC_TOP_PAD_": "16777216",
+}
+_IMPORTED = [
+    "numpy",
+    "pytest",
+    "torch",
+    # Optimizers and recomputation import it when they are first called.
+    "torch._dynamo",
+    "torch.distributed",
+    "trainer.data_parallel.fully_sharded",
+    "trainer.kernels.suite",
+    "trainer.pretraining",
+    "tests.trainer.layout_parity",
+]
+
+
+def rank_context() -> ForkServerContext:
+    """What starts processes; the server runs when this returns, with one CPU thread unless the environment has more."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    with mock.patch.dict(os.environ, {**ALLOCATOR, "OMP_NUM_THREADS": threads}):
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+def stop_rank_server() -> None:
+    """Wait for the server to end; without one, nothing."""
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
