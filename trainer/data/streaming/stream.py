@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,10 @@ from trainer.data_checks import BlendPart, parse_split
 
 _LARGEST_DOCUMENT = 256 << 20
 """A plain file above is hardly meant to be one document, which is held in memory."""
+
+_PART_OF_TIMEOUT = 0.9
+"""Of parallel.distributed_timeout_minutes a process that encodes may be silent: ranks that wait for the one that it
+belongs to give up no sooner, so that it is the one to say why."""
 
 
 class TextStream:
@@ -113,8 +118,10 @@ def open_stream(
     settings = settings_of(data, config.model.vocab_size)
     if settings.has_files:
         settings = replace(settings, engine=tokenizer.engine)
-    pool = EncoderPool(data.num_workers, settings, reading) if data.num_workers else None
-    encoder = pool or InlineEncoder(settings, reading)
+    patience_s = _PART_OF_TIMEOUT * 60 * config.parallel.distributed_timeout_minutes
+    encoder: Encoder = InlineEncoder(settings, reading)
+    if data.num_workers:
+        encoder = EncoderPool(data.num_workers, settings, reading, patience_s=patience_s, say=_warn)
     samples: dict[Split, StreamedSamples] = {}
     notes: list[str] = list(tokenizer.notes)
     parts = _parts(config, reading)
@@ -145,6 +152,11 @@ def open_stream(
     # The first part is what is trained on: trainer.data_checks sees to it that there is something.
     origin = {"the tokenizer": [tokenizer.sha256, tokenizer.eod], **_origin(config, *parts[0][1:])}
     return TextStream(samples, encoder, origin, MarkedText(parts[0][1].files), say), tokenizer, tuple(notes)
+
+
+def _warn(line: str) -> None:
+    # Each rank has processes of its own, and a log.
+    print(f"trainer: data.streaming: {line}", file=sys.stderr, flush=True)
 
 
 def _origin(config: TrainConfig, pieces: Pieces, share: Share) -> dict[str, Any]:

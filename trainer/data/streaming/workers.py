@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import socket
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeVar
 
-from trainer.data.errors import DataError
+from trainer.data.end_with_parent import end_with_parent
+from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.prepare.workers import WORN_BYTES
 from trainer.data.streaming.pieces import Piece
+from trainer.data.streaming.silence import SilenceWatch
 from trainer.data.streaming.work import Encoded, Reading, Share, encode_piece
 from trainer.data.tokenizers.gigatoken_engine import resident_bytes
 from trainer.data.tokenizers.opening import open_tokenizer
@@ -67,7 +73,24 @@ class InlineEncoder:
 class EncoderPool:
     """Encodes in processes of its own, which start when there is something to do. ``encode`` is for one thread."""
 
-    def __init__(self, processes: int, settings: TokenizerSettings, reading: Reading) -> None:
+    def __init__(
+        self,
+        processes: int,
+        settings: TokenizerSettings,
+        reading: Reading,
+        *,
+        patience_s: float = 600.0,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            processes: at most at a time.
+            settings: of the tokenizer.
+            reading: how documents are found.
+            patience_s: of silence after which a process is given up.
+            say: takes a line about a process that is silent, or at work for long.
+        """
         self._processes = processes
         self._arguments = (settings, reading)
         self._free: list[_Worker] = []
@@ -75,6 +98,7 @@ class EncoderPool:
         self._lock = threading.Lock()
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, "streaming")
+        self._watch = SilenceWatch(patience_s, say)
 
     def ahead(self, work: Callable[[], T]) -> Future[T] | None:
         """See Encoder."""
@@ -84,26 +108,35 @@ class EncoderPool:
         """See Encoder.
 
         Raises:
-            DataError: of a process, or it died.
+            DataError: of a process.
+            LostWorkerError: it died, or hangs.
         """
         busy: deque[_Worker] = deque()
         try:
             for piece in pieces:
                 # One piece each: who sends while its own result waits to be read would wait for ever.
                 if len(busy) == self._processes:
-                    yield self._receive(busy.popleft())
+                    yield self._receive(busy)
                 worker = self._free.pop() if self._free else self._start()
-                worker.give(piece, share)
                 busy.append(worker)
+                self._watch.begin(worker)
+                worker.give(piece, share)
+                self._watch.begin(None)
             while busy:
-                yield self._receive(busy.popleft())
+                yield self._receive(busy)
         finally:
+            self._watch.begin(None)
             # What was left in the middle would be taken for the next answer.
             for worker in busy:
                 self._end(worker)
 
-    def _receive(self, worker: _Worker) -> Encoded:
+    def _receive(self, busy: deque[_Worker]) -> Encoded:
+        """What the first of ``busy`` has made, which is then no longer among them."""
+        worker = busy[0]
+        self._watch.begin(worker)
         found, is_worn = worker.receive()
+        self._watch.begin(None)
+        busy.popleft()
         if is_worn:
             self._end(worker)
         else:
@@ -121,7 +154,7 @@ class EncoderPool:
     def _end(self, worker: _Worker) -> None:
         with self._lock:
             self._all.remove(worker)
-        worker.kill()
+        _kill([worker])
         worker.connection.close()
 
     def close(self) -> None:
@@ -129,9 +162,9 @@ class EncoderPool:
         with self._lock:
             self._is_closed = True
             workers = list(self._all)
+        self._watch.close()
         # First the processes: a thread that waits for their answers then waits no longer.
-        for worker in workers:
-            worker.kill()
+        _kill(workers)
         self._thread.shutdown(wait=True, cancel_futures=True)
         for worker in workers:
             worker.connection.close()
@@ -142,9 +175,13 @@ class _Worker:
 
     def __init__(self, settings: TokenizerSettings, reading: Reading) -> None:
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
+        # Not a pair of pipes but of sockets, as duplex ones are: ``give_up`` relies on it.
+        self.connection, theirs = context.Pipe(duplex=True)
         self._path = ""
-        self._process: BaseProcess = context.Process(target=_serve, args=(theirs, settings, reading), daemon=True)
+        self._has_answered = False
+        self._given_up: str | None = None
+        arguments = (theirs, settings, reading, os.getpid())
+        self._process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
         # Blocked from its first instant on, and not only when it could say so itself. The first start of a process
         # also starts multiprocessing's tracker of resources, which would unblock them.
         resource_tracker.ensure_running()
@@ -155,6 +192,16 @@ class _Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # Else the end of the process would not be the end of the pipe.
         theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """See silence.Worker."""
+        return self._process.pid or 0
+
+    @property
+    def work(self) -> str:
+        """See silence.Worker."""
+        return f"encodes {self._path}" if self._has_answered else f"opens its tokenizer or encodes {self._path}"
 
     def give(self, piece: Piece, share: Share) -> None:
         self._path = piece.spans[0].path
@@ -167,27 +214,50 @@ class _Worker:
     def receive(self) -> tuple[Encoded, bool]:
         try:
             answer = self.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # the second one in the middle of an answer
             raise self._died() from None
+        self._has_answered = True
         if isinstance(answer, Exception):
             raise answer
         found, is_worn = answer
         return found, bool(is_worn)
 
     def _died(self) -> DataError:
+        if self._given_up is not None:
+            return LostWorkerError(self._given_up)
         self._process.join(_SECONDS_TO_DIE)
         code = self._process.exitcode or 0
         what = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
         why = "; the machine may be out of memory: set data.num_workers lower" if code == -signal.SIGKILL else ""
-        return DataError(f"a process of data.num_workers {what} while it encoded {self._path}{why}")
+        return LostWorkerError(f"a process of data.num_workers {what} while it encoded {self._path}{why}")
+
+    def give_up(self, reason: str) -> None:
+        """See silence.Worker."""
+        self._given_up = reason
+        self._process.kill()
+        # One that waits for a disk does not die of that before the disk answers. Who waits for it no longer does.
+        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
-        # It holds nothing that is worth more than the time to end in order.
+        """End it, without a wait for its end: it holds nothing that is worth more than the time to end in order."""
         self._process.kill()
-        self._process.join(_SECONDS_TO_DIE)
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end, at most so long."""
+        self._process.join(seconds)
 
 
-def _serve(connection: Connection[Any, Any], settings: TokenizerSettings, reading: Reading) -> None:
+def _kill(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.kill()
+    deadline = time.monotonic() + _SECONDS_TO_DIE
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+
+
+def _serve(connection: Connection[Any, Any], settings: TokenizerSettings, reading: Reading, parent: int) -> None:
+    end_with_parent(parent)
     try:
         tokenizer = open_tokenizer(settings)
         begun = None
