@@ -34,7 +34,13 @@ def inspect(
     ctx: typer.Context,
     paths: _PATHS,
     tokenizer_model: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Decode samples with this tokenizer: its file or folder.")
+        str | None,
+        typer.Option(
+            "--tokenizer-model",
+            "--tokenizer",
+            metavar="FILE",
+            help="Decode samples with this tokenizer: its file or folder.",
+        ),
     ] = None,
     tokenizer_type: Annotated[
         str | None,
@@ -44,6 +50,15 @@ def inspect(
         str | None, typer.Option(metavar="FILE", help="vocab.json (GPT-2) or vocab.txt (BERT) of the tokenizer.")
     ] = None,
     merge_file: Annotated[str | None, typer.Option(metavar="FILE", help="merges.txt (GPT-2).")] = None,
+    vocab_size: Annotated[int | None, typer.Option(metavar="N", help="How many numbers a NullTokenizer takes.")] = None,
+    vocab_extra_ids: Annotated[int | None, typer.Option(metavar="N", help="T5: number of <extra_id_i>.")] = None,
+    tiktoken_pattern: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="r50k, p50k, cl100k, o200k, v1, v2 or a regular expression, if not told."),
+    ] = None,
+    special_tokens: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A token added after the vocabulary. Repeatable.")
+    ] = None,
     samples: Annotated[int, typer.Option(metavar="N", min=0, help="Show the beginnings of so many documents.")] = 3,
     verify: Annotated[bool, typer.Option("--verify", help="Read every token, and compare with the checksums.")] = False,
     cluster: _CLUSTER = None,
@@ -56,8 +71,12 @@ def inspect(
         "--tokenizer-type": tokenizer_type,
         "--vocab-file": vocab_file,
         "--merge-file": merge_file,
+        "--vocab-size": vocab_size,
+        "--vocab-extra-ids": vocab_extra_ids,
+        "--tiktoken-pattern": tiktoken_pattern,
     }
-    words += [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    words += [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+    words += ["--tokenizer-special-tokens", *special_tokens] if special_tokens else []
     words += ["--verify"] if verify else []
     words += ["--json"] if as_json else []
     return _run(ctx.obj, cluster, [*words, "--", *paths])

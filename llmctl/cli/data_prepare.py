@@ -33,6 +33,7 @@ _TRAINER_FLAGS = {
     "merge_file": "--merge-file",
     "vocab_size": "--vocab-size",
     "vocab_extra_ids": "--vocab-extra-ids",
+    "tiktoken_pattern": "--tiktoken-pattern",
     "eod_token": "--eod-token",
     "append_eod": "--append-eod",
     "split_sentences": "--split-sentences",
@@ -51,12 +52,21 @@ def prepare(
         list[str], typer.Argument(metavar="INPUT...", help="Files, quoted patterns or folders: .jsonl, .parquet, text.")
     ],
     output: Annotated[str, value("PREFIX", "What the names of the pairs begin with.")],
-    tokenizer: Annotated[str | None, value("FILE", "The tokenizer: its file or folder.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", "--tokenizer-model", metavar="FILE", help="The tokenizer: its file or folder."),
+    ] = None,
     tokenizer_type: Annotated[str | None, value("TYPE", "Its kind, under Megatron-LM's name. Default: told.")] = None,
     vocab_file: Annotated[str | None, value("FILE", "vocab.json (GPT-2) or vocab.txt (BERT).")] = None,
     merge_file: Annotated[str | None, value("FILE", "merges.txt (GPT-2).")] = None,
     vocab_size: Annotated[int | None, value("N", "How many numbers a NullTokenizer takes.")] = None,
     vocab_extra_ids: Annotated[int | None, value("N", "T5: number of <extra_id_i>.")] = None,
+    tiktoken_pattern: Annotated[
+        str | None, value("PATTERN", "r50k, p50k, cl100k, o200k, v1, v2 or a regular expression, if not told.")
+    ] = None,
+    special_tokens: Annotated[
+        list[str] | None, value("NAME", "A token to add after the vocabulary. Repeatable.")
+    ] = None,
     eod_token: Annotated[str | None, value("NAME", "The token that ends a document, if not told.")] = None,
     json_keys: Annotated[list[str] | None, value("KEY", "Key, or column, of the text. Repeatable.")] = None,
     append_eod: Annotated[bool, switch("--append-eod", "End each document with the end-of-document token.")] = False,
@@ -87,6 +97,7 @@ def prepare(
 
     words = [f"--output-prefix={output}", *trainer_words(given, _TRAINER_FLAGS)]
     words += ["--json-keys", *json_keys] if json_keys else []
+    words += ["--tokenizer-special-tokens", *special_tokens] if special_tokens else []
     paths = (*inputs, output, *(path for path in (tokenizer, vocab_file, merge_file) if path is not None))
     work = DataWork("preprocess", (*words, "--input", *inputs), paths, "prepare", by_nodes=True)
     return start(ctx.obj, work, given)

@@ -58,6 +58,13 @@ def login_node(tmp_path, monkeypatch):
             ["inspect", "a", "--vocab-file", "v", "--merge-file", "m"],
             ["inspect-data", "--samples", "3", "--vocab-file", "v", "--merge-file", "m", "--", "a"],
         ),
+        (
+            ["inspect", "a", "--tokenizer", "t", "--tiktoken-pattern", "v1", "--special-tokens", "<E>"],
+            [
+                *("inspect-data", "--samples", "3", "--tokenizer-model", "t", "--tiktoken-pattern", "v1"),
+                *("--tokenizer-special-tokens", "<E>", "--", "a"),
+            ],
+        ),
         (["merge", "a", "b", "--output", "c"], ["merge-data", "--output-prefix=c", "--input", "a", "b"]),
     ],
 )

@@ -64,14 +64,17 @@ def test_here_and_by_two_nodes_the_bytes_are_the_same(place, capfd):
 def test_what_is_wrong_is_found_before_the_queue(place, monkeypatch):
     monkeypatch.setenv("STATUS", "3")
     command = ["data", "prepare", "in.jsonl", "x", "--output", "o", "--tokenizer", "t", "--split-sentences"]
-    assert main([*command, "--on-error", "skip", "--cluster", "lab", "--nodes", "2"]) == 3
+    more = ["--tiktoken-pattern", "v1", "--special-tokens", "<E>", "--special-tokens", "<F>"]
+    assert main([*command, *more, "--on-error", "skip", "--cluster", "lab", "--nodes", "2"]) == 3
     words = [
         "preprocess",
         "--check",
         "--output-prefix=o",
         "--tokenizer-model=t",
+        "--tiktoken-pattern=v1",
         "--split-sentences",
         "--on-error=skip",
+        *("--tokenizer-special-tokens", "<E>", "<F>"),
     ]
     assert (place / "argv").read_text().splitlines() == ["-m", "trainer", *words, "--input", "in.jsonl", "x"]
     assert not (place / "state").exists()

@@ -211,4 +211,5 @@ def _json_problem(line: bytes, error: json.JSONDecodeError) -> str:
 
 def _utf8_problem(error: UnicodeDecodeError) -> str:
     at = f"byte 0x{error.object[error.start]:02x} at place {error.start + 1:,}"
-    return f"{at} ({error.reason}); convert what is in another encoding, as by iconv -f LATIN1 -t UTF-8"
+    others = "or -f CP932, EUC-JP, CP949, GB18030"
+    return f"{at} ({error.reason}); convert what is in another encoding, as by iconv -f LATIN1 -t UTF-8 ({others})"
