@@ -1,5 +1,8 @@
 """Optimizer state in CPU memory: the same numbers as without, and the same state to save."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -82,6 +85,67 @@ def test_what_is_in_cpu_memory_is_stepped_by_the_kernel_for_cpus():
     calls.clear()
     train(*build(ADAM, 1.0, kernels=kernels), seeds=[0])
     assert set(calls) == {"CPU memory"}
+
+
+@pytest.mark.parametrize(
+    ("training", "written"), [({}, set()), ({"bf16": True}, {torch.bfloat16})], ids=["fp32", "bf16"]
+)
+def test_the_kernel_writes_16_bit_weights_in_its_own_pass(training, written):
+    dtypes, tensors = set(), []
+
+    def step(masters, grads, exp_avgs, exp_avg_sqs, copies, constants):
+        assert len(copies) in (0, len(masters))
+        dtypes.update(copy.dtype for copy in copies)
+        tensors.extend(copies)
+        Kernels()[ADAMW](masters, grads, exp_avgs, exp_avg_sqs, copies, constants)
+
+    model, optimizer = build(ADAM, 1.0, training, kernels=Kernels(Kernels(adamw=step)))
+    train(model, optimizer, seeds=[0])
+    assert dtypes == written
+    weights = sum(piece.weight.numel() for piece in model.gradients.pieces)
+    assert sum(copy.numel() for copy in tensors) == (weights if written else 0)
+
+
+class Bus:
+    """Streams and events of a device that is the CPU: what is queued is done when somebody waits for it."""
+
+    def __init__(self):
+        self.log = []
+
+    def stream(self, _):
+        return nullcontext()
+
+    def event(self):
+        return SimpleNamespace(
+            record=lambda _: self.log.append("record"), synchronize=lambda: self.log.append("synchronize")
+        )
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("training", [{}, {"bf16": True}], ids=["fp32", "bf16"])
+def test_what_travels_gives_the_same_numbers_and_no_buffer_is_written_before_it_is_free(
+    training, optimizer, monkeypatch
+):
+    bus = Bus()
+    monkeypatch.setattr(cpu_offload, "_is_on_gpu", bool)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(wait_stream=lambda _: None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(wait_stream=lambda _: None))
+    monkeypatch.setattr(torch.cuda, "stream", bus.stream)
+    monkeypatch.setattr(torch.cuda, "Event", bus.event)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options | {"pin_memory": False}))
+    stepped = cpu_offload._Portion.step
+
+    def step(portion, *arguments):
+        # Its gradients have come in, and what its targets held has gone out.
+        assert bus.log[-2:] == ["synchronize"] * 2
+        stepped(portion, *arguments)
+
+    monkeypatch.setattr(cpu_offload._Portion, "step", step)
+    plain, offloaded = build(optimizer, None, training), build(optimizer, 1.0, training)
+    assert train(*plain) == train(*offloaded)
+    assert_equal(plain, offloaded)
+    assert len(bus.log) > 8  # in several portions
 
 
 def test_a_bad_gradient_leaves_everything_as_it_was():

@@ -63,12 +63,14 @@ class OffloadedMasters:
         self.masters = {piece.name: piece.weight.to("cpu", torch.float32, copy=True) for piece in pieces}
         """1-D, by name of the parameter, as are the moments."""
         self.moments = new_moments(config, self.masters)
-        self._portions = [
-            _Portion(config, stretches, self.masters, self.moments, decays, adamw) for stretches in _portions(pieces)
-        ]
-        on_gpu = bool(pieces) and pieces[0].weight.is_cuda
-        largest = max((portion.numel for portion in self._portions), default=0)
-        self._traffic = _Traffic(pieces[0].weight.device, largest) if on_gpu else None
+        portions = list(_portions(pieces))
+        largest = max(map(_numel, portions), default=0)
+        self._traffic = _Traffic(pieces[0].weight.device, largest) if _is_on_gpu(pieces) else None
+        self._portions = []
+        for number, stretches in enumerate(portions):
+            weights = [stretch.weight.detach() for stretch in stretches]
+            targets = weights if self._traffic is None else self._traffic.targets(number, weights)
+            self._portions.append(_Portion(config, stretches, targets, self.masters, self.moments, decays, adamw))
 
     def begin_step(self) -> None:
         """Let the first gradients come in, ahead of what is queued on the device from now on."""
@@ -82,13 +84,13 @@ class OffloadedMasters:
         if self._traffic is None:
             for portion in self._portions:
                 portion.step(lr, divisor, [stretch.gradient for stretch in portion.stretches])
-                for stretch, master in zip(portion.stretches, portion.masters, strict=True):
-                    stretch.weight.copy_(master)
             return
         for number, portion in enumerate(self._portions):
             if number + 1 < len(self._portions):
                 self._traffic.fetch(number + 1, self._portions[number + 1])
-            portion.step(lr, divisor, self._traffic.fetched(number, portion))
+            gradients = self._traffic.fetched(number, portion)
+            self._traffic.wait_for_room(number)
+            portion.step(lr, divisor, gradients)
             self._traffic.send(number, portion)
         self._traffic.end()
 
@@ -153,20 +155,33 @@ def _portions(pieces: Sequence[ParameterPiece]) -> Iterator[list[_Stretch]]:
         yield portion
 
 
+def _is_on_gpu(pieces: Sequence[ParameterPiece]) -> bool:
+    return bool(pieces) and pieces[0].weight.is_cuda
+
+
+def _numel(stretches: Sequence[_Stretch]) -> int:
+    return sum(stretch.stop - stretch.start for stretch in stretches)
+
+
 class _Portion:
-    """Stretches that are stepped together, all of one dtype."""
+    """Stretches that are stepped together, all of one dtype.
+
+    Attributes:
+        stretches: of different pieces.
+        targets: where each step leaves the new weights, in CPU memory, in order of the stretches.
+    """
 
     def __init__(
         self,
         config: OptimizerConfig,
         stretches: Sequence[_Stretch],
+        targets: Sequence[Tensor],
         masters: Mapping[str, Tensor],
         moments: Moments,
         decays: Mapping[str, bool],
         adamw: Callable[..., Any],
     ) -> None:
-        self.stretches = stretches
-        self.numel = sum(stretch.stop - stretch.start for stretch in stretches)
+        self.stretches, self.targets = stretches, targets
 
         def cut(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
             # A portion has at most one stretch of each piece.
@@ -175,22 +190,27 @@ class _Portion:
             }
 
         own = cut(masters)
-        self.masters = list(own.values())
-        self._step = Masters(config, own, {kind: cut(named) for kind, named in moments.items()}, decays, adamw)
+        named = dict(zip(own, targets, strict=True))
+        # The kernel's own pass writes 16-bit weights; of those of 32 bits it knows the masters alone.
+        low = {name: target for name, target in named.items() if target.dtype != torch.float32}
+        self._step = Masters(config, own, {kind: cut(named) for kind, named in moments.items()}, decays, adamw, low)
+        self._masters = [] if low else list(own.values())
 
     def step(self, lr: float, divisor: float, gradients: Sequence[Tensor]) -> None:
-        """Update the masters; ``gradients`` in order of the stretches, in CPU memory."""
+        """Update masters and targets; ``gradients`` in order of the stretches, in CPU memory."""
         named = {stretch.piece.name: gradient for stretch, gradient in zip(self.stretches, gradients, strict=True)}
         self._step.step(lr, divisor, named)
+        if self._masters:
+            torch._foreach_copy_(list(self.targets), self._masters)
 
     def set_steps(self, steps: int) -> None:
         """See Masters."""
         self._step.set_steps(steps)
 
-    def split(self, buffer: Tensor) -> list[Tensor]:
-        """The start of a 1-D ``buffer`` as one part for each stretch."""
-        lengths = [stretch.stop - stretch.start for stretch in self.stretches]
-        return list(torch.split(buffer[: self.numel], lengths))
+
+def _split(buffer: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """The start of a 1-D ``buffer`` in parts of so many elements."""
+    return list(torch.split(buffer[: sum(lengths)], list(lengths)))
 
 
 class _Traffic:
@@ -205,6 +225,11 @@ class _Traffic:
         self._is_fetched = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
         self._is_sent = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
 
+    def targets(self, number: int, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The parts of a buffer from which a portion's new ``weights``, all of one dtype, leave."""
+        buffer = self._outgoing[number % 2].view(weights[0].dtype)
+        return _split(buffer, [weight.numel() for weight in weights])
+
     def begin(self) -> None:
         """Gradients must be final and weights out of use in what was queued so far."""
         for stream in (self._down, self._up):
@@ -213,24 +238,27 @@ class _Traffic:
     def fetch(self, number: int, portion: _Portion) -> None:
         """Start to bring a portion's gradients; the one two before must have been stepped."""
         with torch.cuda.stream(self._down):
-            for target, stretch in zip(portion.split(self._incoming[number % 2]), portion.stretches, strict=True):
+            for target, stretch in zip(self._gradients(number, portion), portion.stretches, strict=True):
                 target.copy_(stretch.gradient, non_blocking=True)
             self._is_fetched[number % 2].record(self._down)
 
     def fetched(self, number: int, portion: _Portion) -> list[Tensor]:
         """Its gradients, waited for."""
         self._is_fetched[number % 2].synchronize()
-        return portion.split(self._incoming[number % 2])
+        return self._gradients(number, portion)
+
+    def _gradients(self, number: int, portion: _Portion) -> list[Tensor]:
+        return _split(self._incoming[number % 2], [target.numel() for target in portion.targets])
+
+    def wait_for_room(self, number: int) -> None:
+        """Until the last weights have left the buffer of a portion's targets; at once where there were none."""
+        self._is_sent[number % 2].synchronize()
 
     def send(self, number: int, portion: _Portion) -> None:
-        """Start to bring a portion's new weights to the device."""
-        self._is_sent[number % 2].synchronize()  # the last weights have left this buffer; at once where there were none
-        dtype = portion.stretches[0].weight.dtype
-        parts = portion.split(self._outgoing[number % 2].view(dtype))
-        torch._foreach_copy_(parts, portion.masters)
+        """Start to bring a portion's new weights to the device, after ``wait_for_room`` and the step."""
         with torch.cuda.stream(self._up):
-            for stretch, part in zip(portion.stretches, parts, strict=True):
-                stretch.weight.copy_(part, non_blocking=True)
+            for stretch, target in zip(portion.stretches, portion.targets, strict=True):
+                stretch.weight.copy_(target, non_blocking=True)
             self._is_sent[number % 2].record(self._up)
 
     def end(self) -> None:
