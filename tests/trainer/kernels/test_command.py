@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.forked_command import run_trainer
 from tests.resume_torture import free_port
 from trainer.kernels import bench_command, build_command, doctor
 from trainer.kernels.build import find_compiler, library_name
@@ -42,7 +44,7 @@ def ends(process):
 
 
 def kernels(*words, **environment):
-    return ends(start(*words, **environment))
+    return run_trainer("kernels", *words, cwd=ROOT, environment={**os.environ, **environment})
 
 
 @pytest.fixture
@@ -356,18 +358,16 @@ def test_of_the_ranks_of_a_node_one_builds_while_the_others_wait(place, tmp_path
     }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     meeting = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "trainer", "pretrain", "--config", str(tmp_path / "config.yaml")],
-            cwd=ROOT,
-            env={**os.environ, **place, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    (code, first, err), (other_code, second, other_err) = map(ends, ranks)
+    words = ("pretrain", "--config", str(tmp_path / "config.yaml"))
+    shared = {**os.environ, **place, **meeting}
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [
+            pool.submit(
+                run_trainer, *words, cwd=ROOT, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            )
+            for rank in range(2)
+        ]
+        (code, first, err), (other_code, second, other_err) = (rank.result() for rank in ranks)
     assert (code, other_code) == (0, 0), err + other_err
     assert links(place) == 1
     assert "kernels: building with quick 1.0" in first and "kernels: own (" in first
