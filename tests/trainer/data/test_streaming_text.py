@@ -15,7 +15,13 @@ from tests.trainer.data.training_data import by_number, config, same
 from trainer.data.batches import TrainData
 from trainer.data.build import build_data
 from trainer.data.errors import DataError
+from trainer.data.prepare.inputs import find_inputs
 from trainer.data.streaming import text_marks
+from trainer.data.streaming.pieces import Pieces
+from trainer.data.streaming.samples import StreamedSamples
+from trainer.data.streaming.work import Reading, Share
+from trainer.data.streaming.workers import InlineEncoder
+from trainer.data.tokenizers.settings import TokenizerSettings
 
 State = dict[str, Any]
 CONSUMED = 72
@@ -132,12 +138,52 @@ def test_of_much_text_a_part_is_compared_and_what_comes_next_whole(
     # Between two blocks: found when it is read, before it is trained on.
     edit_text(folder)
     data = gone_on(folder, state)
+    with pytest.raises(DataError, match=rf"data.streaming: {folder}/a.jsonl no longer gives the tokens"):
+        data.micro_batches("train", CONSUMED)
+    # A checkpoint of before there were digests of pieces has one of the block.
+    data = gone_on(folder, {name: value for name, value in state.items() if name != "seen"})
     with pytest.raises(DataError, match=r"one of 2 files .*\.jsonl(\.gz)? and others, no longer gives"):
         data.micro_batches("train", CONSUMED)
     put(folder / "a.jsonl", -5, b"1")
     with pytest.raises(DataError, match=EDITED.format(folder, "a.jsonl")):
         gone_on(folder, state)
     assert len(expected) == 4
+
+
+def samples_of(folder: Path) -> StreamedSamples:
+    """Of many small blocks of many small pieces."""
+    pieces = Pieces(find_inputs([str(folder)]), "file", 1, 300)
+    encoder = InlineEncoder(TokenizerSettings(tokenizer_type="NullTokenizer", vocab_size=1000), Reading())
+    return StreamedSamples(pieces, Share(), encoder, seq_length=16, seed=5, buffer_bytes=2000, kept=50)
+
+
+@pytest.mark.parametrize("is_resumed", [True, False], ids=["resumed", "running"])
+@pytest.mark.parametrize("edit", [edit_text, edit_quietly, edit_compressed])
+def test_an_edit_of_what_was_read_never_reaches_a_sample(
+    folder: Path, edit: Callable[[Path], str], is_resumed: bool
+) -> None:
+    whole = samples_of(folder)
+    expected = [whole.sample(0)]
+    while whole.state(len(expected) - 1)["epoch"] < 3:
+        expected.append(whole.sample(len(expected)))
+    samples = samples_of(folder)
+    # All of the first epoch has been read, whose pieces come in another order in the second.
+    number = 0
+    while samples.state(number)["epoch"] == 0:
+        number += 1
+        samples.sample(number)
+    if is_resumed:
+        state = json.loads(json.dumps(samples.state(number)))
+        samples = samples_of(folder)
+        samples.restore(state)
+    name = edit(folder)
+    found = 0
+    with pytest.raises(DataError, match=rf"data.streaming: {folder}/{name} no longer gives the tokens"):
+        for place in range(number, len(expected)):
+            assert samples.sample(place).tolist() == expected[place].tolist()
+            found += 1
+    # Text that is as it was goes on to the end.
+    assert 0 < found < len(expected) - number
 
 
 def test_files_beyond_number_share_marks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +198,17 @@ def test_files_beyond_number_share_marks(folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "damage", [{"text": None}, {"text": [[1, 2]]}, {"text": [[1], [2]]}, {"carry": None}, {"first": "x"}]
+    "damage",
+    [
+        {"text": None},
+        {"text": [[1, 2]]},
+        {"text": [[1], [2]]},
+        {"carry": None},
+        {"first": "x"},
+        {"seen": None},
+        {"seen": {"units": "AAAA", "streams": []}},
+        {"seen": {"units": "no base 64", "streams": []}},
+    ],
 )
 def test_a_damaged_place_is_refused(folder: Path, damage: State) -> None:
     state = state_of(folder)

@@ -13,9 +13,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.trainer.data.test_streaming_training import begin, left_after
+from tests.trainer.pretraining_job import Job
 from trainer.data.errors import LostWorkerError
 from trainer.data.prepare.inputs import find_inputs
 from trainer.data.streaming.pieces import Pieces
@@ -66,6 +69,33 @@ def test_a_process_that_hangs_is_told_of_and_then_given_up(text: Path, processes
     (line,) = (line for line in said if "silent" in line)
     assert re.match(rf"{silent}; after 2 s the run is ended$", line)
     assert worker._process.exitcode == -signal.SIGKILL
+
+
+def stop_workers() -> None:
+    """Let processes that encode for this rank be stopped once they have something to do for the second time."""
+    from trainer.data.streaming.workers import _Worker
+
+    give = _Worker.give
+
+    def give_and_stop(worker: _Worker, *arguments: Any) -> None:
+        give(worker, *arguments)
+        if worker._has_answered:
+            os.kill(worker.pid, signal.SIGSTOP)
+
+    _Worker.give = give_and_stop  # type: ignore[method-assign]
+
+
+def test_a_run_whose_processes_hang_ends_and_says_why(tmp_path: Path) -> None:
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "1 2 3 4 5 6 7 8 9"}\n' * 40_000)
+    run = begin(tmp_path / "run", text, train_iters=100_000, distributed_timeout_minutes=0.1)
+    with Job(run, 1, faults={0: stop_workers}) as job:
+        assert job.ends([0], LIMIT_S) == [1]
+    assert left_after(run, 5) == []
+    log = (run / "attempts/1/rank-00000.log").read_text()
+    assert log.count("was stopped by a signal and has been silent for") == 2 and "Traceback" not in log
+    record = json.loads((run / "attempts/1/errors/rank-00000.json").read_text())
+    assert (record["type"], record["exit_code"], record["consequence"]) == ("LostWorkerError", 1, False)
 
 
 class Stranger:

@@ -40,12 +40,14 @@ class Piece:
         size: bytes, as far as file sizes tell.
         by_range: the only span is a range that need not begin or end with a document: those that begin in it are meant.
         content: the bytes of the only span, where they had to be decompressed to find it.
+        unit: that it is of, by its number in the order of the files; such a unit alone has several pieces.
     """
 
     spans: tuple[Span, ...]
     size: int
     by_range: bool = False
     content: bytes | None = None
+    unit: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Pieces:
         self._ends = list(accumulate(group.units for group in self._groups))
         if not self._groups:
             raise DataError(f"{files[0].path}: is empty, and so is all other text" if files else "there is no text")
+        self.units = self._ends[-1]
         self._is_closed = False
         self._order: tuple[int, npt.NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
         # By name, not by folder or time: copied to another place it is the same text.
@@ -133,7 +136,7 @@ class Pieces:
         # Several splits read the same pieces, each in an epoch and a thread of its own.
         known, order = self._order
         if known != epoch:
-            order = np.random.RandomState([self._seed, epoch]).permutation(self._ends[-1])
+            order = np.random.RandomState([self._seed, epoch]).permutation(self.units)
             self._order = epoch, order
         return order
 
@@ -144,18 +147,19 @@ class Pieces:
         within = number - (self._ends[place] - group.units)
         file = group.files[0]
         if group.sizes:
-            yield Piece((Span(file.path, row_group=within),), group.sizes[within]), None
+            yield Piece((Span(file.path, row_group=within),), group.sizes[within], unit=number), None
         elif group.units > 1:
             start, stop = within * self._size, min(file.size, (within + 1) * self._size)
-            yield Piece((Span(file.path, start, stop),), stop - start, by_range=True), None
+            yield Piece((Span(file.path, start, stop),), stop - start, by_range=True, unit=number), None
         elif _is_stream(file, self._text_document):
-            yield from self._stretches(file, offset, is_by_line(file, self._text_document) is True)
+            yield from self._stretches(file, number, offset)
         else:
             spans = tuple(Span(one.path) for one in group.files)
-            yield Piece(spans, sum(one.size for one in group.files)), None
+            yield Piece(spans, sum(one.size for one in group.files), unit=number), None
 
-    def _stretches(self, file: InputFile, offset: int, by_line: bool) -> Iterator[tuple[Piece, int]]:
+    def _stretches(self, file: InputFile, number: int, offset: int) -> Iterator[tuple[Piece, int]]:
         errors = reading_errors()
+        by_line = is_by_line(file, self._text_document) is True
         try:
             with open_bytes(file.path) as stream:
                 left = offset
@@ -166,7 +170,7 @@ class Pieces:
                 while content := stream.read(self._size):
                     content = b"".join((content, *rest_of_document(stream, by_line)))
                     stop = offset + len(content)
-                    yield Piece((Span(file.path, offset, stop),), len(content), content=content), stop
+                    yield Piece((Span(file.path, offset, stop),), len(content), content=content, unit=number), stop
                     offset = stop
         except errors as error:
             raise DataError(f"{file.path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -4,8 +4,8 @@ Pieces of text (trainer.data.streaming.pieces) come in the order of their epoch.
 block; the documents of a block are shuffled, joined, and cut into windows of ``seq_length + 1`` tokens that overlap by
 one, as trainer.data.gpt_dataset does. What is left over begins the next block. A block follows from its place in the
 epoch alone, however many processes encode it and whoever asks; so the place of the last block and what was left over
-before it are all that it takes to go on from any sample, bit for bit. A digest of its tokens goes with them: text
-that was edited in between does not pass for what it was.
+before it are all that it takes to go on from any sample, bit for bit. A digest of its tokens goes with them, and one
+of every piece that was read: text that was edited in between does not pass for what it was.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from trainer.data.errors import DataError
 from trainer.data.streaming.pieces import Cursor, Piece, Pieces
+from trainer.data.streaming.seen_text import SeenText
 from trainer.data.streaming.work import Share
 from trainer.data.streaming.workers import Encoder
 
@@ -49,10 +50,17 @@ class Boundary:
 
 @dataclass(frozen=True)
 class _Block:
-    """The shuffled documents of a block, joined, the files that they are of, and where the next one begins."""
+    """The shuffled documents of a block, joined, the pieces that they are of, and where the next one begins.
+
+    Attributes:
+        tokens: of the documents.
+        pieces: in order, each with the digest of what it gave.
+        after: where the next block begins.
+        digest: of ``tokens``.
+    """
 
     tokens: Tokens
-    files: tuple[str, ...]
+    pieces: tuple[tuple[Piece, int], ...]
     after: Cursor
     digest: str
 
@@ -97,6 +105,7 @@ class StreamedSamples:
         self._say: Callable[[str], None] | None = say
         self._lock = threading.Lock()
         self._boundaries = [Boundary(Cursor(), 0, np.zeros(0, np.int32))]
+        self._seen = SeenText(pieces.units)
         # What is in memory: the samples from ``_first`` to before ``_after.first``.
         self._tokens: Tokens = np.zeros(0, np.int32)
         self._first = 0
@@ -119,6 +128,7 @@ class StreamedSamples:
         """Plain values from which ``restore`` can go on at sample ``number``."""
         with self._lock:
             found = self._boundaries[self._place(number)]
+            seen = self._seen.state()
         place = found.cursor
         return {
             "epoch": place.epoch,
@@ -127,6 +137,7 @@ class StreamedSamples:
             "first": found.first,
             "carry": found.carry.tolist(),
             "digest": found.digest,
+            "seen": seen,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -139,6 +150,9 @@ class StreamedSamples:
             cursor = Cursor(*(int(state[name]) for name in ("epoch", "place", "offset")))
             carry = np.asarray(state["carry"], np.int32)
             boundary = Boundary(cursor, int(state["first"]), carry, state.get("digest"))
+            seen = SeenText(self._pieces.units)
+            if "seen" in state:
+                seen.restore(state["seen"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"data.streaming: the checkpoint's place in the text is damaged, or of another version ({error}); go "
@@ -146,6 +160,7 @@ class StreamedSamples:
             ) from None
         with self._lock:
             self._boundaries = [self._boundaries[0], boundary]
+            self._seen = seen
             self._after = None
 
     def close(self) -> None:
@@ -175,7 +190,13 @@ class StreamedSamples:
 
     def _load(self, boundary: Boundary) -> None:
         block = self._block(boundary.cursor)
-        _check_same(boundary, block)
+        with self._lock:
+            other = next((piece for piece, digest in block.pieces if not self._seen.is_same(piece, digest)), None)
+        if other is not None:
+            raise DataError(_edited(other.spans[0].path, len(other.spans)))
+        if boundary.digest not in (None, block.digest):
+            paths = list(dict.fromkeys(span.path for piece, _ in block.pieces for span in piece.spans))
+            raise DataError(_edited(paths[0] if paths else "the text", len(paths)))
         self._tokens = np.concatenate([boundary.carry, block.tokens])
         self._first = boundary.first
         count = max(0, (len(self._tokens) - 1) // self._seq_length)
@@ -210,7 +231,7 @@ class StreamedSamples:
 
     def _make(self, cursor: Cursor) -> _Block:
         after = Cursor(cursor.epoch + 1)
-        files: dict[str, None] = {}
+        read: list[Piece] = []
         reader = self._reader_at(cursor)
 
         def pieces() -> Iterator[Piece]:
@@ -218,7 +239,8 @@ class StreamedSamples:
             size = 0
             for piece, following in reader:
                 after = following
-                files.update((span.path, None) for span in piece.spans)
+                # What was decompressed is needed no longer than it is encoded.
+                read.append(piece if piece.content is None else replace(piece, content=b""))
                 yield piece
                 size += piece.size
                 if size >= self._buffer_bytes:
@@ -236,21 +258,14 @@ class StreamedSamples:
         shuffled = _in_order(tokens, lengths, order)
         if after.epoch == cursor.epoch:
             self._reader = after, reader
-        return _Block(shuffled, tuple(files), after, hashlib.blake2b(shuffled.data, digest_size=8).hexdigest())
+        digests = zip(read, (one.digest for one in found), strict=True)
+        return _Block(shuffled, tuple(digests), after, hashlib.blake2b(shuffled.data, digest_size=8).hexdigest())
 
 
-def _check_same(boundary: Boundary, block: _Block) -> None:
-    """Refuse a block that was read before, and is another one now.
-
-    Raises:
-        DataError: names a file of it.
-    """
-    if boundary.digest in (None, block.digest):
-        return
-    where = block.files[0] if block.files else "the text"
-    if len(block.files) > 1:
-        where = f"one of {len(block.files):,} files that are read together, {where} and others,"
-    raise DataError(
+def _edited(path: str, files: int) -> str:
+    """What is said of text that was read before, and is another one now, in one of ``files`` that begin with a path."""
+    where = path if files <= 1 else f"one of {files:,} files that are read together, {path} and others,"
+    return (
         f"data.streaming: {where} no longer gives the tokens that it gave when the run read it first; bring the former "
         "text back, or begin another run with the weights, by checkpoint.load and checkpoint.finetune"
     )

@@ -1,10 +1,15 @@
 """Whether text is still what it was when a checkpoint was written, found out by reading a little of it.
 
 Names and sizes are compared before (Pieces.fingerprint). What is left are edits that keep a file's size. Up to
-``WHOLE_BYTES`` of text are read whole. Of more that much is read, in blocks from the beginning of each file to its end:
-where compressed files have their own checksum and Parquet files the sizes of all columns. An edit between the blocks is
-known by the time of the file alone, which copying and touching change, too; so it is told, and not refused. The text
-that a run goes on with is compared whole in any case, once it is encoded (trainer.data.streaming.samples).
+``WHOLE_BYTES`` of text are read whole: all of them are refused when a run goes on. Of more that much is read, in blocks
+from the beginning of each file to its end: where compressed files have their own checksum and Parquet files the sizes
+of all columns. An edit between the blocks
+
+- in text that the run had read, whether trained on or read ahead, is refused when it is read again, before it changes a
+  batch: at once in the block that the run goes on in, and of the rest in the next epoch (seen_text);
+- in text that it had not read is known by the time of the file alone, which copying and touching change, too: it is
+  told, and not refused. Where the time was put back as well it goes unnoticed, and the run takes what it finds;
+- in documents of the splits for evaluation is known by that time, too: what they gave is not kept.
 """
 
 from __future__ import annotations
