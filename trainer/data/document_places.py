@@ -28,6 +28,7 @@ class DocumentEnds:
         """``is_end``: [N, S], whether a token ends a document; ours from now on."""
         self._is_end = is_end
         self._positions: torch.Tensor | None = None
+        self._parts: tuple[torch.Tensor, ...] = ()
 
     @classmethod
     def between(cls, bounds: Sequence[Bounds]) -> DocumentEnds:
@@ -54,10 +55,18 @@ class DocumentEnds:
             self._positions = torch.from_numpy(document_positions(self.cu_seqlens, self._is_end.shape[1]))
         return self._positions
 
+    def positions_of(self, rows: slice) -> torch.Tensor:
+        """Those of ``rows``, one of the equal parts that all samples are divided into; the same tensor each time."""
+        size = rows.stop - rows.start
+        if not self._parts or len(self._parts[0]) != size:
+            # All at once: a step has many micro-batches.
+            self._parts = self.positions.split(size)
+        return self._parts[rows.start // size]
+
     def pin(self) -> None:
         """Have the positions in memory that a GPU can read by itself."""
         if not self.positions.is_pinned():
-            self._positions = self.positions.pin_memory()
+            self._positions, self._parts = self.positions.pin_memory(), ()
 
     def documents(self, samples: int) -> list[Documents]:
         """Those of the micro-batches of ``samples`` samples each."""
@@ -72,7 +81,7 @@ class Documents:
 
     def __init__(self, bounds: Sequence[Bounds]) -> None:
         """``bounds``: see the property."""
-        self._set(DocumentEnds.between(bounds), slice(None))
+        self._set(DocumentEnds.between(bounds), slice(0, len(bounds)))
 
     @classmethod
     def of(cls, ends: DocumentEnds, rows: slice) -> Documents:
@@ -92,7 +101,10 @@ class Documents:
 
     def positions(self, device: torch.device) -> torch.Tensor:
         """Of each token within its document, int32 [B, S] on ``device``."""
-        return self.once(("positions", device), lambda: self._ends.positions[self._rows].to(device, non_blocking=True))
+        found = self._ends.positions_of(self._rows)
+        if found.device == device:
+            return found
+        return self.once(("positions", device), lambda: found.to(device, non_blocking=True))
 
     def pin(self) -> None:
         """Have the positions in memory that a GPU can read by itself."""
@@ -138,7 +150,6 @@ def document_bounds(cu_seqlens: npt.NDArray[np.int64], length: int) -> tuple[Bou
 
 def document_positions(cu_seqlens: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int32]:
     """The position of each token within its document, [N, S]."""
-    # Modulo 2^32, which their differences are far below.
-    positions = np.arange(cu_seqlens[-1], dtype=np.uint32)
-    positions -= np.repeat(cu_seqlens[:-1].astype(np.uint32), np.diff(cu_seqlens))
-    return positions.view(np.int32).reshape(-1, length)
+    # Where each document begins within its sample, at each of its tokens.
+    positions = np.repeat((cu_seqlens[:-1] % length).astype(np.int32), np.diff(cu_seqlens)).reshape(-1, length)
+    return np.subtract(np.arange(length, dtype=np.int32), positions, out=positions)
