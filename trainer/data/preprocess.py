@@ -17,10 +17,11 @@ from trainer.data.index_format import dtype_code
 from trainer.data.manifest import Manifest, manifest_path
 from trainer.data.pair_writer import PairWriter
 from trainer.data.prepare.assembly import Assembled
+from trainer.data.prepare.attempt_name import attempt_of_start
 from trainer.data.prepare.encoding import Recipe, batches, encode_documents
 from trainer.data.prepare.inputs import find_inputs
 from trainer.data.prepare.journal import folder_of
-from trainer.data.prepare.node_marks import TOLD_TO_END, NodeMarks, ToldToEnd, attempt_of_step, heeding_sigterm
+from trainer.data.prepare.node_marks import TOLD_TO_END, NodeMarks, ToldToEnd, heeding_sigterm
 from trainer.data.prepare.pipeline import Preparation, Unfinished, check, prepare
 from trainer.data.tokenizers.settings import add_tokenizer_flags, settings_from_flags
 from trainer.data.tokenizers.tokenizer import Tokenizer
@@ -116,7 +117,7 @@ def _marks(options: argparse.Namespace, variables: Mapping[str, str]) -> NodeMar
     folder = folder_of(Path(options.output_prefix).expanduser())
     # A look at what is there writes nothing.
     nodes = 1 if options.check else options.nodes
-    return NodeMarks(folder, options.node, nodes, options.attempt or attempt_of_step(variables, options.nodes))
+    return NodeMarks(folder, options.node, nodes, options.attempt or attempt_of_start(variables, options.nodes))
 
 
 def _wanted(options: argparse.Namespace, variables: Mapping[str, str]) -> Preparation:
@@ -132,7 +133,7 @@ def _wanted(options: argparse.Namespace, variables: Mapping[str, str]) -> Prepar
     unfit = next((key for key in options.json_keys if os.sep in key or not key), None)
     if unfit is not None:
         raise DataError(f"--json-keys: {unfit!r} cannot be part of a file's name, which each key is")
-    attempt = options.attempt or attempt_of_step(variables, options.nodes)
+    attempt = options.attempt or attempt_of_start(variables, options.nodes)
     if options.nodes > 1 and options.node == 0 and not attempt:
         _say(
             "--attempt: is not given, so that a node that fails before the others begin is missed for minutes only; "
@@ -227,8 +228,8 @@ def _parser() -> argparse.ArgumentParser:
         "--attempt",
         default="",
         metavar="NAME",
-        help="the same on all nodes, another one whenever they are started; unset: told from Slurm, where one srun "
-        "starts them all",
+        help="the same on all nodes, another one whenever they are started; unset: told from what starts them "
+        "all, if that is one srun, one mpirun of Open MPI, or a job of llmctl",
     )
     accepted = parser.add_argument_group("accepted and without effect")
     accepted.add_argument("--partitions", type=_count, metavar="N", help="inputs are always cut for the workers")
