@@ -62,7 +62,10 @@ def parse_blend(key: str, entries: Sequence[str]) -> tuple[BlendPart, ...]:
     """
     places = weight_places(entries)
     if not places:
-        stray = next((entry for entry in entries if _is_number(entry)), None)
+        # A weight before the first of several prefixes, which a shell or YAML has left in one piece.
+        words = entries[0].split() if len(entries) == 1 else []
+        joined = entries[0] if len(words) > 1 and _is_number(words[0]) else None
+        stray = next((entry for entry in entries if _is_number(entry)), joined)
         if stray is not None:
             raise ConfigError(
                 key,
@@ -77,7 +80,7 @@ def parse_blend(key: str, entries: Sequence[str]) -> tuple[BlendPart, ...]:
             raise ConfigError(
                 key, f"the weight {part.weight:g} of {part.prefix} is not a number of 0 or more; use its share, as 0.3"
             )
-    total = math.fsum(part.weight or 0.0 for part in parts)
+    total = sum(part.weight or 0.0 for part in parts)
     if not 0 < total < math.inf:
         raise ConfigError(key, f"its weights add up to {total:g}; give at least one prefix a share above 0")
     return parts

@@ -16,6 +16,7 @@ from trainer.data.errors import DataError
 from trainer.data.gpt_dataset import GPTDataset
 from trainer.data.index_cache import EpochIndexCache
 from trainer.data.loader import DEPTH
+from trainer.data.memory_limits import memory_limit
 from trainer.data.mock import DEFAULT_VOCAB_SIZE, MockDataset
 from trainer.data.sample_packing import PackedDataset
 from trainer.data.sources import SPLITS, Source, document_rules, open_blends, vocabulary
@@ -253,16 +254,16 @@ class _SplitBuilder:
 
 
 def _check_memory(source: Source, dataset: GPTDataset) -> None:
-    """Refuse Megatron-LM's order of more epochs than this machine can hold.
+    """Refuse Megatron-LM's order of more epochs than fit into memory while it is made; once it is, it is only mapped.
 
     Raises:
         DataError: says how long it is.
     """
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if dataset.index_bytes > machine:
+    limit = memory_limit()
+    if dataset.index_bytes > limit and not dataset.is_cached:
         raise DataError(
             f"data.sample_order: Megatron-LM's order of this run has {dataset.order} of {source.tokens.prefix}, which "
-            f"takes {dataset.index_bytes >> 30:,} GiB of memory, and this machine has {machine >> 30:,}; set it to "
+            f"takes {dataset.index_bytes >> 30:,} GiB of memory, and this process may take {limit >> 30:,}; set it to "
             "stable, or train for fewer steps"
         )
 

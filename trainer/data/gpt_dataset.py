@@ -91,6 +91,12 @@ class GPTDataset:
         """Memory that it takes to work out the order of the epochs that are shuffled together."""
         return bytes_to_build(len(self._lengths), self.token_count, self._seq_length, self._together or Epochs())
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether the order of the epochs that are shuffled together need not be worked out any more."""
+        epochs = self._together or Epochs()
+        return self._cache is not None and self._cache.has(self._lengths, self._seq_length, self._seed, epochs)
+
     def sample(self, number: int) -> Tokens:
         """The ``seq_length + 1`` tokens of sample ``number``, counted over all epochs: uint16, int32 or int64.
 

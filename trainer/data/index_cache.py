@@ -71,6 +71,11 @@ class EpochIndexCache:
                 with suppress(OSError):
                     os.utime(entry)
 
+    def has(self, lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epochs: Epochs) -> bool:
+        """Whether ``load_or_build`` has nothing to build."""
+        name, shape = _name(lengths, seq_length, seed, epochs), _shape(lengths, seq_length, epochs)
+        return any(_open(folder / name, shape) is not None for folder in self._places)
+
     def load_or_build(self, lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epochs: Epochs) -> EpochIndex:
         """The index, from the cache where it is whole, else built.
 
@@ -78,8 +83,7 @@ class EpochIndexCache:
         and writes, and the others wait for it and map what it wrote, so that a node holds one copy. If it ends before,
         however it ends, another one takes its place. A folder that cannot be written costs only the building.
         """
-        tokens = epochs.count * int(lengths.sum(dtype=np.int64))
-        shape = (epochs.count * len(lengths), samples_per_epoch(tokens, seq_length))
+        shape = _shape(lengths, seq_length, epochs)
         if sum(shape) < self._smallest:
             return build_epoch_index(lengths, seq_length, seed, epochs)
         name = _name(lengths, seq_length, seed, epochs)
@@ -178,6 +182,12 @@ def _look_again(folder: Path) -> None:
     """Read ``folder``: an NFS client remembers for up to a minute that a file was not there."""
     with suppress(OSError), os.scandir(folder) as entries:
         next(entries, None)
+
+
+def _shape(lengths: npt.NDArray[np.int32], seq_length: int, epochs: Epochs) -> tuple[int, int]:
+    """Documents and samples of the stream of ``epochs``."""
+    tokens = epochs.count * int(lengths.sum(dtype=np.int64))
+    return epochs.count * len(lengths), samples_per_epoch(tokens, seq_length)
 
 
 def _name(lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epochs: Epochs) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 
 from tests.trainer.data.token_files import write, write_sequences
 from tests.trainer.data.training_data import by_number, config, same
+from trainer.data import build
 from trainer.data.batches import MicroBatch, TrainData
 from trainer.data.build import build_data, samples_of_run
 from trainer.data.errors import DataError
 from trainer.data.gpt_dataset import GPTDataset
+from trainer.data.index_cache import EpochIndexCache
 from trainer.data.indexed_dataset import IndexedDataset
 from trainer.data.manifest import Manifest
 from trainer.data.sources import open_blends, open_sources
@@ -192,6 +195,17 @@ def test_an_order_that_no_machine_holds_is_refused_before_it_is_made(folder: Pat
     with pytest.raises(DataError, match=says):
         data_of(folder, {**asked, "sample_order": "megatron"}, train_iters=iterations)
     data_of(folder, asked, train_iters=iterations)
+
+
+def test_an_order_that_was_made_before_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EpochIndexCache, "__init__", partialmethod(EpochIndexCache.__init__, smallest=1))
+    asked = {"data_path": "{f}/a", "sample_order": "megatron"}
+    data = data_of(folder, asked, train_iters=50)
+    monkeypatch.setattr(build, "memory_limit", lambda: 1)
+    with pytest.raises(DataError, match="this process may take 0; set it to stable"):
+        data_of(folder, asked, train_iters=50)
+    made = rows(data)
+    assert rows(data_of(folder, asked, train_iters=50, eval_iters=0)) == made
 
 
 def test_samples_of_a_run_are_counted_as_megatron_counts() -> None:
