@@ -24,6 +24,8 @@ from trainer.checkpoint.directory import LATEST, checkpoint_path, complete_itera
 
 TRAIN_ITERS = 20
 DEADLINE_S = 240.0
+# Looks this often find a checkpoint while it is written.
+WRITE_S = 0.001
 
 # What may differ between two runs of the same computation.
 MEASURED = {"attempt", "time", "iteration_time_s", "tokens_per_s", "tflops_per_device", "mfu", "peak_memory_bytes"}
@@ -145,15 +147,18 @@ class Attempt:
         )
 
 
-def wait_until(attempt, condition):
-    """Poll often enough to catch a checkpoint being written; False if the attempt ended before."""
+def wait_until(attempt, condition, pause_s=0.005):
+    """Whether ``condition()`` came true before the attempt ended.
+
+    ``pause_s``: between two looks, which take the time of what is looked at.
+    """
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end:
         if condition():
             return True
         if attempt.is_over:
             return False
-        time.sleep(0.0003)
+        time.sleep(pause_s)
     raise AssertionError(f"nothing happened for {DEADLINE_S} s in {attempt.run}:\n{attempt.logs()}")
 
 
@@ -237,11 +242,13 @@ class Torture:
             happened = wait_until(attempt, lambda: last_row(attempt.run)["attempt"] == attempt.number)
         elif kind == "write":
             happened = wait_until(
-                attempt, lambda: any(name.startswith(".iter_") for name in names(checkpoints, target))
+                attempt, lambda: any(name.startswith(".iter_") for name in names(checkpoints, target)), WRITE_S
             )
         else:
             wait_s /= 20  # the pointer follows the rename within a millisecond or two
-            happened = wait_until(attempt, lambda: any(name.startswith("iter_") for name in names(checkpoints, target)))
+            happened = wait_until(
+                attempt, lambda: any(name.startswith("iter_") for name in names(checkpoints, target)), WRITE_S / 3
+            )
         if not happened:
             assert attempt.finish() == "completed"
             self.landed["after the end"] += 1

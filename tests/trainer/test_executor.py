@@ -64,18 +64,21 @@ def build(rank, world_size, case):
     return build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"))
 
 
-def evaluate(rank, world_size, case, length):
+EVALUATED = (16, 5)
+"""Lengths of text: what is trained on, and one that no number of ranks divides."""
+
+
+def evaluate(rank, world_size, case):
     model = build(rank, world_size, case)
     mesh = model.mesh
     loss_sum = forward_only(model, case.batch(0)[mesh.dp_rank :: mesh.dp])
-    logits = forward_logits(model, case.batch(0)[0].tokens[:, :length])
+    logits = [forward_logits(model, case.batch(0)[0].tokens[:, :length]) for length in EVALUATED]
     counted = mesh.computes_loss and mesh.tp_rank == 0
     assert mesh.computes_loss or not float(loss_sum)
-    assert (logits is None) == (not mesh.computes_loss)
-    return float(loss_sum), counted, None if logits is None else logits.numpy()
+    assert all((found is None) == (not mesh.computes_loss) for found in logits)
+    return float(loss_sum), counted, [found.numpy() for found in logits if found is not None]
 
 
-@pytest.mark.parametrize("length", [16, 5])
 @pytest.mark.parametrize(
     "case",
     [
@@ -96,16 +99,17 @@ def evaluate(rank, world_size, case, length):
     ],
     ids=str,
 )
-def test_evaluation_and_logits_equal_one_process(ranks, case, length):
+def test_evaluation_and_logits_equal_one_process(ranks, case):
     serial = case.serial
-    [(expected, _, expected_logits)] = ranks.run(evaluate, serial, length, world_size=1)
+    [(expected, _, expected_logits)] = ranks.run(evaluate, serial, world_size=1)
     tokens = case.valid_tokens(0)
-    assert expected_logits.shape == (2, length, VOCAB_SIZE)
-    results = ranks.run(evaluate, case, length, world_size=case.world_size)
+    assert [logits.shape for logits in expected_logits] == [(2, length, VOCAB_SIZE) for length in EVALUATED]
+    results = ranks.run(evaluate, case, world_size=case.world_size)
     assert sum(loss for loss, counted, _ in results if counted) / tokens == pytest.approx(expected / tokens, abs=1e-5)
+    assert any(logits for *_, logits in results)
     for *_, logits in results:
-        if logits is not None:
-            np.testing.assert_allclose(logits, expected_logits, atol=1e-5)
+        for found, whole in zip(logits, expected_logits, strict=bool(logits)):
+            np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
 def logits_of(rank, world_size, case, length):

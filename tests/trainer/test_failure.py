@@ -165,8 +165,8 @@ def test_a_rank_that_never_comes_is_missed_in_the_rendezvous(tmp_path):
 @pytest.mark.timeout(400)
 def test_under_torchrun_a_killed_rank_ends_the_job(tmp_path):
     run = tmp_path / "run"
-    write_config(run)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(WORLD_SIZE)]
+    write_config(run, pipeline_model_parallel_size=1)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2"]
     command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--log-dir", str(run / "torchrun")]
     command += ["-m", "trainer", "pretrain", "--config", str(run / "config.yaml")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "LLMCTL_RUN_DIR": str(run), "LLMCTL_ATTEMPT": "1"}

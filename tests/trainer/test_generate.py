@@ -6,8 +6,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from tests.trainer.pretraining_job import Job
 from tests.trainer.reference_gpt import reference_loss
 from trainer import evaluate, generate
 from trainer.data.indexed_dataset import IndexedDataset
@@ -29,7 +28,6 @@ from trainer.generate import choose_token, generate_tokens
 from trainer.serial_model import SerialModel, find_checkpoint, load_serial_model
 
 VERSE = "one for sorrow, two for joy, three for a girl, four for a boy; "
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +67,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "logging": {"log_interval": 20},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    finished = subprocess.run(
-        [sys.executable, *launch, "-m", "trainer", "pretrain", "--config", str(folder / "config.yaml")],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    with Job(folder, 2) as job:
+        assert job.ends(range(2), 200.0) == [0, 0]
     return folder
 
 
