@@ -6,8 +6,9 @@
 ~/gpt2 holds GPT-2's vocab.json and merges.txt. Without --input the text is that of benchmarks.debian_text. Memory is
 looked at ten times a second, from /proc/PID/smaps_rollup of every process: the largest proportional set size (Pss) of
 one, and the largest sum over all processes at one time, of their proportional set sizes and of their resident sets
-(Rss), in which what they share counts as often as they share it. Megatron-LM's Python needs megatron-core's
-requirements, transformers and sentencepiece.
+(Rss), in which what they share counts as often as they share it. Besides the text as it is there is one text of 20 MB
+as a single document, and a unigram and a BPE model are learnt from a part of the text. Megatron-LM's Python needs
+megatron-core's requirements, transformers and sentencepiece. A second run of a day is added to the first one's report.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import hashlib
+import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,8 @@ from benchmarks.debian_text import make_text
 
 ROOT = Path(__file__).parents[1]
 _LOOK_SECONDS = 0.1
+_PAIR = ("o_text_document.bin", "o_text_document.idx")
+_LEARNT_TOKENS = 16_000
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Case:
     command: list[str]
     folder: Path
     text_bytes: int
-    prefix: str
+    outputs: tuple[str, ...]
     variables: dict[str, str]
 
 
@@ -101,13 +105,14 @@ def run(case: Case) -> Found:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{case.name}, {case.program}: {(case.folder / 'log').read_text()[-800:]}")
-    return Found(wall, usage.ru_utime + usage.ru_stime, largest, together, resident, digest(case.folder / case.prefix))
+    outputs = [case.folder / name for name in case.outputs]
+    return Found(wall, usage.ru_utime + usage.ru_stime, largest, together, resident, digest(outputs))
 
 
-def digest(prefix: Path) -> str:
+def digest(files: Sequence[Path]) -> str:
     total = hashlib.sha256()
-    for part in ("bin", "idx"):
-        with Path(f"{prefix}.{part}").open("rb") as file:
+    for path in files:
+        with path.open("rb") as file:
             while block := file.read(1 << 20):
                 total.update(block)
     return total.hexdigest()
@@ -116,15 +121,24 @@ def digest(prefix: Path) -> str:
 def ours(name: str, text: Path, folder: Path, tokenizer: list[str], workers: int) -> Case:
     command = [sys.executable, "-m", "trainer", "preprocess", "--input", str(text), "--output-prefix", f"{folder}/o"]
     command += ["--append-eod", "--workers", str(workers), *tokenizer]
-    return Case(
-        name,
-        f"ours, {workers} workers",
-        command,
-        folder,
-        text.stat().st_size,
-        "o_text_document",
-        {"PYTHONPATH": str(ROOT)},
-    )
+    size = text.stat().st_size
+    return Case(name, f"ours, {workers} workers", command, folder, size, _PAIR, {"PYTHONPATH": str(ROOT)})
+
+
+def learning(kind: str, text: Path, folder: Path, size: int) -> Case:
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        "train-tokenizer",
+        "--input",
+        str(text),
+        "--output",
+        f"{folder}/o.model",
+    ]
+    command += ["--model", kind, "--vocab-size", str(_LEARNT_TOKENS), "--sample-bytes", str(size)]
+    name = f"learning {_LEARNT_TOKENS:,} tokens of {size / 1e6:,.0f} MB, {kind}"
+    return Case(name, "ours", command, folder, size, ("o.model",), {"PYTHONPATH": str(ROOT)})
 
 
 def megatron(name: str, text: Path, folder: Path, tokenizer: list[str], flags: argparse.Namespace) -> Case:
@@ -136,10 +150,10 @@ def megatron(name: str, text: Path, folder: Path, tokenizer: list[str], flags: a
     command += ["--output-prefix", f"{folder}/o", "--append-eod", "--workers", "1", *tokenizer]
     places = os.pathsep.join([str(flags.megatron), *flags.megatron_path])
     variables = {"PYTHONPATH": places, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return Case(name, "Megatron-LM, 1 worker", command, folder, text.stat().st_size, "o_text_document", variables)
+    return Case(name, "Megatron-LM, 1 worker", command, folder, text.stat().st_size, _PAIR, variables)
 
 
-def cases(flags: argparse.Namespace, text: Path, large: Path | None, place: Path) -> Iterator[Case]:
+def tokenizer_flags(flags: argparse.Namespace) -> dict[str, list[str]]:
     tokenizers = {}
     if flags.gpt2 is not None:
         files = ["--vocab-file", str(flags.gpt2 / "vocab.json"), "--merge-file", str(flags.gpt2 / "merges.txt")]
@@ -147,6 +161,11 @@ def cases(flags: argparse.Namespace, text: Path, large: Path | None, place: Path
     if flags.sentencepiece is not None:
         model = ["--tokenizer-model", str(flags.sentencepiece)]
         tokenizers["SentencePiece"] = ["--tokenizer-type", "GPTSentencePieceTokenizer", *model]
+    return tokenizers
+
+
+def cases(flags: argparse.Namespace, text: Path, large: Path | None, long: Path | None, place: Path) -> Iterator[Case]:
+    tokenizers = tokenizer_flags(flags)
 
     def folder() -> Path:
         return Path(tempfile.mkdtemp(dir=place))
@@ -159,6 +178,14 @@ def cases(flags: argparse.Namespace, text: Path, large: Path | None, place: Path
             yield ours(f"{kind}, {large.stat().st_size / 1e6:,.0f} MB", large, folder(), words, 2)
         if flags.megatron is not None:
             yield megatron(name, text, folder(), words, flags)
+    for kind in ("unigram", "bpe") if flags.learn else ():
+        learnt = learning(kind, text, folder(), flags.learn)
+        yield learnt
+        model = ["--tokenizer-model", str(learnt.folder / "o.model")]
+        tokenizers[f"SentencePiece {kind}"] = ["--tokenizer-type", "GPTSentencePieceTokenizer", *model]
+    if long is not None:
+        for kind, words in tokenizers.items():
+            yield ours(f"{kind}, one text of {long.stat().st_size / 1e6:,.0f} MB", long, folder(), words, 2)
 
 
 def repeated(text: Path, size: int, target: Path) -> Path:
@@ -166,6 +193,20 @@ def repeated(text: Path, size: int, target: Path) -> Path:
     with target.open("wb") as file:
         while file.tell() < size:
             file.write(text.read_bytes())
+    return target
+
+
+def one_text(text: Path, size: int, target: Path) -> Path:
+    """A document of the texts of ``text``, one after another, ``size`` bytes long or a little more."""
+    texts: list[str] = []
+    left = size
+    with text.open(encoding="utf-8") as lines:
+        for line in lines:
+            texts.append(json.loads(line)["text"])
+            left -= len(texts[-1].encode())
+            if left <= 0:
+                break
+    target.write_text(json.dumps({"text": "".join(texts)}, ensure_ascii=False) + "\n", encoding="utf-8")
     return target
 
 
@@ -189,6 +230,12 @@ def main() -> None:
     parser.add_argument(
         "--large", type=int, default=1_000_000_000, metavar="BYTES", help="of one more case; 0: without"
     )
+    parser.add_argument(
+        "--long", type=int, default=20_000_000, metavar="BYTES", help="of a text that is one document; 0: without"
+    )
+    parser.add_argument(
+        "--learn", type=int, default=10_000_000, metavar="BYTES", help="of text that models are learnt from; 0: without"
+    )
     parser.add_argument("--megatron", type=Path, metavar="FOLDER", help="a checkout of Megatron-LM")
     parser.add_argument("--megatron-python", type=Path, default=Path(sys.executable), metavar="FILE")
     parser.add_argument("--megatron-path", nargs="+", default=[], metavar="FOLDER", help="of further packages")
@@ -198,13 +245,16 @@ def main() -> None:
         place = Path(folder)
         text = flags.input or make_text(Path.home() / ".cache/llmctl-benchmarks/text")
         large = repeated(text, flags.large, place / "large.jsonl") if flags.large else None
+        long = one_text(text, flags.long, place / "long.jsonl") if flags.long else None
         found = []
-        for case in cases(flags, text, large, place):
+        today = datetime.datetime.now(datetime.timezone.utc).date()
+        target = Path(__file__).with_name("results") / f"data_prepare-{today}.md"
+        before = f"{target.read_text()}\n#" if target.exists() else ""
+        for case in cases(flags, text, large, long, place):
             found.append((case, run(case)))
             print(table(found)[-1], flush=True)
             if flags.write:
-                today = datetime.datetime.now(datetime.timezone.utc).date()
-                (Path(__file__).with_name("results") / f"data_prepare-{today}.md").write_text(report(text, found))
+                target.write_text(before + report(text, found))
     print(report(text, found))
 
 
@@ -222,7 +272,7 @@ def report(text: Path, found: list[tuple[Case, Found]]) -> str:
         "",
         *table(found),
         "",
-        *(f"{name}: sha256 of .bin and .idx {' and '.join(sorted(all_sums))}" for name, all_sums in sums.items()),
+        *(f"{name}: sha256 of what was written {' and '.join(sorted(all_sums))}" for name, all_sums in sums.items()),
     ]
     return "\n".join(lines) + "\n"
 

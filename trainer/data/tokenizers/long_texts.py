@@ -45,17 +45,15 @@ class WholeTexts:
             return  # UTF-8 has at most four bytes for each
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         memory = size * self._bytes_each
-        takes = f"GB of memory, as {self._library} cannot be given it in parts that have the same tokens"
+        takes = f"up to {memory / 1e9:,.1f} GB of memory, as {self._library} cannot be given it in parts"
         if memory > MOST_BYTES:
             raise DataError(
-                f"a text of {size / 1e6:,.0f} MB would take {memory / 1e9:,.1f} {takes}; divide the document (plain "
-                "text: --text-document paragraph or line), or take a vocabulary of byte-level BPE"
+                f"a text of {size / 1e6:,.0f} MB would take {takes}; divide the document (plain text: --text-document "
+                "paragraph or line), or take a vocabulary of byte-level BPE"
             )
         if memory > max(TOLD_BYTES, 2 * self._told):
             self._told = memory
-            print(
-                f"a text of {size / 1e6:,.0f} MB takes about {memory / 1e9:,.1f} {takes}", file=sys.stderr, flush=True
-            )
+            print(f"a text of {size / 1e6:,.0f} MB takes {takes}", file=sys.stderr, flush=True)
 
 
 def slices(text: str, encode: Callable[[str], Sequence[int]], drop_space: bool = False) -> Iterator[str]:
