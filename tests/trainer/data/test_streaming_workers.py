@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ import pytest
 
 from tests.trainer.data.test_streaming_training import begin, left_after
 from tests.trainer.pretraining_job import Job
-from trainer.data.errors import LostWorkerError
+from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.prepare.inputs import find_inputs
-from trainer.data.streaming.pieces import Pieces
+from trainer.data.streaming import workers
+from trainer.data.streaming.pieces import Cursor, Pieces
 from trainer.data.streaming.samples import StreamedSamples
 from trainer.data.streaming.silence import SilenceWatch
 from trainer.data.streaming.work import Reading, Share
@@ -69,6 +72,54 @@ def test_a_process_that_hangs_is_told_of_and_then_given_up(text: Path, processes
     (line,) = (line for line in said if "silent" in line)
     assert re.match(rf"{silent}; after 2 s the run is ended$", line)
     assert worker._process.exitcode == -signal.SIGKILL
+
+
+def test_one_that_dies_in_the_middle_of_an_answer_is_named(tmp_path: Path) -> None:
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "1 2 3 4 5 6 7 8 9"}\n' * 40_000)
+    pool = EncoderPool(1, NUMBERS, Reading())
+    try:
+        worker = pool._start()
+        ((piece, _), *_) = Pieces(find_inputs([str(text)]), "file", 1, 1 << 30).rest_of_epoch(Cursor())
+        worker.give(piece, Share())
+        # 1.6 MB, more than a socket holds: it waits for somebody to take the rest.
+        assert worker.connection.poll(LIMIT_S)
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(LostWorkerError, match=rf"was ended by signal 9 \(SIGKILL\) while it encoded {text}"):
+            worker.receive()
+    finally:
+        pool.close()
+
+
+def test_what_waits_for_one_that_cannot_be_killed_ends_with_the_rest(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that waits for a disk, until the disk answers."""
+    monkeypatch.setattr(workers, "_SECONDS_TO_DIE", 0.1)
+    pool = EncoderPool(1, NUMBERS, Reading())
+    samples = samples_of(text, pool)
+    samples.sample(0)
+    (worker,) = pool._all
+    os.kill(worker.pid, signal.SIGSTOP)
+    monkeypatch.setattr(worker._process, "kill", lambda: None)
+    try:
+        waiting = threading.Thread(target=exhaust, args=(samples,), daemon=True)
+        waiting.start()
+        closing = threading.Thread(target=pool.close, daemon=True)
+        closing.start()
+        for thread in (closing, waiting):
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+    finally:
+        os.kill(worker.pid, signal.SIGKILL)
+        worker._process.join(LIMIT_S)
+
+
+def exhaust(samples: StreamedSamples) -> None:
+    """Ask for samples until there is an error."""
+    with suppress(DataError, RuntimeError, CancelledError):
+        for number in range(10**6):
+            samples.sample(number)
 
 
 def stop_workers() -> None:

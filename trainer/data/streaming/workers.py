@@ -175,7 +175,7 @@ class _Worker:
 
     def __init__(self, settings: TokenizerSettings, reading: Reading) -> None:
         context = multiprocessing.get_context("spawn")
-        # Not a pair of pipes but of sockets, as duplex ones are: ``give_up`` relies on it.
+        # Not a pair of pipes but of sockets, as duplex ones are: ``kill`` relies on it.
         self.connection, theirs = context.Pipe(duplex=True)
         self._path = ""
         self._has_answered = False
@@ -234,14 +234,14 @@ class _Worker:
     def give_up(self, reason: str) -> None:
         """See silence.Worker."""
         self._given_up = reason
-        self._process.kill()
-        # One that waits for a disk does not die of that before the disk answers. Who waits for it no longer does.
-        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
+        self.kill()
 
     def kill(self) -> None:
         """End it, without a wait for its end: it holds nothing that is worth more than the time to end in order."""
         self._process.kill()
+        # One that waits for a disk does not die of that before the disk answers. Who waits for it no longer does.
+        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
 
     def join(self, seconds: float) -> None:
         """Wait for its end, at most so long."""
