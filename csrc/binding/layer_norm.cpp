@@ -1,5 +1,6 @@
 #include "../include/layer_norm.h"
 
+#include "cache_size.h"
 #include "tensors.h"
 
 namespace llmctl {
@@ -16,9 +17,10 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor &hidden_in, const Tensor
   const Tensor normed = unwritten(hidden, hidden.sizes());
   const Tensor mean = unwritten(hidden, {rows}, wide_type(hidden));
   const Tensor scale = unwritten(hidden, {rows}, wide_type(hidden));
+  const bool past_caches = goes_past_caches(2 * bytes_of(hidden));
   for_rows(rows, width, [&](int64_t first, int64_t stop) {
     llmctl_cpu_layer_norm(dtype, data(hidden), data(weight), data(bias), mutable_data(normed), mutable_data(mean),
-                          mutable_data(scale), width, epsilon, first, stop);
+                          mutable_data(scale), width, epsilon, first, stop, past_caches);
   });
   return {normed, mean, scale};
 }
@@ -34,11 +36,12 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor &grad_normed_in, const 
   check_row_numbers(scale, hidden_in, rows, op, "scale");
   const Tensor grad_normed = packed(grad_normed_in), hidden = packed(hidden_in), weight = packed(weight_in);
   const Tensor grad_hidden = unwritten(hidden, hidden.sizes());
+  const bool past_caches = goes_past_caches(3 * bytes_of(hidden));
   RowSums grad_weight(hidden, rows, width), grad_bias(hidden, rows, width);
   for_blocks(rows, width, grad_weight.blocks(), [&](int64_t block, int64_t first, int64_t stop) {
     llmctl_cpu_layer_norm_backward(dtype, data(grad_normed), data(hidden), data(weight), data(mean), data(scale),
                                    mutable_data(grad_hidden), grad_weight.of(block), grad_bias.of(block), width, first,
-                                   stop);
+                                   stop, past_caches);
   });
   return {grad_hidden, grad_weight.total(), grad_bias.total()};
 }

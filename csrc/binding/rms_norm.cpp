@@ -1,5 +1,6 @@
 #include "../include/rms_norm.h"
 
+#include "cache_size.h"
 #include "cuda_call.h"
 #include "tensors.h"
 
@@ -11,19 +12,21 @@ struct Cpu {
   static void forward(int dtype, const Tensor &hidden, const OptionalTensor &residual, const Tensor &weight, void *sum,
                       const Tensor &normed, const Tensor &scale, double epsilon) {
     const int64_t rows = rows_of(hidden), width = last_size(hidden);
+    const bool past_caches = goes_past_caches(2 * bytes_of(hidden));
     for_rows(rows, width, [&](int64_t first, int64_t stop) {
       llmctl_cpu_rms_norm(dtype, data(hidden), data(residual), data(weight), sum, mutable_data(normed),
-                          mutable_data(scale), width, epsilon, first, stop);
+                          mutable_data(scale), width, epsilon, first, stop, past_caches);
     });
   }
 
   static Tensor backward(int dtype, const Tensor &grad_normed, const OptionalTensor &grad_sum, const Tensor &hidden,
                          const Tensor &weight, const Tensor &scale, const Tensor &grad_hidden) {
     const int64_t rows = rows_of(hidden), width = last_size(hidden);
+    const bool past_caches = goes_past_caches(3 * bytes_of(hidden));
     RowSums grad_weight(hidden, rows, width);
     for_blocks(rows, width, grad_weight.blocks(), [&](int64_t block, int64_t first, int64_t stop) {
       llmctl_cpu_rms_norm_backward(dtype, data(grad_normed), data(grad_sum), data(hidden), data(weight), data(scale),
-                                   mutable_data(grad_hidden), grad_weight.of(block), width, first, stop);
+                                   mutable_data(grad_hidden), grad_weight.of(block), width, first, stop, past_caches);
     });
     return grad_weight.total();
   }

@@ -39,6 +39,8 @@ inline int64_t element_bytes(const Tensor &tensor) {
   return type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 2;
 }
 
+inline int64_t bytes_of(const Tensor &tensor) { return tensor.numel() * element_bytes(tensor); }
+
 /* What statistics and sums of `tensor` are kept in: float, of double elements double. */
 inline ScalarType wide_type(const Tensor &tensor) {
   return tensor.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;

@@ -34,6 +34,8 @@ inline void store_line(char *to, const char *from) {
   }
 #endif
 }
+#else
+inline void store_line(char *to, const char *from) { std::memcpy(to, from, kCacheLine); }
 #endif
 
 /* A copy whose whole lines go past the caches; other threads see it after `finish_stores`. */
@@ -42,12 +44,9 @@ inline void copy_past_caches(T *to, const T *from, int64_t count) {
   char *const target = reinterpret_cast<char *>(to);
   const char *const source = reinterpret_cast<const char *>(from);
   const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
-  int64_t done = 0;
-#ifdef __SSE2__
-  done = std::min<int64_t>(bytes, static_cast<int64_t>(-reinterpret_cast<uintptr_t>(target) % kCacheLine));
+  int64_t done = std::min<int64_t>(bytes, static_cast<int64_t>(-reinterpret_cast<uintptr_t>(target) % kCacheLine));
   if (done > 0) std::memcpy(target, source, static_cast<size_t>(done));
   for (; done + kCacheLine <= bytes; done += kCacheLine) store_line(target + done, source + done);
-#endif
   if (done < bytes) std::memcpy(target + done, source + done, static_cast<size_t>(bytes - done));
 }
 

@@ -4,48 +4,53 @@
 #include <type_traits>
 
 #include "isa.h"
-#include "row_passes.h"
+#include "results.h"
 
 namespace {
 
-using llmctl::Halves;
-using llmctl::kFirst;
-using llmctl::kLast;
+using llmctl::fetch;
+using llmctl::store_row;
 using llmctl::wide;
 
 /* Of `hidden`, or with kAdds of hidden + residual, which is stored as `sum`. */
 template <typename T, bool kAdds>
 struct Forward {
   using W = wide<T>;
-  using Found = W;
   const T *hidden, *residual, *weight;
   T *sum, *normed;
   W *scale;
   W epsilon;
   int64_t width;
+  bool past_caches;
 
-  W found(int64_t row, W squares) const { return scale[row] = W(1) / std::sqrt(squares / W(width) + epsilon); }
+  void operator()(int64_t row) const {
+    scale[row] = W(1) / std::sqrt(squares(row * width) / W(width) + epsilon);
+    const W factor = scale[row];
+    const T *const values = (kAdds ? sum : hidden) + row * width, *const weights = weight;
+    const T *const next = hidden + (row + 1) * width, *const next_residual = residual + (row + 1) * width;
+    store_row(normed + row * width, width, past_caches, [=](int64_t start, int64_t count, W *result) {
+      fetch(next + start);
+      if constexpr (kAdds) fetch(next_residual + start);
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) result[i] = W(values[start + i]) * factor * W(weights[start + i]);
+    });
+  }
 
-  template <Halves kHalves>
-  W pass(int64_t last, W factor, int64_t next) const {
-    const T *const values = (kAdds ? sum : hidden) + last * width, *const weights = weight;
-    const T *const left = hidden + next * width, *const right = kAdds ? residual + next * width : nullptr;
-    T *const total = kAdds ? sum + next * width : nullptr, *const result = normed + last * width;
-    W squares = 0;
-#pragma omp simd reduction(+ : squares)
+  W squares(int64_t first) const {
+    const T *const left = hidden + first, *const right = kAdds ? residual + first : nullptr;
+    T *const total = kAdds ? sum + first : nullptr;
+    W result = 0;
+#pragma omp simd reduction(+ : result)
     for (int64_t i = 0; i < width; ++i) {
-      if constexpr (kHalves != kFirst) result[i] = W(values[i]) * factor * W(weights[i]);
-      if constexpr (kHalves != kLast) {
-        W value = left[i];
-        if constexpr (kAdds) {
-          total[i] = value + W(right[i]);
-          /* What is normed is what is stored: backward reads no other. */
-          value = total[i];
-        }
-        squares += value * value;
+      W value = left[i];
+      if constexpr (kAdds) {
+        total[i] = value + W(right[i]);
+        /* What is normed is what is stored: backward reads no other. */
+        value = total[i];
       }
+      result += value * value;
     }
-    return squares;
+    return result;
   }
 };
 
@@ -53,39 +58,42 @@ struct Forward {
 template <typename T, bool kAdds>
 struct Backward {
   using W = wide<T>;
-  using Found = W;
   const T *grad_normed, *grad_sum, *hidden, *weight;
   T *grad_hidden;
   const W *scale;
   W *grad_weight;
   int64_t width;
+  bool past_caches;
 
-  W found(int64_t row, W along) const { return along * scale[row] * scale[row] / W(width); }
+  void operator()(int64_t row) const {
+    const int64_t first = row * width;
+    const W factor = scale[row], lost = along(first, factor) * factor * factor / W(width);
+    const T *const grads = grad_normed + first, *const values = hidden + first, *const weights = weight;
+    const T *const sums = kAdds ? grad_sum + first : nullptr;
+    const int64_t row_width = width;
+    store_row(grad_hidden + first, width, past_caches, [=](int64_t start, int64_t count, W *result) {
+      fetch(grads + row_width + start);
+      fetch(values + row_width + start);
+      if constexpr (kAdds) fetch(sums + row_width + start);
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) {
+        const W grad = W(grads[start + i]) * W(weights[start + i]) * factor - W(values[start + i]) * lost;
+        result[i] = kAdds ? grad + W(sums[start + i]) : grad;
+      }
+    });
+  }
 
-  template <Halves kHalves>
-  W pass(int64_t last, W lost, int64_t next) const {
-    const T *const grads = grad_normed + last * width, *const values = hidden + last * width, *const weights = weight;
-    const T *const sums = kAdds ? grad_sum + last * width : nullptr;
-    const T *const next_grads = grad_normed + next * width, *const next_values = hidden + next * width;
-    T *const result = grad_hidden + last * width;
+  W along(int64_t first, W factor) const {
+    const T *const grads = grad_normed + first, *const values = hidden + first, *const weights = weight;
     W *const weight_result = grad_weight;
-    const W factor = scale[last], next_factor = scale[next];
-    W next_along = 0;
-#pragma omp simd reduction(+ : next_along)
+    W result = 0;
+#pragma omp simd reduction(+ : result)
     for (int64_t i = 0; i < width; ++i) {
-      const W scaling = W(weights[i]);
-      if constexpr (kHalves != kFirst) {
-        W grad = W(grads[i]) * scaling * factor - W(values[i]) * lost;
-        if constexpr (kAdds) grad += W(sums[i]);
-        result[i] = grad;
-      }
-      if constexpr (kHalves != kLast) {
-        const W product = W(next_grads[i]) * W(next_values[i]) * next_factor;
-        weight_result[i] += product;
-        next_along += product * scaling;
-      }
+      const W product = W(grads[i]) * W(values[i]) * factor;
+      weight_result[i] += product;
+      result += product * W(weights[i]);
     }
-    return next_along;
+    return result;
   }
 };
 
@@ -100,8 +108,9 @@ void with_bool(bool value, Visitor visit) {
 
 LLMCTL_CPU_KERNEL(llmctl_cpu_rms_norm,
                   (int dtype, const void *hidden, const void *residual, const void *weight, void *sum, void *normed,
-                   void *scale, int64_t width, double epsilon, int64_t first, int64_t stop),
-                  (dtype, hidden, residual, weight, sum, normed, scale, width, epsilon, first, stop)) {
+                   void *scale, int64_t width, double epsilon, int64_t first, int64_t stop,
+                   int past_caches),
+                  (dtype, hidden, residual, weight, sum, normed, scale, width, epsilon, first, stop, past_caches)) {
   llmctl::with_dtype(dtype, [=](auto element) {
     using T = decltype(element);
     using W = wide<T>;
@@ -109,16 +118,20 @@ LLMCTL_CPU_KERNEL(llmctl_cpu_rms_norm,
       const Forward<T, adds.value> norm{static_cast<const T *>(hidden), static_cast<const T *>(residual),
                                         static_cast<const T *>(weight), static_cast<T *>(sum),
                                         static_cast<T *>(normed),       static_cast<W *>(scale),
-                                        W(epsilon),                     width};
-      llmctl::pass_over_rows(norm, first, stop);
+                                        W(epsilon),                     width,
+                                        past_caches != 0};
+      for (int64_t row = first; row < stop; ++row) norm(row);
     });
   });
+  llmctl::finish_stores(past_caches != 0);
 }
 
 LLMCTL_CPU_KERNEL(llmctl_cpu_rms_norm_backward,
                   (int dtype, const void *grad_normed, const void *grad_sum, const void *hidden, const void *weight,
-                   const void *scale, void *grad_hidden, void *grad_weight, int64_t width, int64_t first, int64_t stop),
-                  (dtype, grad_normed, grad_sum, hidden, weight, scale, grad_hidden, grad_weight, width, first, stop)) {
+                   const void *scale, void *grad_hidden, void *grad_weight, int64_t width, int64_t first, int64_t stop,
+                   int past_caches),
+                  (dtype, grad_normed, grad_sum, hidden, weight, scale, grad_hidden, grad_weight, width, first, stop,
+                   past_caches)) {
   llmctl::with_dtype(dtype, [=](auto element) {
     using T = decltype(element);
     using W = wide<T>;
@@ -126,8 +139,10 @@ LLMCTL_CPU_KERNEL(llmctl_cpu_rms_norm_backward,
       const Backward<T, adds.value> norm{static_cast<const T *>(grad_normed), static_cast<const T *>(grad_sum),
                                          static_cast<const T *>(hidden),      static_cast<const T *>(weight),
                                          static_cast<T *>(grad_hidden),       static_cast<const W *>(scale),
-                                         static_cast<W *>(grad_weight),       width};
-      llmctl::pass_over_rows(norm, first, stop);
+                                         static_cast<W *>(grad_weight),       width,
+                                         past_caches != 0};
+      for (int64_t row = first; row < stop; ++row) norm(row);
     });
   });
+  llmctl::finish_stores(past_caches != 0);
 }

@@ -54,6 +54,24 @@ void round_all(T *to, const wide<T> *from, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = from[i];
 }
 
+/* A line of 64 bytes; `by_instruction` is what rounds_by_instruction<T>() says. */
+template <typename T>
+LLMCTL_FN void round_line(T *to, const wide<T> *from, bool by_instruction) {
+#ifdef LLMCTL_HAS_BFLOAT16_ROUNDING
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    if (by_instruction) {
+      /* Not a function for that instruction set: it could not become part of a loop that is not. */
+      __m512i both;
+      asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(_mm512_loadu_ps(from)), "v"(_mm512_loadu_ps(from + 16)));
+      return _mm512_storeu_si512(to, both);
+    }
+  }
+#endif
+  (void)by_instruction;
+#pragma omp simd
+  for (int64_t i = 0; i < int64_t{64 / sizeof(T)}; ++i) to[i] = from[i];
+}
+
 }  // namespace
 }  // namespace llmctl
 

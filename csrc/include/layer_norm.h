@@ -15,14 +15,14 @@
 extern "C" {
 #endif
 
-/* Rows [first, stop). */
+/* Rows [first, stop). `past_caches`: `normed` is stored past the caches, where all of it would not fit. */
 void llmctl_cpu_layer_norm(int dtype, const void *hidden, const void *weight, const void *bias, void *normed, void *mean,
-                           void *scale, int64_t width, double epsilon, int64_t first, int64_t stop);
+                           void *scale, int64_t width, double epsilon, int64_t first, int64_t stop, int past_caches);
 
-/* Rows [first, stop); `grad_weight` and `grad_bias` [width] are added to. */
+/* Rows [first, stop); `grad_weight` and `grad_bias` [width] are added to; `past_caches` is for `grad_hidden`. */
 void llmctl_cpu_layer_norm_backward(int dtype, const void *grad_normed, const void *hidden, const void *weight,
                                     const void *mean, const void *scale, void *grad_hidden, void *grad_weight,
-                                    void *grad_bias, int64_t width, int64_t first, int64_t stop);
+                                    void *grad_bias, int64_t width, int64_t first, int64_t stop, int past_caches);
 
 #ifdef __cplusplus
 }

@@ -15,14 +15,16 @@
 extern "C" {
 #endif
 
-/* Rows [first, stop). With `residual`, of hidden + residual, which is written to `sum`; else both are NULL. */
+/* Rows [first, stop). With `residual`, of hidden + residual, which is written to `sum`; else both are NULL.
+ * `past_caches`: `normed` is stored past the caches, where all of it would not fit. */
 void llmctl_cpu_rms_norm(int dtype, const void *hidden, const void *residual, const void *weight, void *sum, void *normed,
-                         void *scale, int64_t width, double epsilon, int64_t first, int64_t stop);
+                         void *scale, int64_t width, double epsilon, int64_t first, int64_t stop, int past_caches);
 
-/* Rows [first, stop); `grad_weight` [width] is added to. `grad_sum`, NULL or [rows, width], is added to the result. */
+/* Rows [first, stop); `grad_weight` [width] is added to. `grad_sum`, NULL or [rows, width], is added to the result, which with
+ * `past_caches` is stored past them. */
 void llmctl_cpu_rms_norm_backward(int dtype, const void *grad_normed, const void *grad_sum, const void *hidden,
                                   const void *weight, const void *scale, void *grad_hidden, void *grad_weight,
-                                  int64_t width, int64_t first, int64_t stop);
+                                  int64_t width, int64_t first, int64_t stop, int past_caches);
 
 /* The same of all rows, on the current device (include/cuda.h). */
 int llmctl_cuda_rms_norm(int dtype, const void *hidden, const void *residual, const void *weight, void *sum, void *normed,

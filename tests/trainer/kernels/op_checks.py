@@ -20,7 +20,7 @@ has what all of them are held to together, such as check_compiled):
 
     hidden, normed = sparse_tensor((rows, width), dtype), sparse_tensor((rows, width), dtype)
     hidden[-2:] = ...
-    call("llmctl_cpu_rms_norm", dtype, hidden, None, weight, None, normed, scale, width, 1e-5, rows - 2, rows)
+    call("llmctl_cpu_rms_norm", dtype, hidden, None, weight, None, normed, scale, width, 1e-5, rows - 2, rows, 0)
 
 The same files run on a GPU, by gpu_plugin.py: so tensors are made by ``drawn``, by ``here``, or by torch's own
 functions without a device, which make them on torch's default device; what tests the CPU's kernels is marked

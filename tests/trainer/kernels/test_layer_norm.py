@@ -77,6 +77,29 @@ def test_bits_do_not_depend_on_threads(dtype):
 
 
 @pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("width", [5, 77, 512, 1030])
+def test_storing_past_the_caches_changes_nothing(width, dtype):
+    kept, past = [], []
+    for past_caches, found in enumerate((kept, past)):
+        hidden, gradient = (drawn((7, width), dtype, seed=seed) for seed in (1, 2))
+        weight, bias = (drawn((width,), dtype, seed=seed) for seed in (3, 4))
+        # Where no line of memory begins, and with elements around that stay as they are.
+        normed, grad_hidden = drawn((7 * width + 9,), dtype), drawn((7 * width + 9,), dtype)
+        sizes, wide = (7, 7, width, width), torch.promote_types(dtype, torch.float32)
+        mean, scale, grad_weight, grad_bias = (torch.zeros(size, dtype=wide) for size in sizes)
+        forward = (hidden, weight, bias, normed[3:], mean, scale, width, EPSILON)
+        backward = (gradient, hidden, weight, mean, scale, grad_hidden[3:], grad_weight, grad_bias, width)
+        call("llmctl_cpu_layer_norm", dtype, *forward, 0, 7, past_caches)
+        call("llmctl_cpu_layer_norm_backward", dtype, *backward, 0, 7, past_caches)
+        found += [normed, mean, scale, grad_hidden, grad_weight, grad_bias]
+        beside = drawn((7 * width + 9,), dtype)
+        for written in (normed, grad_hidden):
+            assert torch.equal(written[:3], beside[:3])
+            assert torch.equal(written[-6:], beside[-6:])
+    check_same_bits(past, kept)
+
+
+@pytest.mark.usefixtures("level")
 def test_a_large_mean_costs_no_more_digits_than_torch_loses():
     hidden, *rest = arguments((16, 1000), torch.float32)
     check_against_oracle(LAYER_NORM, "own", ((hidden.detach() + 1e4).requires_grad_(), *rest), oracle=formula)
@@ -92,11 +115,11 @@ def test_rows_beyond_two_to_the_31_elements(dtype):
     hidden[-2:] = few
     call(
         "llmctl_cpu_layer_norm",
-        *(dtype, hidden, weight, bias, normed, mean, scale, width, EPSILON, rows - 2, rows),
+        *(dtype, hidden, weight, bias, normed, mean, scale, width, EPSILON, rows - 2, rows, 0),
     )
     call(
         "llmctl_cpu_layer_norm_backward",
-        *(dtype, normed, hidden, weight, mean, scale, grad_hidden, grad_weight, grad_bias, width, rows - 2, rows),
+        *(dtype, normed, hidden, weight, mean, scale, grad_hidden, grad_weight, grad_bias, width, rows - 2, rows, 1),
     )
     alone, *statistics = torch.ops.llmctl.layer_norm(few, weight, bias, EPSILON)
     gradients = torch.ops.llmctl.layer_norm_backward(alone, few, weight, *statistics)

@@ -118,17 +118,41 @@ def test_a_sum_or_its_norm_may_lead_nowhere(used):
 
 
 @pytest.mark.cpu_only
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("width", [5, 77, 512, 1030])
+def test_storing_past_the_caches_changes_nothing(width, dtype):
+    kept, past = [], []
+    for past_caches, found in enumerate((kept, past)):
+        hidden, residual, gradient = (drawn((7, width), dtype, seed=seed) for seed in (1, 2, 3))
+        # Where no line of memory begins, and with elements around that stay as they are.
+        total, normed, grad_hidden = (drawn((7 * width + 9,), dtype) for _ in range(3))
+        weight = drawn((width,), dtype, seed=4)
+        scale, grad_weight = (torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32)) for size in (7, width))
+        sum_to, normed_to, grad_to = total[3:], normed[3:], grad_hidden[3:]
+        forward = (hidden, residual, weight, sum_to, normed_to, scale, width, EPSILON)
+        backward = (gradient, residual, sum_to, weight, scale, grad_to, grad_weight, width)
+        call("llmctl_cpu_rms_norm", dtype, *forward, 0, 7, past_caches)
+        call("llmctl_cpu_rms_norm_backward", dtype, *backward, 0, 7, past_caches)
+        found += [total, normed, scale, grad_hidden, grad_weight]
+        beside = drawn((7 * width + 9,), dtype)
+        for written in (total, normed, grad_hidden):
+            assert torch.equal(written[:3], beside[:3])
+            assert torch.equal(written[-6:], beside[-6:])
+    check_same_bits(past, kept)
+
+
+@pytest.mark.cpu_only
 def test_an_output_may_be_the_memory_of_an_input():
     hidden, residual, weight = drawn((5, 77), torch.float32), drawn((5, 77), torch.float32, seed=1), torch.ones(77)
     normed, total, scale = torch.ops.llmctl.add_rms_norm(hidden, residual, weight, EPSILON)
     grads = torch.ops.llmctl.rms_norm_backward(residual, hidden, total, weight, scale)
     first, second, again = hidden.clone(), residual.clone(), torch.empty(5)
-    call("llmctl_cpu_rms_norm", torch.float32, first, second, weight, first, second, again, 77, EPSILON, 0, 5)
+    call("llmctl_cpu_rms_norm", torch.float32, first, second, weight, first, second, again, 77, EPSILON, 0, 5, 0)
     check_same_bits([first, second, again], [total, normed, scale])
     gradient, grad_weight = residual.clone(), torch.zeros(77)
     call(
         "llmctl_cpu_rms_norm_backward",
-        *(torch.float32, gradient, hidden, total, weight, scale, gradient, grad_weight, 77, 0, 5),
+        *(torch.float32, gradient, hidden, total, weight, scale, gradient, grad_weight, 77, 0, 5, 0),
     )
     check_same_bits([gradient, grad_weight], grads)
 
@@ -152,11 +176,11 @@ def test_rows_beyond_two_to_the_31_elements(dtype):
     hidden[-2:] = few
     call(
         "llmctl_cpu_rms_norm",
-        *(dtype, hidden, None, weight, None, normed, scale, width, EPSILON, rows - 2, rows),
+        *(dtype, hidden, None, weight, None, normed, scale, width, EPSILON, rows - 2, rows, 0),
     )
     call(
         "llmctl_cpu_rms_norm_backward",
-        *(dtype, normed, None, hidden, weight, scale, grad_hidden, grad_weight, width, rows - 2, rows),
+        *(dtype, normed, None, hidden, weight, scale, grad_hidden, grad_weight, width, rows - 2, rows, 1),
     )
     alone, factor = torch.ops.llmctl.rms_norm(few, weight, EPSILON)
     gradient, of_weight = torch.ops.llmctl.rms_norm_backward(alone, None, few, weight, factor)
