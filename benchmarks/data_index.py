@@ -58,6 +58,7 @@ from trainer.data.gpt_dataset import GPTDataset
 from trainer.data.index_cache import EpochIndexCache
 from trainer.data.index_format import dtype_code
 from trainer.data.indexed_dataset import IndexedDataset
+from trainer.data.known_files import KnownFiles
 from trainer.data.pair_writer import PairWriter
 from trainer.data.sentence_mapping import MappingRules
 from trainer.kernels.build_settings import BuildSettings
@@ -72,7 +73,7 @@ READ_IN_ALL = 640 * READ_AT_ONCE
 
 
 def dataset(case: Case) -> GPTDataset:
-    tokens = IndexedDataset(Path(case.prefix))
+    tokens = IndexedDataset(Path(case.prefix), KnownFiles(Path(case.cache)))
     cache = EpochIndexCache(Path(case.cache))
     return GPTDataset(tokens, range(len(tokens)), SEQ_LENGTH, SEED, cache, case.samples or None)
 

@@ -60,8 +60,9 @@ class DocumentEnds:
         size = rows.stop - rows.start
         if not self._parts or len(self._parts[0]) != size:
             # All at once: a step has many micro-batches.
-            self._parts = self.positions.split(size)
-        return self._parts[rows.start // size]
+            self._parts = self.positions.view(-1, size, self._is_end.shape[1]).unbind()
+        part: torch.Tensor = self._parts[rows.start // size]
+        return part
 
     def pin(self) -> None:
         """Have the positions in memory that a GPU can read by itself."""

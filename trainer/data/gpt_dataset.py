@@ -14,7 +14,7 @@ from trainer.data.epoch_index import (
     megatron_epochs,
     samples_per_epoch,
 )
-from trainer.data.index_cache import EpochIndexCache
+from trainer.data.index_cache import EpochIndexCache, LengthsSummary
 from trainer.data.indexed_dataset import IndexedDataset
 from trainer.data.windows import Numbers, Tokens
 
@@ -95,7 +95,10 @@ class GPTDataset:
     def is_cached(self) -> bool:
         """Whether the order of the epochs that are shuffled together need not be worked out any more."""
         epochs = self._together or Epochs()
-        return self._cache is not None and self._cache.has(self._lengths, self._seq_length, self._seed, epochs)
+        if self._cache is None:
+            return False
+        summary = LengthsSummary.of_sequences(self._tokens, self._sequences)
+        return self._cache.has(self._lengths, self._seq_length, self._seed, epochs, summary)
 
     def sample(self, number: int) -> Tokens:
         """The ``seq_length + 1`` tokens of sample ``number``, counted over all epochs: uint16, int32 or int64.
@@ -181,6 +184,10 @@ class GPTDataset:
     def _prepare(self, epochs: Epochs) -> EpochIndex:
         # A batch may reach into the next epoch; older ones are done with.
         self._indexes = {first: index for first, index in self._indexes.items() if first == epochs.first - 1}
-        build = build_epoch_index if self._cache is None else self._cache.load_or_build
-        index = self._indexes[epochs.first] = build(self._lengths, self._seq_length, self._seed, epochs)
+        asked = (self._lengths, self._seq_length, self._seed, epochs)
+        if self._cache is None:
+            index = build_epoch_index(*asked)
+        else:
+            index = self._cache.load_or_build(*asked, LengthsSummary.of_sequences(self._tokens, self._sequences))
+        self._indexes[epochs.first] = index
         return index

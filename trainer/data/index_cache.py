@@ -21,6 +21,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,10 +30,13 @@ import numpy.typing as npt
 
 from trainer.data.cache_entry import remove_older, write_entry
 from trainer.data.epoch_index import EpochIndex, Epochs, build_epoch_index, samples_per_epoch
+from trainer.data.indexed_dataset import IndexedDataset
+from trainer.data.known_files import KnownFiles
 from trainer.data.mapped_file import map_file
 
-MAGIC = b"EPOCHIX3"
+MAGIC = b"EPOCHIX4"
 HEADER = struct.Struct("<8sQQQQ")
+SUMMARY = struct.Struct("<16sq")
 SMALLEST_CACHED = 1 << 16
 """Documents and samples from which on an index is worth a cache entry: so many take 2 ms to shuffle on one core, and
 small data goes through thousands of epochs, which would leave as many entries."""
@@ -47,6 +51,30 @@ _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 2.0
 
 
+@dataclass(frozen=True)
+class LengthsSummary:
+    """What an entry is found by, of the documents' lengths."""
+
+    digest: bytes
+    tokens: int
+
+    @classmethod
+    def of(cls, lengths: npt.NDArray[np.int32]) -> LengthsSummary:
+        """Reads all of them."""
+        digest = hashlib.blake2b(np.ascontiguousarray(lengths, "<i4").data, digest_size=16).digest()
+        return cls(digest, int(lengths.sum(dtype=np.int64)))
+
+    @classmethod
+    def of_sequences(cls, tokens: IndexedDataset, sequences: range) -> LengthsSummary:
+        """Of ``sequences`` of an open pair, where that is known without reading them."""
+
+        def read() -> bytes:
+            found = cls.of(tokens.sequence_lengths[sequences.start : sequences.stop])
+            return SUMMARY.pack(found.digest, found.tokens)
+
+        return cls(*SUMMARY.unpack(tokens.remembered(f"lengths {sequences.start} {sequences.stop}", read)))
+
+
 class EpochIndexCache:
     """The entries of one folder."""
 
@@ -58,6 +86,7 @@ class EpochIndexCache:
         self._folder = folder
         self._places = (folder,) if prepared is None else (folder, prepared)
         self._smallest = smallest
+        self._known = KnownFiles(folder)
         # A dataset reads one epoch, and maybe the last samples of the one before.
         self._in_use: deque[Path] = deque(maxlen=2)
         self._touched = time.monotonic()
@@ -71,22 +100,31 @@ class EpochIndexCache:
                 with suppress(OSError):
                     os.utime(entry)
 
-    def has(self, lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epochs: Epochs) -> bool:
+    def has(
+        self, lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epochs: Epochs, summary: LengthsSummary
+    ) -> bool:
         """Whether ``load_or_build`` has nothing to build."""
-        name, shape = _name(lengths, seq_length, seed, epochs), _shape(lengths, seq_length, epochs)
-        return any(_open(folder / name, shape) is not None for folder in self._places)
+        shape, name = _shape_and_name(len(lengths), summary, seq_length, seed, epochs)
+        return any(_open(folder / name, shape, self._known) is not None for folder in self._places)
 
-    def load_or_build(self, lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epochs: Epochs) -> EpochIndex:
+    def load_or_build(
+        self,
+        lengths: npt.NDArray[np.int32],
+        seq_length: int,
+        seed: int,
+        epochs: Epochs,
+        summary: LengthsSummary | None = None,
+    ) -> EpochIndex:
         """The index, from the cache where it is whole, else built.
 
         Any number of processes may call this at once, on one folder or on many. Of those that share a folder one builds
         and writes, and the others wait for it and map what it wrote, so that a node holds one copy. If it ends before,
         however it ends, another one takes its place. A folder that cannot be written costs only the building.
         """
-        shape = _shape(lengths, seq_length, epochs)
+        summary = summary or LengthsSummary.of(lengths)
+        shape, name = _shape_and_name(len(lengths), summary, seq_length, seed, epochs)
         if sum(shape) < self._smallest:
             return build_epoch_index(lengths, seq_length, seed, epochs)
-        name = _name(lengths, seq_length, seed, epochs)
         for folder in self._places:
             found = self._found(folder / name, shape)
             if found is not None:
@@ -112,7 +150,7 @@ class EpochIndexCache:
         return shared or built
 
     def _found(self, entry: Path, shape: tuple[int, int], verify: bool = True) -> EpochIndex | None:
-        found = _open(entry, shape, verify)
+        found = _open(entry, shape, self._known, verify)
         if found is not None:
             self._in_use.append(entry)
         return found
@@ -184,23 +222,20 @@ def _look_again(folder: Path) -> None:
         next(entries, None)
 
 
-def _shape(lengths: npt.NDArray[np.int32], seq_length: int, epochs: Epochs) -> tuple[int, int]:
-    """Documents and samples of the stream of ``epochs``."""
-    tokens = epochs.count * int(lengths.sum(dtype=np.int64))
-    return epochs.count * len(lengths), samples_per_epoch(tokens, seq_length)
+def _shape_and_name(
+    documents: int, summary: LengthsSummary, seq_length: int, seed: int, epochs: Epochs
+) -> tuple[tuple[int, int], str]:
+    """Documents and samples of the stream of ``epochs``, and the name of its entry."""
+    shape = epochs.count * documents, samples_per_epoch(epochs.count * summary.tokens, seq_length)
+    asked = f"{MAGIC!r} {seq_length} {seed} {epochs} {documents}\n".encode() + summary.digest
+    return shape, f"{hashlib.blake2b(asked, digest_size=16).hexdigest()}.index"
 
 
-def _name(lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epochs: Epochs) -> str:
-    asked = f"{MAGIC!r} {seq_length} {seed} {epochs} {len(lengths)}\n"
-    digest = hashlib.blake2b(asked.encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(lengths, "<i4").data)
-    return f"{digest.hexdigest()}.index"
-
-
-def _open(entry: Path, shape: tuple[int, int], verify: bool = True) -> EpochIndex | None:
+def _open(entry: Path, shape: tuple[int, int], known: KnownFiles, verify: bool = True) -> EpochIndex | None:
     """The index in ``entry``; None where there is none, or a damaged one. What was just written needs no checking."""
     documents, samples = shape
     try:
+        status = entry.stat()
         content = _content(entry)
         magic, *counts, width, checksum = HEADER.unpack(content[: HEADER.size].tobytes())
     except (OSError, struct.error):
@@ -210,11 +245,13 @@ def _open(entry: Path, shape: tuple[int, int], verify: bool = True) -> EpochInde
         return None
     if len(content) != second + 4 * documents:
         return None
-    # Every page of it will be read anyway, and 10^7 documents take 0.03 s.
-    if verify and zlib.crc32(content[HEADER.size :].data) != checksum:
-        return None
-    with suppress(OSError):
-        os.utime(entry)
+    if verify and known.recall(entry, "whole") is None:
+        if zlib.crc32(content[HEADER.size :].data) != checksum:
+            return None
+        known.keep(entry, status, "whole", b"")
+    if time.time() - status.st_mtime >= TOUCH_SECONDS:
+        with suppress(OSError):
+            os.utime(entry)
     numbers = content[first:second].view("<u4" if width == 4 else "<i8")
     return EpochIndex(content[second:].view("<i4"), content[HEADER.size : first].view("<i8"), numbers)
 

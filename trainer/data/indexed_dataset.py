@@ -5,6 +5,7 @@ The format stands in trainer.data.index_format.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +16,7 @@ from typing_extensions import Self
 
 from trainer.data.errors import DataError
 from trainer.data.index_format import CHUNK, DTYPES, FLOATS, HEADER, MAGIC, VERSION, files_of
+from trainer.data.known_files import KnownFiles
 from trainer.data.mapped_file import ArrayFile, map_file
 
 
@@ -25,14 +27,19 @@ class IndexedDataset:
     the caller's own copy; the tables stay valid after ``close`` for whoever still has them.
     """
 
-    def __init__(self, prefix: Path) -> None:
+    def __init__(self, prefix: Path, known: KnownFiles | None = None) -> None:
         """Open and check the pair of ``prefix`` (a path without .bin or .idx).
+
+        Args:
+            prefix: of the two files.
+            known: where it is kept that a large index was found whole, so that it is read once; None: nowhere.
 
         Raises:
             DataError: a file is missing or cannot be read, is no index, or the two do not belong together.
         """
         self.prefix = prefix
         self._bin, self._idx = files_of(prefix)
+        self._known = known
         missing = [str(path) for path in (self._bin, self._idx) if not path.is_file()]
         if missing:
             raise DataError(
@@ -40,11 +47,12 @@ class IndexedDataset:
                 f"{self._idx.name}, as `python -m trainer preprocess` writes them"
             )
         try:
+            self._status = self._idx.stat()
             self._open()
         except OSError as error:
             raise DataError(f"{error.filename or prefix}: cannot be read: {error.strerror or error}") from None
-        self._check_offsets()
-        self._check_documents()
+        self.remembered("whole", self._check_tables)
+        self._check_size()
 
     def _open(self) -> None:
         dtype, sequences, documents = self._read_header()
@@ -93,6 +101,20 @@ class IndexedDataset:
             )
         return np.dtype(DTYPES[code]), sequences, documents
 
+    def remembered(self, what: str, work: Callable[[], bytes]) -> bytes:
+        """What ``work`` gives, which depends on nothing but the tables; not worked out again where it is known."""
+        found = None if self._known is None else self._known.recall(self._idx, what)
+        if found is None:
+            found = work()
+            if self._known is not None:
+                self._known.keep(self._idx, self._status, what, found)
+        return found
+
+    def _check_tables(self) -> bytes:
+        self._check_offsets()
+        self._check_documents()
+        return b""
+
     def _check_offsets(self) -> None:
         position = 0
         for start in range(0, len(self.sequence_lengths), CHUNK):
@@ -102,6 +124,11 @@ class IndexedDataset:
             if lengths.min() < 0 or not np.array_equal(ends - sizes, self._pointers[start : start + CHUNK]):
                 raise DataError(f"{self._idx}: its offsets do not follow from its lengths; prepare the data again")
             position = int(ends[-1])
+
+    def _check_size(self) -> None:
+        position = 0
+        if len(self.sequence_lengths):
+            position = int(self._pointers[-1]) + int(self.sequence_lengths[-1]) * self.dtype.itemsize
         size = self.token_count * self.dtype.itemsize
         if size != position:
             raise DataError(
@@ -199,9 +226,9 @@ class IndexedDataset:
         self._pointers = np.zeros(0, np.int64)
         self.document_indices = np.zeros(1, np.int64)
 
-    def __reduce__(self) -> tuple[type[IndexedDataset], tuple[Path]]:
+    def __reduce__(self) -> tuple[type[IndexedDataset], tuple[Path, KnownFiles | None]]:
         """Another process opens the files for itself: they are no part of what is sent to it."""
-        return IndexedDataset, (self.prefix.absolute(),)
+        return IndexedDataset, (self.prefix.absolute(), self._known)
 
     def __enter__(self) -> Self:
         return self

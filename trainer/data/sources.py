@@ -11,6 +11,7 @@ from trainer.data.batches import Packing, Split
 from trainer.data.errors import DataError
 from trainer.data.gpt_dataset import split_sequences
 from trainer.data.indexed_dataset import IndexedDataset
+from trainer.data.known_files import KnownFiles
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.tokenizers.opening import load_tokenizer
 from trainer.data.tokenizers.settings import settings_of
@@ -97,6 +98,7 @@ class _Opener:
         settings = settings_of(data, config.model.vocab_size)
         self._tokenizer = load_tokenizer(data, config.model.vocab_size) if settings.is_set else None
         self._tokenizer_name = settings.name
+        self._cache_path = data.data_cache_path
         self._opened: dict[Path, tuple[IndexedDataset, Manifest | None]] = {}
 
     def open(self, key: str, part: BlendPart) -> Source:
@@ -111,7 +113,8 @@ class _Opener:
         return Source(key, tokens, manifest, range(len(tokens)), part.weight)
 
     def _open(self, prefix: Path) -> tuple[IndexedDataset, Manifest | None]:
-        tokens, manifest = IndexedDataset(prefix), read_manifest(prefix)
+        folder = Path(self._cache_path).expanduser() if self._cache_path else prefix.parent / "cache"
+        tokens, manifest = IndexedDataset(prefix, KnownFiles(folder)), read_manifest(prefix)
         if manifest is not None:
             manifest.check_counts(tokens)
             if self._tokenizer is not None:
