@@ -28,7 +28,8 @@ from trainer.heartbeat import Heartbeat
 from trainer.introduction import introduction
 from trainer.kernels.packages import unrelated_apex
 from trainer.kernels.preparation import prepare_kernels
-from trainer.layers.attention_backend import choose_backend
+from trainer.layers.attention_backend import check_backend
+from trainer.layers.flash_attn_agreement import Tried, try_flash_attn, with_flash_attn
 from trainer.loop import Ending, TrainingLoop
 from trainer.lost_peers import PeerLoss
 from trainer.mesh import ParallelMesh, build_process_groups
@@ -133,14 +134,17 @@ def _train(attempt: _Attempt) -> None:
     # Everything that one rank can find wrong by itself comes before the ranks wait for each other.
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
     device = choose_device(config.training, attempt.launch)
-    choose_backend(config.model, parameter_dtype(config.training), device)
+    check_backend(config.model, parameter_dtype(config.training), device)
     check_start_point(config.checkpoint, _save_root(config, run))
     data = build_data(config, mesh.dp_rank, mesh.dp, run.path if run is not None else None)
     torch.use_deterministic_algorithms(config.training.deterministic_mode)
+    tried = None
+    if attempt.launch.local_rank == 0:
+        tried = try_flash_attn(config, parameter_dtype(config.training), device)
     attempt.heartbeat.beat(0, "rendezvous")
     _init_process_group(config, attempt.launch, device)
     with ExitStack() as resources:
-        ending = _run(_build_loop(attempt, device, data, resources), mesh.rank)
+        ending = _run(_build_loop(attempt, device, tried, data, resources), mesh.rank)
         attempt.heartbeat.beat(progress.iteration, ending)
         if run is not None and mesh.rank == 0:
             write_json(
@@ -170,7 +174,9 @@ def _init_process_group(config: TrainConfig, launch: LaunchEnvironment, device: 
         dist.init_process_group(backend, init_method="env://", timeout=timeout, device_id=device_id)
 
 
-def _build_loop(attempt: _Attempt, device: torch.device, data: TrainData, resources: ExitStack) -> TrainingLoop:
+def _build_loop(
+    attempt: _Attempt, device: torch.device, tried: Tried | None, data: TrainData, resources: ExitStack
+) -> TrainingLoop:
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
     attempt.heartbeat.beat(0, "building the kernels")
     choice = prepare_kernels(
@@ -180,6 +186,7 @@ def _build_loop(attempt: _Attempt, device: torch.device, data: TrainData, resour
         parameter_dtype(config.training),
         is_builder=attempt.launch.local_rank == 0,
     )
+    choice = with_flash_attn(choice, config.model, parameter_dtype(config.training), device, tried)
     attempt.heartbeat.beat(0, "building the model")
     groups = build_process_groups(mesh, timedelta(minutes=config.parallel.distributed_timeout_minutes))
     model = build_model(config, data.vocab_size, mesh, groups, device, choice.kernels)

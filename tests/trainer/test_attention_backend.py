@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import sys
@@ -17,10 +16,10 @@ from trainer.axes import ParallelAxes
 from trainer.config_error import ConfigError
 from trainer.context_parallel.tiles import whole_tiles
 from trainer.layers import attention_core, flash_attn_package
-from trainer.layers.attention_backend import AttentionBackend, choose_backend
+from trainer.layers.attention_backend import AttentionBackend, check_backend, choose_backend
 from trainer.layers.attention_core import AttentionCore, attend
 from trainer.layers.attention_kernels import PaddedPacked, torch_kernel
-from trainer.layers.flash_attn_package import FlashAttnPackage, _try_out, find_flash_attn
+from trainer.layers.flash_attn_package import FlashAttnPackage, _try_out, find_flash_attn, try_in_process, unsuited
 from trainer.layers.tiled_attention import PackedKernel, Packing, Tiling, tiled_attention
 
 CUDA = torch.device("cuda")
@@ -44,6 +43,25 @@ class TestFlashAttn:
             "which is torch's own, or auto"
         )
         assert choose_backend(model("auto"), torch.bfloat16, CPU).name == "fused"
+
+    def test_what_no_package_could_change_is_refused_before_any_is_tried(self, tmp_path, monkeypatch) -> None:
+        for backend in ("auto", "fused", "unfused"):
+            check_backend(model(backend), torch.bfloat16, CPU)
+        with pytest.raises(ConfigError, match="flash is unable: runs on NVIDIA GPUs alone"):
+            check_backend(model("flash"), torch.bfloat16, CPU)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
+        with pytest.raises(ConfigError, match="flash-attn 3 is not installed .*, and flash-attn 2 is not installed"):
+            check_backend(model("flash"), torch.bfloat16, CUDA)
+        (tmp_path / "flash_attn_interface.py").write_text("raise SystemExit('it was run')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        check_backend(model("flash"), torch.bfloat16, CUDA)
+
+    def test_what_is_settled_is_taken(self) -> None:
+        kernels = FlashAttnPackage(2, DENSE_MODULES[2])
+        assert choose_backend(model("auto"), torch.bfloat16, CPU, kernels).kernel is kernels
+        assert choose_backend(model("auto"), torch.bfloat16, CPU, "fails on rank 3").name == "fused"
+        with pytest.raises(ConfigError, match="flash is unable: fails on rank 3; use fused"):
+            choose_backend(model("flash"), torch.bfloat16, CPU, "fails on rank 3")
 
     @pytest.mark.parametrize(
         ("version", "capability", "dtype", "width", "says"),
@@ -117,22 +135,31 @@ class TestFlashAttn:
         )
 
     @pytest.mark.parametrize(
-        ("program", "says"),
+        ("program", "limit_s", "says"),
         [
             (
                 "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n",
+                120,
                 "does not run here: using it ended in SIGSEGV",
             ),
-            ("import time\ntime.sleep(600)\n", "does not run here: using it took longer than 3 s"),
+            ("import time\ntime.sleep(600)\n", 3, "does not run here: using it took longer than 3 s"),
+            # It can be imported, and the first call ends the process.
+            (
+                "import os\ndef _flash_attn_forward(*_, **__): os.abort()\n"
+                "import torch\ntorch.ones = lambda *shape, dtype, device: torch.zeros(shape, dtype=dtype)\n",
+                120,
+                "does not run here: using it ended in SIGABRT",
+            ),
         ],
     )
-    def test_a_package_that_crashes_or_hangs_takes_nobody_along(self, program, says, tmp_path, monkeypatch) -> None:
+    def test_a_package_that_crashes_or_hangs_takes_nobody_along(
+        self, program, limit_s, says, tmp_path, monkeypatch
+    ) -> None:
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
-        quick = functools.partial(flash_attn_package.import_problem, limit_s=3)
-        monkeypatch.setattr(flash_attn_package, "import_problem", quick)
         (tmp_path / "flash_attn_interface.py").write_text(program)
         monkeypatch.syspath_prepend(tmp_path)
-        assert find_flash_attn.__wrapped__(3, torch.bfloat16, 64, CUDA) == says
+        assert unsuited(3, torch.bfloat16, 64, CUDA) is None
+        assert try_in_process(3, torch.bfloat16, 64, CUDA, limit_s) == says
 
     @pytest.mark.parametrize("version", [2, 3])
     def test_calls(self, version) -> None:

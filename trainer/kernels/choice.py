@@ -55,6 +55,7 @@ class Choice:
         passed_over: operation -> the better ones that it cannot have, and why.
         described: backend -> more about it.
         in_cpu_memory: what was decided for what a run on a GPU computes in CPU memory; None: nothing is.
+        notes: more lines.
     """
 
     kernels: Kernels
@@ -62,6 +63,7 @@ class Choice:
     passed_over: Mapping[str, Sequence[tuple[Backend, str]]]
     described: Mapping[Backend, str]
     in_cpu_memory: Choice | None = None
+    notes: Sequence[str] = ()
 
     def lines(self, where: str = "") -> list[str]:
         """What is to be said about it: the choice, and each reason for less than the best.
@@ -77,7 +79,7 @@ class Choice:
                 parts.append(f"{backend}{more} for {', '.join(names)}")
         lines = [f"kernels{where}: {'; '.join(parts)}"] if parts else []
         more_lines = [] if self.in_cpu_memory is None else self.in_cpu_memory.lines(" in CPU memory")
-        return [*lines, *self.fallbacks(where), *more_lines]
+        return [*lines, *self.fallbacks(where), *more_lines, *self.notes]
 
     def fallbacks(self, where: str = "") -> list[str]:
         """A line for each reason why operations run on less than the best backend."""
@@ -126,7 +128,7 @@ def choose_kernels(
     reasons: dict[str, list[tuple[Backend, str]]] = {name: [] for name in candidates}
     while pending := {name: rest[0] for name, rest in candidates.items() if rest}:
         problems = {name: _problem(known[name], backend, offer, device, dtype) for name, backend in pending.items()}
-        for name, problem in (problems if is_alone else _agreed(problems, agrees_on or device)).items():
+        for name, problem in (problems if is_alone else agreed_problems(problems, agrees_on or device)).items():
             backend = candidates[name].pop(0)
             if problem is None:
                 chosen[name] = backend
@@ -238,8 +240,13 @@ def _problem(
     return tested
 
 
-def _agreed(problems: Mapping[str, str | None], device: torch.device) -> dict[str, str | None]:
-    """The problem that the lowest rank with one has, on all ranks; operations must be the same everywhere."""
+def agreed_problems(problems: Mapping[str, str | None], device: torch.device) -> dict[str, str | None]:
+    """The problem that the lowest rank with one has, on all ranks. Collective over all ranks of the job.
+
+    Args:
+        problems: what they are about, the same on every rank -> this rank's, if it has one.
+        device: of what the ranks tell each other.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     marks = max_over_ranks([0.0 if problem is None else size - rank for problem in problems.values()], device)
     who = {name: size - int(mark) if mark else None for name, mark in zip(problems, marks, strict=True)}

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -23,6 +24,7 @@ from trainer.kernels.installed import MOST_READ, Distribution, find_distribution
 
 LIMIT_S = 120.0
 """For trying one package: an import of torch from a busy network file system takes tens of seconds."""
+_ENDING_S = 10.0
 
 _NOT_NEEDED = "nothing here needs it"
 _ON_CUDA = "import torch\nif torch.cuda.is_available():\n    "
@@ -127,17 +129,16 @@ def examine_packages(
     return tuple(_examine(package, surroundings, path, limit_s) for package in _PACKAGES)
 
 
-def import_problem(module: str, surroundings: Surroundings, limit_s: float = LIMIT_S) -> str | None:
-    """Why a module that is there cannot be imported here; None if it can.
+def use_problem(program: str, surroundings: Surroundings, limit_s: float = LIMIT_S) -> str | None:
+    """Why a program that uses a package does not end well here; None if it does.
 
-    Found out in a process of its own, which may crash or hang, and sees no GPU: some let one process in and no other.
+    Found out in a process of its own, which may crash or hang.
 
     Args:
-        module: its name.
-        surroundings: what it has to fit.
+        program: Python that uses it.
+        surroundings: what the package has to fit.
         limit_s: for trying it.
     """
-    program = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\nimport {module}\n"
     problem = _trial_problem(program, surroundings, sys.path, limit_s)
     return None if problem is None else _on_one_line(problem)
 
@@ -262,7 +263,9 @@ def _trial_problem(program: str, surroundings: Surroundings, path: list[str], li
             # With all that it has started, such as a compiler.
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                # One that hangs in a driver is not even ended by that.
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_ENDING_S)
         said.seek(max(0, said.seek(0, os.SEEK_END) - MOST_READ))
         lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
     if code == 0:
@@ -283,6 +286,8 @@ def _explained(line: str, surroundings: Surroundings) -> str:
         meaning = f"{library[0].split(':')[0]} is not found: it was built for another CUDA than {surroundings.cuda}"
     elif line.startswith("StopIteration"):
         meaning = "its half for torch does not fit"
+    elif "busy or unavailable" in line:
+        meaning = "the GPU lets one process in at a time, and another one is using it"
     elif "no kernel image" in line:
         meaning = "it was not compiled for the GPUs here"
     elif "GLIBC" in line and "not found" in line:

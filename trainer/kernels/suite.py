@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from trainer.kernels.operation import Backend, Function, Operation
 from trainer.kernels.wanted import ROWS
+
+if TYPE_CHECKING:
+    from trainer.layers.flash_attn_package import FlashAttnPackage
 
 OPERATIONS: tuple[Operation[Any], ...] = tuple(
     getattr(import_module(f"trainer.kernels.{row.module}"), name.upper()) for name, row in ROWS.items()
@@ -43,6 +47,7 @@ class Kernels:
             raise ValueError(f"{min(unknown)!r} is no operation; there are {', '.join(ROWS)}")
         self._functions = functions
         self._in_cpu_memory = in_cpu_memory
+        self._flash_attn: FlashAttnPackage | str | None = None
 
     @classmethod
     def of(cls, chosen: Mapping[str, Backend], device: torch.device, in_cpu_memory: Kernels | None = None) -> Kernels:
@@ -54,6 +59,17 @@ class Kernels:
     def __getitem__(self, operation: Operation[Function]) -> Function:
         default = operation.implementations[operation.default].function
         return cast("Function", self._functions.get(operation.name, default))
+
+    def with_flash_attn(self, found: FlashAttnPackage | str) -> Kernels:
+        """The same where it is settled which flash-attn attention may run on: this one, or for that reason none."""
+        other = copy.copy(self)
+        other._flash_attn = found
+        return other
+
+    @property
+    def flash_attn(self) -> FlashAttnPackage | str | None:
+        """See ``with_flash_attn``; None: nothing is settled, and whoever wants it looks for it."""
+        return self._flash_attn
 
     @property
     def in_cpu_memory(self) -> Kernels:

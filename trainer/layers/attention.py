@@ -47,7 +47,7 @@ class SelfAttention(nn.Module):
             layer,
             model.attention_dropout,
             axes,
-            choose_backend(model, builder.dtype, builder.device),
+            choose_backend(model, builder.dtype, builder.device, builder.kernels.flash_attn),
             builder.kernels,
         )
         tp = axes.tp

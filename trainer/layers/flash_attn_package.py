@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from trainer.context_parallel.tiles import whole_tiles
-from trainer.kernels.packages import Surroundings, import_problem
+from trainer.kernels.packages import LIMIT_S, Surroundings, use_problem
 from trainer.layers.tiled_attention import Gradients, Packing
 
 Version = Literal[2, 3]
@@ -111,7 +111,16 @@ def _token_first(heads: torch.Tensor) -> torch.Tensor:
 def find_flash_attn(
     version: Version, dtype: torch.dtype, head_dim: int, device: torch.device
 ) -> FlashAttnPackage | str:
-    """The kernels of that version, or why they cannot be used: the end of a sentence that begins with their name."""
+    """The kernels of that version, or why they cannot be used: the end of a sentence that begins with their name.
+
+    For a process by itself; the ranks of a job see to it together: trainer.layers.flash_attn_agreement.
+    """
+    problem = unsuited(version, dtype, head_dim, device) or try_in_process(version, dtype, head_dim, device)
+    return load(version) if problem is None else problem
+
+
+def unsuited(version: Version, dtype: torch.dtype, head_dim: int, device: torch.device) -> str | None:
+    """Why that version is not for this device, or not there, as is known before anything of it runs; else None."""
     if device.type != "cuda":
         return f"runs on NVIDIA GPUs alone, and the device is {device.type}"
     if dtype not in (torch.float16, torch.bfloat16):
@@ -129,18 +138,39 @@ def find_flash_attn(
     package = _MODULES[version].partition(".")[0]
     if importlib.util.find_spec(package) is None:
         return f"is not installed (no package {package})"
-    # A wheel for another torch or CUDA fails only when it is loaded or run, and then it may take the process along.
+    return None
+
+
+def try_in_process(
+    version: Version, dtype: torch.dtype, head_dim: int, device: torch.device, limit_s: float = LIMIT_S
+) -> str | None:
+    """Why that version, which is there, does not work on a GPU; None if it does.
+
+    A wheel for another torch or CUDA fails only when it is loaded or run, and may take its process along: every call
+    is made once in a process of its own.
+    """
+    program = f"import torch\nfrom {__name__} import try_here\ntry_here({version}, {dtype}, {head_dim}, '{device}')\n"
     try:
-        problem = import_problem(_MODULES[version], Surroundings(torch.__version__, torch.version.cuda))
-        if problem is not None:
-            return f"does not run here: {problem}"
-        kernels = FlashAttnPackage(version, importlib.import_module(_MODULES[version]))
-        _try_out(kernels, torch.ones(1, 2, 16, head_dim, dtype=dtype, device=device))
-        torch.cuda.synchronize(device)
+        problem = use_problem(program, Surroundings(torch.__version__, torch.version.cuda), limit_s)
+    except OSError as error:
+        problem = f"it cannot be tried: {error}"
+    return None if problem is None else f"does not run here: {problem}"
+
+
+def try_here(version: Version, dtype: torch.dtype, head_dim: int, device: str) -> None:
+    """Make every call once, in this process. Raises whatever the package does."""
+    kernels = FlashAttnPackage(version, importlib.import_module(_MODULES[version]))
+    _try_out(kernels, torch.ones(1, 2, 16, head_dim, dtype=dtype, device=device))
+    torch.cuda.synchronize(device)
+
+
+def load(version: Version) -> FlashAttnPackage | str:
+    """The kernels of that version, which has been tried; or why they cannot be loaded here all the same."""
+    try:
+        return FlashAttnPackage(version, importlib.import_module(_MODULES[version]))
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         return f"does not run here: {lines[0]}"
-    return kernels
 
 
 def _try_out(kernels: FlashAttnPackage, heads: torch.Tensor) -> None:
