@@ -14,7 +14,8 @@ import torch
 
 from trainer.kernels.bench_case import Bench, Case, Draw, Size
 from trainer.kernels.choice import choose_kernels, implementation_problem, name_of
-from trainer.kernels.measured import rank
+from trainer.kernels.measured import LARGE_BYTES, rank
+from trainer.kernels.names import COMPILED
 from trainer.kernels.operation import BACKENDS, Backend, Operation
 from trainer.kernels.preparation import Preparation
 from trainer.kernels.suite import OPERATIONS
@@ -29,7 +30,6 @@ BENCHES: Mapping[str, Bench] = {
 }
 """Operation -> how it is measured."""
 PLAIN = "plain"
-COMPILED = "compiled"
 SMALL = "small"
 _SAMPLE_S = 0.005
 """Shorter calls are measured several at a time."""
@@ -52,7 +52,7 @@ class Plan:
         copy_mib: size of the copied tensor; beyond the caches.
         by_cpu_time: count the calling thread's CPU time, where other work makes that of the clock useless.
         forward_only: leave backward out.
-        compiles: also measure what torch.compile makes of plain, where there is a gradient.
+        compiles: also measure what torch.compile makes of plain, on GPUs only where it is of account: see ``rank``.
     """
 
     repeats: int = 7
@@ -210,7 +210,8 @@ def _measure_case(
         more = min(_MOST_BUFFERS, -(-_CACHES * cache // max(1, cases[0].forward_bytes)))
         cases += [bench.build(size, Draw(device, dtype, generator)) for _ in range(more)]
     functions, problems = _functions(operation, device, dtype, offer)
-    if plan.compiles and _leaves(cases[0].arguments):
+    moved_bytes = cases[0].forward_bytes + (0 if plan.forward_only else cases[0].backward_bytes)
+    if plan.compiles and (device.type == "cpu" or moved_bytes >= LARGE_BYTES):
         torch.compiler.reset()  # Or it gives up after so many sizes of one function.
         functions[COMPILED] = torch.compile(cases[0].plain, dynamic=False)
     used = _used(operation, chosen, device, cases[0])
@@ -225,7 +226,6 @@ def _measure_case(
             problems[name] = str(error).splitlines()[0]
             del calls[name]
     medians = Stopwatch(device, plan).medians(calls, plan.repeats)
-    moved_bytes = cases[0].forward_bytes + (0 if plan.forward_only else cases[0].backward_bytes)
     row = (device.type, name_of(dtype), operation.name, "x".join(map(str, size)))
     for name, seconds in medians.items():
         speed = moved_bytes / seconds

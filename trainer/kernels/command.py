@@ -1,7 +1,7 @@
 """``python -m trainer kernels build|doctor|bench``: build the kernels, say what runs on what and why, or measure.
 
 Exit codes: 0 done, 2 bad flags, 3 they cannot be built here, the environment is at fault, or there is no torch,
-130 interrupted.
+130 interrupted, 141 whoever read the output has left before its end, as after the signal SIGPIPE.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Who reads has left, as head does, which is no mistake; at its end the interpreter would try once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        # Who reads has left, as head does. At its end the interpreter would try once more, and complain.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
+        return 128 + signal.SIGPIPE

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from trainer.kernels.build_cache import BuildCache
-from trainer.kernels.names import BACKENDS, Backend
+from trainer.kernels.names import BACKENDS, COMPILED, Backend
 from trainer.kernels.sources import source_files
 
 OF_COPY = 0.8
 """The share of a copy's bandwidth that our own code must reach to come first."""
 OF_BEST_OTHER = 1.1
 """How many times as fast as the best of the others it must be, too."""
-_LARGE_BYTES = 1 << 26
+LARGE_BYTES = 1 << 26
 """Calls that move fewer bytes take as long as it takes to call: they say nothing of a kernel."""
 _OWN: tuple[Backend, ...] = ("own", "nvrtc")
 _GPU_FOLDERS = {"binding", "cuda", "include", "launch", "shared"}
@@ -51,8 +51,8 @@ class Ranking:
     reasons: Mapping[Backend, str]
 
 
-_OfSize = Mapping[Backend, Mapping[str, Any]]
-"""Backend -> its measurement."""
+_OfSize = Mapping[str, Mapping[str, Any]]
+"""Backend, or COMPILED -> its measurement."""
 Rankings = Mapping[tuple[str, str], Ranking]
 """(Operation, dtype) -> its ranking, where there is one."""
 
@@ -61,22 +61,24 @@ def rank(rows: Rows) -> Ranking | None:
     """The ranking of one operation in one dtype; None if too little of it was measured.
 
     Our own code comes first where at every large size it moves its bytes at OF_COPY of the speed of a copy or more, and
-    is OF_BEST_OTHER times as fast as the best other backend or more; otherwise last. The others go by their times.
+    is OF_BEST_OTHER times as fast as the best of the other backends and torch.compile or more; otherwise last. The
+    other backends go by their times.
 
     Args:
         rows: its measurements on one GPU, forward and backward.
     """
-    sizes: dict[str, dict[Backend, Mapping[str, Any]]] = {}
+    sizes: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
-        if not row["problem"] and 1e9 * row["gb_per_s"] * row["seconds"] >= _LARGE_BYTES:
+        if not row["problem"] and 1e9 * row["gb_per_s"] * row["seconds"] >= LARGE_BYTES:
             of_size = sizes.setdefault(row["size"], {})
-            of_size.update({name: row for name in BACKENDS if name == row["backend"]})
+            of_size.update({name: row for name in (*BACKENDS, COMPILED) if name == row["backend"]})
     there = [name for name in BACKENDS if sizes and all(name in of_size for of_size in sizes.values())]
     others = [name for name in there if name not in _OWN]
     if not others:
         return None
     others.sort(key=lambda name: sum(of_size[name]["seconds"] for of_size in sizes.values()))
-    failing = {name: _failing(name, others, sizes.values()) for name in there if name in _OWN}
+    rivals = [*others, COMPILED]
+    failing = {name: _failing(name, rivals, sizes.values()) for name in there if name in _OWN}
     late = [name for name, problem in failing.items() if problem is not None]
     unmeasured = [name for name in BACKENDS if name not in there and name not in _OWN]
     order = (*(name for name in _OWN if not late), *others, *unmeasured, *(name for name in _OWN if late))
@@ -92,13 +94,16 @@ def rank(rows: Rows) -> Ranking | None:
     return Ranking(order, reasons)
 
 
-def _failing(own: Backend, others: Sequence[Backend], sizes: Iterable[_OfSize]) -> str | None:
+def _failing(own: Backend, rivals: Sequence[str], sizes: Iterable[_OfSize]) -> str | None:
     """What our own code falls short of."""
     for of_size in sizes:
         if of_size[own]["of_copy"] < OF_COPY:
             return f"the bench has measured it at less than {OF_COPY:.0%} of the speed of a copy"
-        if min(of_size[name]["seconds"] for name in others) < OF_BEST_OTHER * of_size[own]["seconds"]:
-            return f"the bench has measured it at less than {OF_BEST_OTHER} times the speed of another"
+        times = {name: of_size[name]["seconds"] for name in rivals if name in of_size}
+        best = min(times, key=times.__getitem__)
+        if times[best] < OF_BEST_OTHER * of_size[own]["seconds"]:
+            what = "what torch.compile makes" if best == COMPILED else best
+            return f"the bench has measured it at less than {OF_BEST_OTHER} times the speed of {what}"
     return None
 
 

@@ -221,8 +221,25 @@ def test_what_torch_compiles_is_measured_too():
     done = bench("rms_norm=8x32", "scale=37", "--dtype", "float32", "--compile", "--json", *FLAGS)
     assert done.returncode == 0, done.stderr
     rows = [row for row in json.loads(done.stdout)["measurements"] if row["backend"] == "compiled"]
-    assert [(row["operation"], row["problem"]) for row in rows] == [("rms_norm", "")]
-    assert rows[0]["seconds"] > 0
+    assert [(row["operation"], row["problem"]) for row in rows] == [("rms_norm", ""), ("scale", "")]
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_what_torch_compiles_is_measured_on_gpus_unless_it_is_not_wanted(monkeypatch):
+    plans = []
+
+    def measured(_wanted, device, _dtypes, plan, *_):
+        plans.append((device.type, plan.compiles))
+        return iter(())
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr("trainer.kernels.bench.measure", measured)
+    monkeypatch.setattr("trainer.kernels.bench.copy_speed", lambda *_: 1e9)
+    for words, of_cpu, of_gpu in (((), False, True), (("--compile",), True, True), (("--no-compile",), False, False)):
+        bench_command.main(["l2_norm", "--as-is", "--json", *words], BuildSettings(ROOT / "nowhere"), {})
+        assert plans == [("cpu", of_cpu), ("cuda", of_gpu)], words
+        plans.clear()
 
 
 @pytest.mark.parametrize("words", [("--threads", "0"), ("--repeats", "0"), ("--copy-mib", "-1"), ("--repeats", "x")])

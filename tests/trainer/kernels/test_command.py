@@ -335,12 +335,23 @@ def test_kernels_for_gpus_are_said_to_be_untimed_until_there_are_results():
     assert any("have not been timed" in note for note in doctor.NOTES) is (not are_timed)
 
 
-def test_who_reads_may_leave(place):
-    """As ``doctor | head -1`` does."""
-    process = start("doctor", "--json", **place)
+@pytest.mark.parametrize("words", [("doctor", "--json"), ("bench", "l2_norm=64", "--copy-mib", "1", "--device", "cpu")])
+def test_who_reads_may_leave(words, place):
+    """As ``doctor | head -1`` does: no traceback, and the status of a program that was not let finish."""
+    process = start(*words, **place)
     process.stdout.close()
-    assert (process.wait(TIMEOUT_S), process.stderr.read()) == (0, "")
+    code, err = process.wait(TIMEOUT_S), process.stderr.read()
     process.stderr.close()
+    assert code == 128 + signal.SIGPIPE
+    assert all(line.startswith("cpu ") for line in err.splitlines()), err
+
+
+def test_a_bench_that_cannot_say_how_far_it_is_has_not_measured(place):
+    """As in ``bench 2>&1 | head -1``."""
+    process = start("bench", "l2_norm=64", "--copy-mib", "1", "--device", "cpu", **place)
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(TIMEOUT_S) == 128 + signal.SIGPIPE
 
 
 def test_unknown_words_are_refused():

@@ -21,7 +21,7 @@ from trainer.kernels.wanted import Wanted
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 AUTO = Wanted("auto", "training.kernel_backend", False)
 SLOW_COPY = "the bench has measured it at less than 80% of the speed of a copy"
-NO_FASTER = "the bench has measured it at less than 1.1 times the speed of another"
+NO_FASTER = "the bench has measured it at less than 1.1 times the speed of torch"
 
 
 def row(backend, seconds, of_copy=0.5, *, moved=1 << 30, **more):
@@ -47,6 +47,20 @@ def test_what_is_not_comes_last(own, reason):
     assert ranking.order == ("torch", "triton", "eager", "own", "nvrtc")
     faster = "the bench has measured torch to be faster"
     assert ranking.reasons == {"own": reason, "nvrtc": reason, "triton": faster}
+
+
+def test_what_torch_compiles_is_held_against_our_own_code_too():
+    others = [row("triton", 3.0), row("torch", 2.0), row("eager", 4.0)]
+    fast, slow = row("compiled", 1.09), row("compiled", 1.11)
+    ranking = rank([row("own", 1.0, 0.9), fast, *others])
+    # It is none of the backends of a run: of them the fastest comes first.
+    assert ranking.order == ("torch", "triton", "eager", "own", "nvrtc")
+    assert ranking.reasons["own"] == (
+        "the bench has measured it at less than 1.1 times the speed of what torch.compile makes"
+    )
+    assert rank([row("own", 1.0, 0.9), slow, *others]).order[0] == "own"
+    # By itself it is nothing that a run could take instead.
+    assert rank([row("own", 1.0, 0.9), fast]) is None
 
 
 def test_every_large_size_counts_and_no_small_one():
@@ -84,7 +98,7 @@ def test_measurements_are_kept_for_gpus_of_one_name_and_one_torch(tmp_path):
     assert measured.path != Measured.of(tmp_path, "NVIDIA H100 80GB HBM3", "2.13.0+cu130").path
     assert measured.path != Measured.of(tmp_path, "NVIDIA H200", "2.12.0+cu130").path
     assert measured.text() == "" and measurements_in("") == []
-    first = [row("own", 1.0, 0.9), row("torch", 2.0)]
+    first = [row("own", 1.0, 0.9), row("torch", 2.0), row("compiled", 1.5)]
     assert measured.keep(first)
     assert measurements_in(measured.text()) == first
     # A look at a small size, or a failure, says nothing of what was measured before.
@@ -221,17 +235,20 @@ def test_the_bench_chooses_by_what_it_has_just_measured(operation, monkeypatch):
 
 def test_the_bench_keeps_what_it_measures_on_a_gpu(monkeypatch, tmp_path, capsys):
     settings = here(monkeypatch, tmp_path, [])
-    bench_command._keep(SLOW_OWN, Plan(), settings)
+    usual = Plan(compiles=True)
+    bench_command._keep(SLOW_OWN, usual, settings)
     path = preparation.measured_here(settings, CUDA).path
     assert capsys.readouterr().err == f"trainer kernels bench: kept in {path}, which auto goes by on this kind of GPU\n"
     assert measurements_in(path.read_text()) == SLOW_OWN
     (tmp_path / "file").touch()
-    bench_command._keep(SLOW_OWN, Plan(), BuildSettings(tmp_path / "file"))
+    bench_command._keep(SLOW_OWN, usual, BuildSettings(tmp_path / "file"))
     assert "the measurements cannot be kept, and auto does not go by them: " in capsys.readouterr().err
     kept = path.read_text()
     bench_command._keep([row("own", 1.0, 0.9), row("torch", 2.0)], Plan(copy_mib=16), settings)
     assert "auto goes by 7 repeats and 256 MiB copied or more; this is not kept" in capsys.readouterr().err
-    bench_command._keep([row("own", 1.0, 0.9)], Plan(), settings)
+    bench_command._keep([row("own", 1.0, 0.9), row("torch", 2.0)], Plan(), settings)
+    assert "auto goes by what torch.compile takes, too; this is not kept" in capsys.readouterr().err
+    bench_command._keep([row("own", 1.0, 0.9)], usual, settings)
     assert "too little was measured for auto to go by; nothing is kept" in capsys.readouterr().err
     assert path.read_text() == kept
 
