@@ -189,9 +189,9 @@ class OneThread(InlineEncoder):
     def ahead(self, work: Callable[[], T]) -> Future[T]:
         return self.pool.submit(work)
 
-    def encode(self, pieces: Iterator[Piece], share: Share) -> Iterator[Encoded]:
+    def encode(self, pieces: Iterator[Piece], share: Share, reads: Callable[[], str] = str) -> Iterator[Encoded]:
         self.threads.add(threading.current_thread().name)
-        return super().encode(pieces, share)
+        return super().encode(pieces, share, reads)
 
 
 def test_splits_take_turns_and_a_compressed_file_is_read_once_per_epoch(

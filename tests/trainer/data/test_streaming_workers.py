@@ -15,15 +15,16 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from tests.trainer.data.test_streaming_training import begin, left_after
 from tests.trainer.pretraining_job import Job
 from trainer.data.errors import DataError, LostWorkerError
+from trainer.data.prepare.chunks import rest_of_document
 from trainer.data.prepare.inputs import find_inputs
-from trainer.data.streaming import workers
+from trainer.data.streaming import pieces, workers
 from trainer.data.streaming.pieces import Cursor, Pieces
 from trainer.data.streaming.samples import StreamedSamples
 from trainer.data.streaming.silence import SilenceWatch
@@ -48,8 +49,8 @@ def text(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def samples_of(text: Path, pool: EncoderPool) -> StreamedSamples:
-    pieces = Pieces(find_inputs([str(text)]), "file", 1, 1 << 20)
-    return StreamedSamples(pieces, Share(), pool, seq_length=64, seed=5, buffer_bytes=2 << 20, kept=0)
+    cut = Pieces(find_inputs([str(text)]), "file", 1, 1 << 20)
+    return StreamedSamples(cut, Share(), pool, seq_length=64, seed=5, buffer_bytes=2 << 20, kept=0)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -122,6 +123,35 @@ def exhaust(samples: StreamedSamples) -> None:
             samples.sample(number)
 
 
+def test_a_file_that_hangs_while_it_is_decompressed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "1 2 3 4 5 6 7 8 9"}\n' * 200_000))
+    goes_on, said = threading.Event(), list[str]()
+    is_slow = threading.Event()
+
+    def hang(stream: BinaryIO, by_line: bool) -> Iterator[bytes]:
+        if is_slow.is_set():
+            goes_on.wait(2 * LIMIT_S)
+        return rest_of_document(stream, by_line)
+
+    monkeypatch.setattr(pieces, "rest_of_document", hang)
+    pool = EncoderPool(1, NUMBERS, Reading(), patience_s=PATIENCE_S, say=said.append)
+    try:
+        samples = samples_of(path, pool)
+        samples.sample(0)
+        is_slow.set()
+        silent = rf"^the thread that reads compressed text sleeps and has been silent for \d+ s while it reads {path}; "
+        with pytest.raises(LostWorkerError, match=silent):
+            for number in range(10**6):
+                samples.sample(number)
+        pool.close()  # does not wait for it
+    finally:
+        goes_on.set()
+        pool.close()
+    (line,) = (line for line in said if "silent" in line)
+    assert re.match(silent, line)
+
+
 def stop_workers() -> None:
     """Let processes that encode for this rank be stopped once they have something to do for the second time."""
     from trainer.data.streaming.workers import _Worker
@@ -157,6 +187,8 @@ class Stranger:
     def __init__(self, program: str) -> None:
         self._process = subprocess.Popen([sys.executable, "-c", program])
         self.pid = self._process.pid
+        self.name = f"process {self.pid}"
+        self.proc = Path(f"/proc/{self.pid}")
         self.reasons: list[str] = []
         self.is_given_up = threading.Event()
 
@@ -189,7 +221,7 @@ def test_one_that_is_slow_is_not_taken_for_one_that_hangs(slow: Stranger) -> Non
     try:
         watch.begin(slow)
         assert is_long.wait(LIMIT_S)
-        assert said[0].startswith(f"process {slow.pid} of data.num_workers is at work for 2 s already while it counts")
+        assert said[0].startswith(f"process {slow.pid} is at work for 2 s already while it counts")
         os.kill(slow.pid, signal.SIGSTOP)
         assert slow.is_given_up.wait(LIMIT_S)
     finally:

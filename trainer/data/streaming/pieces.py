@@ -106,6 +106,7 @@ class Pieces:
         if not self._groups:
             raise DataError(f"{files[0].path}: is empty, and so is all other text" if files else "there is no text")
         self.units = self._ends[-1]
+        self.reads = ""  # the compressed file that is read at the moment, or was last
         self._is_closed = False
         self._order: tuple[int, npt.NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
         # By name, not by folder or time: copied to another place it is the same text.
@@ -160,6 +161,7 @@ class Pieces:
     def _stretches(self, file: InputFile, number: int, offset: int) -> Iterator[tuple[Piece, int]]:
         errors = reading_errors()
         by_line = is_by_line(file, self._text_document) is True
+        self.reads = file.path
         try:
             with open_bytes(file.path) as stream:
                 left = offset

@@ -223,7 +223,7 @@ class StreamedSamples:
         ahead, self._next = self._next, None
         # Never here while the encoder has a thread of its own: that may be at work for another split.
         future = ahead[1] if ahead and ahead[0] == cursor else self._encoder.ahead(partial(self._make, cursor))
-        return self._make(cursor) if future is None else future.result()
+        return self._make(cursor) if future is None else self._encoder.result(future)
 
     def _reader_at(self, cursor: Cursor) -> Iterator[tuple[Piece, Cursor]]:
         found, self._reader = self._reader, None
@@ -246,7 +246,7 @@ class StreamedSamples:
                 if size >= self._buffer_bytes:
                     return
 
-        found = list(self._encoder.encode(pieces(), self._share))
+        found = list(self._encoder.encode(pieces(), self._share, lambda: self._pieces.reads))
         bad = next((one.first_bad for one in found if one.first_bad), None)
         if bad is not None and self._say is not None:
             self._say(f"passed over {bad.told()}; more like it will be, without a word")

@@ -1,4 +1,4 @@
-"""Whether a process that works for us still lives, or hangs; seen from outside, without a word of its own.
+"""Whether a process or thread that works for us still lives, or hangs; seen from outside, without a word of its own.
 
 What lives spends time on a CPU, if only microseconds while it waits for a slow file system. What hangs (a dead server
 of files, a stopped process, a lock that nobody gives back) spends none. A heartbeat of its own would tell less: it goes
@@ -29,11 +29,15 @@ _STATES = {
 
 
 class Worker(Protocol):
-    """A process that something is waited for from."""
+    """A process or thread that something is waited for from."""
 
     @property
-    def pid(self) -> int:
-        """Its number."""
+    def name(self) -> str:
+        """It, at the beginning of a sentence."""
+
+    @property
+    def proc(self) -> Path:
+        """Its folder below /proc."""
 
     @property
     def work(self) -> str:
@@ -65,14 +69,14 @@ class _Waiting:
 
 
 class SilenceWatch:
-    """Looks once a second at the process that is waited for; says when it is silent, and ends it in the end."""
+    """Looks once a second at who is waited for; says when it is silent, and gives it up in the end."""
 
     def __init__(self, patience_s: float, say: Callable[[str], None]) -> None:
         """Nothing is waited for yet.
 
         Args:
-            patience_s: of silence after which a process is given up.
-            say: takes a line about a process that is silent, once for each wait, or at work for long.
+            patience_s: of silence after which one is given up.
+            say: takes a line about one that is silent, once for each wait, or at work for long.
         """
         self._patience_s = patience_s
         self._told_s = min(TOLD_AFTER_S, patience_s / 2)
@@ -102,55 +106,52 @@ class SilenceWatch:
                 seen = None
             elif seen is None or seen.turn is not turn:
                 now = time.monotonic()
-                seen = _Waiting(turn, now, now, _spent_ns(turn[0].pid))
+                seen = _Waiting(turn, now, now, _spent_ns(turn[0].proc))
             else:
                 self._look(seen)
 
     def _look(self, seen: _Waiting) -> None:
         (worker,) = seen.turn
-        now, spent = time.monotonic(), _spent_ns(worker.pid)
+        now, spent = time.monotonic(), _spent_ns(worker.proc)
         if spent != seen.spent:
             seen.spent, seen.life = spent, now
             if now - seen.began >= self._patience_s and not seen.is_long:
                 seen.is_long = True
-                self._say(f"{_named(worker)} is at work for {now - seen.began:,.0f} s already while it {worker.work}")
+                self._say(f"{worker.name} is at work for {now - seen.began:,.0f} s already while it {worker.work}")
             return
         silent_s = now - seen.life
         if silent_s >= self._patience_s:
             worker.give_up(
-                f"{_named(worker)} {_state(worker.pid)}has been silent for {silent_s:,.0f} s while it {worker.work}; "
+                f"{worker.name} {_state(worker.proc)}has been silent for {silent_s:,.0f} s while it {worker.work}; "
                 "see to what it waits for and resume the run, or set parallel.distributed_timeout_minutes higher"
             )
             self._ended.set()
         elif silent_s >= self._told_s and not seen.is_told:
             seen.is_told = True
             self._say(
-                f"{_named(worker)} {_state(worker.pid)}has been silent for {silent_s:,.0f} s while it {worker.work}; "
+                f"{worker.name} {_state(worker.proc)}has been silent for {silent_s:,.0f} s while it {worker.work}; "
                 f"after {self._patience_s:,.0f} s the run is ended"
             )
 
 
-def _named(worker: Worker) -> str:
-    return f"process {worker.pid} of data.num_workers"
-
-
-def _spent_ns(pid: int) -> tuple[int, ...]:
-    """What a process has spent on CPUs, by thread; () where nothing tells."""
+def _spent_ns(proc: Path) -> tuple[int, ...]:
+    """What has been spent on CPUs, by thread; () where nothing tells."""
     found = []
     with suppress(OSError):
-        for thread in sorted(Path(f"/proc/{pid}/task").iterdir()):
+        threads = proc / "task"
+        for thread in sorted(threads.iterdir()) if threads.is_dir() else [proc]:
             with suppress(OSError, ValueError):
                 found.append(int((thread / "schedstat").read_text().split()[0]))
     if not found:
         with suppress(OSError, ValueError, IndexError):
             # The name, which may hold anything, is in parentheses; the 14th and 15th field count clock ticks.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = (proc / "stat").read_text().rpartition(")")[2].split()
             found = [int(fields[11]), int(fields[12])]
     return tuple(found)
 
 
-def _state(pid: int) -> str:
-    """Why a process may be silent, in a clause that ends with ``and``; empty where nothing tells."""
+def _state(proc: Path) -> str:
+    """Why it may be silent, in a clause that ends with ``and``; empty where nothing tells."""
     with suppress(OSError, IndexError, KeyError):
-        return f"{_STATES[Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]]} and "
+        return f"{_STATES[(proc / 'stat').read_text().rpartition(')')[2].split()[0]]} and "
     return ""

@@ -10,12 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from trainer.data.end_with_parent import end_with_parent
 from trainer.data.errors import DataError, LostWorkerError
@@ -37,11 +38,22 @@ _SECONDS_TO_DIE = 10.0
 class Encoder(Protocol):
     """Turns pieces into tokens."""
 
-    def encode(self, pieces: Iterator[Piece], share: Share) -> Iterator[Encoded]:
-        """Each of ``pieces``, in order; ``pieces`` is asked for few more than have come back."""
+    def encode(
+        self, pieces: Iterator[Piece], share: Share, reads: Callable[[], str] = lambda: "text"
+    ) -> Iterator[Encoded]:
+        """Each of ``pieces``, in order; ``pieces`` is asked for few more than have come back.
+
+        Args:
+            pieces: what is encoded.
+            share: the documents of them that count.
+            reads: what ``pieces`` reads at the moment, for people.
+        """
 
     def ahead(self, work: Callable[[], T]) -> Future[T] | None:
         """Begin ``work`` in the background; None where there is no background."""
+
+    def result(self, future: Future[T]) -> T:
+        """What ``ahead`` began, once it is done; or the error that it never will be."""
 
     def close(self) -> None:
         """End all that is going on. Nothing is left behind."""
@@ -55,8 +67,11 @@ class InlineEncoder:
         self._reading = reading
         self._tokenizer: Tokenizer | None = None
 
-    def encode(self, pieces: Iterator[Piece], share: Share) -> Iterator[Encoded]:
+    def encode(
+        self, pieces: Iterator[Piece], share: Share, reads: Callable[[], str] = lambda: "text"
+    ) -> Iterator[Encoded]:
         """See Encoder."""
+        del reads
         self._tokenizer = self._tokenizer or open_tokenizer(self._settings)
         for piece in pieces:
             yield encode_piece(piece, self._reading, share, self._tokenizer)
@@ -65,6 +80,10 @@ class InlineEncoder:
         """See Encoder."""
         del work
         return None
+
+    def result(self, future: Future[T]) -> T:
+        """See Encoder."""
+        return future.result()
 
     def close(self) -> None:
         """See Encoder."""
@@ -99,12 +118,25 @@ class EncoderPool:
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, "streaming")
         self._watch = SilenceWatch(patience_s, say)
+        self._lost: Future[NoReturn] = Future()
 
     def ahead(self, work: Callable[[], T]) -> Future[T] | None:
         """See Encoder."""
         return self._thread.submit(work)
 
-    def encode(self, pieces: Iterator[Piece], share: Share) -> Iterator[Encoded]:
+    def result(self, future: Future[T]) -> T:
+        """See Encoder.
+
+        Raises:
+            LostWorkerError: our thread hangs.
+        """
+        awaited: tuple[Future[Any], ...] = (future, self._lost)
+        wait(awaited, return_when=FIRST_COMPLETED)
+        return self._lost.result() if self._lost.done() else future.result()
+
+    def encode(
+        self, pieces: Iterator[Piece], share: Share, reads: Callable[[], str] = lambda: "text"
+    ) -> Iterator[Encoded]:
         """See Encoder.
 
         Raises:
@@ -113,7 +145,7 @@ class EncoderPool:
         """
         busy: deque[_Worker] = deque()
         try:
-            for piece in pieces:
+            for piece in self._watched(pieces, _Reader(reads, self._lost)):
                 # One piece each: who sends while its own result waits to be read would wait for ever.
                 if len(busy) == self._processes:
                     yield self._receive(busy)
@@ -129,6 +161,16 @@ class EncoderPool:
             # What was left in the middle would be taken for the next answer.
             for worker in busy:
                 self._end(worker)
+
+    def _watched(self, pieces: Iterator[Piece], reader: _Reader) -> Iterator[Piece]:
+        """``pieces``, which may have to be decompressed by ``reader``, the thread that asks for them."""
+        while True:
+            self._watch.begin(reader)
+            piece = next(pieces, None)
+            self._watch.begin(None)
+            if piece is None:
+                return
+            yield piece
 
     def _receive(self, busy: deque[_Worker]) -> Encoded:
         """What the first of ``busy`` has made, which is then no longer among them."""
@@ -165,9 +207,30 @@ class EncoderPool:
         self._watch.close()
         # First the processes: a thread that waits for their answers then waits no longer.
         _kill(workers)
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        # A thread that hangs will not end, and the process leaves without it.
+        self._thread.shutdown(wait=not self._lost.done(), cancel_futures=True)
         for worker in workers:
             worker.connection.close()
+
+
+class _Reader:
+    """The thread that it is made in, which reads what has to be decompressed before it can be cut into pieces."""
+
+    name = "the thread that reads compressed text"
+
+    def __init__(self, reads: Callable[[], str], lost: Future[NoReturn]) -> None:
+        self.proc = Path(f"/proc/self/task/{threading.get_native_id()}")
+        self._reads = reads
+        self._lost = lost
+
+    @property
+    def work(self) -> str:
+        """See silence.Worker."""
+        return f"reads {self._reads()}"
+
+    def give_up(self, reason: str) -> None:
+        """See silence.Worker."""
+        self._lost.set_exception(LostWorkerError(reason))
 
 
 class _Worker:
@@ -195,8 +258,18 @@ class _Worker:
 
     @property
     def pid(self) -> int:
-        """See silence.Worker."""
+        """Its number."""
         return self._process.pid or 0
+
+    @property
+    def name(self) -> str:
+        """See silence.Worker."""
+        return f"process {self.pid} of data.num_workers"
+
+    @property
+    def proc(self) -> Path:
+        """See silence.Worker."""
+        return Path(f"/proc/{self.pid}")
 
     @property
     def work(self) -> str:
