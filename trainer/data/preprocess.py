@@ -87,7 +87,8 @@ def _run(options: argparse.Namespace, variables: Mapping[str, str]) -> int:
             return 0
         assembled, facts = prepare(wanted)
     except Unfinished as error:
-        kept = f" ({error.kept:,} parts are done and kept: the same command goes on from there)" if error.kept else ""
+        parts = "1 part is" if error.kept == 1 else f"{error.kept:,} parts are"
+        kept = f" ({parts} done and kept: the same command goes on from there)" if error.kept else ""
         return _fail(f"{error.reason}{kept}", _code(error.ended_by))
     except DataError as error:
         return _fail(str(error), 3)
