@@ -13,10 +13,12 @@ PYTHON_OF_VENV := .venv/bin/python
 STEP := scripts/step.sh
 # One thread per process: the tests start several processes per core.
 export OMP_NUM_THREADS ?= 1
-# Test files that run at once.
-TEST_WORKERS ?= 2
+# Test files that run at once: one more than two cores, since much of their time they wait.
+TEST_WORKERS ?= 3
+# Of those of schedulers: what they wait for must not come late.
+SCHEDULER_TEST_WORKERS ?= 2
 PYTEST := $(PYTHON_OF_VENV) -m pytest --require-real
-FILES_AT_ONCE := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+WHOLE_FILES := --dist loadfile --no-loadscope-reorder
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -42,8 +44,8 @@ kernels: set-up
 # Kernels first: tests that train would all wait for them at once. Those of schedulers wait most of their time, and have
 # the machine for themselves: beside others that compute, what they wait for comes too late.
 test: check real-tier kernels
-	@$(PYTEST) tests/schedulers $(FILES_AT_ONCE) </dev/null
-	@$(PYTEST) --ignore tests/schedulers $(FILES_AT_ONCE) </dev/null
+	@$(PYTEST) tests/schedulers -n $(SCHEDULER_TEST_WORKERS) $(WHOLE_FILES) </dev/null
+	@$(PYTEST) --ignore tests/schedulers -n $(TEST_WORKERS) $(WHOLE_FILES) </dev/null
 
 parity: set-up
 	@$(PYTHON_OF_VENV) -m tests.parity </dev/null

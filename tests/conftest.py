@@ -12,18 +12,34 @@ import pytest
 from tests.rank_server import stop_rank_server
 
 SESSION_MARK = "LLMCTL_PYTEST_SESSION"
-# A minute and more each.
+# Those that take longest, in this order.
 LONGEST = (
     "test_parity.py",
+    "test_cuda_ops.py",
     "test_triton_kernels.py",
     "test_fully_sharded.py",
     "test_mutations.py",
     "test_resume.py",
     "test_gpu_plugin.py",
+    "test_pretraining.py",
+    "test_examples.py",
+    "test_distributed_optimizer.py",
+    "test_checkpoint_training.py",
+    "test_executor.py",
+    "test_full_width.py",
+    "test_bench.py",
     "test_failure.py",
     "test_command.py",
-    "test_pretraining.py",
-    "test_executor.py",
+    "test_adamw.py",
+    "test_softmax.py",
+    "test_activation.py",
+    "test_cross_entropy.py",
+    "test_render.py",
+    "test_packaging.py",
+    "test_recompute_ranks.py",
+    "test_schedule.py",
+    "test_checkpoint_layouts.py",
+    "test_moe_parallel.py",
 )
 
 
