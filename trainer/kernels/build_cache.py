@@ -49,7 +49,7 @@ class BuildCache:
 
     Attributes:
         shared: the user's folder, as a rule on a file system of many nodes.
-        of_node: this node's, in the place of the former where that is read-only or has no locks.
+        of_node: this node's, in the place of the former where that is read-only, has no locks, or lets no code run.
     """
 
     shared: Path
@@ -74,7 +74,7 @@ class BuildCache:
         Each counts as used now.
         """
         for folder in (self.shared, *([self.of_node] if self._is_own(self.of_node) else [])):
-            for path in sorted(folder.glob(pattern), key=_age, reverse=True):
+            for path in sorted(folder.glob(pattern), key=_age, reverse=True) if _lets_code_run(folder) else ():
                 if is_intact(path):
                     _mark_used(path)
                     yield path
@@ -136,6 +136,9 @@ class BuildCache:
             path = folder / name
             try:
                 self._prepare(folder, path.parent)
+                if not _lets_code_run(folder):
+                    problems.append(f"{folder} is on a file system that no code may run from (noexec)")
+                    continue
                 reason = distrust(path)
                 if reason is not None:
                     say(f"kernels: {reason}; it is not used, and replaced")
@@ -191,6 +194,14 @@ def _build(path: Path, make: Make, deadline: float) -> Path:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return path
+
+
+def _lets_code_run(folder: Path) -> bool:
+    """Whether the loader takes libraries from there: what is mounted noexec, as some home directories are, has none."""
+    try:
+        return not os.statvfs(folder).f_flag & os.ST_NOEXEC
+    except OSError:
+        return True
 
 
 def _age(path: Path) -> float:

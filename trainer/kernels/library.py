@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,8 @@ from trainer.kernels.suite import register_operations
 LEVELS = ("portable", "x86-64-v3", "x86-64-v4", "x86-64-v4 with AVX512_BF16")
 """Instruction sets of CPU kernels, by llmctl_cpu_level()."""
 _ABI = "llmctl_kernels_abi"
+_OLDEST_TORCH = (2, 10)
+"""As in trainer.kernels.build: the stable interface of older ones lacks what the binding calls."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ def load_built(settings: BuildSettings, name: str | None = None) -> Library:
     Raises:
         BuildError: there is none, or it cannot be loaded.
     """
+    _check_torch()
     cache = BuildCache.below(settings.cache)
     if name is not None:
         path = cache.find(name)
@@ -124,6 +128,7 @@ def load_on_demand(settings: BuildSettings, report: LineReport, limit_s: float =
     Raises:
         BuildError: says why there is none.
     """
+    _check_torch()
     cache = BuildCache.below(settings.cache)
     try:
         compiler = find_compiler(settings.compilers)
@@ -141,6 +146,16 @@ def load_on_demand(settings: BuildSettings, report: LineReport, limit_s: float =
             raise
         report.say(f"kernels: {error.reason}; {found.path} is used, which another compiler has built")
         return found
+
+
+def _check_torch() -> None:
+    """Say what an older torch lacks, which its compiler would say in hundreds of lines."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is not None and (int(found[1]), int(found[2])) < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
+        raise BuildError(
+            f"the library serves torch from {oldest} on, and this is {torch.__version__}; install a newer one"
+        )
 
 
 def built_name(settings: BuildSettings) -> str:

@@ -5,17 +5,21 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.trainer.kernels.slow_builder import PATIENCE_S
 from trainer.config_error import ConfigError
 from trainer.kernels import compile_jobs
 from trainer.kernels.build import Compiler, compile_library, find_compiler, library_name, sources_key
 from trainer.kernels.build_error import BuildError
+from trainer.kernels.build_report import LineReport
 from trainer.kernels.build_settings import BuildSettings
 from trainer.kernels.compile_jobs import CompileJob, jobs_that_fit, run_compilers
+from trainer.kernels.library import load_built, load_on_demand
 
 
 @pytest.fixture
@@ -52,6 +56,21 @@ def test_the_environment_names_cache_and_compiler(tmp_path):
 def test_a_compiler_in_the_environment_that_is_no_command_is_explained():
     with pytest.raises(ConfigError, match=r"^CXX: 'g\+\+ \"-O2' in the environment is no command \(no closing quot"):
         BuildSettings.from_variables({"HOME": "/h", "CXX": 'g++ "-O2'})
+
+
+@pytest.mark.parametrize("load", [load_built, partial(load_on_demand, report=LineReport())], ids=["found", "built"])
+def test_a_torch_that_the_library_does_not_serve_is_named_before_anything_is_compiled(load, monkeypatch, tmp_path):
+    said = "the library is not built|no C"
+    for version, message in (
+        ("2.9.1+cu128", r"serves torch from 2\.10 on, and this is 2\.9\.1\+cu128; install a newer one"),
+        ("1.13", r"serves torch from 2\.10 on, and this is 1\.13; "),
+        ("2.10.0a0+git5", said),
+        ("3.0", said),
+        ("of nobody", said),
+    ):
+        monkeypatch.setattr(torch, "__version__", version)
+        with pytest.raises(BuildError, match=message):
+            load(BuildSettings(tmp_path, compilers=(("no-such-compiler",),)))
 
 
 def test_options_make_another_compiler_and_strange_words_do_not_matter(compiler):

@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,6 +148,21 @@ def test_a_read_only_cache_is_read(cache, monkeypatch):
 
 def refuse_to_write(path, *_):
     raise OSError(errno.EROFS, "Read-only file system", path)
+
+
+def test_a_folder_that_no_code_may_run_from_gives_way_to_that_of_the_node(cache, monkeypatch):
+    assert cache.obtain(NAME, make_slowly_here, print) == cache.shared / NAME
+    status = os.statvfs(cache.shared)
+    marked = SimpleNamespace(f_flag=status.f_flag | os.ST_NOEXEC)
+    monkeypatch.setattr(os, "statvfs", lambda folder: marked if Path(folder) == cache.shared else status)
+    # What is there already can be loaded no more than what would be built.
+    assert cache.find(NAME) is None
+    said = []
+    assert cache.obtain(NAME, make_slowly_here, said.append) == cache.of_node / NAME == cache.find(NAME)
+    assert said == [
+        f"kernels: {cache.shared} is on a file system that no code may run from (noexec); what is built is kept in "
+        f"{cache.of_node}"
+    ]
 
 
 def test_no_folder_at_all(tmp_path):
