@@ -42,6 +42,8 @@ pytestmark = pytest.mark.skipif(
     not triton.knobs.runtime.interpret and not torch.cuda.is_available(), reason="runs with TRITON_INTERPRET=1"
 )
 
+# Each token and group of heads is a program of its own, which takes the interpreter milliseconds.
+FEW_HEADS = [(2, 2, 3, 1, 16, 16, False), (2, 2, 2, 2, 16, 16, True), (3, 2, 1, 4, 43, 18, True)]
 OPERATIONS = [RMS_NORM, ADD_RMS_NORM, ACTIVATION, CROSS_ENTROPY, ROPE]
 
 
@@ -265,13 +267,13 @@ def test_the_logits_become_their_gradient():
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(("shape", "dtype"), with_others(test_rotary.SHAPES, test_rotary.SHAPES[2]), ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), with_others(test_rotary.SHAPES, FEW_HEADS[1]), ids=str)
 def test_rotary_embedding(shape, interleaved, dtype):
     given = test_rotary.arguments(shape, dtype, interleaved=interleaved)
     check_against_oracle(ROPE, "triton", given, consumes=True)
 
 
-@pytest.mark.parametrize("shape", test_rotary.SHAPES[1:4], ids=str)
+@pytest.mark.parametrize("shape", FEW_HEADS, ids=str)
 def test_rotary_embedding_of_any_layout(shape, layout):
     check_against_oracle(ROPE, "triton", test_rotary.arguments(shape, torch.float32), layout=layout, consumes=True)
 
