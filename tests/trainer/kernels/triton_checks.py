@@ -6,8 +6,7 @@ test_triton_kernels.py starts:
 
     TRITON_INTERPRET=1 python -m pytest tests/trainer/kernels/triton_checks.py
 
-The interpreter computes each tensor operation on its own, in the dtype that it has on a GPU. It shows that numbers are
-right, not that a compiler keeps them so.
+The interpreter computes in the dtypes of a GPU. It shows that numbers are right, not that a compiler keeps them so.
 """
 
 from __future__ import annotations
