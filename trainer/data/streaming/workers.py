@@ -129,6 +129,7 @@ class EncoderPool:
 
         Raises:
             LostWorkerError: our thread hangs.
+            DataError: nothing is encoded any more.
         """
         awaited: tuple[Future[Any], ...] = (future, self._lost)
         wait(awaited, return_when=FIRST_COMPLETED)
@@ -208,7 +209,11 @@ class EncoderPool:
         # First the processes: a thread that waits for their answers then waits no longer.
         _kill(workers)
         # A thread that hangs will not end, and the process leaves without it.
-        self._thread.shutdown(wait=not self._lost.done(), cancel_futures=True)
+        is_lost = self._lost.done()
+        self._thread.shutdown(wait=not is_lost, cancel_futures=True)
+        if not is_lost:
+            # Who waits for what was cancelled is not told of that (concurrent.futures.wait).
+            self._lost.set_exception(DataError("data.streaming: was closed"))
         for worker in workers:
             worker.connection.close()
 
