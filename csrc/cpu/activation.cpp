@@ -50,10 +50,6 @@ void write(T *to, const wide<T> *computed, int64_t count) {
   if constexpr (!std::is_same_v<T, wide<T>>) llmctl::round_all(to, computed, count);
 }
 
-/* Functions for elements of type T. */
-template <typename T>
-using FunctionsFor = std::conditional_t<sizeof(T) == 2, llmctl::RoughFunctions, llmctl::ExactFunctions>;
-
 /* `E` and `R`, of what is read and of results: elements, or what they are widened to. */
 template <int kind, typename Functions, typename E, typename R>
 void forward(const E *gate, const E *up, wide<E> weight, R *activated, int64_t count) {
@@ -109,7 +105,7 @@ constexpr bool kIsDirect = !std::is_same_v<T, llmctl::float16>;
 template <int kind, typename T>
 void forward_row(const T *inner, const T *bias, bool gated, wide<T> weight, T *activated, int64_t width) {
   using W = wide<T>;
-  using Functions = FunctionsFor<T>;
+  using Functions = llmctl::FunctionsFor<T>;
   alignas(64) W gates[kStretch], ups[kStretch], results[kStretch];
   const bool by_instruction = llmctl::rounds_by_instruction<T>();
   for (int64_t start = 0; start < width; start += kStretch) {
@@ -138,7 +134,7 @@ template <int kind, bool kWeighted, typename T>
 wide<T> backward_row(const T *grad_activated, const T *inner, const T *bias, bool gated, wide<T> weight, T *grad_inner,
                      wide<T> *grad_bias, int64_t width) {
   using W = wide<T>;
-  using Functions = FunctionsFor<T>;
+  using Functions = llmctl::FunctionsFor<T>;
   alignas(64) W grads[kStretch], gates[kStretch], ups[kStretch], grad_gates[kStretch], grad_ups[kStretch];
   const bool by_instruction = llmctl::rounds_by_instruction<T>();
   W along = 0;

@@ -1,7 +1,11 @@
 #include "../include/cross_entropy.h"
 
+#include <algorithm>
+
 #include "exponentials.h"
 #include "isa.h"
+#include "rough_functions.h"
+#include "rounding.h"
 
 namespace {
 
@@ -69,11 +73,14 @@ Statistics<wide<T>> statistics(T *logits, const T *next, int64_t label, const Co
     };
     found.exp_sum = llmctl::sum_of<W, kFetched>(count, keep, fetch);
   } else {
-    found.exp_sum =
-        llmctl::sum_of<W>(count, [=](int64_t i) { return llmctl::exponential_of_negative(W(logits[i]) - from); });
+    const auto term = [=](int64_t i) { return llmctl::FunctionsFor<T>::exponential_of_negative(W(logits[i]) - from); };
+    found.exp_sum = llmctl::sum_of<W>(count, term);
   }
   return found;
 }
+
+/* Gradients that an instruction rounds lie in float32 meanwhile, so many at a time, in the first cache. */
+constexpr int64_t kStretch = 256;
 
 /* The gradient by a logit is power(logit) * share - everywhere, and at the label it is less by `at_label`. */
 template <typename T, typename Power>
@@ -81,7 +88,17 @@ void gradient(T *logits, int64_t column, int64_t count, wide<T> share, wide<T> e
               Power power) {
   using W = wide<T>;
   const W label_grad = column < 0 ? W(0) : power(W(logits[column])) * share - everywhere - at_label;
-  for (int64_t i = 0; i < count; ++i) logits[i] = T(power(W(logits[i])) * share - everywhere);
+  if (llmctl::rounds_by_instruction<T>()) {
+    alignas(64) W grads[kStretch];
+    for (int64_t start = 0; start < count; start += kStretch) {
+      const int64_t some = std::min(kStretch, count - start);
+#pragma omp simd
+      for (int64_t i = 0; i < some; ++i) grads[i] = power(W(logits[start + i])) * share - everywhere;
+      llmctl::round_all(logits + start, grads, some);
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) logits[i] = T(power(W(logits[i])) * share - everywhere);
+  }
   if (column >= 0) logits[column] = T(label_grad);
 }
 
@@ -143,7 +160,7 @@ LLMCTL_CPU_KERNEL(llmctl_cpu_cross_entropy_grad,
         gradient(values, column, num_valid, scaled, everywhere, at_label, [](W power) { return power; });
       } else {
         gradient(values, column, num_valid, share, everywhere, at_label,
-                 [from](W logit) { return llmctl::exponential_of_negative(logit - from); });
+                 [from](W logit) { return llmctl::FunctionsFor<T>::exponential_of_negative(logit - from); });
       }
     }
   });

@@ -130,9 +130,13 @@ struct Turn {
   }
 };
 
-/* A head that lies elsewhere afterwards: a whole one, past the caches. */
+/* A whole head, past the caches if it lies elsewhere afterwards. */
 template <typename T>
 void move_head(const T *from, T *to, const Turn<T> *turn, int64_t head_dim) {
+  if (from == to) {
+    if (turn != nullptr) (*turn)(from, to);
+    return;
+  }
   if (turn == nullptr) return llmctl::copy_past_caches(to, from, head_dim);
   alignas(kCacheLine) T turned[2 * kPairs];
   (*turn)(from, turned);
@@ -141,7 +145,7 @@ void move_head(const T *from, T *to, const Turn<T> *turn, int64_t head_dim) {
   llmctl::copy_past_caches(to, turned, head_dim);
 }
 
-/* `count` tokens, kTokens at the most, of parts that lie elsewhere afterwards. */
+/* `count` tokens, kTokens at the most, group by group, since what a group has of all parts may lie side by side. */
 template <typename T>
 void move_past_caches(const llmctl_heads *parts, int num_parts, const llmctl_angles &angles, int64_t batch,
                       int64_t head_dim, int64_t first, int64_t count) {
@@ -152,21 +156,27 @@ void move_past_caches(const llmctl_heads *parts, int num_parts, const llmctl_ang
     turns[token] = Turn<T>::of(angles, position, sample, 0, cosines[token], sines[token]);
   }
   const int64_t groups_ahead = count > 1 ? 1 : kGroupsAhead;
+  const T *from[LLMCTL_MAX_PARTS][kTokens];
+  T *to[LLMCTL_MAX_PARTS][kTokens];
+  int64_t groups = 0;
   for (int number = 0; number < num_parts; ++number) {
-    const llmctl_heads &part = parts[number];
-    const T *from[kTokens];
-    T *to[kTokens];
+    groups = std::max<int64_t>(groups, parts[number].groups);
     for (int64_t token = 0; token < count; ++token) {
-      from[token] = source_of<T>(part, (first + token) / batch, (first + token) % batch);
-      to[token] = target_of<T>(part, (first + token) / batch, (first + token) % batch);
+      from[number][token] = source_of<T>(parts[number], (first + token) / batch, (first + token) % batch);
+      to[number][token] = target_of<T>(parts[number], (first + token) / batch, (first + token) % batch);
     }
-    for (int64_t group = 0; group < part.groups; ++group) {
-      for (int64_t head = 0; head < part.heads; ++head) {
+  }
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int number = 0; number < num_parts; ++number) {
+      const llmctl_heads &part = parts[number];
+      const bool is_in_place = part.from == part.to;
+      for (int64_t head = 0; group < part.groups && head < part.heads; ++head) {
         const int64_t source = group * part.from_strides[2] + head * part.from_strides[3];
         const int64_t target = group * part.to_strides[2] + head * part.to_strides[3];
         for (int64_t token = 0; token < count; ++token) {
-          fetch(from[token] + source + groups_ahead * part.from_strides[2], head_dim, false);
-          move_head(from[token] + source, to[token] + target, part.is_turned ? &turns[token] : nullptr, head_dim);
+          fetch(from[number][token] + source + groups_ahead * part.from_strides[2], head_dim, is_in_place);
+          move_head(from[number][token] + source, to[number][token] + target, part.is_turned ? &turns[token] : nullptr,
+                    head_dim);
         }
       }
     }
@@ -196,19 +206,15 @@ void turn_token(const llmctl_heads *parts, int num_parts, const llmctl_angles &a
 template <typename T>
 void turn_tokens(const llmctl_heads *parts, int num_parts, const llmctl_angles &angles, int64_t batch, int64_t head_dim,
                  int64_t first, int64_t stop, bool past_caches) {
-  llmctl_heads moved[LLMCTL_MAX_PARTS], kept[LLMCTL_MAX_PARTS];
-  int num_moved = 0, num_kept = 0;
-  for (int part = 0; part < num_parts; ++part) {
-    const bool is_moved = past_caches && parts[part].from != parts[part].to && head_dim <= 2 * kPairs;
-    (is_moved ? moved[num_moved++] : kept[num_kept++]) = parts[part];
+  const auto is_moved = [](const llmctl_heads &part) { return part.from != part.to; };
+  const llmctl_heads *const moved = std::find_if(parts, parts + num_parts, is_moved);
+  if (!past_caches || moved == parts + num_parts || head_dim > 2 * kPairs) {
+    for (; first < stop; ++first) turn_token<T>(parts, num_parts, angles, first / batch, first % batch, head_dim);
+    return;
   }
-  const bool by_head = num_moved > 0 && moved[0].from_strides[0] < moved[0].from_strides[2];
-  for (int64_t step = by_head ? kTokens : 1; first < stop; first += step) {
-    const int64_t count = std::min(step, stop - first);
-    if (num_moved > 0) move_past_caches<T>(moved, num_moved, angles, batch, head_dim, first, count);
-    for (int64_t token = first; num_kept > 0 && token < first + count; ++token) {
-      turn_token<T>(kept, num_kept, angles, token / batch, token % batch, head_dim);
-    }
+  const int64_t step = moved->from_strides[0] < moved->from_strides[2] ? kTokens : 1;
+  for (; first < stop; first += step) {
+    move_past_caches<T>(parts, num_parts, angles, batch, head_dim, first, std::min(step, stop - first));
   }
 }
 

@@ -16,6 +16,10 @@ struct Activated {
 /* What activations are made of, as scalar_math.h has it. */
 struct ExactFunctions {
   template <typename W>
+  LLMCTL_FN static W exponential_of_negative(W x) {
+    return llmctl::exponential_of_negative(x);
+  }
+  template <typename W>
   LLMCTL_FN static Logistic<W> logistic(W x) {
     return llmctl::logistic(x);
   }
