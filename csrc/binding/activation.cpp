@@ -3,6 +3,7 @@
 #include <functional>
 #include <numeric>
 
+#include "cache_size.h"
 #include "cuda_call.h"
 #include "tensors.h"
 
@@ -61,18 +62,20 @@ struct Inputs {
  * gradient of the bias where there is one. */
 struct Cpu {
   static void forward(const Inputs &in, const Tensor &activated) {
+    const bool past_caches = goes_past_caches(bytes_of(in.inner) + bytes_of(activated));
     for_rows(in.rows, in.inner_width, [&](int64_t first, int64_t stop) {
       llmctl_cpu_activation(in.dtype, in.kind, in.gated, data(in.inner), data(in.bias), data(in.row_weight),
-                            mutable_data(activated), in.width, first, stop);
+                            mutable_data(activated), in.width, first, stop, past_caches);
     });
   }
 
   static OptionalTensor backward(const Inputs &in, const Tensor &grad_activated, const Tensor &grad_inner,
                                  void *grad_row_weight) {
+    const bool past_caches = goes_past_caches(bytes_of(grad_activated) + 2 * bytes_of(in.inner));
     const auto run = [&](void *grad_bias, int64_t first, int64_t stop) {
       llmctl_cpu_activation_backward(in.dtype, in.kind, in.gated, data(grad_activated), data(in.inner), data(in.bias),
                                      data(in.row_weight), mutable_data(grad_inner), grad_bias, grad_row_weight,
-                                     in.width, first, stop);
+                                     in.width, first, stop, past_caches);
     };
     if (!in.bias) {
       for_rows(in.rows, in.inner_width, [&](int64_t first, int64_t stop) { run(nullptr, first, stop); });

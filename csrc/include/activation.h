@@ -18,14 +18,16 @@
 extern "C" {
 #endif
 
-/* Rows [first, stop). */
+/* Rows [first, stop). `past_caches`: all results together would not fit into the caches, and those of 16 bit are stored
+ * past them. */
 void llmctl_cpu_activation(int dtype, int kind, int gated, const void *inner, const void *bias, const void *row_weight,
-                           void *activated, int64_t width, int64_t first, int64_t stop);
+                           void *activated, int64_t width, int64_t first, int64_t stop, int past_caches);
 
 /* Rows [first, stop). grad_bias, as long as a row of inner, or NULL, is added to; grad_row_weight [rows], or NULL. */
 void llmctl_cpu_activation_backward(int dtype, int kind, int gated, const void *grad_activated, const void *inner,
                                     const void *bias, const void *row_weight, void *grad_inner, void *grad_bias,
-                                    void *grad_row_weight, int64_t width, int64_t first, int64_t stop);
+                                    void *grad_row_weight, int64_t width, int64_t first, int64_t stop,
+                                    int past_caches);
 
 /* The same of all rows, on the current device (include/cuda.h). */
 int llmctl_cuda_activation(int dtype, int kind, int gated, const void *inner, const void *bias, const void *row_weight,

@@ -18,6 +18,7 @@ from tests.trainer.kernels.op_checks import (
     check_against_oracle,
     check_gradients,
     check_registration,
+    check_same_bits,
     check_threads,
     drawn,
     interface,
@@ -206,7 +207,9 @@ def test_an_instruction_rounds_to_the_end_of_a_row_and_no_further(width: int) ->
         for level in (_BY_INSTRUCTION - 1, _BY_INSTRUCTION):
             assert library.llmctl_cpu_set_level(level) == level
             found.append(guarded(torch.full((3, width), torch.nan, dtype=torch.bfloat16)))
-            call("llmctl_cpu_activation", torch.bfloat16, KINDS["silu"], 1, inner, None, None, found[-1], width, 0, 3)
+            call(
+                "llmctl_cpu_activation", torch.bfloat16, KINDS["silu"], 1, inner, None, None, found[-1], width, 0, 3, 0
+            )
     finally:
         library.llmctl_cpu_set_level(before)
     by_loop, by_instruction = found
@@ -215,18 +218,47 @@ def test_an_instruction_rounds_to_the_end_of_a_row_and_no_further(width: int) ->
 
 
 @pytest.mark.cpu_only
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize(("kind", "gated"), [("silu", True), ("gelu", False), ("gelu_tanh", True)])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("width", [5, 77, 512])
+def test_storing_past_the_caches_changes_nothing(
+    width: int, kind: str, gated: bool, has_bias: bool, dtype: torch.dtype
+) -> None:
+    size = 2 * width if gated else width
+    inner, gradient = drawn((7, size), dtype, seed=1), drawn((7, width), dtype, seed=2)
+    bias = drawn((size,), dtype, seed=3) if has_bias else None
+    found = []
+    for past_caches in (0, 1):
+        # Where no line of memory begins, and with elements around that stay as they are.
+        activated, grad_inner = (drawn((7 * own + 9,), dtype) for own in (width, size))
+        grad_bias = torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32))
+        rest = (inner, bias, None)
+        call("llmctl_cpu_activation", dtype, KINDS[kind], gated, *rest, activated[3:], width, 0, 7, past_caches)
+        of_bias = grad_bias if has_bias else None
+        backward = (KINDS[kind], gated, gradient, *rest, grad_inner[3:], of_bias, None, width, 0, 7, past_caches)
+        call("llmctl_cpu_activation_backward", dtype, *backward)
+        for written in (activated, grad_inner):
+            beside = drawn(tuple(written.shape), dtype)
+            assert torch.equal(written[:3], beside[:3])
+            assert torch.equal(written[-6:], beside[-6:])
+        found.append([activated, grad_inner, grad_bias])
+    check_same_bits(*found)
+
+
+@pytest.mark.cpu_only
 def test_rows_beyond_two_to_the_31_elements() -> None:
     rows, width = 2200, 1 << 19
     inner = sparse_tensor((rows, 2 * width), torch.bfloat16)
     activated = sparse_tensor((rows, width), torch.bfloat16)
     inner[-1] = drawn((2 * width,), torch.bfloat16)
-    call("llmctl_cpu_activation", torch.bfloat16, 0, 1, inner, None, None, activated, width, rows - 1, rows)
+    call("llmctl_cpu_activation", torch.bfloat16, 0, 1, inner, None, None, activated, width, rows - 1, rows, 0)
     expected = _own(inner[-1:], None, None, "silu", True)
     assert torch.equal(activated[-1:], expected)
     grad_inner = sparse_tensor((rows, 2 * width), torch.bfloat16)
     call(
         "llmctl_cpu_activation_backward",
-        *(torch.bfloat16, 0, 1, activated, inner, None, None, grad_inner, None, None, width, rows - 1, rows),
+        *(torch.bfloat16, 0, 1, activated, inner, None, None, grad_inner, None, None, width, rows - 1, rows, 1),
     )
     grad, *_ = torch.ops.llmctl.activation_backward(activated[-1:], inner[-1:], None, None, 0, True)
     assert torch.equal(grad_inner[-1:], grad)
