@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
@@ -21,6 +20,7 @@ from trainer.tensor_parallel.collectives import (
     start_gather,
     start_sum,
 )
+from trainer.tensor_parallel.matrix_products import product
 
 _ALONE = TensorParallel()
 
@@ -49,7 +49,7 @@ class _Linear(torch.autograd.Function):
         ctx.sink, ctx.tp, ctx.has_bias = sink, tp, bias is not None
         if not values_needed:
             return inputs.new_empty((*inputs.shape[:-1], weight.shape[:-1].numel()))
-        return F.linear(gather_sequence(inputs, tp), weight.flatten(0, -2), None if bias is None else bias.flatten())
+        return product(gather_sequence(inputs, tp), weight.flatten(0, -2), None if bias is None else bias.flatten())
 
     @staticmethod
     @once_differentiable
@@ -61,7 +61,8 @@ class _Linear(torch.autograd.Function):
         # Gathered anew, since only the shard was kept from forward (Korthikanti et al. 2022, section 4.2.2): it travels
         # while the input gradient is computed, and the sum over tp of that while the weight gradient is.
         gathering = start_gather(inputs.detach(), tp) if ctx.needs_input_grad[1] else None
-        summing = start_sum(grad_output.matmul(weight.flatten(0, -2)), tp) if ctx.needs_input_grad[0] else None
+        transposed = weight.flatten(0, -2).t()
+        summing = start_sum(product(grad_output, transposed), tp) if ctx.needs_input_grad[0] else None
         grad_rows = grad_output.reshape(-1, grad_output.shape[-1])
         grad_weight = None
         if gathering is not None:
