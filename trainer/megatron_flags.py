@@ -144,6 +144,8 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "use-gigatoken": WithoutEffect("the fastest library that is installed encodes; the tokens are the same"),
     "trust-remote-code": WithoutEffect("tokenizers are read from their files; no code beside them is run"),
     "tokenizer-hf-no-use-fast": WithoutEffect("the fastest library that is installed encodes; the tokens are the same"),
+    "tokenizer-hf-use-fast": WithoutEffect("the fastest library that is installed encodes; the tokens are the same"),
+    "legacy-tokenizer": WithoutEffect("there is one tokenizer of each kind here; the tokens are the same"),
     "tokenizer-hf-no-include-special-tokens": WithoutEffect(
         "text is only text unless --tokenizer-hf-include-special-tokens is given"
     ),
@@ -186,6 +188,7 @@ _MASKED = (
     "models of masked text (BERT, T5) are not trained here; leave it out. What such a model would be given, python -m "
     "trainer masked-samples shows"
 )
+_SPACES = "the model's file says what becomes of rows of spaces; leave it out, or name a model that keeps them"
 _SAMPLES = "training is counted in iterations here; give the same length with --train-iters or --lr-*-iters"
 
 REFUSED: dict[str, str] = {
@@ -238,6 +241,12 @@ REFUSED: dict[str, str] = {
     "lr-warmup-samples": _SAMPLES,
     "rampup-batch-size": "the global batch size is constant here; leave it out",
     "tokenizer-metadata": "the tokenizer's kind is told from its files, or by --tokenizer-type; leave it out",
+    "padded-vocab-size": "give --vocab-size, which --make-vocab-size-divisible-by pads",
+    "no-pad-vocab-size": "give --make-vocab-size-divisible-by 1",
+    "disable-pad-vocab-size": "give --make-vocab-size-divisible-by 1",
+    "tiktoken-special-tokens": "give the names as --tokenizer-special-tokens",
+    "no-tokenizer-sentencepiece-ignore-extra-whitespaces": _SPACES,
+    "disable-tokenizer-sentencepiece-ignore-extra-whitespaces": _SPACES,
     "chat-template": "chats are not tokenized here; leave it out",
     "null-tokenizer-eod-id": "a document always ends with the id after the last number; leave it out",
     "squared-relu": "the activations are GeLU, its tanh form (--openai-gelu) and SwiGLU (--swiglu); choose one of them",

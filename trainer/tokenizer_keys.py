@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, field_validator
 
-from trainer.tokenizer_types import TokenizerType
+from trainer.tokenizer_types import NOT_OF_TEXT, NOT_OF_TEXT_SAID, TokenizerType
 
 
 class TokenizerKeys(BaseModel):
@@ -39,6 +39,6 @@ class TokenizerKeys(BaseModel):
     @field_validator("tokenizer_type", mode="before")
     @classmethod
     def _check_tokenizer_type(cls, value: Any) -> Any:
-        if value in ("MultimodalTokenizer", "NullMultimodalTokenizer", "SFTTokenizer"):
-            raise ValueError("images and chats are not tokenized here; prepare text, and name the tokenizer below it")
+        if value in NOT_OF_TEXT:
+            raise ValueError(NOT_OF_TEXT_SAID)
         return value

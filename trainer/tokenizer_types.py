@@ -14,3 +14,7 @@ TokenizerType = Literal[
     "NullTokenizer",
 ]
 """Its three SentencePiece ones mean the same since it gave up adding tokens of its own."""
+
+NOT_OF_TEXT = ("MultimodalTokenizer", "NullMultimodalTokenizer", "SFTTokenizer")
+"""Its others."""
+NOT_OF_TEXT_SAID = "images and chats are not tokenized here; prepare text, and name the tokenizer below it"

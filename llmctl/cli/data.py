@@ -56,6 +56,15 @@ def inspect(
         str | None,
         typer.Option(metavar="PATTERN", help="r50k, p50k, cl100k, o200k, v1, v2 or a regular expression, if not told."),
     ] = None,
+    tiktoken_num_special_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Ids before the first rank of a list in JSON. Default: 1000.")
+    ] = None,
+    tokenizer_hf_include_special_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--tokenizer-hf-include-special-tokens", help="The data was prepared with this flag, or by Megatron-LM."
+        ),
+    ] = False,
     special_tokens: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A token added after the vocabulary. Repeatable.")
     ] = None,
@@ -74,8 +83,10 @@ def inspect(
         "--vocab-size": vocab_size,
         "--vocab-extra-ids": vocab_extra_ids,
         "--tiktoken-pattern": tiktoken_pattern,
+        "--tiktoken-num-special-tokens": tiktoken_num_special_tokens,
     }
     words += [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+    words += ["--tokenizer-hf-include-special-tokens"] if tokenizer_hf_include_special_tokens else []
     words += ["--tokenizer-special-tokens", *special_tokens] if special_tokens else []
     words += ["--verify"] if verify else []
     words += ["--json"] if as_json else []

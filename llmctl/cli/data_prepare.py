@@ -34,6 +34,8 @@ _TRAINER_FLAGS = {
     "vocab_size": "--vocab-size",
     "vocab_extra_ids": "--vocab-extra-ids",
     "tiktoken_pattern": "--tiktoken-pattern",
+    "tiktoken_num_special_tokens": "--tiktoken-num-special-tokens",
+    "tokenizer_hf_include_special_tokens": "--tokenizer-hf-include-special-tokens",
     "eod_token": "--eod-token",
     "append_eod": "--append-eod",
     "split_sentences": "--split-sentences",
@@ -64,6 +66,16 @@ def prepare(
     tiktoken_pattern: Annotated[
         str | None, value("PATTERN", "r50k, p50k, cl100k, o200k, v1, v2 or a regular expression, if not told.")
     ] = None,
+    tiktoken_num_special_tokens: Annotated[
+        int | None, value("N", "Ids before the first rank of a list in JSON. Default: 1000.", min=0)
+    ] = None,
+    tokenizer_hf_include_special_tokens: Annotated[
+        bool,
+        switch(
+            "--tokenizer-hf-include-special-tokens",
+            "Add what a tokenizer.json puts around a text, and read special tokens in it, as Megatron-LM does.",
+        ),
+    ] = False,
     special_tokens: Annotated[
         list[str] | None, value("NAME", "A token to add after the vocabulary. Repeatable.")
     ] = None,

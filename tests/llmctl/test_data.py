@@ -65,6 +65,13 @@ def login_node(tmp_path, monkeypatch):
                 *("--tokenizer-special-tokens", "<E>", "--", "a"),
             ],
         ),
+        (
+            [*("inspect", "a", "--tiktoken-num-special-tokens", "10"), "--tokenizer-hf-include-special-tokens"],
+            [
+                *("inspect-data", "--samples", "3", "--tiktoken-num-special-tokens", "10"),
+                *("--tokenizer-hf-include-special-tokens", "--", "a"),
+            ],
+        ),
         (["merge", "a", "b", "--output", "c"], ["merge-data", "--output-prefix=c", "--input", "a", "b"]),
     ],
 )

@@ -64,7 +64,8 @@ def test_here_and_by_two_nodes_the_bytes_are_the_same(place, capfd):
 def test_what_is_wrong_is_found_before_the_queue(place, monkeypatch):
     monkeypatch.setenv("STATUS", "3")
     command = ["data", "prepare", "in.jsonl", "x", "--output", "o", "--tokenizer", "t", "--split-sentences"]
-    more = ["--tiktoken-pattern", "v1", "--special-tokens", "<E>", "--special-tokens", "<F>"]
+    more = ["--tiktoken-num-special-tokens", "10", "--tokenizer-hf-include-special-tokens"]
+    more += ["--tiktoken-pattern", "v1", "--special-tokens", "<E>", "--special-tokens", "<F>"]
     assert main([*command, *more, "--on-error", "skip", "--cluster", "lab", "--nodes", "2"]) == 3
     words = [
         "preprocess",
@@ -72,6 +73,8 @@ def test_what_is_wrong_is_found_before_the_queue(place, monkeypatch):
         "--output-prefix=o",
         "--tokenizer-model=t",
         "--tiktoken-pattern=v1",
+        "--tiktoken-num-special-tokens=10",
+        "--tokenizer-hf-include-special-tokens",
         "--split-sentences",
         "--on-error=skip",
         *("--tokenizer-special-tokens", "<E>", "<F>"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from trainer.data.command_parser import CommandParser
 from trainer.data.errors import DataError
 from trainer.data.index_format import named_prefixes
 from trainer.data.inspecting import Inspection, Lengths, inspect_pair
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m trainer inspect-data",
         description="Show documents, tokens, lengths and samples of .bin/.idx pairs, and what is damaged.",
     )

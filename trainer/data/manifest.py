@@ -72,7 +72,8 @@ class Manifest:
             raise DataError(
                 f"{prefix}: was tokenized with another tokenizer (sha256 {self.tokenizer_sha256[:12]}, "
                 f"{self.vocab_size} tokens) than {name} ({tokenizer.sha256[:12]}, {tokenizer.vocab_size} tokens); set "
-                "data.tokenizer_model to the first, or prepare the data again"
+                "data.tokenizer_model to the first, tiktoken_pattern, tiktoken_num_special_tokens and "
+                "tokenizer_hf_include_special_tokens to what they were, or prepare the data again"
             )
 
     def check_end(self, prefix: Path, tokenizer: Tokenizer, name: str) -> None:

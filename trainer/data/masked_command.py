@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from trainer.config_error import ConfigError
 from trainer.data.bert_dataset import BertDataset
+from trainer.data.command_parser import CommandParser
 from trainer.data.errors import DataError
 from trainer.data.indexed_dataset import IndexedDataset
 from trainer.data.manifest import read_manifest
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m trainer masked-samples",
         description="Show samples of masked language modelling as BERT or T5 is given them.",
     )

@@ -5,7 +5,6 @@ One large pair opens faster than a thousand small ones, and blends as one source
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import shutil
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.data.command_parser import CommandParser, Refused
 from trainer.data.errors import DataError
 from trainer.data.index_format import CHUNK, DTYPES, files_of, named_prefixes
 from trainer.data.indexed_dataset import IndexedDataset
@@ -175,13 +175,14 @@ def _copy(source: _Source, writer: PairWriter, report: Callable[[], None]) -> No
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; 3 if the pairs cannot be merged or the result not be written, with one line that says why."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m trainer merge-data", description="Join .bin/.idx pairs of one tokenizer into one."
     )
     parser.add_argument(
         "--input", type=Path, nargs="+", required=True, metavar="PATH", help="prefixes, or folders of pairs, in order"
     )
     parser.add_argument("--output-prefix", type=Path, required=True, metavar="PREFIX")
+    parser.add_argument("--multimodal", action=Refused, const="pairs of text alone are read here; leave it out")
     options = parser.parse_args(arguments)
     output = options.output_prefix.expanduser()
     try:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from trainer.data.command_parser import CommandParser, Refused, WithoutEffect
 from trainer.data.errors import DataError
 from trainer.data.index_format import dtype_code
 from trainer.data.manifest import Manifest, manifest_path
@@ -25,6 +26,12 @@ from trainer.data.prepare.node_marks import TOLD_TO_END, NodeMarks, ToldToEnd, h
 from trainer.data.prepare.pipeline import Preparation, Unfinished, check, prepare
 from trainer.data.tokenizers.settings import add_tokenizer_flags, settings_from_flags
 from trainer.data.tokenizers.tokenizer import Tokenizer
+
+_NO_TRIALS = (
+    "numbers of workers are not tried out: without --workers each CPU of the job has one, and any number writes the "
+    "same bytes; leave it out"
+)
+_ALL_DOCUMENTS = "all documents are prepared; leave it out, or cut the input, as by head -n N in.jsonl >less.jsonl"
 
 
 def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path, append_eod: bool = True) -> Manifest:
@@ -194,7 +201,7 @@ def _count(word: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m trainer preprocess",
         description="Tokenize text into PREFIX_KEY_document.bin and .idx, in Megatron-LM's format. Killed at any "
         "instant, the same command goes on where it was.",
@@ -237,5 +244,9 @@ def _parser() -> argparse.ArgumentParser:
     accepted.add_argument("--keep-sequential-samples", action="store_true", help="the order is always kept")
     accepted.add_argument("--lang", metavar="NAME", help="sentences end by rules for all languages")
     accepted.add_argument("--dataset-impl", choices=["mmap"], help="the only format")
+    accepted.add_argument("--chunk-size", action=WithoutEffect, nargs=1, help="chunks are cut by bytes")
+    for flag in ("--find-optimal-num-workers", "--workers-to-check", "--performance-dir"):
+        parser.add_argument(flag, action=Refused, const=_NO_TRIALS)
+    parser.add_argument("--max-documents", action=Refused, const=_ALL_DOCUMENTS)
     add_tokenizer_flags(parser)
     return parser

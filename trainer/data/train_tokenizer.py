@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from trainer.data.background import StillAtWork, do_in_background
+from trainer.data.command_parser import CommandParser
 from trainer.data.corpus import Corpus, pieces_at_line_ends
 from trainer.data.errors import DataError
 from trainer.data.prepare.inputs import find_inputs
@@ -230,7 +231,7 @@ def _bytes(word: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainer train-tokenizer", description="Learn a vocabulary.")
+    parser = CommandParser(prog="python -m trainer train-tokenizer", description="Learn a vocabulary.")
     parser.add_argument(
         "--input", nargs="+", required=True, metavar="FILE", help="as of preprocess: files, patterns or folders"
     )

@@ -104,6 +104,17 @@ def test_halves_of_surrogate_pairs_become_what_utf8_can_say(vocabularies: Vocabu
     assert vocabularies.open("gpt2").decode(smile[:-1]) == "\ufffd"
 
 
+def test_special_tokens_of_a_list_are_named_in_the_order_that_is_given(vocabularies: Vocabularies) -> None:
+    names = ("</s>", "<unk>", "<s>", "<mask>", "<pad>", "<cls>", "<sep>", "<more>")
+    settings = replace(vocabularies.settings("list"), tokenizer_special_tokens=names)
+    plain, named = vocabularies.open("list"), open_tokenizer(settings)
+    assert (plain.eod, named.eod) == (2, 0)
+    assert named.vocab_size == plain.vocab_size  # none of them comes after the ranks
+    assert named.encode("a value") == plain.encode("a value")
+    with pytest.raises(DataError, match="has 5 special tokens, and 8 are named; name fewer"):
+        open_tokenizer(replace(settings, tiktoken_num_special_tokens=5))
+
+
 def test_special_tokens_by_kind(vocabularies: Vocabularies) -> None:
     found = {kind: vocabularies.open(kind) for kind in KINDS}
     assert found["gpt2"].eod == found["huggingface"].eod == 0

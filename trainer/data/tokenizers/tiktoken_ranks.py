@@ -162,7 +162,7 @@ def _read_list(path: Path, content: bytes, settings: TokenizerSettings) -> Ranks
             raise DataError(f"{path}: entry {rank} has rank {stated} for {piece!r}; each rank must come once, in order")
         ids[piece] = first + rank
     pattern = settings.tiktoken_pattern or config.get("pattern") or "v2"
-    return Ranks(ids, str(pattern), _list_specials(path, values, config, first))
+    return Ranks(ids, str(pattern), _list_specials(path, values, first, settings.tokenizer_special_tokens))
 
 
 def _count(path: Path, config: Mapping[str, Any], key: str, usual: int) -> int:
@@ -172,7 +172,7 @@ def _count(path: Path, config: Mapping[str, Any], key: str, usual: int) -> int:
     return number
 
 
-def _list_specials(path: Path, values: Any, config: Mapping[str, Any], first: int) -> dict[str, int]:
+def _list_specials(path: Path, values: Any, first: int, given: Sequence[str]) -> dict[str, int]:
     stated = values.get("special_tokens") if isinstance(values, dict) else None
     if isinstance(stated, list):  # newer tekken files name them
         for entry in stated:
@@ -180,7 +180,12 @@ def _list_specials(path: Path, values: Any, config: Mapping[str, Any], first: in
             if told != (int, str):
                 raise DataError(f"{path}: special token {str(entry)[:60]} has no rank and token_str")
         return {entry["token_str"]: entry["rank"] for entry in stated if 0 <= entry["rank"] < first}
-    names = _TEKKEN_SPECIALS if config else _LIST_SPECIALS
+    names: Sequence[str] = _TEKKEN_SPECIALS if isinstance(values, dict) else _LIST_SPECIALS
+    if isinstance(values, list) and set(names) <= set(given):
+        # Megatron-LM's --tokenizer-special-tokens: all of these in another order, and further ones.
+        names = list(dict.fromkeys(given))
+        if len(names) > first:
+            raise DataError(f"{path}: has {first} special tokens, and {len(names)} are named; name fewer")
     return {name: token for token, name in enumerate(names[:first])}
 
 
