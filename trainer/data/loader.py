@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainer.data.batches import MicroBatch, Split, TrainData
 from trainer.data.loader_sharing import BatchRole, Windows
+from trainer.data.streaming.silence import TOLD_AFTER_S, SilenceWatch
 
 T = TypeVar("T")
 DEPTH = 2
@@ -34,6 +40,8 @@ class ReadAhead(Generic[T]):
         self._step = step
         self._limits = limits
         self._depth = depth
+        self.thread_id = 0
+        """Of the thread that has read last, as the system counts; 0: none has."""
         self._waiting: dict[tuple[Split, int], Future[T]] = {}
         self._thread = ThreadPoolExecutor(1, "read-ahead") if depth else None
 
@@ -44,24 +52,51 @@ class ReadAhead(Generic[T]):
             Exception: what reading it raised, in whichever thread.
         """
         if self._thread is None:
-            return self._read(split, consumed_samples)
+            return self._do_read(split, consumed_samples)
         found = self._waiting.pop((split, consumed_samples), None)
         if found is None:
             # Out of turn: what was read ahead of the old place is of no use.
             for key in [key for key in self._waiting if key[0] == split]:
                 self._waiting.pop(key).cancel()
-            found = self._thread.submit(self._read, split, consumed_samples)
+            found = self._thread.submit(self._do_read, split, consumed_samples)
         for following in range(1, self._depth + 1):
             key = (split, consumed_samples + following * self._step)
             if key[1] < self._limits.get(split, 0) and key not in self._waiting:
-                self._waiting[key] = self._thread.submit(self._read, *key)
+                self._waiting[key] = self._thread.submit(self._do_read, *key)
         return found.result()
+
+    def _do_read(self, split: Split, consumed_samples: int) -> T:
+        self.thread_id = threading.get_native_id()
+        return self._read(split, consumed_samples)
 
     def close(self) -> None:
         """Read no more; waits for what is being read."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
         self._waiting.clear()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """The thread that reads what is waited for. Nothing ends one that hangs but the end of its process."""
+
+    batches: ReadAhead[Any]
+    consumed_samples: int
+
+    name = "the thread that reads data"
+
+    @property
+    def proc(self) -> Path:
+        """See silence.Worker."""
+        return Path(f"/proc/self/task/{self.batches.thread_id}")
+
+    @property
+    def work(self) -> str:
+        """See silence.Worker."""
+        return f"reads the batch at sample {self.consumed_samples:,}"
+
+    def give_up(self, reason: str) -> None:
+        """See silence.Worker."""
 
 
 class BatchLoader:
@@ -76,6 +111,7 @@ class BatchLoader:
         *,
         pinned: bool = False,
         kept: Collection[Split] = ("valid", "test"),
+        told_s: float = TOLD_AFTER_S,
     ) -> None:
         """Read from ``data``, which is closed with this.
 
@@ -86,13 +122,16 @@ class BatchLoader:
             depth: global batches to read ahead; 0: none, and no thread.
             pinned: put them into memory that a GPU copies from while it computes.
             kept: splits of a stream that are kept in memory when they were read once, as far as they are small.
+            told_s: that reading may hang, as on a server of files that is gone, before a line says so.
         """
         self._data = data
         self._role = role
+        self._depth = depth
         self._pinned = pinned
         self._kept_splits = frozenset(kept)
         self._kept: dict[tuple[Split, int], Windows] = {}
         self._kept_bytes = 0
+        self._watch = SilenceWatch(math.inf, _warn, told_s)
         self._batches = ReadAhead(self._read_batches, data.step, limits, depth)
         self._windows = ReadAhead(self._read_windows, data.step, limits, depth if data.stream is not None else 0)
 
@@ -117,8 +156,8 @@ class BatchLoader:
         if not self._role.needs:
             return self._data.placeholders()
         if self._data.stream is None:
-            return self._batches.get(split, consumed_samples)
-        windows = self._windows.get(split, consumed_samples) if self._role.reads else None
+            return self._watched(self._batches, split, consumed_samples)
+        windows = self._watched(self._windows, split, consumed_samples) if self._role.reads else None
         shared = self._role.share(windows, self._data.windows_shape)
         return self._finished(self._data.of_windows(shared))
 
@@ -133,6 +172,17 @@ class BatchLoader:
             self._data.stream.close()
         self._batches.close()
         self._windows.close()
+        self._watch.close()
+
+    def _watched(self, batches: ReadAhead[T], split: Split, consumed_samples: int) -> T:
+        if self._data.stream is not None and self._depth:
+            # The thread waits for processes, which the stream watches itself.
+            return batches.get(split, consumed_samples)
+        self._watch.begin(_Reader(batches, consumed_samples))
+        try:
+            return batches.get(split, consumed_samples)
+        finally:
+            self._watch.begin(None)
 
     def _read_batches(self, split: Split, consumed_samples: int) -> list[MicroBatch]:
         return self._finished(self._data.micro_batches(split, consumed_samples))
@@ -149,3 +199,8 @@ class BatchLoader:
 
     def _finished(self, batches: list[MicroBatch]) -> list[MicroBatch]:
         return [batch.pinned() for batch in batches] if self._pinned else batches
+
+
+def _warn(line: str) -> None:
+    # Each rank has a log.
+    print(f"trainer: {line}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from trainer.data.batches import MicroBatch
 from trainer.data.build import build_data
 from trainer.data.errors import DataError
 from trainer.data.loader import BatchLoader, ReadAhead
-from trainer.data.loader_sharing import mapped_role, needing_ranks, streaming_role
+from trainer.data.loader_sharing import BatchRole, mapped_role, needing_ranks, streaming_role
 from trainer.mesh import ParallelMesh
 
 STEP = 8
@@ -98,6 +98,32 @@ def test_without_depth_the_caller_reads() -> None:
     assert ahead.get("train", 16) == ("train", 16)
     assert threading.active_count() == before
     assert recorder.asked == [("train", 16)]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_reading_that_hangs_is_told_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    data = build_data(config({"mock_data": True}), 0, 1)
+    read, said = data.micro_batches, ""
+
+    def hang(split: Any, consumed: int) -> list[MicroBatch]:
+        nonlocal said
+        deadline = time.monotonic() + 20
+        while consumed and not said and time.monotonic() < deadline:
+            time.sleep(1.0)  # no sign of life for longer than is waited
+            said = capsys.readouterr().err
+        return read(split, consumed)
+
+    monkeypatch.setattr(data, "micro_batches", hang)
+    loader = BatchLoader(data, BatchRole(), {"train": data.step}, depth, told_s=0.3)
+    assert loader.micro_batches("train", 0) and not said
+    assert loader.micro_batches("train", data.step)
+    loader.close()
+    assert said.startswith("trainer: the thread that reads data sleeps and has been silent for ")
+    assert said.endswith(f" s while it reads the batch at sample {data.step:,}; see to what it waits for\n")
+    assert said.count("\n") == 1
+    assert not [thread for thread in threading.enumerate() if thread.name == "silence"]
 
 
 def test_only_ends_of_the_pipeline_need_tokens() -> None:

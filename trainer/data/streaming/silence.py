@@ -7,6 +7,7 @@ on in a thread beside one that hangs, and stops where a library keeps Python's l
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -71,15 +72,16 @@ class _Waiting:
 class SilenceWatch:
     """Looks once a second at who is waited for; says when it is silent, and gives it up in the end."""
 
-    def __init__(self, patience_s: float, say: Callable[[str], None]) -> None:
+    def __init__(self, patience_s: float, say: Callable[[str], None], told_s: float = TOLD_AFTER_S) -> None:
         """Nothing is waited for yet.
 
         Args:
-            patience_s: of silence after which one is given up.
+            patience_s: of silence after which one is given up; infinity: never.
             say: takes a line about one that is silent, once for each wait, or at work for long.
+            told_s: of silence after which it is told of at the latest.
         """
         self._patience_s = patience_s
-        self._told_s = min(TOLD_AFTER_S, patience_s / 2)
+        self._told_s = min(told_s, patience_s / 2)
         self._say = say
         self._turn: tuple[Worker] | None = None
         self._ended = threading.Event()
@@ -100,7 +102,7 @@ class SilenceWatch:
 
     def _run(self) -> None:
         seen: _Waiting | None = None
-        while not self._ended.wait(min(_LOOK_EVERY_S, self._patience_s / 8)):
+        while not self._ended.wait(min(_LOOK_EVERY_S, self._told_s / 4)):
             turn = self._turn
             if turn is None:
                 seen = None
@@ -128,9 +130,12 @@ class SilenceWatch:
             self._ended.set()
         elif silent_s >= self._told_s and not seen.is_told:
             seen.is_told = True
+            what_then = "see to what it waits for"
+            if math.isfinite(self._patience_s):
+                what_then = f"after {self._patience_s:,.0f} s the run is ended"
             self._say(
                 f"{worker.name} {_state(worker.proc)}has been silent for {silent_s:,.0f} s while it {worker.work}; "
-                f"after {self._patience_s:,.0f} s the run is ended"
+                f"{what_then}"
             )
 
 
