@@ -95,6 +95,7 @@ class T5Dataset(SentenceSamples):
         self._bos = special_ids(pieces, ("bos",), "T5 samples")["bos"] if begins is None else begins
         self._pad = specials.pad or 0
         self._sentinels = specials.sentinels
+        self._never_hidden = [token for token in (specials.cls, specials.sep) if token is not None]
         self._lengths = (encoder_seq_length, decoder_seq_length)
         self._check_room()
         self._masking = Masking(self._rules, pieces.word_pieces())
@@ -130,10 +131,10 @@ class T5Dataset(SentenceSamples):
         encoder: list[int] = []
         decoder = [self._bos]
         done = 0
-        for (first, stop), sentinel in zip(self._runs(tokens, target, number), self._sentinels, strict=False):
-            encoder += [*tokens[done:first].tolist(), sentinel]
-            decoder += [sentinel, *tokens[first:stop].tolist()]
-            done = stop
+        for run, sentinel in zip(self._runs(tokens, target, number), self._sentinels, strict=False):
+            encoder += [*tokens[done : run[0]].tolist(), sentinel]
+            decoder += [sentinel, *tokens[run].tolist()]
+            done = run[-1] + 1
         encoder += tokens[done:].tolist()
         places = [np.arange(length) for length in self._lengths]
         return T5Sample(
@@ -146,17 +147,24 @@ class T5Dataset(SentenceSamples):
             truncated=len(text) > target,
         )
 
-    def _runs(self, tokens: Ids, target: int, number: int) -> list[tuple[int, int]]:
-        """The hidden runs in the order of the text, as many as there are sentinels and room in the decoder for."""
-        found: list[tuple[int, int]] = []
+    def _runs(self, tokens: Ids, target: int, number: int) -> list[list[int]]:
+        """The places of each hidden run, in the order of the text.
+
+        There are as many as there are sentinels and room in the decoder for. [CLS] and [SEP], which may stand within
+        the text where a vocabulary has them, are in no run; as in Megatron-LM, one that a run goes across is left out.
+        """
+        content = np.flatnonzero(~np.isin(tokens, self._never_hidden))
+        starts = self._masking.word_starts(tokens)[content]
+        places = content.tolist()
+        found: list[list[int]] = []
         room = self._lengths[1] - 1
         most = self._rules.most_hidden(len(tokens), target)
         with self.random(number) as random:
-            for first, stop in self._masking.runs(self._masking.word_starts(tokens), most, random):
+            for first, stop in self._masking.runs(starts, most, random):
                 room -= 1 + stop - first
                 if room < 0 or len(found) == len(self._sentinels):
                     break
-                found.append((first, stop))
+                found.append(places[first:stop])
         return sorted(found)
 
 

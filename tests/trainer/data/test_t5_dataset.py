@@ -64,6 +64,22 @@ def test_samples_are_megatrons(tmp_path: Path, recorded_masks: dict[str, Any], c
         )
 
 
+def test_what_is_set_apart_in_the_text_is_never_hidden(tmp_path: Path) -> None:
+    """Recorded of Megatron-LM: what a run goes across is left out, and the run goes on behind it."""
+    # Token 3 is [SEP].
+    text = [5, 6, 3, 7, 8, 9, 10, 3, 11, 12, 13, 14, 3, 15]
+    recorded = [
+        ([5, 205, 3, 206, 207, 3, 11, 12, 13, 208], [2, 205, 6, 206, 7, 8, 207, 9, 10, 208, 14, 15]),
+        ([5, 205, 206, 3, 11, 12, 13, 207], [2, 205, 6, 7, 8, 206, 9, 10, 207, 14, 15]),
+    ]
+    with IndexedDataset(write_sentences(tmp_path / "d", [[text]], len(VOCABULARY))) as tokens:
+        rules = MaskingRules(0.5, masking_max_ngram=3, masking_do_full_word=False, masking_use_longer_ngrams=True)
+        data = T5Dataset(tokens, range(1), 16, 24, 1, RecordedPieces(), rules, short_seq_prob=0.0, num_samples=2)
+        samples = [data.sample(number) for number in range(2)]
+    served = [(one.encoder_tokens[one.encoder_mask], one.decoder_tokens[one.decoder_mask]) for one in samples]
+    assert [(encoder.tolist(), decoder.tolist()) for encoder, decoder in served] == recorded
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
     return IndexedDataset(write_sentences(tmp_path_factory.mktemp("t5") / "d", made_documents(60, 4), len(VOCABULARY)))
