@@ -38,6 +38,7 @@ class Piece:
     Attributes:
         spans: where it stands.
         size: bytes, as far as file sizes tell.
+        file_size: of the files of ``spans``, all of them, when the run began.
         by_range: the only span is a range that need not begin or end with a document: those that begin in it are meant.
         content: the bytes of the only span, where they had to be decompressed to find it.
         unit: that it is of, by its number in the order of the files; such a unit alone has several pieces.
@@ -45,6 +46,7 @@ class Piece:
 
     spans: tuple[Span, ...]
     size: int
+    file_size: int
     by_range: bool = False
     content: bytes | None = None
     unit: int = 0
@@ -148,15 +150,16 @@ class Pieces:
         within = number - (self._ends[place] - group.units)
         file = group.files[0]
         if group.sizes:
-            yield Piece((Span(file.path, row_group=within),), group.sizes[within], unit=number), None
+            yield Piece((Span(file.path, row_group=within),), group.sizes[within], file.size, unit=number), None
         elif group.units > 1:
             start, stop = within * self._size, min(file.size, (within + 1) * self._size)
-            yield Piece((Span(file.path, start, stop),), stop - start, by_range=True, unit=number), None
+            yield Piece((Span(file.path, start, stop),), stop - start, file.size, by_range=True, unit=number), None
         elif _is_stream(file, self._text_document):
             yield from self._stretches(file, number, offset)
         else:
             spans = tuple(Span(one.path) for one in group.files)
-            yield Piece(spans, sum(one.size for one in group.files), unit=number), None
+            size = sum(one.size for one in group.files)
+            yield Piece(spans, size, size, unit=number), None
 
     def _stretches(self, file: InputFile, number: int, offset: int) -> Iterator[tuple[Piece, int]]:
         errors = reading_errors()
@@ -172,7 +175,8 @@ class Pieces:
                 while content := stream.read(self._size):
                     content = b"".join((content, *rest_of_document(stream, by_line)))
                     stop = offset + len(content)
-                    yield Piece((Span(file.path, offset, stop),), len(content), content=content, unit=number), stop
+                    span = Span(file.path, offset, stop)
+                    yield Piece((span,), len(content), file.size, content=content, unit=number), stop
                     offset = stop
         except errors as error:
             raise DataError(f"{file.path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -203,7 +203,11 @@ def _spans(piece: Piece, reading: Reading) -> Iterator[Span]:
         found = aligned(span, kind_of(span.path) == "jsonl" or reading.text_document == "line")
     except OSError as error:
         raise DataError(f"{span.path}: cannot be read: {error.strerror}") from None
-    if found.stop is not None and found.start < found.stop:
+    assert found.stop is not None
+    if found.stop > piece.file_size:
+        # It has grown, and its last document with it.
+        raise DataError(_changed(piece))
+    if found.start < found.stop:
         yield found
 
 
@@ -211,19 +215,20 @@ def _check_sizes(piece: Piece) -> None:
     """Refuse files that are no longer what they were when they were cut: each replica would read something else.
 
     Raises:
-        DataError: they are shorter, or those that are read whole are longer; or one is gone.
+        DataError: they are shorter or longer, and not lines or paragraphs that came behind the others; or one is gone.
     """
-    first = piece.spans[0]
-    if piece.content is not None or first.row_group is not None:
-        return
     try:
-        found = sum(Path(span.path).stat().st_size for span in piece.spans)
+        found = sum(Path(path).stat().st_size for path in {span.path for span in piece.spans})
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    if found != piece.size if first.stop is None else found < first.stop:
-        others = len(piece.spans) - 1
-        also = f" or one of the {others:,} small files that are read with it" if others else ""
-        raise DataError(
-            f"{first.path}{also} has another size than when the run began; bring it back, and let no file of "
-            "data.data_path change while a run reads it"
-        )
+    if found < piece.file_size or (found > piece.file_size and not piece.by_range):
+        raise DataError(_changed(piece))
+
+
+def _changed(piece: Piece) -> str:
+    others = len(piece.spans) - 1
+    also = f" or one of the {others:,} small files that are read with it" if others else ""
+    return (
+        f"{piece.spans[0].path}{also} has another size than when the run began; bring it back, and let no file of "
+        "data.data_path change while a run reads it"
+    )
