@@ -6,6 +6,7 @@ One large pair opens faster than a thousand small ones, and blends as one source
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import sys
 import time
@@ -92,7 +93,7 @@ def _check_together(sources: Sequence[_Source], output: Path) -> None:
         raise DataError("--input: there is no .bin/.idx pair to merge; name prefixes, or folders that hold pairs")
     first = sources[0]
     for source in sources:
-        if source.prefix.absolute() == output.absolute():
+        if os.path.realpath(files_of(source.prefix)[0]) == os.path.realpath(files_of(output)[0]):
             raise DataError(f"{output}: is one of the pairs to merge; write the result somewhere else")
         if source.dtype != first.dtype:
             raise DataError(

@@ -20,7 +20,7 @@ from trainer.data.background import StillAtWork, do_in_background
 from trainer.data.command_parser import CommandParser
 from trainer.data.corpus import Corpus, pieces_at_line_ends
 from trainer.data.errors import DataError
-from trainer.data.prepare.inputs import find_inputs
+from trainer.data.prepare.inputs import InputFile, find_inputs, means_one_of
 from trainer.data.prepare.progress import Progress, say
 from trainer.data.tokenizers.byte_level import bytes_of
 from trainer.data.tokenizers.engines import missing_package
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
             tuple(dict.fromkeys(options.json_keys)),
             options.sample_bytes or SAMPLE_BYTES[kind],
         )
-        _check_output(output)
+        _check_output(output, corpus.files)
         _check_library(kind)
         is_sample = corpus.wanted < corpus.text_bytes
         if options.check:
@@ -154,8 +154,10 @@ def _kind(output: Path, model: str | None) -> str:
     return kind
 
 
-def _check_output(output: Path) -> None:
+def _check_output(output: Path, inputs: Sequence[InputFile]) -> None:
     """Refuse at once what could only fail at the end."""
+    if means_one_of(output, inputs):
+        raise DataError(f"--output: {output} is one of the inputs, and would be lost; choose another name")
     if output.is_dir():
         raise DataError(f"--output: {output} is a folder; add the name of the file")
     folder = next(place for place in output.absolute().parents if place.exists())

@@ -110,6 +110,10 @@ def test_what_does_not_go_together_is_refused_before_anything_is_written(tmp_pat
             merge_pairs([tmp_path / name for name in names], tmp_path / "out")
     with pytest.raises(DataError, match="is one of the pairs to merge"):
         merge_pairs([tmp_path / "plain"], tmp_path / "plain")
+    (tmp_path / "same").symlink_to(tmp_path)
+    with pytest.raises(DataError, match="is one of the pairs to merge"):
+        merge_pairs([tmp_path / "plain"], tmp_path / "same" / "plain")
+    (tmp_path / "same").unlink()
     assert files(tmp_path) == before
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import json
 import lzma
+import os
 import random
 import re
 import tracemalloc
@@ -217,12 +219,40 @@ def test_what_a_folder_leaves_out_is_said(tmp_path: Path, capsys: pytest.Capture
     command = ["--output-prefix", str(tmp_path / "new/o"), *NUMBERS, "--check", "--input"]
     assert main([*command, str(tmp_path)]) == 0
     assert capsys.readouterr().err == (
-        f"trainer preprocess: --input: {tmp_path}: 4 files of other endings are left out (2 .rst, 1 .py, 1 without an "
-        "ending); what is named, or meant by a pattern, is read as text\n"
+        f"trainer preprocess: --input: {tmp_path}: 4 files of other endings (2 .rst, 1 .py, 1 without an ending) are "
+        "left out; what is named, or meant by a pattern, is read\n"
     )
     for word in ("a.txt", "*.txt", "*.rst"):
         assert main([*command, str(tmp_path / word)]) == 0
         assert capsys.readouterr().err == ""
+
+
+def test_links_of_a_folder_are_not_passed_over_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("1")
+    (tmp_path / "in/more").symlink_to(tmp_path)
+    command = ["--output-prefix", str(tmp_path / "o"), *NUMBERS, "--check", "--input"]
+    assert main([*command, str(tmp_path / "in")]) == 0
+    assert ": 1 link to a folder is left out; what is named" in capsys.readouterr().err
+    (tmp_path / "in/b.txt").symlink_to("nothing")
+    for word in ("in", "in/*.txt", "in/b.txt"):
+        assert main([*command, str(tmp_path / word)]) == 3
+        assert "in/b.txt: cannot be read: No such file or directory; it is a link to nothing" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").touch()
+    scandir = os.scandir
+
+    def refuse(path: str) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match="closed: cannot be read: Permission denied"):
+        find_inputs([str(tmp_path)])
 
 
 def test_an_output_within_the_input_folder_is_made_again_and_gone_on_with(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def test_a_damaged_member_behind_a_whole_one_is_no_end(
                 (b'{"text": false}', "true or false"),
                 (b'{"body": "a", "b": 1}', "there is only 'body', 'b'"),
                 (b"{}", "there is none"),
+                (b'{"text.en": 1}', "there is only 'text.en'"),
             )
         ),
         (
@@ -83,6 +85,7 @@ def test_a_damaged_member_behind_a_whole_one_is_no_end(
             "JSON: Invalid control character at character 12; --on-error skip",
         ),
         ("in.txt", "caf\xe9 au lait".encode("latin-1"), "as by iconv -f LATIN1 -t UTF-8"),
+        ("in.parquet", b"PAR1", "is damaged, cut off, or no Parquet at all: get it anew, or rename it"),
         ("in.parquet.gz", b"", "in.parquet.gz: is Parquet that is compressed as a whole, of which no part can be read"),
         ("in.txt", b"", "there is no text in the input: all documents of "),
         ("in.md", b"text\n\0", "in.md: is no text, as it holds NUL bytes; text is read from"),
@@ -141,6 +144,11 @@ def test_bad_files_are_one_sentence(
         (["--input", "in.txt", "--output-prefix", "o/"], "--output-prefix: o/ is a folder; add how the names"),
         (["--input", "in.txt", "--json-keys", "a", "b/c"], "--json-keys: 'b/c' cannot be part of a file's name"),
         (["--input", "in.txt", "--check", "--output-prefix", "in.txt/o"], "in.txt/o: cannot be written"),
+        (["--input", "pipe"], "pipe: is a pipe or device, and text is read from files alone"),
+        (["--input", "-"], "-: cannot be read: No such file or directory; standard input and pipes are not read"),
+        (["--input", "s3://b/a.jsonl"], "s3://b/a.jsonl: cannot be read: No such file or directory; an address is no"),
+        (["--input", "o_text_document.json"], "o_text_document.json is one of the inputs, and would be lost; choose"),
+        (["--input", "./in.txt", "o_text_document.json", "--check"], "o_text_document.json is one of the inputs"),
         (["--input", "large.txt", "--check"], "large.txt: is plain text of 300 MB, and would be one document; say"),
     ],
 )
@@ -151,6 +159,8 @@ def test_arguments_that_cannot_be(
     (tmp_path / "empty").mkdir()
     for name in ("in.txt", "taken.preparing"):
         (tmp_path / name).touch()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "o_text_document.json").write_text('{"text": "1"}\n')
     (tmp_path / "lines").write_text('{"body": "a"}\n')
     with (tmp_path / "large.txt").open("wb") as file:
         file.write(b"text " * 1000)
@@ -164,6 +174,8 @@ def test_arguments_that_cannot_be(
         "in.txt",
         "large.txt",
         "lines",
+        "o_text_document.json",
+        "pipe",
         "taken.preparing",
     ]
 

@@ -96,6 +96,15 @@ def test_sizes_and_names_that_cannot_be(tmp_path: Path, source: Path, capsys: py
     assert not list(tmp_path.iterdir())
 
 
+def test_the_text_itself_is_not_written_over(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "link").symlink_to(source.parent)
+    before = source.read_bytes()
+    output = str(tmp_path / "link" / source.name)
+    assert main(["--input", str(source), "--output", output, "--vocab-size", "300"]) == 3
+    assert "is one of the inputs, and would be lost; choose another name" in capsys.readouterr().err
+    assert source.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("kind", "smallest", "holds"),
     [

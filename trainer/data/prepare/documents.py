@@ -136,6 +136,8 @@ class SpanReader:
                 isinstance(text, list) and all(isinstance(sentence, str) for sentence in text)
             ):
                 found_instead = _kind_of(text) if key in values else f"there is {_some(values)}"
+                if key not in values and isinstance(values.get(key.partition(".")[0]), dict):
+                    found_instead += f"; `jq -c '{{text: .{key}}}'` takes a text out of an object"
                 return BadDocument(
                     line, f"{place} has no text under {key!r}, which --json-keys names, but {found_instead}"
                 )

@@ -8,6 +8,7 @@ import gzip
 import io
 import lzma
 import os
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -94,7 +95,7 @@ def find_inputs(words: Sequence[str], tell: Callable[[str], object] | None = Non
 
     Args:
         words: as the user gave them.
-        tell: is given a sentence for each folder with files of other endings, which are no input.
+        tell: is given a sentence for each folder with files of other endings or links to folders, which are no input.
 
     Raises:
         DataError: a word means no file, or a file that another word means, too, cannot be read or is no text.
@@ -115,47 +116,68 @@ def find_inputs(words: Sequence[str], tell: Callable[[str], object] | None = Non
     return found
 
 
+def means_one_of(output: Path, inputs: Sequence[InputFile]) -> bool:
+    """Whether writing ``output`` would put it in place of an input."""
+    place = os.path.realpath(output)
+    return output.exists() and any(os.path.realpath(file.path) == place for file in inputs)
+
+
 def _paths(word: str, tell: Callable[[str], object] | None) -> list[str]:
     path = os.path.expanduser(word)  # noqa: PTH111 (a Path would lose a slash at the end of a pattern)
     if Path(path).is_dir():
-        found, left_out = _inside(Path(path))
-        if found and left_out and tell is not None:
-            tell(_left_out(word, left_out))
+        found, left_out, links = _inside(Path(path))
+        if found and (left_out or links) and tell is not None:
+            tell(_left_out(word, left_out, links))
         return found
     if glob.has_magic(path) and not Path(path).exists():
         root = Path(*takewhile(lambda part: not glob.has_magic(part), Path(path).parts))
         names = glob.glob(path, recursive=True)  # noqa: PTH207 (patterns may be absolute)
-        return sorted(name for name in names if Path(name).is_file() and not _is_ours(Path(name), root))
+        return sorted(name for name in names if _is_file(Path(name)) and not _is_ours(Path(name), root))
     return [path]
 
 
-def _inside(root: Path) -> tuple[list[str], Counter[str]]:
-    """The input below a folder, and how many files of each other ending; hidden ones are not counted."""
+def _is_file(path: Path) -> bool:
+    """Whether it is one, or a link to nothing: what that was to be would be missed by nobody."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
+
+
+def _inside(root: Path) -> tuple[list[str], Counter[str], int]:
+    """The input below a folder, how many files of each other ending, but for hidden ones, and links to folders.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
     found: list[str] = []
     left_out: Counter[str] = Counter()
-    for place, _, names in os.walk(root):
+    links = 0
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}")
+
+    for place, folders, names in os.walk(root, onerror=refuse):
         folder = Path(place)
+        links += sum((folder / name).is_symlink() for name in folders)
         is_hidden = any(part.startswith(".") for part in folder.relative_to(root).parts)
         for name in names:
             path = folder / name
             ending = _suffix_inside(path)
             if ending in _IN_FOLDERS:
-                if path.is_file() and not _is_ours(path, root):
+                if _is_file(path) and not _is_ours(path, root):
                     found.append(str(path))
             elif not is_hidden and not name.startswith(".") and not (ending in _CACHED or _is_ours(path, root)):
                 left_out[ending or "without an ending"] += 1
-    return sorted(found), left_out
+    return sorted(found), left_out, links
 
 
-def _left_out(word: str, endings: Counter[str]) -> str:
+def _left_out(word: str, endings: Counter[str], links: int) -> str:
     by_count = sorted(endings.items(), key=lambda one: (-one[1], one[0]))
     named = ", ".join(f"{count:,} {ending}" for ending, count in by_count[:_MOST_ENDINGS])
     more = ", ..." if len(endings) > _MOST_ENDINGS else ""
-    is_one = endings.total() == 1
-    return (
-        f"--input: {word}: {endings.total():,} {'file' if is_one else 'files'} of other endings "
-        f"{'is' if is_one else 'are'} left out ({named}{more}); what is named, or meant by a pattern, is read as text"
-    )
+    total = endings.total()
+    parts = [f"{total:,} {'file' if total == 1 else 'files'} of other endings ({named}{more})"] if total else []
+    parts += [f"{links:,} {'link to a folder' if links == 1 else 'links to folders'}"] if links else []
+    verb = "is" if total + links == 1 else "are"
+    return f"--input: {word}: {' and '.join(parts)} {verb} left out; what is named, or meant by a pattern, is read"
 
 
 def _is_ours(path: Path, root: Path) -> bool:
@@ -187,13 +209,33 @@ def _examine(path: str) -> tuple[InputFile, tuple[int, int]]:
     if _ARCHIVES & {_suffix_inside(Path(path)), Path(path).suffix.lower()}:
         raise DataError(f"{path}: is an archive of files; unpack it, and name its folder")
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (the path as it was given)
+        with open(path, "rb", buffering=0, opener=_at_once) as file:  # noqa: PTH123 (the path as it was given)
             status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(
+                    f"{path}: is a pipe or device, and text is read from files alone, in parts and again after a kill; "
+                    "write it to a file"
+                )
             head = file.read(_HEAD) if kind_of(path) == "text" and not packing_of(path) else b""
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}{_remedy(path)}") from None
     check_is_text(path, head)
     return InputFile(str(Path(path).absolute()), status.st_size, status.st_mtime_ns), (status.st_dev, status.st_ino)
+
+
+def _remedy(path: str) -> str:
+    if path == "-" or path.startswith("/dev/fd/"):
+        return "; standard input and pipes are not read: write what they give to a file"
+    if "://" in path:
+        return "; an address is no file of this machine: fetch what is there, and name that"
+    if Path(path).is_symlink():
+        return "; it is a link to nothing that is there: put it back, or remove the link"
+    return ""
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open it without waiting for who writes into it, as a pipe does."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def check_is_text(path: str, begins: bytes) -> None:

@@ -24,7 +24,11 @@ def _open(path: str) -> Any:
         # Else a row group is read ahead, whole.
         return ParquetFile(path, memory_map=True, pre_buffer=False, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet: {error}") from None
+        said = str(error).rstrip(".")
+        raise DataError(
+            f"{path}: cannot be read as Parquet: {said}; it is damaged, cut off, or no Parquet at all: get it anew, or "
+            "rename it"
+        ) from None
 
 
 def row_group_sizes(path: str) -> list[int]:

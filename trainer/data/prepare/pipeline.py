@@ -18,7 +18,7 @@ from trainer.data.prepare.assembly import Assembled, assemble
 from trainer.data.prepare.chunk_work import ChunkWork, do_chunk
 from trainer.data.prepare.chunks import Chunk, TextDocument, check_unchanged, chunk_bytes, cut_chunks
 from trainer.data.prepare.encoding import Recipe
-from trainer.data.prepare.inputs import InputFile, open_bytes, reading_errors
+from trainer.data.prepare.inputs import InputFile, means_one_of, open_bytes, reading_errors
 from trainer.data.prepare.journal import Journal, Plan, folder_of
 from trainer.data.prepare.node_marks import TOLD_TO_END, NodeMarks, ToldToEnd
 from trainer.data.prepare.nodes import is_late, wait_for_nodes
@@ -199,6 +199,8 @@ def _check_output(wanted: Preparation) -> None:
                 )
             if path.is_dir():
                 raise DataError(f"--output-prefix: {path} is a folder; remove it, or choose other names")
+            if means_one_of(path, wanted.inputs):
+                raise DataError(f"--output-prefix: {path} is one of the inputs, and would be lost; choose other names")
 
 
 def _check_text_files(wanted: Preparation) -> None:

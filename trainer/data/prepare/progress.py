@@ -11,6 +11,8 @@ from typing_extensions import Self
 
 _SECONDS = 10.0
 _FIRST_SECONDS = 2.0
+_TELLING_BYTES = 1_000_000
+"""What is done before this says nothing of the rate: processes have only just begun."""
 
 
 class Progress:
@@ -64,15 +66,16 @@ class Progress:
         rate = (self._done - self._already) / max(1e-9, now - self._started)
         # What is ours may be more than was expected.
         done = min(self._total, self._done)
+        ends_in = _ends_in(self._total - done, rate if self._done - self._already >= _TELLING_BYTES else 0.0)
         if self._bar is not None:
-            text = f"{rate / 1e6:.1f} MB/s  {self._documents:,} {self._unit}  {_ends_in(self._total - done, rate)}"
+            text = f"{rate / 1e6:.1f} MB/s  {self._documents:,} {self._unit}  {ends_in}"
             self._bar.update(self._task, completed=done, text=text)
         elif now >= self._next and self._documents - self._said_documents >= self._every:
             self._next = now + _SECONDS
             self._said_documents = self._documents
             say(
                 f"{done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB ({done / max(1, self._total):.0%}), "
-                f"{self._documents:,} {self._unit}, {rate / 1e6:.1f} MB/s, {_ends_in(self._total - done, rate)}"
+                f"{self._documents:,} {self._unit}, {rate / 1e6:.1f} MB/s, {ends_in}"
             )
 
     def then(self, work: str) -> None:
@@ -124,9 +127,9 @@ def say(line: str) -> None:
 
 
 def _ends_in(left: int, rate: float) -> str:
-    if rate <= 0:
+    if left and rate <= 0:
         return "end unknown"
-    return f"{_clock(left / rate)} left"
+    return f"{_clock(left / rate if left else 0)} left"
 
 
 def _clock(duration_s: float) -> str:
