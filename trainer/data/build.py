@@ -11,7 +11,7 @@ from pathlib import Path
 from trainer.config import TrainConfig
 from trainer.data.batches import BatchShape, Sample, Samples, Split, TrainData
 from trainer.data.blend import BlendedDataset, BlendOrder, normalized
-from trainer.data.continuation import ContinuedDatasets, DatasetRecord, lengths_digest, shares_of
+from trainer.data.continuation import ContinuedDatasets, DatasetRecord, lengths_digest, marks_digest, shares_of
 from trainer.data.errors import DataError
 from trainer.data.gpt_dataset import GPTDataset
 from trainer.data.index_cache import EpochIndexCache
@@ -150,6 +150,7 @@ class _SplitBuilder:
             order=dataset.order,
             eod=None if source.manifest is None else source.manifest.eod,
             share=share,
+            marks=marks_digest(source.tokens),
         )
 
     def _weights(self, parts: Sequence[Part]) -> list[float]:

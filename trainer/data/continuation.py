@@ -26,6 +26,11 @@ from trainer.data.windows import Numbers, Tokens, read_blended, read_windows
 T_co = TypeVar("T_co", covariant=True)
 MOST_NAMED = 3
 """Datasets that a line names at most."""
+MARKS = 5
+"""Places of a dataset whose tokens are compared, from its first to its last: another file differs in all of them, and
+thousands of files are opened in a moment."""
+MARK_TOKENS = 64
+"""Compared at each of them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class DatasetRecord:
         eod: token that ends its documents; None where no manifest tells it.
         share: of the blend; 0 where it was left out.
         drawn: samples of it that come before the blend.
+        marks: digest of some of its tokens; None in checkpoints of before there was one.
     """
 
     prefix: str
@@ -55,10 +61,11 @@ class DatasetRecord:
     eod: int | None = None
     share: float = 1.0
     drawn: int = 0
+    marks: str | None = None
 
     def holds_the_same(self, other: DatasetRecord) -> bool:
         """Whether the tokens are those of ``other``, as far as both tell, wherever the files lie now."""
-        if self.lengths != other.lengths:
+        if self.lengths != other.lengths or (None not in (self.marks, other.marks) and self.marks != other.marks):
             return False
         if self.bin_sha256 is None or other.bin_sha256 is None:
             return Path(self.prefix).name == Path(other.prefix).name
@@ -73,6 +80,14 @@ def lengths_digest(tokens: IndexedDataset) -> str:
         return hashlib.blake2b(lengths.data, digest_size=12).digest()
 
     return tokens.remembered("digest of lengths", read).hex()
+
+
+def marks_digest(tokens: IndexedDataset) -> str:
+    """Of some tokens, which tell another file of the same lengths: a few reads, however large it is."""
+    last = max(0, tokens.token_count - MARK_TOKENS)
+    starts = [last * number // (MARKS - 1) for number in range(MARKS)]
+    found = np.concatenate([tokens.read(start, min(start + MARK_TOKENS, tokens.token_count)) for start in starts])
+    return hashlib.blake2b(found.astype("<i8").data, digest_size=8).hexdigest()
 
 
 class ContinuedDatasets(Generic[T_co]):

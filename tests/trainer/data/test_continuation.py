@@ -14,7 +14,7 @@ from tests.trainer.data.training_data import config
 from trainer.data import blend
 from trainer.data.batches import TrainData
 from trainer.data.build import build_data
-from trainer.data.continuation import ContinuedDatasets, DatasetRecord
+from trainer.data.continuation import ContinuedDatasets, DatasetRecord, marks_digest
 from trainer.data.errors import DataError
 from trainer.data.indexed_dataset import IndexedDataset
 from trainer.data.manifest import Manifest
@@ -189,10 +189,28 @@ def test_a_pair_that_was_prepared_anew_is_refused(folder: Path) -> None:
     with pytest.raises(DataError, match="/a: was prepared anew since the checkpoint was written"):
         gone_on(data_of(folder, "a"), state, 40)
     (folder / "a.json").unlink()
+    unknown = {**state, "datasets": [{**state["datasets"][0], "marks": None}]}
     assert gone_on(data_of(folder, "a"), state, 40).notes == ()
-    write(folder / "a", [[1] * 9] * 20)
+    # Tokens of the same lengths, and nothing beside them that tells.
+    write(folder / "a", [[1] * 8] * 20)
     with pytest.raises(DataError, match="/a: was prepared anew"):
         gone_on(data_of(folder, "a"), state, 40)
+    assert gone_on(data_of(folder, "a"), unknown, 40).notes == ()  # of a version that kept less
+    write(folder / "a", [[1] * 9] * 20)
+    with pytest.raises(DataError, match="/a: was prepared anew"):
+        gone_on(data_of(folder, "a"), unknown, 40)
+
+
+@pytest.mark.parametrize("place", [0, 999, 2000, 3999])
+def test_another_file_of_the_same_size_is_told_by_some_of_its_tokens(tmp_path: Path, place: int) -> None:
+    tokens = [number % 50 for number in range(4000)]
+    write(tmp_path / "a", [tokens])
+    with IndexedDataset(tmp_path / "a") as whole:
+        marks = marks_digest(whole)
+    write(tmp_path / "b", [[*tokens[:place], 50, *tokens[place + 1 :]]])
+    write(tmp_path / "short", [[1, 2, 3]])
+    with IndexedDataset(tmp_path / "b") as edited, IndexedDataset(tmp_path / "short") as short:
+        assert marks_digest(edited) != marks != marks_digest(short)
 
 
 def test_what_trains_compares_before_it_reads_and_keeps_what_was_read(folder: Path) -> None:
