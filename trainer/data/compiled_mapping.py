@@ -1,7 +1,4 @@
-"""build_mapping in the library of kernels (csrc/data), which takes a tenth of numpy's time. Torch-free.
-
-Nothing is compiled or looked for here: whoever has the library names it.
-"""
+"""build_mapping in the library of kernels (csrc/data), which takes a tenth of numpy's time. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import ctypes
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.data.compiled import Function, functions_of
 from trainer.data.sentence_mapping import LONG_SENTENCE, MappingRules, Rows, build_mapping, row_dtype
 
 MappingBuilder = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int32], MappingRules, "int | None"], Rows]
@@ -33,24 +30,19 @@ def mapping_builder(library: Path | None) -> MappingBuilder:
     """What builds mappings: the function in ``library``, or build_mapping where there is none or it cannot be loaded.
 
     Args:
-        library: trainer.kernels.library.Library.path; only a process that has imported torch can load it.
+        library: as of functions_of.
     """
-    if library is None:
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    arguments = [pointer, number, pointer, ctypes.POINTER(_Rules), ctypes.c_int, pointer]
+    found = functions_of(library, {"llmctl_sentence_mapping": (number, arguments)})
+    if found is None:
         return build_mapping
-    try:
-        function = ctypes.CDLL(str(library)).llmctl_sentence_mapping
-    except (OSError, AttributeError):
-        return build_mapping
-    function.restype = ctypes.c_int64
-    function.argtypes = [
-        *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
-        *(ctypes.POINTER(_Rules), ctypes.c_int, ctypes.c_void_p),
-    ]
+    (function,) = found
     return partial(_build, function)
 
 
 def _build(
-    function: Callable[..., Any],
+    function: Function,
     document_indices: npt.NDArray[np.int64],
     sentence_lengths: npt.NDArray[np.int32],
     rules: MappingRules,

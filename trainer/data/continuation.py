@@ -108,10 +108,19 @@ class ContinuedDatasets(Generic[T_co]):
         self._left_out: tuple[DatasetRecord, ...] = ()
         self._first = 0
         self._folder = folder
+        self._library: Path | None = None
         self._order = self._order_of(self._records)
 
     def _order_of(self, records: Sequence[DatasetRecord]) -> BlendOrder | None:
-        return BlendOrder([record.share for record in records], self._folder) if len(records) > 1 else None
+        if len(records) < 2:
+            return None
+        return BlendOrder([record.share for record in records], self._folder, self._library)
+
+    def use_library(self, library: Path | None) -> None:
+        """Find the order of a blend with ``library``, as BlendOrder; it stays the same."""
+        self._library = library
+        if self._order is not None:
+            self._order.use_library(library)
 
     def sample(self, number: int) -> T_co:
         """Sample ``number`` of the run, none before the one that was gone on from."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data import blend
+from trainer.data import blend, blend_stretches
 from trainer.data.blend import BlendedDataset, BlendOrder, normalized
 
 WEIGHTS = {
@@ -92,7 +92,9 @@ def test_stretches_that_were_guessed_wrong_are_done_again(monkeypatch: pytest.Mo
     shares = normalized(WEIGHTS["extreme"])
     expected = drawn_one_by_one(shares, 2000)
     monkeypatch.setattr(blend, "BLOCK", 1024)
-    monkeypatch.setattr(blend, "_guess", lambda weights, numbers, _: np.zeros((len(numbers), len(weights)), np.int64))
+    monkeypatch.setattr(
+        blend_stretches, "_guess", lambda weights, numbers, _: np.zeros((len(numbers), len(weights)), np.int64)
+    )
     order = BlendOrder(shares)
     assert [order.place(number) for number in range(2000)] == expected
 
