@@ -1,7 +1,7 @@
 """Indexes, blends and random access beside megatron-core, on the same files: CPU time, memory, and equal results.
 
     PYTHON312=python3.12 sh benchmarks/peers/set_up.sh   # once; without megatron-core only our side is measured
-    python -m trainer kernels build                      # once; without it BERT's samples are joined by numpy alone
+    python -m trainer kernels build                      # once, for the cases with the library
     OMP_NUM_THREADS=1 python -m benchmarks.data_index --write
 
 That is 10 million documents: half an hour, 4 GB of memory, 2 GB of disk. Whether all of it works is seen sooner by
@@ -86,8 +86,14 @@ def index(case: Case, watch: Stopwatch) -> str:
     return digest(found.documents, found.samples)
 
 
+def library(case: Case) -> Path | None:
+    return load_built(BuildSettings.from_variables(os.environ)).path if case.compiled else None
+
+
 def blend(case: Case, watch: Stopwatch) -> str:
-    order = BlendOrder(normalized(normalized(case.weights)))
+    own = library(case)
+    watch.start()
+    order = BlendOrder(normalized(normalized(case.weights)), library=own)
     for number in range(0, case.samples, BLOCK):
         order.place(number)
     watch.stop()
@@ -95,7 +101,9 @@ def blend(case: Case, watch: Stopwatch) -> str:
 
 
 def resume(case: Case, watch: Stopwatch) -> str:
-    order = BlendOrder(normalized(normalized(case.weights)))
+    own = library(case)
+    watch.start()
+    order = BlendOrder(normalized(normalized(case.weights)), library=own)
     found = order.place(case.samples - 1)
     watch.stop()
     return str(found)
@@ -103,8 +111,7 @@ def resume(case: Case, watch: Stopwatch) -> str:
 
 def mapping(case: Case, watch: Stopwatch) -> str:
     tokens = IndexedDataset(Path(case.prefix))
-    library = load_built(BuildSettings.from_variables(os.environ)).path if case.compiled else None
-    build = mapping_builder(library)
+    build = mapping_builder(library(case))
     watch.start()
     rows = build(tokens.document_indices, tokens.sequence_lengths, MappingRules(LONGEST, SHORT_SEQ_PROB, SEED, 2), None)
     watch.stop()
@@ -116,6 +123,7 @@ def read(case: Case, watch: Stopwatch) -> str:
     rules = Packing(EOD, mask_loss=anew, separate_attention=True, restart_positions=anew) if case.documents else None
     shape = BatchShape(MICRO_BATCH, READ_AT_ONCE, SEQ_LENGTH, dp=1, dp_rank=0)
     data = TrainData({"train": dataset(case)}, VOCAB_SIZE, shape, rules)
+    data.use_library(library(case))
     data.micro_batches("train", 0)
     places = range(0, case.samples, READ_AT_ONCE)
     passes = -(-READ_IN_ALL // case.samples)
@@ -205,16 +213,21 @@ def cases(folder: Path, documents: int, blended: int) -> dict[str, Case]:
     }
     for count in (10, 100):
         weights = tuple((random.random(count) + 0.05).tolist())
-        found[f"blend of {count} datasets, {blended:,} samples"] = Case("blend", samples=blended, weights=weights)
-        found[f"blend of {count} datasets, ready to go on from sample {blended:,}"] = Case(
-            "resume", samples=blended, weights=weights
-        )
+        for kind, what in (("blend", ""), ("resume", "ready to go on from sample ")):
+            case = Case(kind, samples=blended, weights=weights)
+            name = f"blend of {count} datasets, {what}{blended:,}{'' if what else ' samples'}"
+            found[f"{name}, with the library"] = replace(case, compiled=True)
+            found[f"{name}, numpy alone"] = case
     found[f"BERT's samples of {joined:,} documents, with the library"] = replace(joining, compiled=True)
     found[f"BERT's samples of {joined:,} documents, numpy alone"] = joining
     found[f"{reading.samples:,} samples of {SEQ_LENGTH} tokens, plain"] = reading
-    few = replace(reading, samples=reading.samples // 40, documents=True)
-    found[f"{few.samples:,} samples of {SEQ_LENGTH} tokens, documents apart"] = few
-    found["the same with positions begun anew and ends masked"] = replace(few, positions=True)
+    few = replace(reading, samples=reading.samples // 40)
+    found[f"{few.samples:,} samples of {SEQ_LENGTH} tokens, plain"] = few
+    few = replace(few, documents=True)
+    for how, compiled in (("with the library", True), ("numpy alone", False)):
+        apart = replace(few, compiled=compiled)
+        found[f"{few.samples:,} samples of {SEQ_LENGTH} tokens, documents apart, {how}"] = apart
+        found[f"the same with positions begun anew and ends masked, {how}"] = replace(apart, positions=True)
     return found
 
 

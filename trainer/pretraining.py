@@ -26,6 +26,7 @@ from trainer.device import choose_device, device_name
 from trainer.failure import PeerFailedError, record_failure
 from trainer.heartbeat import Heartbeat
 from trainer.introduction import introduction
+from trainer.kernels.library import loaded_path
 from trainer.kernels.packages import unrelated_apex
 from trainer.kernels.preparation import prepare_kernels
 from trainer.layers.attention_backend import check_backend
@@ -198,6 +199,7 @@ def _build_loop(
         writer.prepare(mesh.rank)
     attempt.heartbeat.beat(0, "loading")
     restored = restore(config, save, model, optimizer, progress, device)
+    data.use_library(loaded_path())
     loader = _build_loader(config, mesh, data, progress, device)
     resources.callback(loader.close)
     metrics = None

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainer.data.document_places import Bounds, DocumentEnds, Documents
+from trainer.data.compiled_windows import window_divider
+from trainer.data.document_places import Bounds, Documents, MarkedEnds
 from trainer.data.errors import DataError
+from trainer.data.window_parts import EndRules, WindowDivider, WindowParts, divide_windows
 from trainer.data.windows import Tokens, read_windows
 
 Split = Literal["train", "valid", "test"]
@@ -105,6 +108,14 @@ class Stream(Protocol):
         """End the processes."""
 
 
+@runtime_checkable
+class LibraryUser(Protocol):
+    """Samples that are found sooner with the library of kernels."""
+
+    def use_library(self, library: Path | None) -> None:
+        """Find them with ``library``, as of trainer.data.compiled; they stay the same."""
+
+
 class SampleOrder(Protocol):
     """What training samples come from, as far as a checkpoint has to tell; see trainer.data.continuation."""
 
@@ -144,9 +155,14 @@ class Packing:
     restart_positions: bool = False
     """Positions begin anew with each document."""
 
+    @property
+    def rules(self) -> EndRules:
+        """What it takes to know of the documents."""
+        return EndRules(self.end, self.mask_loss, self.separate_attention or self.restart_positions)
+
     def apply(self, batch: MicroBatch) -> MicroBatch:
         """``batch``, on the CPU, with its loss mask and documents."""
-        counts, ends = self.places_of(batch.tokens.numpy())
+        counts, ends = self.rules.places_of(batch.tokens.numpy())
         documents = None if ends is None else ends.documents(len(batch.tokens))[0]
         mask = batch.loss_mask
         if counts is not None:
@@ -157,22 +173,6 @@ class Packing:
             documents=documents if self.separate_attention else batch.documents,
             restarts=documents if self.restart_positions else batch.restarts,
         )
-
-    def places_of(self, tokens: Tokens) -> DocumentPlaces:
-        """What is asked for about the documents of samples, ``tokens`` [N, S]."""
-        is_end = tokens == self.end
-        counts = ~is_end if self.mask_loss else None
-        if not (self.separate_attention or self.restart_positions):
-            return DocumentPlaces(counts, None)
-        return DocumentPlaces(counts, DocumentEnds(is_end))
-
-
-class DocumentPlaces(NamedTuple):
-    """Where the documents of N samples lie, each part None where it was not asked for."""
-
-    counts: npt.NDArray[np.bool_] | None = None
-    """[N, S]: whether a label counts in the loss."""
-    ends: DocumentEnds | None = None
 
 
 class TrainData:
@@ -206,7 +206,8 @@ class TrainData:
         self.stream = stream
         self._samples = dict(samples)
         self._shape = shape
-        self._packing = packing
+        self._rules = None if packing is None else packing.rules
+        self._divide: WindowDivider = divide_windows
         self._order = order
         # Numbers, within the global batch, of this replica's micro-batches and of their samples.
         size = shape.micro_batch_size
@@ -216,6 +217,13 @@ class TrainData:
         self._masks_loss = masks_loss or (packing is not None and packing.mask_loss)
         self._separates = masks_loss or (packing is not None and packing.separate_attention)
         self._restarts = masks_loss or (packing is not None and packing.restart_positions)
+
+    def use_library(self, library: Path | None) -> None:
+        """Read with the library of kernels, as of trainer.data.compiled: sooner, and the same."""
+        self._divide = window_divider(library)
+        for samples in self._samples.values():
+            if isinstance(samples, LibraryUser):
+                samples.use_library(library)
 
     @property
     def masks_loss(self) -> bool:
@@ -305,25 +313,23 @@ class TrainData:
         tokens, labels = (
             self._checked(np.stack([getattr(one, name) for one in samples]), first) for name in ("tokens", "labels")
         )
-        counts = np.concatenate([one.counts for one in samples])
-        return self._divided(tokens, labels, counts, DocumentEnds.between([one.bounds for one in samples]))
+        counts = torch.from_numpy(np.concatenate([one.counts for one in samples]))
+        ends = MarkedEnds.between([one.bounds for one in samples])
+        inputs, targets = (torch.from_numpy(part.astype(np.int64)) for part in (tokens, labels))
+        return self._divided(WindowParts(inputs, targets, counts, ends))
 
     def _of_whole(self, windows: Tokens) -> list[MicroBatch]:
         """Micro-batches of windows [N, S + 1]."""
-        tokens = windows[:, :-1]
-        places = DocumentPlaces() if self._packing is None else self._packing.places_of(tokens)
-        return self._divided(tokens, windows[:, 1:], *places)
+        return self._divided(self._divide(windows, self._rules))
 
-    def _divided(
-        self, tokens: Tokens, labels: Tokens, counts: npt.NDArray[np.bool_] | None, ends: DocumentEnds | None
-    ) -> list[MicroBatch]:
+    def _divided(self, parts: WindowParts) -> list[MicroBatch]:
         """Micro-batches of N samples; made all at once, as each step costs more than its work on one sample."""
         size = self._shape.micro_batch_size
-        shape = (len(self._indexes), size, tokens.shape[1])
-        inputs, targets = (torch.from_numpy(part.astype(np.int64)).view(shape).unbind() for part in (tokens, labels))
+        shape = (len(self._indexes), size, parts.tokens.shape[1])
+        tokens, labels = (part.view(shape).unbind() for part in (parts.tokens, parts.labels))
         nothing: Sequence[None] = [None] * shape[0]
-        masks = nothing if counts is None else torch.from_numpy(counts).view(shape).unbind()
-        apart = nothing if ends is None else ends.documents(size)
+        masks = nothing if parts.counts is None else parts.counts.view(shape).unbind()
+        apart = nothing if parts.ends is None else parts.ends.documents(size)
         attention, restarts = (apart if asked else nothing for asked in (self._separates, self._restarts))
-        parts = zip(inputs, targets, masks, self._indexes, attention, restarts, strict=True)
-        return [MicroBatch(*part) for part in parts]
+        of_each = zip(tokens, labels, masks, self._indexes, attention, restarts, strict=True)
+        return [MicroBatch(*one) for one in of_each]

@@ -6,6 +6,7 @@ are 0, where its later documents begin, and S.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,20 +19,65 @@ T = TypeVar("T")
 Bounds = tuple[int, ...]
 
 
-class DocumentEnds:
+class DocumentEnds(ABC):
     """Where the documents of the samples of a step end; the rest is worked out once for all its micro-batches.
 
     And not before somebody asks: who reads samples has nothing of it to do.
     """
 
-    def __init__(self, is_end: npt.NDArray[np.bool_]) -> None:
-        """``is_end``: [N, S], whether a token ends a document; ours from now on."""
-        self._is_end = is_end
+    def __init__(self, samples: int, length: int) -> None:
+        """Of ``samples`` of ``length`` tokens each."""
+        self.samples = samples
+        self.length = length
         self._positions: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
 
+    @property
+    @abstractmethod
+    def bounds(self) -> tuple[Bounds, ...]:
+        """Of all samples."""
+
+    @abstractmethod
+    def work_out_positions(self) -> npt.NDArray[np.int32]:
+        """Of each token within its document, [N, S]."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Of each token within its document, int32 [N, S]."""
+        if self._positions is None:
+            self._positions = torch.from_numpy(self.work_out_positions())
+        return self._positions
+
+    def positions_of(self, rows: slice) -> torch.Tensor:
+        """Those of ``rows``, one of the equal parts that all samples are divided into; the same tensor each time."""
+        size = rows.stop - rows.start
+        if not self._parts or len(self._parts[0]) != size:
+            # All at once: a step has many micro-batches.
+            self._parts = self.positions.view(-1, size, self.length).unbind()
+        part: torch.Tensor = self._parts[rows.start // size]
+        return part
+
+    def pin(self) -> None:
+        """Have the positions in memory that a GPU can read by itself."""
+        if not self.positions.is_pinned():
+            self._positions, self._parts = self.positions.pin_memory(), ()
+
+    def documents(self, samples: int) -> list[Documents]:
+        """Those of the micro-batches of ``samples`` samples each."""
+        rows = range(0, self.samples, samples)
+        return [Documents.of(self, slice(first, first + samples)) for first in rows]
+
+
+class MarkedEnds(DocumentEnds):
+    """Ends that are found in marks of tokens, by numpy."""
+
+    def __init__(self, is_end: npt.NDArray[np.bool_]) -> None:
+        """``is_end``: [N, S], whether a token ends a document; ours from now on."""
+        super().__init__(*is_end.shape)
+        self._is_end = is_end
+
     @classmethod
-    def between(cls, bounds: Sequence[Bounds]) -> DocumentEnds:
+    def between(cls, bounds: Sequence[Bounds]) -> MarkedEnds:
         """Of samples that ``bounds`` are of."""
         is_end = np.zeros((len(bounds), bounds[0][-1]), np.bool_)
         for row, own in zip(is_end, bounds, strict=True):
@@ -46,33 +92,11 @@ class DocumentEnds:
     @cached_property
     def bounds(self) -> tuple[Bounds, ...]:
         """Of all samples."""
-        return document_bounds(self.cu_seqlens, self._is_end.shape[1])
+        return document_bounds(self.cu_seqlens, self.length)
 
-    @property
-    def positions(self) -> torch.Tensor:
-        """Of each token within its document, int32 [N, S]."""
-        if self._positions is None:
-            self._positions = torch.from_numpy(document_positions(self.cu_seqlens, self._is_end.shape[1]))
-        return self._positions
-
-    def positions_of(self, rows: slice) -> torch.Tensor:
-        """Those of ``rows``, one of the equal parts that all samples are divided into; the same tensor each time."""
-        size = rows.stop - rows.start
-        if not self._parts or len(self._parts[0]) != size:
-            # All at once: a step has many micro-batches.
-            self._parts = self.positions.view(-1, size, self._is_end.shape[1]).unbind()
-        part: torch.Tensor = self._parts[rows.start // size]
-        return part
-
-    def pin(self) -> None:
-        """Have the positions in memory that a GPU can read by itself."""
-        if not self.positions.is_pinned():
-            self._positions, self._parts = self.positions.pin_memory(), ()
-
-    def documents(self, samples: int) -> list[Documents]:
-        """Those of the micro-batches of ``samples`` samples each."""
-        rows = range(0, len(self._is_end), samples)
-        return [Documents.of(self, slice(first, first + samples)) for first in rows]
+    def work_out_positions(self) -> npt.NDArray[np.int32]:
+        """Of each token within its document, [N, S]."""
+        return document_positions(self.cu_seqlens, self.length)
 
 
 class Documents:
@@ -82,18 +106,16 @@ class Documents:
 
     def __init__(self, bounds: Sequence[Bounds]) -> None:
         """``bounds``: see the property."""
-        self._set(DocumentEnds.between(bounds), slice(0, len(bounds)))
+        self._ends: DocumentEnds = MarkedEnds.between(bounds)
+        self._rows = slice(0, len(bounds))
+        self._worked_out: dict[Hashable, Any] = {}
 
     @classmethod
     def of(cls, ends: DocumentEnds, rows: slice) -> Documents:
         """Those of some samples of a step."""
         made = cls.__new__(cls)
-        made._set(ends, rows)
+        made._ends, made._rows, made._worked_out = ends, rows, {}
         return made
-
-    def _set(self, ends: DocumentEnds, rows: slice) -> None:
-        self._ends, self._rows = ends, rows
-        self._worked_out: dict[Hashable, Any] = {}
 
     @property
     def bounds(self) -> tuple[Bounds, ...]:

@@ -62,10 +62,10 @@ def load_library(path: Path) -> Library:
     Raises:
         OSError: the loader refuses it, or it was built from other sources.
     """
-    ours = [name for name in torch.ops.loaded_libraries if hasattr(ctypes.CDLL(name), _ABI)]
-    if not ours:
+    loaded = loaded_path()
+    if loaded is None:
         _load_marked(path)
-    used = ours[0] if ours else str(path)
+    used = str(loaded or path)
     handle = ctypes.CDLL(used)
     if not hasattr(handle, _ABI):
         raise OSError(f"{used} is no library of kernels")
@@ -73,9 +73,15 @@ def load_library(path: Path) -> Library:
     built_from = handle.llmctl_kernels_abi().decode()
     if built_from != sources_key():
         raise OSError(f"{used} was built from other sources, {built_from} instead of {sources_key()}")
-    if not ours:
+    if loaded is None:
         register_operations()
     return Library(Path(used), LEVELS[handle.llmctl_cpu_level()])
+
+
+def loaded_path() -> Path | None:
+    """Of the library in this process; None: there is none."""
+    ours = (name for name in torch.ops.loaded_libraries if hasattr(ctypes.CDLL(name), _ABI))
+    return next(map(Path, ours), None)
 
 
 def _load_marked(path: Path) -> None:
