@@ -81,8 +81,10 @@ def parse_blend(key: str, entries: Sequence[str]) -> tuple[BlendPart, ...]:
                 key, f"the weight {part.weight:g} of {part.prefix} is not a number of 0 or more; use its share, as 0.3"
             )
     total = sum(part.weight or 0.0 for part in parts)
-    if not 0 < total < math.inf:
-        raise ConfigError(key, f"its weights add up to {total:g}; give at least one prefix a share above 0")
+    if total == math.inf:
+        raise ConfigError(key, "its weights add up to more than a float64 can hold; use shares, as in 0.3 A 0.7 B")
+    if not total:
+        raise ConfigError(key, "its weights add up to 0; give at least one prefix a share above 0")
     return parts
 
 

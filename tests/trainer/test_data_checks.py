@@ -70,7 +70,7 @@ def test_data_paths_are_prefixes_or_pairs(given: Any, parts: list[tuple[str, flo
         ({"data_path": ["0.3", "a", "b"]}, "data.data_path", "neither prefixes alone nor pairs"),
         ({"data_path": "1 a b"}, "data.data_path", "'1 a b' is neither prefixes alone nor pairs"),
         ({"data_path": ["0.3 a 0.7 b c"]}, "data.data_path", "neither prefixes alone nor pairs"),
-        ({"data_path": "1e308 a 1e308 b"}, "data.data_path", "its weights add up to inf"),
+        ({"data_path": "1e308 a 1e308 b"}, "data.data_path", "add up to more than a float64 can hold; use shares"),
         ({"data_path": "nan a 1 b"}, "data.data_path", "the weight nan of a is not a number of 0 or more"),
         ({"data_path": ["a", "0.3", "b", "0.7"]}, "data.data_path", "give every prefix a weight"),
         ({"data_path": ["3"]}, "data.data_path", "a file that is called 3 is ./3"),
