@@ -51,7 +51,7 @@ def inspect(
     ] = None,
     merge_file: Annotated[str | None, typer.Option(metavar="FILE", help="merges.txt (GPT-2).")] = None,
     vocab_size: Annotated[int | None, typer.Option(metavar="N", help="How many numbers a NullTokenizer takes.")] = None,
-    vocab_extra_ids: Annotated[int | None, typer.Option(metavar="N", help="T5: number of <extra_id_i>.")] = None,
+    vocab_extra_ids: Annotated[int | None, typer.Option(metavar="N", min=0, help="T5: number of <extra_id_i>.")] = None,
     tiktoken_pattern: Annotated[
         str | None,
         typer.Option(metavar="PATTERN", help="r50k, p50k, cl100k, o200k, v1, v2 or a regular expression, if not told."),

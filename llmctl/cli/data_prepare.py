@@ -62,7 +62,7 @@ def prepare(
     vocab_file: Annotated[str | None, value("FILE", "vocab.json (GPT-2) or vocab.txt (BERT).")] = None,
     merge_file: Annotated[str | None, value("FILE", "merges.txt (GPT-2).")] = None,
     vocab_size: Annotated[int | None, value("N", "How many numbers a NullTokenizer takes.")] = None,
-    vocab_extra_ids: Annotated[int | None, value("N", "T5: number of <extra_id_i>.")] = None,
+    vocab_extra_ids: Annotated[int | None, value("N", "T5: number of <extra_id_i>.", min=0)] = None,
     tiktoken_pattern: Annotated[
         str | None, value("PATTERN", "r50k, p50k, cl100k, o200k, v1, v2 or a regular expression, if not told.")
     ] = None,

@@ -55,6 +55,7 @@ REFUSED = [
     (["--tokenizer-type", "SFTTokenizer"], "images and chats are not tokenized here; prepare text"),
     (["--tokenizer-type", "GPT2"], "'GPT2' is not available here; there are HuggingFaceTokenizer, "),
     (["--dataset-impl", "lazy"], "argument --dataset-impl: invalid choice: 'lazy'"),
+    (["--vocab-extra-ids", "-5"], "argument --vocab-extra-ids: '-5' is no number of tokens, 0 or more"),
     (["--append-eos"], "unrecognized arguments: --append-eos"),
 ]
 

@@ -17,7 +17,7 @@ def gpt2(tmp_path: Path) -> Path:
     """GPT-2's vocabulary, with fillers for those of its tokens that the text does not need and that are not kept."""
     vocabulary = json.loads((RECORDED / "gpt2_vocab.json").read_text(encoding="utf-8"))
     known = set(vocabulary.values())
-    vocabulary |= {f"filler {number}": number for number in range(max(known)) if number not in known}
+    vocabulary |= {f"<filler {number}>": number for number in range(max(known)) if number not in known}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
     (tmp_path / "merges.txt").write_bytes((RECORDED / "gpt2_merges.txt").read_bytes())
     return tmp_path

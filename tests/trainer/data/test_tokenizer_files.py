@@ -33,6 +33,9 @@ def test_nothing_named_and_names_that_lead_nowhere(tmp_path: Path) -> None:
     refused("there are HuggingFaceTokenizer", tokenizer_type="x")
     for name in ("none.json", "none.model", "none.tiktoken"):
         refused(f"{name}: cannot read the tokenizer", tokenizer_model=tmp_path / name)
+    refused(
+        r"openai/gpt2: cannot read .*, as `hf download openai/gpt2 .* nothing is fetched", tokenizer_model="openai/gpt2"
+    )
     refused("holds no tokenizer.json, vocab.json", tokenizer_model=tmp_path)
     refused(r"holds no tokenizer.model or \*.model", tokenizer_model=tmp_path, tokenizer_type="Llama2Tokenizer")
     refused("vocab.json: cannot be read", tokenizer_model=tmp_path, tokenizer_type="GPT2BPETokenizer")
@@ -68,7 +71,8 @@ def test_nothing_named_and_names_that_lead_nowhere(tmp_path: Path) -> None:
         ("t.model", b"", "is no SentencePiece model: it has no pieces"),
         ("r50k_base.tiktoken", b"IQ== 0\nIg==\n", "r50k_base.tiktoken:2: is no base64 and rank"),
         ("r50k_base.tiktoken", b"IQ== 0\nIg== 0\n", "gives b'\"' the rank 0, and one of the two is taken"),
-        ("r50k_base.tiktoken", b"IQ== 0\n", "has no token for 255 of the 256 bytes"),
+        ("r50k_base.tiktoken", b"IQ== 0\n", "ends at rank 0, and files of this name have one before 50256; it is cut"),
+        ("tekken.json", b'[{"rank": 0, "token_bytes": "AA=="}]', "has no token for 255 of the 256 bytes"),
         ("tekken.json", b'{"config": {}}', "is neither a list of ranks nor a tekken.json"),
         ("tekken.json", b"[", "is not JSON"),
         (
@@ -103,6 +107,10 @@ def _drop_id(path: Path) -> None:
     path.write_text(json.dumps(vocabulary))
 
 
+def _drop_merges(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-9]))
+
+
 def _drop_byte(path: Path) -> None:
     vocabulary = json.loads(path.read_text())
     vocabulary["\u0120\u0120\u0120"] = vocabulary.pop("\u0120")
@@ -119,6 +127,7 @@ def _drop_byte(path: Path) -> None:
         ("merges.txt", lambda path: path.write_text("#version: 0.2\na b c\n"), "merges.txt:2: is no pair of tokens"),
         ("merges.txt", lambda path: path.write_text("a zzz\n"), "merges.txt:1: merges to or from 'zzz', which .*json"),
         ("merges.txt", lambda path: path.unlink(), "merges.txt: cannot be read"),
+        ("merges.txt", _drop_merges, "merges.txt: does not make 9 of the 500 tokens of .*vocab.json; it is cut off"),
     ],
 )
 def test_damaged_gpt2(

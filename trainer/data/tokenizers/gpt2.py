@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,22 @@ from trainer.data.tokenizers.huggingface import byte_level_content, check_distin
 from trainer.data.tokenizers.special_names import NAMES
 
 _HEADER = "#version"
+_SPECIAL = re.compile(r"<.*>|\[.*\]|madeupword\d+")
+"""What no merge makes, nor need."""
+_MOST_UNMADE = 0.01
+"""Share of a vocabulary that may hold further names, as reserved ones."""
 
 
 def read_gpt2(vocab_file: Path, merge_file: Path) -> dict[str, Any]:
     """The content of the tokenizer.json that says the same as the two files.
 
     Raises:
-        DataError: one cannot be read, ids are missing or given twice, a byte has no token, or a merge makes a token
-            that the vocabulary does not have.
+        DataError: one cannot be read, ids are missing or given twice, a byte has no token, a merge makes a token that
+            the vocabulary does not have, or merges are missing.
     """
     vocabulary = _read_vocabulary(vocab_file)
     merges = _read_merges(merge_file, vocabulary, vocab_file)
+    _check_all_made(vocabulary, merges, merge_file, vocab_file)
     content = byte_level_content(vocabulary, merges)
     # What merges make is an ordinary piece, whatever it looks like.
     names = {name for role in NAMES.values() for name in role} & vocabulary.keys()
@@ -31,6 +37,18 @@ def read_gpt2(vocab_file: Path, merge_file: Path) -> dict[str, Any]:
         added_token(name, vocabulary[name]) for name in sorted(names, key=vocabulary.__getitem__)
     ]
     return content
+
+
+def _check_all_made(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], merge_file: Path, vocab_file: Path
+) -> None:
+    made = {left + right for left, right in merges}
+    unmade = sum(len(piece) > 1 and piece not in made and not _SPECIAL.fullmatch(piece) for piece in vocabulary)
+    if unmade > _MOST_UNMADE * len(vocabulary):
+        raise DataError(
+            f"{merge_file}: does not make {unmade:,} of the {len(vocabulary):,} tokens of {vocab_file}; it is cut off, "
+            "or belongs to another vocabulary: get it anew"
+        )
 
 
 def added_token(name: str, token: int) -> dict[str, Any]:

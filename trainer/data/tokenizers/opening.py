@@ -152,10 +152,19 @@ def _read_content(file: Path) -> Any:
         return json.loads(file.read_bytes())
     except OSError as error:
         raise DataError(
-            f"{file}: cannot read the tokenizer ({error.strerror}); name a tokenizer.json or its folder"
+            f"{file}: cannot read the tokenizer ({error.strerror}); name a tokenizer.json or its folder{_of_hub(file)}"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: is not a tokenizer.json that can be used: {error}") from None
+        raise DataError(
+            f"{file}: is not a tokenizer.json that can be used: {error}; name a tokenizer.json or its folder"
+        ) from None
+
+
+def _of_hub(file: Path) -> str:
+    """What to do where a model of a hub was meant, which is OWNER/NAME and no file's name."""
+    if file.is_absolute() or len(file.parts) != 2 or file.suffix in (".json", ".model", ".tiktoken", ".txt"):
+        return ""
+    return f", as `hf download {file} --include 'tokenizer*' --local-dir FOLDER` fetches it: nothing is fetched here"
 
 
 def _add_tokens_beside(content: dict[str, Any], folder: Path) -> None:

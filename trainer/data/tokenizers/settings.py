@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -115,7 +116,7 @@ def add_tokenizer_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--vocab-file", type=Path, metavar="FILE", help="vocab.json (GPT-2) or vocab.txt (BERT)")
     group.add_argument("--merge-file", type=Path, metavar="FILE", help="merges.txt (GPT-2)")
     group.add_argument("--vocab-size", type=int, metavar="N", help="how many numbers a NullTokenizer takes")
-    group.add_argument("--vocab-extra-ids", type=int, default=0, metavar="N", help="T5: number of <extra_id_i>")
+    group.add_argument("--vocab-extra-ids", type=_number, default=0, metavar="N", help="T5: number of <extra_id_i>")
     group.add_argument(
         "--tokenizer-special-tokens",
         "--tiktoken-special-tokens",
@@ -128,7 +129,11 @@ def add_tokenizer_flags(parser: argparse.ArgumentParser) -> None:
         "--tiktoken-pattern", metavar="PATTERN", help="r50k, p50k, cl100k, o200k, v1, v2 or a regular expression"
     )
     group.add_argument(
-        "--tiktoken-num-special-tokens", type=int, default=1000, metavar="N", help="ids before the first rank of a list"
+        "--tiktoken-num-special-tokens",
+        type=_number,
+        default=1000,
+        metavar="N",
+        help="ids before the first rank of a list",
     )
     group.add_argument(
         "--tokenizer-hf-include-special-tokens",
@@ -156,6 +161,12 @@ def _add_megatrons(parser: argparse.ArgumentParser) -> None:
         accepted.add_argument(f"--{name}", action=WithoutEffect, nargs=1, help=_PADDED)
     for name in _REFUSED:
         parser.add_argument(f"--{name}", action=Refused, const=REFUSED[name])
+
+
+def _number(word: str) -> int:
+    if not re.fullmatch(r"\d+", word, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{word!r} is no number of tokens, 0 or more")
+    return int(word)
 
 
 def _type(name: str) -> str:

@@ -129,6 +129,12 @@ def _read_lines(path: Path, content: bytes, settings: TokenizerSettings) -> Rank
         ids[piece] = token
         seen.add(token)
     known = _FILES.get(path.name.removesuffix(".tiktoken"))
+    # Published files leave at most one rank out before the special tokens.
+    if known and min(known[1].values()) > max(seen, default=-1) + 2:
+        raise DataError(
+            f"{path}: ends at rank {max(seen, default=-1)}, and files of this name have one before "
+            f"{min(known[1].values())}; it is cut off: get it anew"
+        )
     pattern = settings.tiktoken_pattern or (known[0] if known else None)
     if pattern is None:
         raise DataError(
