@@ -65,18 +65,19 @@ def gradient_(
         shares = shares * (1.0 + (2.0 * terms.z_loss) * (global_max + exp_sum.log()))
     valid = rows[:, : columns.num_valid]
     everywhere = (grads * (terms.label_smoothing / columns.vocab_size)).unsqueeze(1)
+    positions, is_elsewhere = _positions(labels, columns)
+    at_label = (grads * (terms.label_smoothing - 1.0)).masked_fill_(is_elsewhere, 0.0).unsqueeze(1)
+    rows[:, columns.num_valid :].zero_()
     if rows.dtype == grads.dtype:
         valid.mul_((shares * shift(global_max, local_max).exp()).unsqueeze(1))
         if terms.label_smoothing:
             valid.sub_(everywhere)
-    else:
-        for chunk in _chunks(rows):
-            powers = (valid[chunk].to(grads.dtype) - global_max[chunk, None]).exp_().mul_(shares[chunk, None])
-            valid[chunk] = powers.sub_(everywhere[chunk])
-    rows[:, columns.num_valid :].zero_()
-    positions, is_elsewhere = _positions(labels, columns)
-    at_label = (grads * (terms.label_smoothing - 1.0)).masked_fill_(is_elsewhere, 0.0)
-    rows.scatter_add_(1, positions, at_label.unsqueeze(1).to(rows.dtype))
+        rows.scatter_add_(1, positions, at_label)
+        return
+    for chunk in _chunks(rows) if columns.num_valid else ():
+        powers = (valid[chunk].to(grads.dtype) - global_max[chunk, None]).exp_().mul_(shares[chunk, None])
+        # Before they are rounded: of a label that is all but certain 16 bits would leave nothing.
+        valid[chunk] = powers.sub_(everywhere[chunk]).scatter_add_(1, positions[chunk], at_label[chunk])
 
 
 def _positions(labels: torch.Tensor, columns: VocabColumns) -> tuple[torch.Tensor, torch.Tensor]:

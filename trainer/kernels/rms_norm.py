@@ -39,7 +39,7 @@ class _Eager(torch.autograd.Function):
         hidden, weight, scale = ctx.saved_tensors
         unit = hidden * scale
         gradient = grad_output.to(scale.dtype)
-        products = (gradient * unit).reshape(-1, len(weight))
+        products = (gradient * unit).reshape(scale.numel(), len(weight))
         # What the gradient has along the unit vector is lost, because the norm does not see it.
         along = (products @ weight.to(scale.dtype)).view(scale.shape).div_(len(weight))
         grad_hidden = (gradient * weight).addcmul_(unit, along, value=-1).mul_(scale)
