@@ -33,8 +33,15 @@ _DISUSED_S = 30 * 24 * 3600.0
 _ALWAYS_KEPT = 3
 _MARK_EVERY_S = 24 * 3600.0
 """How exactly it is known when a file was last used."""
-# What another folder may help against: a home directory that is read-only, full, over its quota or not there.
-_UNUSABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ROOM_BYTES = 1 << 26
+"""More than a build and what it leaves take: where there is less, a failure may be for want of it."""
+# What another folder may help against: a home directory that is read-only, full, over its quota, broken or not there,
+# or something else in the place of a folder or of a file.
+_UNUSABLE = (
+    *(*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR),
+    *(errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.EIO, errno.ESTALE),
+)
 
 _NOT_OURS = "belongs to another user, or others may write to it"
 
@@ -187,13 +194,28 @@ def _build(path: Path, make: Make, deadline: float) -> Path:
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=of_this_node))
     try:
         made = folder / path.name
-        make(made, deadline)
+        try:
+            make(made, deadline)
+        except BuildError:
+            _check_room(folder)
+            raise
         seal(made, path)
         made.chmod(stat.S_IMODE(made.stat().st_mode) & ~_WRITE_OF_OTHERS)
         made.rename(path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return path
+
+
+def _check_room(folder: Path) -> None:
+    """Raise OSError where the disk is full, or a quota: compilers say so in words of their own."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
+        except OSError as error:
+            # Not where a file system cannot tell.
+            if error.errno in _FULL:
+                raise
 
 
 def _lets_code_run(folder: Path) -> bool:

@@ -127,6 +127,39 @@ def test_without_locks_each_node_builds_its_own(cache, monkeypatch):
     assert list(cache.shared.rglob("*.so")) == []
 
 
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP])
+def test_a_compiler_that_fails_on_a_full_disk_is_run_again_in_the_folder_of_the_node(cache, monkeypatch, error):
+    def full(descriptor, *_):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(cache.shared):
+            raise OSError(error, os.strerror(error))
+
+    def make(target, _):
+        if target.is_relative_to(cache.shared):
+            raise BuildError("the assembler failed")
+        target.write_bytes(b"built")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    said = []
+    if error == errno.EOPNOTSUPP:
+        with pytest.raises(BuildError, match="the assembler failed"):
+            cache.obtain(NAME, make, said.append)
+        return
+    assert cache.obtain(NAME, make, said.append) == cache.of_node / NAME
+    assert said == [f"kernels: {cache.shared}: {os.strerror(error)}; what is built is kept in {cache.of_node}"]
+    assert list(cache.shared.rglob(".build-*")) == []
+
+
+@pytest.mark.parametrize("place", ["", "key", NAME, "key/compiler.lock"])
+def test_something_else_in_the_place_of_a_folder_or_a_file_gives_way_to_the_folder_of_the_node(cache, place):
+    taken = cache.shared / place
+    taken.parent.mkdir(parents=True, exist_ok=True)
+    if "." in place:
+        taken.mkdir()
+    else:
+        taken.write_text("")
+    assert cache.obtain(NAME, make_slowly_here, print) == cache.of_node / NAME
+
+
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.EDQUOT])
 def test_a_folder_that_cannot_be_written_gives_way_to_that_of_the_node(cache, monkeypatch, error):
     make_folder = Path.mkdir
