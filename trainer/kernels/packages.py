@@ -25,6 +25,8 @@ from trainer.kernels.installed import MOST_READ, Distribution, find_distribution
 LIMIT_S = 120.0
 """For trying one package: an import of torch from a busy network file system takes tens of seconds."""
 _ENDING_S = 10.0
+_DONE = 86
+"""Exit code of a trial that came to its end. A package may end the process itself, and call that success."""
 
 _NOT_NEEDED = "nothing here needs it"
 _ON_CUDA = "import torch\nif torch.cuda.is_available():\n    "
@@ -246,7 +248,7 @@ def _tag_problem(found: Distribution, surroundings: Surroundings) -> str | None:
 
 def _trial_problem(program: str, surroundings: Surroundings, path: list[str], limit_s: float) -> str | None:
     """What happens when a package is used by a program, in a process that is ended after ``limit_s``."""
-    program = f"import json, sys\nsys.path[:] = json.loads(sys.argv[1])\n{program}"
+    program = f"import json, sys\nsys.path[:] = json.loads(sys.argv[1])\n{program}\nsys.exit({_DONE})"
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [sys.executable, "-c", program, json.dumps(path)],
@@ -268,7 +270,7 @@ def _trial_problem(program: str, surroundings: Surroundings, path: list[str], li
                     process.wait(_ENDING_S)
         said.seek(max(0, said.seek(0, os.SEEK_END) - MOST_READ))
         lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
-    if code == 0:
+    if code == _DONE:
         return None
     if code < 0:
         return f"using it ended in {signal.Signals(-code).name}"

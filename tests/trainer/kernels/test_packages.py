@@ -173,6 +173,13 @@ def test_flash_attention_that_works(site):
     assert cpu.verdict == "broken" and "torch 2.13.0+cpu is for CPUs alone" in cpu.sentence
 
 
+def test_a_package_that_ends_the_process_does_not_work_whatever_it_leaves_with(site):
+    install_flash_attention(site)
+    module(site, "flash_attn_2_cuda.py", "import os\nos._exit(0)\n")
+    state = state_of("flash-attn", site)
+    assert state.verdict == "broken" and "using it ended with exit code 0" in state.sentence
+
+
 @pytest.mark.parametrize(
     ("tag", "problem"),
     [
