@@ -202,13 +202,12 @@ def _measure_case(
     chosen: Backend,
     copy_bytes_per_s: float,
 ) -> Iterator[Measurement]:
-    generator = torch.Generator(device).manual_seed(1)
-    bench = BENCHES[operation.name]
-    cases = [bench.build(size, Draw(device, dtype, generator))]
-    if device.type == "cuda":
-        cache = torch.cuda.get_device_properties(device).L2_cache_size
-        more = min(_MOST_BUFFERS, -(-_CACHES * cache // max(1, cases[0].forward_bytes)))
-        cases += [bench.build(size, Draw(device, dtype, generator)) for _ in range(more)]
+    row = (device.type, name_of(dtype), operation.name, "x".join(map(str, size)))
+    try:
+        cases = _cases(operation, size, device, dtype)
+    except (RuntimeError, TypeError) as error:  # such as memory that is too small, or sizes that are no int64
+        yield Measurement(*row, PLAIN, False, 0.0, 0.0, 0.0, 0.0, 0.0, _first_line(error))
+        return
     functions, problems = _functions(operation, device, dtype, offer)
     moved_bytes = cases[0].forward_bytes + (0 if plan.forward_only else cases[0].backward_bytes)
     if plan.compiles and (device.type == "cpu" or moved_bytes >= LARGE_BYTES):
@@ -223,16 +222,30 @@ def _measure_case(
             for _ in cases:
                 calls[name]()
         except RuntimeError as error:  # such as memory that is too small for one of them
-            problems[name] = str(error).splitlines()[0]
+            problems[name] = _first_line(error)
             del calls[name]
     medians = Stopwatch(device, plan).medians(calls, plan.repeats)
-    row = (device.type, name_of(dtype), operation.name, "x".join(map(str, size)))
     for name, seconds in medians.items():
         speed = moved_bytes / seconds
         of_eager, of_plain = (medians.get(other, 0.0) / seconds for other in ("eager", PLAIN))
         yield Measurement(*row, name, name == used, seconds, speed / 1e9, speed / copy_bytes_per_s, of_eager, of_plain)
     for name, problem in problems.items():
         yield Measurement(*row, name, False, 0.0, 0.0, 0.0, 0.0, 0.0, problem)
+
+
+def _cases(operation: Operation[Any], size: Size, device: torch.device, dtype: torch.dtype) -> list[Case]:
+    """One, or on a GPU as many as its caches do not hold."""
+    bench, draw = BENCHES[operation.name], Draw(device, dtype, torch.Generator(device).manual_seed(1))
+    cases = [bench.build(size, draw)]
+    if device.type == "cuda":
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        more = min(_MOST_BUFFERS, -(-_CACHES * cache // max(1, cases[0].forward_bytes)))
+        cases += [bench.build(size, draw) for _ in range(more)]
+    return cases
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def _functions(

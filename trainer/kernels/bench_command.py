@@ -35,6 +35,8 @@ COLUMNS = ("operation", "size", "dtype", "backend", "ms", "GB/s", "of copy", "x 
 _WORDS = 4
 """Columns before those of figures, which are set to the right."""
 _DTYPES = ("float32", "bfloat16", "float16")
+_MOST = 1_000_000
+"""Of threads, samples or MiB."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -59,6 +61,9 @@ def main(arguments: Sequence[str], settings: BuildSettings, environment: Mapping
         print("trainer kernels bench: torch sees no GPU here; leave --device out", file=sys.stderr)
         return 3
     document = _measured(options, wanted, settings)
+    if isinstance(document, str):
+        print(f"trainer kernels bench: {document}", file=sys.stderr)
+        return 3
     document["allocator"] = {name: value for name, value in environment.items() if name.startswith("MALLOC_")}
     if options.json:
         print(json.dumps(document, indent=1))
@@ -97,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    if not text.isdecimal() or not 0 < int(text) <= _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {_MOST:,}")
     return int(text)
 
 
@@ -114,12 +119,12 @@ def _wanted(words: Sequence[str]) -> dict[str, list[tuple[int, ...]]] | str:
 
     wanted: dict[str, list[tuple[int, ...]]] = {name: [] for name in BENCHES} if not words else {}
     for word in words:
-        name, _, text = word.partition("=")
+        name, named, text = word.partition("=")
         if name not in BENCHES:
             return f"{name!r} is no operation; there are {', '.join(BENCHES)}"
         bench = BENCHES[name]
-        sizes = text.split(",") if text else []
-        wanted[name] = [tuple(int(part) if part.isdigit() else 0 for part in size.split("x")) for size in sizes]
+        sizes = text.split(",") if named else []
+        wanted[name] = [tuple(int(part) if part.isdecimal() else 0 for part in size.split("x")) for size in sizes]
         if any(len(size) != len(bench.sizes[0]) or 0 in size for size in wanted[name]):
             example = "x".join(map(str, bench.sizes[0]))
             return f"{word!r}: a size of {name} is {bench.dims}, such as {example}"
@@ -128,7 +133,8 @@ def _wanted(words: Sequence[str]) -> dict[str, list[tuple[int, ...]]] | str:
 
 def _measured(
     options: argparse.Namespace, wanted: Mapping[str, Sequence[tuple[int, ...]]], settings: BuildSettings
-) -> dict[str, Any]:
+) -> dict[str, Any] | str:
+    """The document; or why there is none."""
     import torch
 
     from trainer.kernels.bench import Plan, copy_speed, measure
@@ -143,7 +149,10 @@ def _measured(
     for name in names:
         device = torch.device(name, 0) if name == "cuda" else torch.device(name)
         plan = on_gpu if name == "cuda" else usual
-        copies[name] = copy_speed(device, plan)
+        try:
+            copies[name] = copy_speed(device, plan)
+        except RuntimeError as error:  # such as memory that is too small
+            return f"--copy-mib {plan.copy_mib} is too much: {str(error).splitlines()[0]}"
         for row in measure(wanted, device, dtypes, plan, settings, copies[name]):
             rows.append(asdict(row))
             print(_progress(row), file=sys.stderr, flush=True)

@@ -242,12 +242,15 @@ def test_what_torch_compiles_is_measured_on_gpus_unless_it_is_not_wanted(monkeyp
         plans.clear()
 
 
-@pytest.mark.parametrize("words", [("--threads", "0"), ("--repeats", "0"), ("--copy-mib", "-1"), ("--repeats", "x")])
-def test_numbers_below_one_are_refused(words, capsys):
+@pytest.mark.parametrize(
+    "words",
+    [("--threads", "0"), ("--repeats", "0"), ("--copy-mib", "-1"), ("--repeats", "x"), ("--threads", "9" * 12)],
+)
+def test_numbers_that_are_too_small_or_absurd_are_refused(words, capsys):
     with pytest.raises(SystemExit) as left:
         bench_command.main([*words, "--as-is"], BuildSettings(ROOT / "nowhere"), {})
     assert left.value.code == 2
-    assert f"argument {words[0]}: '{words[1]}' is no number from 1 on" in capsys.readouterr().err
+    assert f"argument {words[0]}: '{words[1]}' is no number from 1 to 1,000,000" in capsys.readouterr().err
 
 
 def test_without_a_gpu_none_is_measured(monkeypatch, capsys):
@@ -262,8 +265,30 @@ def test_without_a_gpu_none_is_measured(monkeypatch, capsys):
     [
         ("norm=8x32", "'norm' is no operation; there are rms_norm, "),
         ("rope=8x32", "sequence x heads x width, such as 2048x32x128"),
+        ("rms_norm=\u00b2x3", "tokens x hidden, such as 4096x4096"),
+        ("rms_norm=", "tokens x hidden, such as 4096x4096"),
     ],
 )
 def test_wrong_words_are_explained(word, said, capsys):
     assert bench_command.main([word, "--as-is"], BuildSettings(ROOT / "nowhere"), {}) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [f"{10**12}x{10**3}", f"{10**30}x1"])
+def test_what_does_not_fit_is_said_and_the_rest_is_measured(size, monkeypatch, capsys):
+    monkeypatch.setattr("trainer.kernels.bench.copy_speed", lambda *_: 1e9)
+    words = [f"rms_norm=3x40,{size}", "--dtype", "float32", "--device", "cpu", "--repeats", "1", "--as-is", "--json"]
+    assert bench_command.main(words, BuildSettings(ROOT / "nowhere"), {}) == 0
+    rows = json.loads(capsys.readouterr().out)["measurements"]
+    assert {row["size"]: bool(row["problem"]) for row in rows if row["backend"] == "plain"} == {
+        "3x40": False,
+        size: True,
+    }
+    assert all("\n" not in row["problem"] for row in rows)
+
+
+def test_a_copy_that_does_not_fit_is_said(capsys):
+    words = ["rms_norm=3x40", "--device", "cpu", "--copy-mib", "1000000", "--as-is"]
+    assert bench_command.main(words, BuildSettings(ROOT / "nowhere"), {}) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("trainer kernels bench: --copy-mib 1000000 is too much: ") and said.count("\n") == 1
