@@ -124,7 +124,7 @@ def read_manifest(prefix: Path) -> Manifest | None:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as a manifest: {error}") from None
     if not isinstance(values, dict) or not _is_manifest(values):
         raise DataError(f"{path}: is not a manifest of schema 1 or 2; move it away if it is something else's")

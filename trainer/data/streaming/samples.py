@@ -150,10 +150,11 @@ class StreamedSamples:
             cursor = Cursor(*(int(state[name]) for name in ("epoch", "place", "offset")))
             carry = np.asarray(state["carry"], np.int32)
             boundary = Boundary(cursor, int(state["first"]), carry, state.get("digest"))
+            self._check(boundary)
             seen = SeenText(self._pieces.units)
             if "seen" in state:
                 seen.restore(state["seen"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
                 f"data.streaming: the checkpoint's place in the text is damaged, or of another version ({error}); go "
                 "on from another checkpoint, or with the version that wrote it"
@@ -162,6 +163,13 @@ class StreamedSamples:
             self._boundaries = [self._boundaries[0], boundary]
             self._seen = seen
             self._after = None
+
+    def _check(self, boundary: Boundary) -> None:
+        """Raise ValueError if there is no such place."""
+        place, carry = boundary.cursor, boundary.carry
+        is_inside = 0 <= place.epoch < 1 << 32 and 0 <= place.place < self._pieces.units and place.offset >= 0
+        if not (is_inside and boundary.first >= 0 and carry.ndim == 1 and len(carry) <= self._seq_length):
+            raise ValueError(f"{place}, sample {boundary.first}")
 
     def close(self) -> None:
         """Let another thread that waits for a sample be told that none will come."""
