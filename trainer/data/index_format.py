@@ -37,11 +37,12 @@ def dtype_code(vocab_size: int) -> int:
 
 def files_of(prefix: Path) -> tuple[Path, Path]:
     """The .bin and the .idx of a prefix, which may itself contain dots."""
-    return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
+    # Not by with_name: "." and "/" have no name.
+    return Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
 
 
 def prefixes_at(path: Path) -> list[Path]:
-    """The prefixes that somebody means by ``path``: a prefix, one of its two files, or a folder of pairs, by name.
+    """The prefixes that somebody means by ``path``: a prefix, one of its files, or a folder of pairs, by name.
 
     Nothing is looked into: what is no pair is found out when it is opened.
     """
@@ -51,7 +52,7 @@ def prefixes_at(path: Path) -> list[Path]:
 
 
 def named_prefixes(paths: Iterable[Path]) -> list[Path]:
-    """``prefixes_at`` of each of ``paths``, with ``~`` for the home folder.
+    """``prefixes_at`` of each of ``paths``, with ``~`` for the home folder; each once, as PREFIX* names all its files.
 
     Raises:
         DataError: one is a folder without pairs, as a misspelt one mostly is.
@@ -62,8 +63,9 @@ def named_prefixes(paths: Iterable[Path]) -> list[Path]:
         if not inside:
             raise DataError(f"{path}: is a folder without a .bin or .idx; name the prefix of a pair, or its folder")
         found += inside
-    return found
+    return [*dict.fromkeys(found)]
 
 
 def _without_suffix(path: Path) -> Path:
-    return path.with_name(path.name[:-4]) if path.suffix in (".bin", ".idx") else path
+    is_manifest = path.suffix == ".json" and any(file.is_file() for file in files_of(path.with_suffix("")))
+    return path.with_suffix("") if is_manifest or path.suffix in (".bin", ".idx") else path

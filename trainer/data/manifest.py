@@ -110,7 +110,7 @@ class Manifest:
 
 def manifest_path(prefix: Path) -> Path:
     """Where the manifest of ``prefix`` lies."""
-    return prefix.with_name(prefix.name + ".json")
+    return Path(f"{prefix}.json")
 
 
 def read_manifest(prefix: Path) -> Manifest | None:

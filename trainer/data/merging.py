@@ -182,11 +182,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--input", type=Path, nargs="+", required=True, metavar="PATH", help="prefixes, or folders of pairs, in order"
     )
-    parser.add_argument("--output-prefix", type=Path, required=True, metavar="PREFIX")
+    parser.add_argument("--output-prefix", required=True, metavar="PREFIX")
     parser.add_argument("--multimodal", action=Refused, const="pairs of text alone are read here; leave it out")
     options = parser.parse_args(arguments)
-    output = options.output_prefix.expanduser()
+    output = Path(options.output_prefix).expanduser()
     try:
+        if options.output_prefix.endswith(os.sep) or output.name in ("", ".."):
+            raise DataError(f"--output-prefix: {options.output_prefix or '.'} is a folder; add a name for the pair")
         prefixes = named_prefixes(options.input)
         manifest = merge_pairs(prefixes, output, _Progress().report)
     except DataError as error:
@@ -199,8 +201,8 @@ def main(arguments: Sequence[str]) -> int:
     with IndexedDataset(output) as tokens:
         files = ".bin, .idx and .json" if manifest else ".bin and .idx"
         print(
-            f"{output}{files}: {len(prefixes):,} pairs, {tokens.document_count:,} documents, "
-            f"{tokens.token_count:,} tokens"
+            f"{output}{files}: {len(prefixes):,} {'pair' if len(prefixes) == 1 else 'pairs'}, "
+            f"{tokens.document_count:,} documents, {tokens.token_count:,} tokens"
         )
     return 0
 

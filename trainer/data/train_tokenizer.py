@@ -113,6 +113,8 @@ def main(arguments: Sequence[str]) -> int:
         )
         _check_output(output, corpus.files)
         _check_library(kind)
+        if not corpus.text_bytes:
+            raise DataError("--input: there is no text in it; give other files, or other --json-keys")
         is_sample = corpus.wanted < corpus.text_bytes
         if options.check:
             return 0

@@ -203,6 +203,8 @@ def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp
     [
         ({}, {}, "data.data_path: is unset; name the prefix"),
         ({"data_path": "{folder}/none"}, {}, r"data.data_path: .*none\.bin and .*none\.idx: no such file"),
+        ({"data_path": "."}, {}, r"data.data_path: \.\.bin and \.\.idx: no such file"),
+        ({"data_path": "/"}, {}, r"data.data_path: /\.bin and /\.idx: no such file"),
         ({"data_path": "{folder}/plain"}, {}, "model.vocab_size: is unset, and the data has no manifest"),
         ({"data_path": "{folder}/short"}, {"vocab_size": 300}, "holds 5 tokens in 1 documents, but one sample needs 9"),
         ({"data_path": "{folder}/d"}, {"vocab_size": 200}, "model.vocab_size: 200 is too small for .*set it to 300"),

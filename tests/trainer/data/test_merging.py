@@ -63,6 +63,23 @@ def test_a_folder_without_pairs_is_refused_and_home_is_found(
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "full/a.bin").read_bytes()
 
 
+def test_a_pair_that_is_named_by_all_its_files_counts_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    describe(tmp_path / "a.b", DOCUMENTS)
+    named = ["a.b.bin", "a.b.idx", "a.b.json", "./a.b", "."]
+    assert main(["merge-data", "--input", *named, "--output-prefix", "out"]) == 0
+    assert "out.bin, .idx and .json: 1 pair, 60 documents" in capsys.readouterr().out
+    assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "a.b.bin").read_bytes()
+    assert main(["inspect-data", *named[:4], "--samples", "0"]) == 0
+    assert capsys.readouterr().out.count("documents   60") == 1
+    for output in ("new/", ".", "new/.."):
+        assert main(["merge-data", "--input", "a.b", "--output-prefix", output]) == 3
+        assert capsys.readouterr().err.endswith("is a folder; add a name for the pair\n")
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".bin", ".bin", ".idx", ".idx", ".json", ".json"]
+
+
 def test_what_a_killed_merge_left_makes_room_and_a_living_one_is_not_disturbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def test_bad_files_are_one_sentence(
         (["--input", "in.txt", "--output-prefix", "o/"], "--output-prefix: o/ is a folder; add how the names"),
         (["--input", "in.txt", "--json-keys", "a", "b/c"], "--json-keys: 'b/c' cannot be part of a file's name"),
         (["--input", "in.txt", "--check", "--output-prefix", "in.txt/o"], "in.txt/o: cannot be written"),
+        (["--input", ""], "--input: is empty; name files, patterns or folders"),
         (["--input", "pipe"], "pipe: is a pipe or device, and text is read from files alone"),
         (["--input", "-"], "-: cannot be read: No such file or directory; standard input and pipes are not read"),
         (["--input", "s3://b/a.jsonl"], "s3://b/a.jsonl: cannot be read: No such file or directory; an address is no"),

@@ -269,6 +269,14 @@ def test_home_is_found_and_progress_shown(
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
+def test_nothing_is_learnt_from_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").touch()
+    command = ["--input", str(tmp_path / "in.jsonl"), "--vocab-size", "257", "--output", str(tmp_path / "t.json")]
+    assert main(command) == 3
+    assert "--input: there is no text in it; give other files, or other --json-keys" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
 @pytest.mark.parametrize("suffix", [".json", ".txt", ".model"])
 def test_what_is_wrong_with_the_text_is_said_of_the_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str

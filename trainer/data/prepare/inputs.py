@@ -103,6 +103,8 @@ def find_inputs(words: Sequence[str], tell: Callable[[str], object] | None = Non
     found: list[InputFile] = []
     known: dict[tuple[int, int], str] = {}
     for word in words:
+        if not word:
+            raise DataError("--input: is empty; name files, patterns or folders")
         paths = _paths(word, tell)
         if not paths:
             raise DataError(f"--input: {word} {_nothing(word)}")
