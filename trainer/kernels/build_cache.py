@@ -65,7 +65,12 @@ class BuildCache:
     @classmethod
     def below(cls, cache: Path) -> BuildCache:
         """The cache of kernels in the user's folder of caches."""
-        return cls(cache / "kernels", Path(tempfile.gettempdir()) / f"llmctl-{os.getuid()}" / "kernels")
+        try:
+            temporary = Path(tempfile.gettempdir())
+        except FileNotFoundError:
+            # None can be written: what is there is read all the same.
+            temporary = Path("/tmp")
+        return cls(cache / "kernels", temporary / f"llmctl-{os.getuid()}" / "kernels")
 
     def find(self, name: str) -> Path | None:
         """The file of this name, if it was built and is intact. It counts as used now."""

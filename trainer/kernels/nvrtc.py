@@ -9,6 +9,7 @@ import ctypes
 import ctypes.util
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.kernels.build_error import BuildError
@@ -141,8 +142,10 @@ def find_nvrtc(packages: Sequence[Path], toolkits: Sequence[Path]) -> list[Nvrtc
     # The torch of Conda has it beside Python's own libraries.
     for folder in (*toolkits, Path(sys.prefix), _USUAL_FOLDER):
         candidates += [str(path) for path in sorted(folder.glob("lib*/libnvrtc.so.*"))]
-    installed = ctypes.util.find_library("nvrtc")
-    candidates += [installed] if installed is not None else []
+    # It runs a linker, which wants a folder for temporary files.
+    with suppress(OSError):
+        installed = ctypes.util.find_library("nvrtc")
+        candidates += [installed] if installed is not None else []
     found: dict[Path | str, Nvrtc] = {}
     for candidate in candidates:
         key = Path(candidate).resolve() if "/" in candidate else candidate

@@ -5,6 +5,7 @@ import fcntl
 import multiprocessing
 import os
 import stat
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,16 @@ def test_without_locks_each_node_builds_its_own(cache, monkeypatch):
     assert path == cache.of_node / NAME == cache.find(NAME)
     assert stat.S_IMODE(cache.of_node.parent.stat().st_mode) == 0o700
     assert list(cache.shared.rglob("*.so")) == []
+
+
+def test_without_a_folder_for_temporary_files_the_cache_is_read(tmp_path, monkeypatch):
+    path = BuildCache(tmp_path / "kernels", tmp_path / "node/kernels").obtain(NAME, make_slowly_here, print)
+
+    def none_usable():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_usable)
+    assert BuildCache.below(tmp_path).find(NAME) == path
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP])

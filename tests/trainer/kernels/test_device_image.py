@@ -243,6 +243,9 @@ def test_compilers_of_conda_are_found_beside_python(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     monkeypatch.setattr(nvrtc, "Nvrtc", str)
     assert str(tmp_path / "lib/libnvrtc.so.12") in map(str, find_nvrtc([], []))
+    # Python asks a linker for what is installed elsewhere, which needs a folder for temporary files.
+    monkeypatch.setattr("ctypes.util.find_library", lambda _: (tmp_path / "missing").read_text())
+    assert str(tmp_path / "lib/libnvrtc.so.12") in map(str, find_nvrtc([], []))
     monkeypatch.setenv("PATH", "/nowhere")
     assert find_nvcc([], []) == Nvcc(str(tmp_path / "bin/nvcc"), (12, 6))
 
