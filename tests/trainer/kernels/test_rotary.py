@@ -232,21 +232,25 @@ def test_tokens_beyond_two_to_the_31_elements() -> None:
 
 @pytest.mark.cpu_only
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("head_dim", [21, 64, 600])
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize(("head_dim", "rotated", "before"), [(21, 18, 1), (64, 64, 0), (192, 128, 0), (600, 18, 1)])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("is_by_head", [False, True])
 def test_storing_past_the_caches_changes_nothing(
-    is_by_head: bool, batch: int, head_dim: int, dtype: torch.dtype
+    is_by_head: bool, batch: int, head_dim: int, rotated: int, before: int, is_interleaved: bool, dtype: torch.dtype
 ) -> None:
-    """Whether the heads of a token or the tokens of a head lie side by side; 13 or 26 are no whole number of steps."""
-    heads, (cos, sin) = drawn((13, batch, 2, 2, head_dim), dtype), angles(13, batch, 18, True, dtype)
+    """Whether the heads of a token or the tokens of a head lie side by side; 13 or 26 are no whole number of steps.
+
+    Pairs fill lines of memory, which begin where heads do, or the heads begin ``before`` elements after those.
+    """
+    heads, (cos, sin) = drawn((13, batch, 2, 2, head_dim), dtype), angles(13, batch, rotated, True, dtype)
     if is_by_head:
         heads = heads.permute(1, 2, 3, 0, 4).contiguous().permute(3, 0, 1, 2, 4)
-    turn = _Angles(cos.data_ptr(), sin.data_ptr(), cos.stride()[:2], sin.stride()[:2], 18, 0, 0)
+    turn = _Angles(cos.data_ptr(), sin.data_ptr(), cos.stride()[:2], sin.stride()[:2], rotated, is_interleaved, 0)
     outcomes = []
     for past_caches in (0, 1):
-        # From the second element on, where no vector starts.
-        memory = torch.full((2 * heads.numel() + 1,), torch.nan, dtype=dtype)[1:].view(*heads.shape[:3], 4, head_dim)
+        memory = torch.full((2 * heads.numel() + before,), torch.nan, dtype=dtype)[before:]
+        memory = memory.view(*heads.shape[:3], 4, head_dim)
         # What is turned, and beside it what is only moved; the last stays in its place.
         targets, parts = (memory[..., :2, :], memory[..., 2:, :]), (_Heads * 3)()
         for number, target in enumerate(targets):
