@@ -12,6 +12,7 @@ away; where none are, one in 10^9 samples is a minute away.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.blend_stretches import Counts, follow
-from trainer.data.cache_entry import write_entry
+from trainer.data.cache_entry import UNUSED_SECONDS, remove_older, write_entry
 from trainer.data.compiled_blend import blend_stepper
 from trainer.data.windows import Numbers, Tokens, read_blended
 
@@ -130,6 +131,7 @@ class BlendOrder:
             with suppress(OSError):
                 kept_counts = np.stack(self._kept[1:]).astype("<i8").tobytes()
                 write_entry(self._file, lambda file: file.write(kept_counts))
+                remove_older(self._file.parent, "*.blend", UNUSED_SECONDS)
 
     def _load(self) -> list[Counts]:
         if self._file is None:
@@ -138,6 +140,8 @@ class BlendOrder:
             kept = np.fromfile(self._file, "<i8")
         except OSError:
             return []
+        with suppress(OSError):
+            os.utime(self._file)  # it is in use
         k = len(self._weights)
         rows = kept[: len(kept) // k * k].reshape(-1, k)
         # A file that was cut off or written over is worth nothing.

@@ -13,6 +13,9 @@ from typing import BinaryIO
 LEFT_OVER_SECONDS = 3600.0
 """A partial file that nobody has written to for so long is of a process that was killed."""
 
+UNUSED_SECONDS = 30 * 86_400.0
+"""Entries that nobody has used for so long are removed when another one is written."""
+
 
 def write_entry(entry: Path, write: Callable[[BinaryIO], object]) -> None:
     """Make ``entry`` of what ``write`` writes; any number of processes may do so at once, and the last one's stays.

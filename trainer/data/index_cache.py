@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.cache_entry import remove_older, write_entry
+from trainer.data.cache_entry import UNUSED_SECONDS, remove_older, write_entry
 from trainer.data.epoch_index import EpochIndex, Epochs, build_epoch_index, samples_per_epoch
 from trainer.data.indexed_dataset import IndexedDataset
 from trainer.data.known_files import KnownFiles
@@ -42,11 +42,9 @@ SMALLEST_CACHED = 1 << 16
 small data goes through thousands of epochs, which would leave as many entries."""
 LONGEST_WAIT = 600.0
 """Seconds after which another process that builds the same index is taken to hang: 10^9 documents take less."""
-UNUSED_SECONDS = 30 * 86_400.0
-"""Entries that nobody has used for so long are removed when another one is written. One that is in use is never removed
-or written anew: over NFS a page of it that another node has mapped would be gone, and the process ended by SIGBUS."""
 TOUCH_SECONDS = 86_400.0
-"""How often it is told of an entry that it is in use."""
+"""How often it is told of an entry that it is in use. Such a one is never removed or written anew: over NFS a page of
+it that another node has mapped would be gone, and the process ended by SIGBUS."""
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 2.0
 

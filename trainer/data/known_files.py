@@ -14,13 +14,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.data.cache_entry import remove_older, write_entry
+from trainer.data.cache_entry import UNUSED_SECONDS, remove_older, write_entry
 
 LEAST_BYTES = 4 << 20
 """Smaller files are read in a few milliseconds."""
 STEP_NS = 2_000_000_000
 """The coarsest clock of a file system (FAT)."""
-UNUSED_SECONDS = 30 * 86_400.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CHECK_BYTES = 8
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,20 @@ def test_counts_on_the_way_are_kept_and_believed_only_if_whole(tmp_path: Path) -
     assert len(BlendOrder(normalized([1, 2]), tmp_path / "cache")._kept) == 1
     (tmp_path / "file").touch()
     assert BlendOrder(shares, tmp_path / "file" / "cache").place(1599) == expected[1599]
+
+
+@pytest.mark.usefixtures("small")
+def test_counts_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
+    shares = {name: normalized(WEIGHTS[name]) for name in ("two", "equal", "ties")}
+    kept = {}
+    for name in ("two", "equal"):
+        before = set(tmp_path.iterdir())
+        BlendOrder(shares[name], tmp_path).place(600)
+        (kept[name],) = set(tmp_path.iterdir()) - before
+        os.utime(kept[name], (0, 0))
+    BlendOrder(shares["equal"], tmp_path)  # which is in use again
+    BlendOrder(shares["ties"], tmp_path).place(600)
+    assert not kept["two"].exists() and kept["equal"].exists()
 
 
 def test_stretches_that_were_guessed_wrong_are_done_again(monkeypatch: pytest.MonkeyPatch) -> None:

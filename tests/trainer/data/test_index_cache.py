@@ -18,7 +18,7 @@ import pytest
 
 from tests.trainer.data.test_gpt_dataset import LENGTHS, documents, of
 from tests.trainer.data.token_files import write
-from trainer.data import index_cache
+from trainer.data import cache_entry, index_cache
 from trainer.data.cache_entry import LEFT_OVER_SECONDS
 from trainer.data.epoch_index import EpochIndex, Epochs
 from trainer.data.gpt_dataset import GPTDataset
@@ -151,7 +151,7 @@ def test_only_what_nobody_used_for_long_is_removed(tmp_path: Path, monkeypatch: 
         of(epoch, cache)
     # Another run may be at any of them.
     assert len(list(tmp_path.iterdir())) == 5
-    long_ago = time.time() - index_cache.UNUSED_SECONDS - 1
+    long_ago = time.time() - cache_entry.UNUSED_SECONDS - 1
     for entry in tmp_path.iterdir():
         os.utime(entry, (long_ago, long_ago))
     cache.touch()
