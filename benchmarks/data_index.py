@@ -123,7 +123,6 @@ def read(case: Case, watch: Stopwatch) -> str:
     rules = Packing(EOD, mask_loss=anew, separate_attention=True, restart_positions=anew) if case.documents else None
     shape = BatchShape(MICRO_BATCH, READ_AT_ONCE, SEQ_LENGTH, dp=1, dp_rank=0)
     data = TrainData({"train": dataset(case)}, VOCAB_SIZE, shape, rules)
-    data.use_library(library(case))
     data.micro_batches("train", 0)
     places = range(0, case.samples, READ_AT_ONCE)
     passes = -(-READ_IN_ALL // case.samples)
@@ -224,10 +223,8 @@ def cases(folder: Path, documents: int, blended: int) -> dict[str, Case]:
     few = replace(reading, samples=reading.samples // 40)
     found[f"{few.samples:,} samples of {SEQ_LENGTH} tokens, plain"] = few
     few = replace(few, documents=True)
-    for how, compiled in (("with the library", True), ("numpy alone", False)):
-        apart = replace(few, compiled=compiled)
-        found[f"{few.samples:,} samples of {SEQ_LENGTH} tokens, documents apart, {how}"] = apart
-        found[f"the same with positions begun anew and ends masked, {how}"] = replace(apart, positions=True)
+    found[f"{few.samples:,} samples of {SEQ_LENGTH} tokens, documents apart"] = few
+    found["the same with positions begun anew and ends masked"] = replace(few, positions=True)
     return found
 
 

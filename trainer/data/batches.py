@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainer.data.compiled_windows import window_divider
-from trainer.data.document_places import Bounds, Documents, MarkedEnds
+from trainer.data.document_places import Bounds, DocumentEnds, Documents
 from trainer.data.errors import DataError
-from trainer.data.window_parts import EndRules, WindowDivider, WindowParts, divide_windows
 from trainer.data.windows import Tokens, read_windows
 
 Split = Literal["train", "valid", "test"]
@@ -155,14 +153,9 @@ class Packing:
     restart_positions: bool = False
     """Positions begin anew with each document."""
 
-    @property
-    def rules(self) -> EndRules:
-        """What it takes to know of the documents."""
-        return EndRules(self.end, self.mask_loss, self.separate_attention or self.restart_positions)
-
     def apply(self, batch: MicroBatch) -> MicroBatch:
         """``batch``, on the CPU, with its loss mask and documents."""
-        counts, ends = self.rules.places_of(batch.tokens.numpy())
+        counts, ends = self.places_of(batch.tokens.numpy() == self.end)
         documents = None if ends is None else ends.documents(len(batch.tokens))[0]
         mask = batch.loss_mask
         if counts is not None:
@@ -173,6 +166,21 @@ class Packing:
             documents=documents if self.separate_attention else batch.documents,
             restarts=documents if self.restart_positions else batch.restarts,
         )
+
+    def places_of(self, is_end: npt.NDArray[np.bool_]) -> DocumentPlaces:
+        """What is asked for about documents, by whether each token of the samples is ``end``: [N, S], ours then."""
+        counts = ~is_end if self.mask_loss else None
+        if not (self.separate_attention or self.restart_positions):
+            return DocumentPlaces(counts, None)
+        return DocumentPlaces(counts, DocumentEnds(is_end))
+
+
+class DocumentPlaces(NamedTuple):
+    """Where the documents of N samples lie, each part None where it was not asked for."""
+
+    counts: npt.NDArray[np.bool_] | None = None
+    """[N, S]: whether a label counts in the loss."""
+    ends: DocumentEnds | None = None
 
 
 class TrainData:
@@ -206,8 +214,7 @@ class TrainData:
         self.stream = stream
         self._samples = dict(samples)
         self._shape = shape
-        self._rules = None if packing is None else packing.rules
-        self._divide: WindowDivider = divide_windows
+        self._packing = packing
         self._order = order
         # Numbers, within the global batch, of this replica's micro-batches and of their samples.
         size = shape.micro_batch_size
@@ -219,8 +226,7 @@ class TrainData:
         self._restarts = masks_loss or (packing is not None and packing.restart_positions)
 
     def use_library(self, library: Path | None) -> None:
-        """Read with the library of kernels, as of trainer.data.compiled: sooner, and the same."""
-        self._divide = window_divider(library)
+        """Find the samples of blends with the library of kernels, as of trainer.data.compiled; they stay the same."""
         for samples in self._samples.values():
             if isinstance(samples, LibraryUser):
                 samples.use_library(library)
@@ -313,23 +319,28 @@ class TrainData:
         tokens, labels = (
             self._checked(np.stack([getattr(one, name) for one in samples]), first) for name in ("tokens", "labels")
         )
-        counts = torch.from_numpy(np.concatenate([one.counts for one in samples]))
-        ends = MarkedEnds.between([one.bounds for one in samples])
-        inputs, targets = (torch.from_numpy(part.astype(np.int64)) for part in (tokens, labels))
-        return self._divided(WindowParts(inputs, targets, counts, ends))
+        counts = np.concatenate([one.counts for one in samples])
+        return self._divided(tokens, labels, counts, DocumentEnds.between([one.bounds for one in samples]))
 
     def _of_whole(self, windows: Tokens) -> list[MicroBatch]:
         """Micro-batches of windows [N, S + 1]."""
-        return self._divided(self._divide(windows, self._rules))
+        places = DocumentPlaces()
+        if self._packing is not None:
+            # Before tokens take eight bytes each, which leaves nothing else in the caches of a core. Whole windows lie
+            # side by side in memory, and are compared in half the time of their parts.
+            places = self._packing.places_of((windows == self._packing.end)[:, :-1])
+        return self._divided(windows[:, :-1], windows[:, 1:], *places)
 
-    def _divided(self, parts: WindowParts) -> list[MicroBatch]:
+    def _divided(
+        self, tokens: Tokens, labels: Tokens, counts: npt.NDArray[np.bool_] | None, ends: DocumentEnds | None
+    ) -> list[MicroBatch]:
         """Micro-batches of N samples; made all at once, as each step costs more than its work on one sample."""
         size = self._shape.micro_batch_size
-        shape = (len(self._indexes), size, parts.tokens.shape[1])
-        tokens, labels = (part.view(shape).unbind() for part in (parts.tokens, parts.labels))
+        shape = (len(self._indexes), size, tokens.shape[1])
         nothing: Sequence[None] = [None] * shape[0]
-        masks = nothing if parts.counts is None else parts.counts.view(shape).unbind()
-        apart = nothing if parts.ends is None else parts.ends.documents(size)
+        apart = nothing if ends is None else ends.documents(size)
+        inputs, targets = (torch.from_numpy(part.astype(np.int64)).view(shape).unbind() for part in (tokens, labels))
+        masks = nothing if counts is None else torch.from_numpy(counts).view(shape).unbind()
         attention, restarts = (apart if asked else nothing for asked in (self._separates, self._restarts))
-        of_each = zip(tokens, labels, masks, self._indexes, attention, restarts, strict=True)
-        return [MicroBatch(*one) for one in of_each]
+        parts = zip(inputs, targets, masks, self._indexes, attention, restarts, strict=True)
+        return [MicroBatch(*part) for part in parts]

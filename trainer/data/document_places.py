@@ -6,9 +6,7 @@ are 0, where its later documents begin, and S.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,33 +17,35 @@ T = TypeVar("T")
 Bounds = tuple[int, ...]
 
 
-class DocumentEnds(ABC):
-    """Where the documents of the samples of a step end; the rest is worked out once for all its micro-batches.
+class DocumentEnds:
+    """Where the documents of the samples of a step end, for all its micro-batches.
 
-    And not before somebody asks: who reads samples has nothing of it to do.
+    Positions, which take as much memory as the samples, are not worked out before somebody asks for them.
     """
 
-    def __init__(self, samples: int, length: int) -> None:
-        """Of ``samples`` of ``length`` tokens each."""
-        self.samples = samples
-        self.length = length
+    def __init__(self, is_end: npt.NDArray[np.bool_]) -> None:
+        """``is_end``: [N, S], whether a token ends a document; ours from now on."""
+        self._length = is_end.shape[1]
+        self.cu_seqlens = cumulative_lengths(is_end)
+        """How many tokens of all samples come before each document, and at last how many there are, [D + 1]."""
+        self.bounds = document_bounds(self.cu_seqlens, self._length)
+        """Of all samples."""
         self._positions: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
 
-    @property
-    @abstractmethod
-    def bounds(self) -> tuple[Bounds, ...]:
-        """Of all samples."""
-
-    @abstractmethod
-    def work_out_positions(self) -> npt.NDArray[np.int32]:
-        """Of each token within its document, [N, S]."""
+    @classmethod
+    def between(cls, bounds: Sequence[Bounds]) -> DocumentEnds:
+        """Of samples that ``bounds`` are of."""
+        is_end = np.zeros((len(bounds), bounds[0][-1]), np.bool_)
+        for row, own in zip(is_end, bounds, strict=True):
+            row[np.array(own[1:]) - 1] = True
+        return cls(is_end)
 
     @property
     def positions(self) -> torch.Tensor:
         """Of each token within its document, int32 [N, S]."""
         if self._positions is None:
-            self._positions = torch.from_numpy(self.work_out_positions())
+            self._positions = torch.from_numpy(document_positions(self.cu_seqlens, self._length))
         return self._positions
 
     def positions_of(self, rows: slice) -> torch.Tensor:
@@ -53,7 +53,7 @@ class DocumentEnds(ABC):
         size = rows.stop - rows.start
         if not self._parts or len(self._parts[0]) != size:
             # All at once: a step has many micro-batches.
-            self._parts = self.positions.view(-1, size, self.length).unbind()
+            self._parts = self.positions.view(-1, size, self._length).unbind()
         part: torch.Tensor = self._parts[rows.start // size]
         return part
 
@@ -64,39 +64,8 @@ class DocumentEnds(ABC):
 
     def documents(self, samples: int) -> list[Documents]:
         """Those of the micro-batches of ``samples`` samples each."""
-        rows = range(0, self.samples, samples)
+        rows = range(0, len(self.bounds), samples)
         return [Documents.of(self, slice(first, first + samples)) for first in rows]
-
-
-class MarkedEnds(DocumentEnds):
-    """Ends that are found in marks of tokens, by numpy."""
-
-    def __init__(self, is_end: npt.NDArray[np.bool_]) -> None:
-        """``is_end``: [N, S], whether a token ends a document; ours from now on."""
-        super().__init__(*is_end.shape)
-        self._is_end = is_end
-
-    @classmethod
-    def between(cls, bounds: Sequence[Bounds]) -> MarkedEnds:
-        """Of samples that ``bounds`` are of."""
-        is_end = np.zeros((len(bounds), bounds[0][-1]), np.bool_)
-        for row, own in zip(is_end, bounds, strict=True):
-            row[np.array(own[1:]) - 1] = True
-        return cls(is_end)
-
-    @cached_property
-    def cu_seqlens(self) -> npt.NDArray[np.int64]:
-        """How many tokens of all samples come before each document, and at last how many there are, [D + 1]."""
-        return cumulative_lengths(self._is_end)
-
-    @cached_property
-    def bounds(self) -> tuple[Bounds, ...]:
-        """Of all samples."""
-        return document_bounds(self.cu_seqlens, self.length)
-
-    def work_out_positions(self) -> npt.NDArray[np.int32]:
-        """Of each token within its document, [N, S]."""
-        return document_positions(self.cu_seqlens, self.length)
 
 
 class Documents:
@@ -106,7 +75,7 @@ class Documents:
 
     def __init__(self, bounds: Sequence[Bounds]) -> None:
         """``bounds``: see the property."""
-        self._ends: DocumentEnds = MarkedEnds.between(bounds)
+        self._ends = DocumentEnds.between(bounds)
         self._rows = slice(0, len(bounds))
         self._worked_out: dict[Hashable, Any] = {}
 

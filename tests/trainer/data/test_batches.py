@@ -15,7 +15,7 @@ from tests.trainer.data.token_files import write
 from tests.trainer.data.training_data import by_number, config, same
 from trainer.data.batches import MicroBatch, Packing
 from trainer.data.build import build_data
-from trainer.data.document_places import Documents, MarkedEnds
+from trainer.data.document_places import DocumentEnds, Documents
 from trainer.data.errors import DataError
 from trainer.data.index_cache import EpochIndexCache
 from trainer.data.index_format import DTYPES
@@ -126,9 +126,9 @@ def test_ends_at_the_borders_of_a_sample() -> None:
 
 def test_micro_batches_have_the_documents_of_their_own_samples() -> None:
     bounds = ((0, 2, 5), (0, 5), (0, 1, 4, 5), (0, 3, 5), (0, 5), (0, 4, 5))
-    ends = MarkedEnds(np.isin(np.arange(30).reshape(6, 5), [1, 10, 13, 14, 17, 28]))
+    ends = DocumentEnds(np.isin(np.arange(30).reshape(6, 5), [1, 10, 13, 14, 17, 28]))
     assert ends.cu_seqlens.tolist() == [0, 2, 5, 10, 11, 14, 15, 18, 20, 25, 29, 30]
-    assert MarkedEnds.between(bounds).cu_seqlens.tolist() == ends.cu_seqlens.tolist()
+    assert DocumentEnds.between(bounds).cu_seqlens.tolist() == ends.cu_seqlens.tolist()
     cpu = torch.device("cpu")
     (whole,) = ends.documents(6)
     assert whole == Documents(bounds)

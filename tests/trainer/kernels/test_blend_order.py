@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from trainer.data import blend, blend_stretches
+from trainer.data.batches import BatchShape, TrainData
 from trainer.data.blend import BlendedDataset, BlendOrder, normalized
 from trainer.data.blend_stretches import IN_NUMPY, follow
 from trainer.data.compiled_blend import blend_stepper
+from trainer.kernels.library import loaded_path
 
 pytestmark = pytest.mark.cpu_only
 
@@ -79,7 +81,10 @@ def test_who_takes_the_library_goes_on_in_the_same_order_and_keeps_the_same(tmp_
     orders = [BlendOrder(shares, tmp_path / name) for name in ("plain", "compiled")]
     plain, compiled = (BlendedDataset([_Numbers()] * 3, order) for order in orders)
     assert [plain.sample(number) for number in range(100)] == [compiled.sample(number) for number in range(100)]
-    compiled.use_library(kernel_library.path)
+    assert loaded_path() == kernel_library.path
+    data = TrainData({"train": compiled}, 9, BatchShape(1, 1, 4, dp=1, dp_rank=0))
+    data.use_library(loaded_path())
+    assert orders[1]._stepper is not IN_NUMPY and orders[0]._stepper is IN_NUMPY
     for number in (100, 127, 128, 1600, 5000, 3):
         assert orders[0].place(number) == orders[1].place(number)
         assert orders[0].counts(number).tolist() == orders[1].counts(number).tolist()
