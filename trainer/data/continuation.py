@@ -31,6 +31,7 @@ MARKS = 5
 thousands of files are opened in a moment."""
 MARK_TOKENS = 64
 """Compared at each of them."""
+_MOST_DRAWN = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class ContinuedDatasets(Generic[T_co]):
         if "datasets" not in state:
             self._first = consumed_samples
             return "data: the run was on text that was streamed; these files are read from their beginning"
-        first, before = _read_state(state)
+        first, before = _read_state(state, consumed_samples)
         found = _matches(self._records, before)
         active = [place for place, record in enumerate(before) if record.share]
         goes_on = found == active and all(
@@ -198,7 +199,7 @@ def shares_of(weights: Sequence[float]) -> list[float]:
     return normalized(weights) if len(weights) > 1 else [1.0]
 
 
-def _read_state(state: Mapping[str, Any]) -> tuple[int, list[DatasetRecord]]:
+def _read_state(state: Mapping[str, Any], consumed_samples: int) -> tuple[int, list[DatasetRecord]]:
     """The sample at which the blend of ``state`` began, and its datasets.
 
     Raises:
@@ -206,12 +207,22 @@ def _read_state(state: Mapping[str, Any]) -> tuple[int, list[DatasetRecord]]:
     """
     try:
         entries = [{**entry, "sequences": tuple(entry["sequences"])} for entry in state["datasets"]]
-        return int(state["first"]), [DatasetRecord(**entry) for entry in entries]
+        first, records = int(state["first"]), [DatasetRecord(**entry) for entry in entries]
+        if not (0 <= first <= consumed_samples and all(map(_can_be, records)) and any(one.share for one in records)):
+            raise ValueError(f"sample {first:,} of {consumed_samples:,}, {len(records):,} datasets")
+        return first, records
     except (TypeError, KeyError, ValueError) as error:
         raise DataError(
             f"data: the checkpoint's place in the data is damaged, or of another version ({error}); go on with the "
             "version that wrote it, or begin another run with the weights, by checkpoint.load and checkpoint.finetune"
         ) from None
+
+
+def _can_be(record: DatasetRecord) -> bool:
+    """Whether there can be such a record; raises TypeError where what should be a number is none."""
+    first, end = record.sequences
+    has_names = isinstance(record.prefix, str) and isinstance(record.lengths, str)
+    return has_names and 0 <= first <= end and 0 <= record.share <= 1 and 0 <= record.drawn < _MOST_DRAWN
 
 
 def _matches(records: Sequence[DatasetRecord], before: Sequence[DatasetRecord]) -> list[int | None]:

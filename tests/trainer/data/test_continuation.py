@@ -168,7 +168,21 @@ def test_many_datasets_are_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) 
     assert "stand in another order" in str(ContinuedDatasets(records[::-1], [Numbers()] * 128).restore(run.state(), 5))
 
 
-@pytest.mark.parametrize("damage", [{"later": 1}, {"sequences": None}, {"drawn_twice": 1, "drawn": None}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"later": 1},
+        {"sequences": None},
+        {"sequences": "ab"},
+        {"drawn_twice": 1, "drawn": None},
+        {"drawn": -5},
+        {"drawn": 1 << 70},
+        {"share": "x"},
+        {"share": float("nan")},
+        {"share": 0.0},
+        {"lengths": 5},
+    ],
+)
 def test_a_place_that_cannot_be_read_is_refused(folder: Path, damage: State) -> None:
     data = data_of(folder, "a")
     state = data.state(8)
@@ -176,6 +190,13 @@ def test_a_place_that_cannot_be_read_is_refused(folder: Path, damage: State) -> 
     state["datasets"] = [{**state["datasets"][0], **damage}]
     with pytest.raises(DataError, match="place in the data is damaged, or of another version"):
         gone_on(data, state, 8)
+
+
+@pytest.mark.parametrize("first", [-8, 16])
+def test_a_blend_that_began_nowhere_or_later_is_refused(folder: Path, first: int) -> None:
+    state = data_of(folder, "0.3 a 0.7 b").state(8)
+    with pytest.raises(DataError, match=r"place in the data is damaged, .*\(sample -?\d+ of 8, 2 datasets\)"):
+        gone_on(data_of(folder, "0.5 a 0.5 b"), {**(state or {}), "first": first}, 8)
 
 
 def test_a_pair_that_was_prepared_anew_is_refused(folder: Path) -> None:
