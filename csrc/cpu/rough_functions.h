@@ -2,6 +2,7 @@
 #ifndef LLMCTL_ROUGH_FUNCTIONS_H
 #define LLMCTL_ROUGH_FUNCTIONS_H
 
+#include <algorithm>
 #include <type_traits>
 
 #include "../shared/activation_math.h"
@@ -30,11 +31,14 @@ struct RoughFunctions : ExactFunctions {
     return series * float_of_bits(bits_of(shifted) << 23);
   }
 
-  /* 1 / (1 + exp(-x)), exactly 0 left of -89; what it lacks to 1 is a difference, whose absolute error float32 bounds. */
+  /* 1 / (1 + exp(-x)), exactly 0 left of -89; what it lacks to 1 is a difference, whose absolute error float32 bounds. NaN
+   * may become any of them. */
   LLMCTL_FN static Logistic<float> logistic(float x) {
-    /* Up to 2^128, which is infinity. */
-    const float exponent = x * -1.44269504f, low = -126.0f, high = 128.0f;
-    const float inside = exponent < low ? low : exponent > high ? high : exponent;
+    /* From 2^-126 up to 2^128, which is infinity. By the bits, since of integers compilers know a minimum: what lies beyond
+     * bounds of floats they compute apart, under masks. */
+    const unsigned exponent = bits_of(x * -1.44269504f);
+    const int above = static_cast<int>(std::min(exponent, bits_of(-126.0f)));
+    const float inside = float_of_bits(static_cast<unsigned>(std::min(above, static_cast<int>(bits_of(128.0f)))));
     /* As in exponential_of_negative(float), but of base 2. */
     const float rounder = 12582912.0f + 127.0f;
     const float shifted = inside + rounder;

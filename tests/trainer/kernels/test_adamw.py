@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -150,6 +151,26 @@ def test_it_touches_nothing_beside_its_tensors(size, grad, offset, copy, past_ca
     right, *_ = run(ADAMW.implementations["eager"].function, in_float64(given))
     check_errors(found, usual, right)
     assert copy is None or torch.equal(found[4], found[0].to(copy))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.usefixtures("level")
+def test_copies_do_not_depend_on_where_a_tensor_is_cut():
+    """Not of subnormal masters either, which an instruction that rounds makes 0."""
+    size, found = 203, []
+    for past_caches, cuts in ((0, (0, size)), (1, (0, size)), (0, (0, 7, 90, size)), (1, (0, 7, 90, size))):
+        masters, grads, averages, squares, copies, _ = arguments((size,), torch.bfloat16, torch.bfloat16)
+        masters[0].fill_(1e-39)
+        averages[0].zero_()
+        grads[0].zero_()
+        tensor = AdamWTensor(*(one[0].data_ptr() for one in (masters, grads, averages, squares, copies)), size)
+        places = (ctypes.byref(tensor), ctypes.byref(numbers(CONSTANTS)))
+        for part in pairwise(cuts):
+            call("llmctl_cpu_adamw", torch.bfloat16, torch.bfloat16, *places, *part, past_caches)
+        found.append(copies[0])
+    for copy in found:
+        assert torch.equal(copy, found[0])
+        assert copy.unique().numel() == 1
 
 
 @pytest.mark.cpu_only
