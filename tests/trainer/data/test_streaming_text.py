@@ -17,7 +17,7 @@ from trainer.data.build import build_data
 from trainer.data.errors import DataError
 from trainer.data.prepare.inputs import find_inputs
 from trainer.data.streaming import text_marks
-from trainer.data.streaming.pieces import Pieces
+from trainer.data.streaming.pieces import Cursor, Pieces
 from trainer.data.streaming.samples import StreamedSamples
 from trainer.data.streaming.work import Reading, Share
 from trainer.data.streaming.workers import InlineEncoder
@@ -223,3 +223,11 @@ def test_a_damaged_place_is_refused(folder: Path, damage: State) -> None:
     with pytest.raises(DataError, match=r"data.streaming: .*is damaged, or of another version") as caught:
         gone_on(folder, {**state, **damage})
     assert "\n" not in str(caught.value)
+
+
+def test_compressed_text_that_is_cut_off_is_said_with_what_to_do(tmp_path: Path) -> None:
+    packed = gzip.compress(b'{"text": "1 2"}\n' * 5000, mtime=0)
+    (tmp_path / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    pieces = Pieces(find_inputs([str(tmp_path)]), "file", 1)
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz: cannot be read: .*; it is damaged, cut off, .*get it anew"):
+        list(pieces.rest_of_epoch(Cursor()))

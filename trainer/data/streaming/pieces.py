@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from trainer.data.errors import DataError
 from trainer.data.prepare.chunks import Span, TextDocument, rest_of_document
-from trainer.data.prepare.inputs import InputFile, open_bytes, reading_errors
+from trainer.data.prepare.inputs import InputFile, open_bytes, reading_errors, unreadable
 from trainer.data.prepare.parquet import row_group_sizes
 
 PIECE_BYTES = 256 << 10
@@ -179,7 +179,7 @@ class Pieces:
                     yield Piece((span,), len(content), file.size, content=content, unit=number), stop
                     offset = stop
         except errors as error:
-            raise DataError(f"{file.path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise unreadable(file.path, error) from None
 
 
 def _groups(files: Sequence[InputFile], text_document: TextDocument, size: int) -> Iterator[_Group]:
