@@ -155,7 +155,7 @@ class Packing:
 
     def apply(self, batch: MicroBatch) -> MicroBatch:
         """``batch``, on the CPU, with its loss mask and documents."""
-        counts, ends = self.places_of(batch.tokens.numpy() == self.end)
+        counts, ends = self.places_of(batch.tokens.numpy() == self.end, batch.tokens.shape[1])
         documents = None if ends is None else ends.documents(len(batch.tokens))[0]
         mask = batch.loss_mask
         if counts is not None:
@@ -167,12 +167,17 @@ class Packing:
             restarts=documents if self.restart_positions else batch.restarts,
         )
 
-    def places_of(self, is_end: npt.NDArray[np.bool_]) -> DocumentPlaces:
-        """What is asked for about documents, by whether each token of the samples is ``end``: [N, S], ours then."""
-        counts = ~is_end if self.mask_loss else None
+    def places_of(self, is_end: npt.NDArray[np.bool_], length: int) -> DocumentPlaces:
+        """What is asked for about documents of samples of ``length`` tokens.
+
+        Args:
+            is_end: [N, ``length`` or more], whether a token is ``end``; ours from now on.
+            length: S.
+        """
+        counts = ~is_end[:, :length] if self.mask_loss else None
         if not (self.separate_attention or self.restart_positions):
             return DocumentPlaces(counts, None)
-        return DocumentPlaces(counts, DocumentEnds(is_end))
+        return DocumentPlaces(counts, DocumentEnds(is_end, length))
 
 
 class DocumentPlaces(NamedTuple):
@@ -328,7 +333,7 @@ class TrainData:
         if self._packing is not None:
             # Before tokens take eight bytes each, which leaves nothing else in the caches of a core. Whole windows lie
             # side by side in memory, and are compared in half the time of their parts.
-            places = self._packing.places_of((windows == self._packing.end)[:, :-1])
+            places = self._packing.places_of(windows == self._packing.end, windows.shape[1] - 1)
         return self._divided(windows[:, :-1], windows[:, 1:], *places)
 
     def _divided(

@@ -23,12 +23,19 @@ class DocumentEnds:
     Positions, which take as much memory as the samples, are not worked out before somebody asks for them.
     """
 
-    def __init__(self, is_end: npt.NDArray[np.bool_]) -> None:
-        """``is_end``: [N, S], whether a token ends a document; ours from now on."""
-        self._length = is_end.shape[1]
-        self.cu_seqlens = cumulative_lengths(is_end)
+    def __init__(self, is_end: npt.NDArray[np.bool_], length: int | None = None) -> None:
+        """Find them.
+
+        Args:
+            is_end: [N, S or more], whether a token ends a document; ours from now on.
+            length: S, where rows hold more, as whole windows do; they are gone through at once, without a copy.
+        """
+        self._length = is_end.shape[1] if length is None else length
+        samples, positions = ends_of_documents(is_end, self._length)
+        self.cu_seqlens = np.zeros(len(samples) + 1, np.int64)
         """How many tokens of all samples come before each document, and at last how many there are, [D + 1]."""
-        self.bounds = document_bounds(self.cu_seqlens, self._length)
+        np.add(samples * self._length, positions, out=self.cu_seqlens[1:])
+        self.bounds = document_bounds(positions, self._length)
         """Of all samples."""
         self._positions: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
@@ -115,29 +122,25 @@ class Documents:
         return found
 
 
-def cumulative_lengths(is_end: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """How many tokens come before each document, and how many there are, [D + 1].
+def ends_of_documents(is_end: npt.NDArray[np.bool_], length: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """For each document its sample, and how many tokens of that come before its end or are its own, both [D].
 
     Args:
-        is_end: [N, S], whether a token ends a document; is changed, as a sample ends its last one.
+        is_end: [N, ``length`` or more]; is changed, as a sample ends its last document.
+        length: tokens of a sample; what its row holds beyond does not count.
     """
-    is_end[:, -1] = True
-    ends = is_end.ravel().nonzero()[0]
-    found = np.zeros(len(ends) + 1, np.int64)
-    np.add(ends, 1, out=found[1:])
-    return found
+    is_end[:, length:] = False
+    is_end[:, length - 1] = True
+    samples, positions = np.divmod(is_end.ravel().nonzero()[0], is_end.shape[1])
+    positions += 1
+    return samples, positions
 
 
-def document_bounds(cu_seqlens: npt.NDArray[np.int64], length: int) -> tuple[Bounds, ...]:
-    """The bounds of each sample of ``length`` tokens."""
-    bounds: list[Bounds] = []
-    first, own = 0, [0]
-    for end in cu_seqlens[1:].tolist():
-        own.append(end - first)
-        if end - first == length:
-            bounds.append(tuple(own))
-            first, own = end, [0]
-    return tuple(bounds)
+def document_bounds(positions: npt.NDArray[np.intp], length: int) -> tuple[Bounds, ...]:
+    """The bounds of each sample of ``length`` tokens, by where its documents end, [D]."""
+    own = positions.tolist()
+    stops = (np.flatnonzero(positions == length) + 1).tolist()
+    return tuple((0, *own[first:stop]) for first, stop in zip([0, *stops], stops, strict=False))
 
 
 def document_positions(cu_seqlens: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int32]:
