@@ -16,8 +16,13 @@ namespace {
 template <typename W>
 constexpr W kInfinity = std::numeric_limits<W>::infinity();
 
-/* Elements summed at a time, and these sums in double: a running sum over a whole row of a vocabulary would lose digits. */
+/* Elements summed at a time, and these sums in double: a running sum over a whole row of a vocabulary would lose digits.
+ * Vectors have a running sum in each lane; without them there is one. */
+#ifdef __AVX2__
 constexpr int64_t kSumBlock = 1024;
+#else
+constexpr int64_t kSumBlock = 64;
+#endif
 
 /* The larger of `so_far` and of the values from `start` on, kLanes at a time; `start` moves to those that are left. */
 template <int kLanes, typename W, typename Value>

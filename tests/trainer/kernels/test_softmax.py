@@ -63,6 +63,15 @@ def test_errors_are_those_of_rounding(operation, shape, dtype):
     check_against_oracle(operation, "own", arguments(operation, shape, dtype), oracle=formula)
 
 
+@pytest.mark.usefixtures("level")
+def test_sums_of_long_rows_keep_their_digits():
+    scores = drawn((36, 1, 1, 1025), torch.float64).float()
+    seen = torch.zeros(scores.shape, dtype=torch.bool)
+    shares = SCALED_MASKED_SOFTMAX.implementations["own"].function(scores, seen, 1.0)
+    expected = scores.double().softmax(-1)
+    assert ((shares - expected).norm() / expected.norm()).item() < 2e-7
+
+
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_eager_torch_is_right(operation, shape, dtype):
