@@ -52,18 +52,21 @@ def prefixes_at(path: Path) -> list[Path]:
 
 
 def named_prefixes(paths: Iterable[Path]) -> list[Path]:
-    """``prefixes_at`` of each of ``paths``, with ``~`` for the home folder; each once, as PREFIX* names all its files.
+    """``prefixes_at`` of each of ``paths``, with ``~`` for the home folder.
+
+    A pair that PREFIX* names by all its files is there once; one that is named in the same words twice, twice.
 
     Raises:
         DataError: one is a folder without pairs, as a misspelt one mostly is.
     """
-    found = []
+    found: list[Path] = []
+    words: dict[Path, Path] = {}
     for path in paths:
         inside = prefixes_at(path.expanduser())
         if not inside:
             raise DataError(f"{path}: is a folder without a .bin or .idx; name the prefix of a pair, or its folder")
-        found += inside
-    return [*dict.fromkeys(found)]
+        found += [prefix for prefix in inside if words.setdefault(prefix, path) == path]
+    return found
 
 
 def _without_suffix(path: Path) -> Path:

@@ -74,6 +74,10 @@ def test_a_pair_that_is_named_by_all_its_files_counts_once(
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "a.b.bin").read_bytes()
     assert main(["inspect-data", *named[:4], "--samples", "0"]) == 0
     assert capsys.readouterr().out.count("documents   60") == 1
+    assert main(["merge-data", "--input", "a.b", "a.b", "--output-prefix", "twice"]) == 0
+    assert "2 pairs, 120 documents" in capsys.readouterr().out
+    for path in tmp_path.glob("twice.*"):
+        path.unlink()
     for output in ("new/", ".", "new/.."):
         assert main(["merge-data", "--input", "a.b", "--output-prefix", output]) == 3
         assert capsys.readouterr().err.endswith("is a folder; add a name for the pair\n")
