@@ -23,6 +23,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
@@ -58,7 +59,7 @@ from trainer.data.gpt_dataset import GPTDataset
 from trainer.data.index_cache import EpochIndexCache
 from trainer.data.index_format import dtype_code
 from trainer.data.indexed_dataset import IndexedDataset
-from trainer.data.known_files import KnownFiles
+from trainer.data.known_files import STEP_NS, KnownFiles
 from trainer.data.pair_writer import PairWriter
 from trainer.data.sentence_mapping import MappingRules
 from trainer.kernels.build_settings import BuildSettings
@@ -237,6 +238,9 @@ def compare(named: dict[str, Case], programs: dict[str, list[str]], runs: int, f
                 with tempfile.TemporaryDirectory(dir=folder) as own:
                     asked = replace(case, cache=f"{folder}/{case.cache}-{program}" if case.cache else own)
                     if case.cache and not Path(asked.cache).exists():
+                        measure(argv, asked, folder)
+                        # Ours has to look at a file once more before it knows it.
+                        time.sleep(2 * STEP_NS / 1e9)
                         measure(argv, asked, folder)
                     found = measure(argv, asked, folder)
                 if program not in best[name] or found["cpu_s"] < best[name][program]["cpu_s"]:
