@@ -15,6 +15,12 @@ _CLUSTER = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The cluster. Default: as for submit.", autocompletion=complete_cluster),
 ]
+_WITH_ADDED_TOKENS = Annotated[
+    bool,
+    typer.Option(
+        "--tokenizer-hf-include-special-tokens", help="The data was prepared with this flag, or by Megatron-LM."
+    ),
+]
 _PATHS = Annotated[
     list[str], typer.Argument(metavar="PATH...", help="Prefixes of .bin/.idx pairs, one of their files, or folders.")
 ]
@@ -59,12 +65,7 @@ def inspect(
     tiktoken_num_special_tokens: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Ids before the first rank of a list in JSON. Default: 1000.")
     ] = None,
-    tokenizer_hf_include_special_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--tokenizer-hf-include-special-tokens", help="The data was prepared with this flag, or by Megatron-LM."
-        ),
-    ] = False,
+    tokenizer_hf_include_special_tokens: _WITH_ADDED_TOKENS = False,
     special_tokens: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A token added after the vocabulary. Repeatable.")
     ] = None,

@@ -46,6 +46,13 @@ _TRAINER_FLAGS = {
     "restart": "--restart",
 }
 """Name of our parameter -> the trainer's flag."""
+_WithAddedTokens = Annotated[
+    bool,
+    switch(
+        "--tokenizer-hf-include-special-tokens",
+        "Add what a tokenizer.json puts around a text, and read special tokens in it, as Megatron-LM does.",
+    ),
+]
 
 
 def prepare(
@@ -69,13 +76,7 @@ def prepare(
     tiktoken_num_special_tokens: Annotated[
         int | None, value("N", "Ids before the first rank of a list in JSON. Default: 1000.", min=0)
     ] = None,
-    tokenizer_hf_include_special_tokens: Annotated[
-        bool,
-        switch(
-            "--tokenizer-hf-include-special-tokens",
-            "Add what a tokenizer.json puts around a text, and read special tokens in it, as Megatron-LM does.",
-        ),
-    ] = False,
+    tokenizer_hf_include_special_tokens: _WithAddedTokens = False,
     special_tokens: Annotated[
         list[str] | None, value("NAME", "A token to add after the vocabulary. Repeatable.")
     ] = None,
