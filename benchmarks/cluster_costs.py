@@ -28,8 +28,8 @@ from pathlib import Path
 from benchmarks.cli_start import clean_environment, cpu_ms
 from llmctl.backends import load_queue_backend
 from llmctl.backends.base import SubmittedJob
-from llmctl.run_record import RunIndex, RunRecord, Submission
-from llmctl.transport import LocalTransport
+from llmctl.runs.record import RunIndex, RunRecord, Submission
+from llmctl.transport.local import LocalTransport
 
 RANKS = 64
 NODES = 8

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from llmctl.backends import load_queue_backend
 from llmctl.backends.base import QueueBackend
-from llmctl.hands import Hands
-from llmctl.invocation import Invocation
-from llmctl.job_answers import SchedulerWatch
+from llmctl.context import Invocation
 from llmctl.job_state import JobState
-from llmctl.profile import ClusterProfile
-from llmctl.run_record import RunRecord
+from llmctl.runs.job_status import SchedulerWatch
+from llmctl.runs.record import RunRecord
 from llmctl.secrets import secrets_file
+from llmctl.site.profile import ClusterProfile
+from llmctl.transport.protocol import Hands
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ without evaluating anything.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from llmctl.context import Invocation, is_remote
 from llmctl.errors import UsageError
-from llmctl.invocation import Invocation, is_remote
-from llmctl.profile import ClusterProfile
+from llmctl.site.profile import ClusterProfile
 
 FOLDER = ".secrets"
 """Beside the runs: what is below runs_root every node sees and may change, which a home directory need not be."""

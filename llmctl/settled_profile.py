@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from llmctl.invocation import Invocation, is_remote
-from llmctl.profile import ClusterProfile
+from llmctl.context import Invocation, is_remote
+from llmctl.site.profile import ClusterProfile
 
 
 def settle_profile(profile: ClusterProfile, invocation: Invocation) -> ClusterProfile:

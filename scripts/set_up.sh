@@ -44,7 +44,7 @@ wanted=$(cat pyproject.toml constraints.txt scripts/set_up.sh | sha256sum | cut 
 # command line would compile them anew. What is up to date is left alone.
 compile_sources() {
   .venv/bin/python -m compileall -q llmctl trainer
-  .venv/bin/python -c 'from llmctl.render import compile_templates; compile_templates()'
+  .venv/bin/python -c 'from llmctl.submit.render import compile_templates; compile_templates()'
 }
 if [ "$(cat $mark 2>/dev/null || true)" = "$wanted" ]; then
   compile_sources

@@ -18,8 +18,8 @@ OPEN_TO_LLMCTL = ("trainer.config", "trainer.planning", "trainer.pipeline.schedu
 ENTRY_POINTS = (
     "llmctl/cli/main.py",
     "trainer/__main__.py",
-    "llmctl/remote/agent_program.py",
-    "llmctl/remote/session_program.py",
+    "llmctl/transport/ssh/agent_program.py",
+    "llmctl/transport/ssh/session_program.py",
 )
 REFUSED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 MAX_FILE_LINES = 400
@@ -150,6 +150,13 @@ def test_the_environment_is_read_in_the_entry_points_only() -> None:
             if names & {"os.environ", "os.environb", "os.getenv", "os.putenv"} and place not in ENTRY_POINTS:
                 wrong.append(f"{place}:{node.lineno} {ast.unparse(node)}")
     assert wrong == []
+
+
+def test_every_scheduler_of_a_profile_has_a_backend() -> None:
+    from llmctl.backends import MODULES as backends
+    from llmctl.site.profile import SCHEDULERS
+
+    assert tuple(backends) == SCHEDULERS
 
 
 def test_names_say_what_is_inside() -> None:

@@ -6,9 +6,9 @@ from typing import cast
 from llmctl.backends.base import Backend, QueueBackend
 
 MODULES = {
-    "slurm": "llmctl.backends.slurm",
-    "sge": "llmctl.backends.sge",
-    "pbs": "llmctl.backends.pbs",
+    "slurm": "llmctl.backends.slurm.backend",
+    "sge": "llmctl.backends.sge.backend",
+    "pbs": "llmctl.backends.pbs.backend",
     "ssh": "llmctl.backends.ssh",
     "local": "llmctl.backends.local",
 }

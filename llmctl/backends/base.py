@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 from llmctl.job_state import JobState
 
 if TYPE_CHECKING:
-    from llmctl.container import ContainerPlan
-    from llmctl.profile import ClusterProfile, ResourceType
+    from llmctl.site.container import ContainerPlan
+    from llmctl.site.profile import ClusterProfile, ResourceType
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class SubmittedJob:
 class JobRequest:
     """What a scheduler is asked for: a JobSpec for which the profile has answered every question.
 
-    All words are plain (see llmctl.job.WORD): they can stand in a directive as they are. Paths may hold anything, and
-    go on a command line only.
+    All words are plain (see llmctl.site.job.WORD): they can stand in a directive as they are. Paths may hold anything,
+    and go on a command line only.
 
     Attributes:
         profile: of the cluster.

@@ -1,7 +1,7 @@
 """The ``local`` cluster: this machine. No queue and no accounting; job.sh itself starts one agent per node.
 
 A job's id is the process id of its job.sh. Since process ids are used again, nothing is signalled by id alone: what a
-run consists of, and ending it, is answered by llmctl.processes.
+run consists of, and ending it, is answered by llmctl.transport.processes.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Machines behind ssh, without a scheduler: job.sh is started on each of them, and runs that node's part of the job.
 
-As on the ``local`` cluster a job's id is the process id of its job.sh, here on its host; see llmctl.ssh_start for how
-the hosts are brought to begin together, and llmctl.host_group for how they are seen as one.
+As on the ``local`` cluster a job's id is the process id of its job.sh, here on its host. llmctl.submit.start_ssh brings
+the hosts to begin together, and llmctl.transport.host_group shows them as one.
 """
 
 from collections.abc import Sequence

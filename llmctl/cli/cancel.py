@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from llmctl.cancel import GRACE_S, cancel_run, end_without_record
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
 from llmctl.cluster_reach import ClusterReach
+from llmctl.context import Invocation
 from llmctl.errors import LlmctlError, RecordError
-from llmctl.invocation import Invocation
-from llmctl.run_record import RunRecord
+from llmctl.operate.cancel import GRACE_S, cancel_run, end_without_record
+from llmctl.runs.record import RunRecord
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

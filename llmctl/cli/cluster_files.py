@@ -8,13 +8,13 @@ import typer
 
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, say
+from llmctl.context import Invocation
 from llmctl.errors import LlmctlError, ProfileError, UsageError
-from llmctl.invocation import Invocation
-from llmctl.profile_names import ARGUMENT, NAME
+from llmctl.site.profile_names import ARGUMENT, NAME
 
 if TYPE_CHECKING:
-    from llmctl.cluster_setup import Answers
-    from llmctl.profile import ClusterProfile
+    from llmctl.operate.cluster_setup import Answers
+    from llmctl.site.profile import ClusterProfile
 
 _KINDS = ("venv", "conda", "container")
 
@@ -54,8 +54,8 @@ def new(
     module: _Modules = None,
 ) -> None:
     """Write a commented profile to your own folder. On a terminal it asks for what no flag says."""
-    from llmctl.backends import MODULES
-    from llmctl.new_profile import NewProfile, profile_text
+    from llmctl.site.new_profile import NewProfile, profile_text
+    from llmctl.site.profile import SCHEDULERS
 
     invocation: Invocation = ctx.obj
     asks = is_for_people() and scheduler is None
@@ -64,9 +64,9 @@ def new(
     if path.exists():
         raise UsageError(f"NAME {chosen}: {path} is there already and is never overwritten; edit it")
     kind, place = _environment(venv, conda, container_image)
-    scheduler = scheduler or (typer.prompt(f"Scheduler ({', '.join(MODULES)})", default="local") if asks else None)
-    if scheduler not in MODULES:
-        raise UsageError(f"--scheduler {scheduler or ''}: give one of {', '.join(MODULES)}")
+    scheduler = scheduler or (typer.prompt(f"Scheduler ({', '.join(SCHEDULERS)})", default="local") if asks else None)
+    if scheduler not in SCHEDULERS:
+        raise UsageError(f"--scheduler {scheduler or ''}: give one of {', '.join(SCHEDULERS)}")
     question = _Questions(asks, scheduler)
     values = NewProfile(
         scheduler=scheduler,
@@ -105,8 +105,8 @@ def setup(
     interface: _Interface = None,
 ) -> None:
     """Write your own values for a cluster. On a terminal, without flags, it asks for them."""
-    from llmctl.cluster_setup import Answers, below_home, write_overlay
-    from llmctl.profile import load_profile
+    from llmctl.operate.cluster_setup import Answers, below_home, write_overlay
+    from llmctl.site.profile import load_profile
 
     invocation: Invocation = ctx.obj
     folders = invocation.folders
@@ -140,7 +140,7 @@ def setup(
 
 def _asked(invocation: Invocation, profile: "ClusterProfile") -> "Answers":
     """What the user answers to one question after the other; the present values are offered."""
-    from llmctl.cluster_setup import Answers
+    from llmctl.operate.cluster_setup import Answers
 
     question = _Questions(True, profile.scheduler)
     login = hosts = None
@@ -169,7 +169,7 @@ def _asked(invocation: Invocation, profile: "ClusterProfile") -> "Answers":
 
 def _suggestion(invocation: Invocation, profile: "ClusterProfile", answers: "Answers") -> str | None:
     """Folder for the runs: the one there is, or where they belong at the site."""
-    from llmctl.cluster_setup import suggested_runs_root, user_on
+    from llmctl.operate.cluster_setup import suggested_runs_root, user_on
 
     if profile.runs_root is not None or profile.work_area is None:
         return profile.runs_root
@@ -260,7 +260,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _check_written(invocation: Invocation, name: str, path: Path) -> None:
-    from llmctl.profile import load_profile
+    from llmctl.site.profile import load_profile
 
     try:
         load_profile(invocation.folders, name, ARGUMENT)

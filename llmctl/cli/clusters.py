@@ -7,12 +7,12 @@ import typer
 from llmctl.cli.cluster_files import new, setup
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
+from llmctl.context import Invocation
 from llmctl.errors import LlmctlError
-from llmctl.invocation import Invocation
-from llmctl.profile_names import ARGUMENT, cluster_names, profile_files
+from llmctl.site.profile_names import ARGUMENT, cluster_names, profile_files
 
 if TYPE_CHECKING:
-    from llmctl.profile import ClusterProfile
+    from llmctl.site.profile import ClusterProfile
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -47,7 +47,7 @@ def list_clusters(ctx: typer.Context, as_json: _JSON = False) -> None:
 @app.command()
 def show(ctx: typer.Context, name: _CLUSTER, as_json: _JSON = False) -> None:
     """The values that hold for one cluster, each with where it comes from; the rest are llmctl's defaults."""
-    from llmctl.profile_origins import annotated_lines, origins
+    from llmctl.site.profile_origins import annotated_lines, origins
 
     invocation: Invocation = ctx.obj
     folders = invocation.folders
@@ -77,9 +77,9 @@ def validate(
     ] = None,
 ) -> int:
     """Check profiles: keys and values, and on the cluster that runs_root can hold runs and the jobs' Python starts."""
-    from llmctl.cluster_paths import check_runs_root
     from llmctl.settled_profile import settle_profile
-    from llmctl.software_probes import check_job_python
+    from llmctl.submit.environment_checks import check_job_python
+    from llmctl.submit.path_checks import check_runs_root
 
     invocation: Invocation = ctx.obj
     worst = 0

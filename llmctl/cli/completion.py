@@ -2,12 +2,12 @@
 
 import typer
 
-from llmctl.invocation import Invocation
+from llmctl.context import Invocation
 
 
 def complete_cluster(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of clusters that there is a profile for."""
-    from llmctl.profile_names import cluster_names
+    from llmctl.site.profile_names import cluster_names
 
     invocation: Invocation = ctx.obj
     return [name for name in cluster_names(invocation.folders) if name.startswith(incomplete)]

@@ -7,7 +7,7 @@ import typer
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.data_prepare import EPILOG, prepare
 from llmctl.cli.data_train_tokenizer import train_tokenizer
-from llmctl.invocation import Invocation
+from llmctl.context import Invocation
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -106,6 +106,6 @@ def merge(
 
 
 def _run(invocation: Invocation, cluster: str | None, words: list[str]) -> int:
-    from llmctl.trainer_command import run_trainer_command
+    from llmctl.operate.trainer_command import run_trainer_command
 
     return run_trainer_command(invocation, invocation.profile(*invocation.cluster(cluster)), words)

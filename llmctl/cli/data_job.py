@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmctl.cli.completion import complete_cluster
-from llmctl.invocation import Invocation
+from llmctl.context import Invocation
 
 if TYPE_CHECKING:
-    from llmctl.data_preparation import DataWork
+    from llmctl.operate.data_jobs import DataWork
 
 JOB_FLAGS = {
     "nodes": "--nodes",
@@ -60,8 +60,8 @@ def trainer_words(given: Mapping[str, Any], flags: Mapping[str, str]) -> list[st
 def start(invocation: Invocation, work: "DataWork", given: Mapping[str, Any]) -> int:
     """Do ``work`` here, or submit its job, by the values of a command's parameters; gives the exit code."""
     from llmctl.cli.plan_output import carry_out, follow_started, show_plan
-    from llmctl.data_preparation import plan_data_work
-    from llmctl.resolve import Flag
+    from llmctl.operate.data_jobs import plan_data_work
+    from llmctl.submit.resolve import Flag
 
     flags = [
         Flag(flag, f"job.{key}", given[key], adds=key == "mounts") for key, flag in JOB_FLAGS.items() if given.get(key)

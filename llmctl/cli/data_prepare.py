@@ -106,7 +106,7 @@ def prepare(
 ) -> int:
     """Turn text into Megatron-LM's .bin/.idx: PREFIX_KEY_document, or _sentence, with a manifest."""
     given = locals()
-    from llmctl.data_preparation import DataWork
+    from llmctl.operate.data_jobs import DataWork
 
     words = [f"--output-prefix={output}", *trainer_words(given, _TRAINER_FLAGS)]
     words += ["--json-keys", *json_keys] if json_keys else []

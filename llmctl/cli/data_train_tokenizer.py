@@ -68,7 +68,7 @@ def train_tokenizer(
 ) -> int:
     """Learn a vocabulary of text; the same text gives the same file. On a cluster it is a job."""
     given = locals()
-    from llmctl.data_preparation import DataWork
+    from llmctl.operate.data_jobs import DataWork
 
     words = trainer_words(given, _TRAINER_FLAGS)
     words += ["--json-keys", *json_keys] if json_keys else []

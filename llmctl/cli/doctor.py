@@ -7,9 +7,9 @@ import typer
 
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console
-from llmctl.doctor import examine, exit_code
-from llmctl.doctor_python import Check
-from llmctl.invocation import Invocation
+from llmctl.context import Invocation
+from llmctl.doctor.examine import examine, exit_code
+from llmctl.doctor.python import Check
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from llmctl.cli.completion import complete_cluster
+from llmctl.context import Invocation
 from llmctl.errors import UsageError
-from llmctl.invocation import Invocation
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -37,7 +37,7 @@ def kernels(
         raise UsageError(f"{action!r}: llmctl env kernels does {', '.join(ACTIONS[:-1])} or {ACTIONS[-1]}")
     if as_json and action == "build":
         raise UsageError(f"--json: {action} prints no document; leave it out")
-    from llmctl.kernels_environment import run_kernels_command
+    from llmctl.operate.kernels_environment import run_kernels_command
 
     invocation: Invocation = ctx.obj
     profile = invocation.profile(*invocation.cluster(cluster))

@@ -7,12 +7,12 @@ import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.cli.console import say
+from llmctl.context import Invocation
 from llmctl.errors import UsageError
-from llmctl.invocation import Invocation
 
 if TYPE_CHECKING:
-    from llmctl.interactive import Session
-    from llmctl.profile import ClusterProfile
+    from llmctl.operate.interactive import Session
+    from llmctl.site.profile import ClusterProfile
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -61,8 +61,8 @@ def interactive(
         return _visit(invocation, run, rank, cluster, given)
     if rank is not None:
         raise UsageError("--rank: says which rank of a run; give --run RUN too")
-    from llmctl.interactive import new_session
-    from llmctl.resolve import Flag
+    from llmctl.operate.interactive import new_session
+    from llmctl.submit.resolve import Flag
 
     profile = invocation.profile(*invocation.cluster(cluster))
     _check_offered(profile, given)
@@ -72,9 +72,9 @@ def interactive(
 
 def _visit(invocation: Invocation, run: str, rank: int | None, cluster: str | None, given: Mapping[str, Any]) -> int:
     from llmctl.cluster_reach import ClusterReach
-    from llmctl.interactive import visit_session
-    from llmctl.run_record import RunRecord
-    from llmctl.run_visit import visit_run
+    from llmctl.operate.attach import visit_run
+    from llmctl.operate.interactive import visit_session
+    from llmctl.runs.record import RunRecord
 
     entry = invocation.index.find(run)
     if cluster not in (None, entry.cluster):

@@ -10,21 +10,21 @@ from typing import Annotated
 
 import typer
 
-from llmctl.attempt_reader import attempt_numbers
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
 from llmctl.cluster_reach import ClusterReach
+from llmctl.context import Invocation
 from llmctl.errors import RecordError, UsageError
-from llmctl.file_reads import FileRead
-from llmctl.follow import default_choice, follow_run, pending_words
-from llmctl.hands import Hands
-from llmctl.invocation import Invocation
 from llmctl.job_state import JobState
-from llmctl.log_choice import LogChoice, spans
-from llmctl.logs import LogLine, clean, last_lines
-from llmctl.run_facts import RankError, first_error, parse_error
-from llmctl.run_observer import observe_run
-from llmctl.run_record import RunRecord
+from llmctl.operate.follow import default_choice, follow_run, pending_words
+from llmctl.runs.attempts import attempt_numbers
+from llmctl.runs.facts import RankError, first_error, parse_error
+from llmctl.runs.log_selection import LogChoice, spans
+from llmctl.runs.logs import LogLine, clean, last_lines
+from llmctl.runs.observe import observe_run
+from llmctl.runs.record import RunRecord
+from llmctl.transport.file_reads import FileRead
+from llmctl.transport.protocol import Hands
 
 LINES_OF_ONE = 100
 LINES_OF_MANY = 20

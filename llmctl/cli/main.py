@@ -18,8 +18,8 @@ import typer.core
 import typer.main
 
 from llmctl import __version__
+from llmctl.context import Invocation
 from llmctl.errors import BUG, INTERRUPTED, ConfigFileError, LlmctlError, UsageError
-from llmctl.invocation import Invocation
 
 # command -> (module, what it does). The module has ``app``, a Typer with one command, or with several and a callback.
 COMMANDS = {

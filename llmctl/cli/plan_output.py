@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from llmctl.cli.console import print_json, say
 
 if TYPE_CHECKING:
-    from llmctl.invocation import Invocation
-    from llmctl.run_record import RunRecord
-    from llmctl.submission import Plan
+    from llmctl.context import Invocation
+    from llmctl.runs.record import RunRecord
+    from llmctl.submit.plan import Plan
 
 
 def show_plan(plan: "Plan", invocation: "Invocation", *, as_json: bool, more: Mapping[str, Any]) -> None:
@@ -44,8 +44,8 @@ def carry_out(
         follow: the run is followed afterwards, which says more.
         more: further fields of the document.
     """
-    from llmctl.notices import remember_notice
-    from llmctl.perform import perform
+    from llmctl.operate.notices import remember_notice
+    from llmctl.submit.execute import perform
 
     _say_beforehand(plan, invocation)
     with suppress(OSError):  # else it is told again
@@ -75,8 +75,8 @@ def follow_started(record: "RunRecord", invocation: "Invocation", *, as_json: bo
         as_json: a document stands on standard output; what is followed goes to standard error.
     """
     from llmctl.cluster_reach import ClusterReach
-    from llmctl.follow import follow_run
-    from llmctl.follow_output import PlainOutput
+    from llmctl.operate.follow import follow_run
+    from llmctl.operate.follow_output import PlainOutput
 
     reach = ClusterReach.of(invocation, record.cluster, f"run {record.run_id}")
     output = PlainOutput(sys.stderr) if as_json else None
@@ -84,7 +84,7 @@ def follow_started(record: "RunRecord", invocation: "Invocation", *, as_json: bo
 
 
 def _say_beforehand(plan: "Plan", invocation: "Invocation") -> None:
-    from llmctl.notices import untold_notice
+    from llmctl.operate.notices import untold_notice
 
     notice = untold_notice(plan.profile, invocation.folders)
     for line in (notice and f"{plan.profile.name}: {notice}", *plan.remarks, plan.cost and f"asks for {plan.cost}"):

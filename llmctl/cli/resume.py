@@ -7,7 +7,7 @@ import typer
 
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
-from llmctl.invocation import Invocation
+from llmctl.context import Invocation
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -35,9 +35,9 @@ def resume(
     """Go on with a run that has ended, from its latest checkpoint, with the config and code that it has."""
     from llmctl.cli.plan_output import carry_out, follow_started, show_plan
     from llmctl.cluster_reach import ClusterReach
-    from llmctl.resume import check_ended, check_work_left, start_point
-    from llmctl.run_record import RunRecord
-    from llmctl.submission import plan_resume
+    from llmctl.operate.resume import check_ended, check_work_left, start_point
+    from llmctl.runs.record import RunRecord
+    from llmctl.submit.plan import plan_resume
 
     invocation: Invocation = ctx.obj
     entry = invocation.index.find(run)

@@ -9,14 +9,14 @@ import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
+from llmctl.context import Invocation
 from llmctl.durations import clock, spoken
 from llmctl.errors import SchedulerError, UsageError
-from llmctl.invocation import Invocation
 from llmctl.job_state import JobState
-from llmctl.queue_reader import INTERVAL_S
-from llmctl.run_record import IndexEntry
-from llmctl.run_survey import RunSurvey, has_finished
-from llmctl.run_view import RunView
+from llmctl.operate.survey import RunSurvey, has_finished
+from llmctl.runs.record import IndexEntry
+from llmctl.runs.scheduler_query import INTERVAL_S
+from llmctl.runs.view import RunView
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -5,7 +5,7 @@ from typing import Any
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
-from llmctl.invocation import Invocation
+from llmctl.context import Invocation
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -89,8 +89,8 @@ def submit(
     """Start a training run, or any command, on a cluster."""
     given = {key: value for key, value in locals().items() if key in _JOB_FLAGS and value is not None}
     from llmctl.cli.plan_output import carry_out, follow_started, show_plan
-    from llmctl.resolve import Flag
-    from llmctl.submission import Request, plan_submission
+    from llmctl.submit.plan import Request, plan_submission
+    from llmctl.submit.resolve import Flag
 
     invocation: Invocation = ctx.obj
     request = Request(

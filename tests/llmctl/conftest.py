@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmctl import backends
+from llmctl.site import profile
 from tests.llmctl.scripted_cluster import ScriptedCluster
 from tests.standins import scripted_scheduler
 
@@ -33,6 +34,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedCluster:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setitem(backends.MODULES, "scripted", scripted_scheduler.__name__)
+    monkeypatch.setattr(profile, "SCHEDULERS", (*profile.SCHEDULERS, "scripted"))
     made = ScriptedCluster(tmp_path)
     monkeypatch.setattr(scripted_scheduler, "BACKEND", made.backend, raising=False)
     return made

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmctl.backends.base import SubmittedJob
-from llmctl.processes import ProcessIdentity
-from llmctl.run_record import RunRecord, Submission
-from llmctl.transport import LocalTransport
+from llmctl.runs.record import RunRecord, Submission
+from llmctl.transport.local import LocalTransport
+from llmctl.transport.processes import ProcessIdentity
 
 HANDS = LocalTransport({})
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from llmctl.errors import SchedulerError
-from llmctl.remote.route import Route
-from llmctl.remote.terminal import Terminal
-from llmctl.remote.transport import RemoteTransport
+from llmctl.transport.ssh.route import Route
+from llmctl.transport.ssh.terminal import Terminal
+from llmctl.transport.ssh.transport import RemoteTransport
 from tests.testbeds.ssh_hosts import SshHosts
 
 SEARCHED = "/usr/bin:/bin"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.llmctl.test_doctor_parsers import FACTS
+from tests.llmctl.doctor.test_parsers import FACTS
 from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts
 
 __all__ = ["ssh_hosts"]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from llmctl.cli.main import main
-from llmctl.run_record import RunRecord
+from llmctl.runs.record import RunRecord
 from tests.llmctl.run_directories import HANDS
 from tests.schedulers import kernel_cache
 from tests.testbeds.waiting import deadline

@@ -16,13 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from llmctl.file_acts import FileWrite
-from llmctl.file_reads import FileRead
-from llmctl.remote.failures import ConnectionLost
+from llmctl.transport.file_reads import FileRead
+from llmctl.transport.file_writes import FileWrite
+from llmctl.transport.ssh.failures import ConnectionLost
+from tests.schedulers.ssh_clients import client_environ, hands, master, refusal
 from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts
 from tests.testbeds.waiting import wait_for
-
-from .ssh_clients import client_environ, hands, master, refusal
 
 __all__ = ["ssh_hosts"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]

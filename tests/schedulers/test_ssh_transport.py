@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from llmctl.errors import SchedulerError
-from llmctl.file_acts import FileWrite
-from llmctl.file_reads import FileRead
-from llmctl.remote.master_connection import MasterConnection
-from llmctl.remote.paramiko_connection import ParamikoConnection
+from llmctl.transport.file_reads import FileRead
+from llmctl.transport.file_writes import FileWrite
+from llmctl.transport.ssh.master_connection import MasterConnection
+from llmctl.transport.ssh.paramiko_connection import ParamikoConnection
+from tests.schedulers.ssh_clients import Person, client_environ, hands, master, refusal
 from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts
 from tests.testbeds.waiting import wait_for
-
-from .ssh_clients import Person, client_environ, hands, master, refusal
 
 __all__ = ["ssh_hosts"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
@@ -54,7 +53,7 @@ def test_a_proxy_command_and_the_profiles_own_jump_host(ssh_hosts: SshHosts, tmp
     through = f"Host {ssh_hosts.address('h2')}\n  ProxyCommand ssh -W [%h]:%p gate"
     with hands(ssh_hosts.address("h2"), client_environ(ssh_hosts, tmp_path, through, without="ProxyJump")) as made:
         assert made.run(["hostname"], timeout_s=10).stdout == "h2\n"
-    from llmctl.remote import connect
+    from llmctl.transport.ssh import connect
 
     plain = client_environ(ssh_hosts, tmp_path, without="ProxyJump")
     made = connect("h2", plain, proxy_jump="gate")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmctl.backends.base import LOGIN, HostCommand, JobReport, JobRequest, NodeReport
-from llmctl.container import ContainerPlan
 from llmctl.job_state import JobState
+from llmctl.site.container import ContainerPlan
 
 _SCRIPT = """
 echo "$2 ${*:3}" >>"$1/calls"

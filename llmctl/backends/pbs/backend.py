@@ -1,0 +1,237 @@
+"""PBS Professional and OpenPBS, release 2020 and later: submitted with qsub, asked with qstat -f text.
+
+By qsub(1B), qstat(1B), qselect(1B), pbsnodes(8B) and the programs' source (https://github.com/openpbs/openpbs).
+"""
+
+import base64
+import os
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from llmctl.backends.base import LOGIN, HostCommand, JobReport, JobRequest, NodeReport
+from llmctl.backends.pbs.interactive import ENTER, SUBMIT, VISIT
+from llmctl.backends.pbs.reports import parse_jobs, parse_nodes, plain_job_id
+from llmctl.errors import SchedulerError
+from llmctl.site.container import ContainerPlan
+
+_CHUNK = "-l select=:"
+"""An option that begins so is added to what every node is asked for, as in ``-l select=:ncpus=64:ngpus=4``."""
+
+# Ids first: with -x also those that have finished. A server that keeps no history prints none, and says so.
+_FIND = """flag=-x
+ids=$(qselect -x -N "$0") || exit
+if [ -z "$ids" ]; then flag=; ids=$(qselect -N "$0") || exit; fi
+if [ -n "$ids" ]; then exec qstat $flag -E -f $ids; fi"""
+
+_ABOUT_ONE_JOB = re.compile(r"Unknown Job Id|Job has finished|PBS is not configured to maintain job history")
+# pbs_messages.c, and what the clients print where no server answers.
+_TRANSIENT = re.compile(
+    r"cannot connect to server|Couldn't connect to|No free connections|Server connection table full"
+    r"|Connection (?:refused|reset|timed out)|Server shutting down|Batch protocol error|Premature end of message"
+    r"|End of File|Resource temporarily unavailable|Request timed out"
+)
+# Said before anything is sent, or by a server that refuses; all else can come after the job was taken.
+_NOT_TAKEN = re.compile(
+    r"cannot connect to server|Couldn't connect to|No free connections|Server connection table full"
+    r"|Connection refused|Server shutting down"
+)
+_PERHAPS_TAKEN = re.compile(r"Batch protocol error|Premature end of message|End of File|Request timed out")
+_ADVICE = (
+    (r"Unknown queue", "see `qstat -q` for the queues there are; give one with --queue or --resource-type"),
+    (r"Queue is not enabled", "the queue takes no jobs now; see `qstat -q`, or choose another with --queue"),
+    (r"Access to queue is denied", "your group may not use this queue or reservation; see --group and --queue"),
+    (r"Unknown Reservation Id", "see `pbs_rstat` for your reservations; give the R number with --reservation"),
+    (r"violates queue and/or server resource limits", "ask for fewer --nodes or a shorter --time; see `qstat -Qf`"),
+    (r"would exceed|Maximum number of jobs", "you have as many jobs as the site allows; wait for one to end"),
+    (r"Invalid Account|Bad GID|[Pp]roject", "give the group that pays with --group, or `llmctl clusters setup`"),
+    (r"Unknown resource|illegal -l value", "a resource that this PBS does not know stands in the profile's options"),
+    (r"Bad UID", "submit as an ordinary user: PBS runs no jobs of this one"),
+    (r"Invalid Job Dependency", "the job to wait for has left the queue; submit without --after"),
+    (r"Unauthorized Request", "your account may not do this here; see --group and --queue"),
+    (r"cannot connect to server", "the PBS server does not answer; nothing is lost, try again later"),
+)
+
+
+@dataclass(frozen=True)
+class PbsBackend:
+    """Answers for jobs of a PBS server."""
+
+    name: str = "pbs"
+    template: str = "pbs.sh.j2"
+    job_keys: frozenset[str] = frozenset(
+        {
+            "name", "nodes", "gpus_per_node", "time", "group", "resource_type", "queue", "reservation", "priority",
+            "after", "container", "mounts", "launcher", "env", "secrets", "code",
+        }
+    )  # fmt: skip
+    launchers: tuple[str, ...] = ("torchrun", "mpirun")
+    has_queue: bool = True
+    tells_ends_apart: bool = True
+
+    def job_name(self, run_id: str) -> str:
+        """The run id itself: PBS takes up to 230 letters, digits and ``-_+.`` (pbs_ifl.h, ck_job_name.c)."""
+        return run_id
+
+    def directives(self, request: JobRequest) -> list[str]:
+        """Resources, who pays, and that output is written as it comes, into one file."""
+        return [
+            f"-N {request.job_name}",
+            *_resources(request),
+            # The script's own shell, whatever the user's login shell is.
+            "-S /bin/bash",
+            "-j oe",
+            # "d": written to where it belongs from the start; else there is nothing to see before the job has ended.
+            "-k oed",
+            "-r y",
+            *([f"-p {request.priority}"] if request.priority is not None else []),
+            *([f"-W depend={_dependency(request)}"] if request.after else []),
+        ]
+
+    def submit_commands(self, request: JobRequest) -> list[HostCommand]:
+        """Run in the run directory, so that both are names of files there."""
+        del request
+        return [HostCommand(LOGIN, ("qsub", "-o", "job.log", "job.sh"))]
+
+    def parse_job_id(self, output: str) -> str:
+        """``1234.server``: the last line that is an id, since sites print banners before it."""
+        ids = [found for line in output.splitlines() if (found := plain_job_id(line.strip())) is not None]
+        if not ids:
+            raise SchedulerError(f"qsub printed no job id but {output!r}", transient=False)
+        return ids[-1]
+
+    def status_argv(self, job_ids: Sequence[str]) -> list[str]:
+        """One request to the server (-E), which leaves out the jobs that it does not know."""
+        return ["qstat", "-E", "-f", *job_ids]
+
+    def parse_status(self, output: str) -> dict[str, JobReport]:
+        """See pbs_reports."""
+        return parse_jobs(output)
+
+    def is_answer(self, exit_status: int, stderr: str) -> bool:
+        """Those of one job are answers. The exit status is the last error modulo 256: 153 unknown, 35 ended."""
+        if exit_status == 0:
+            return True
+        said = [line for line in stderr.splitlines() if line.startswith(("qstat:", "qselect:", "pbsnodes:"))]
+        return bool(said) and all(_ABOUT_ONE_JOB.search(line) for line in said)
+
+    def find_argv(self, job_name: str) -> list[str]:
+        """By name, among queued, running and finished jobs."""
+        return ["sh", "-c", _FIND, job_name]
+
+    def accounting_argv(self, job_ids: Sequence[str]) -> list[str]:
+        """The server's history: as long as the site keeps it (ABCI 3.0: 10 days)."""
+        return ["qstat", "-x", "-E", "-f", *job_ids]
+
+    def parse_accounting(self, output: str) -> dict[str, JobReport]:
+        """See pbs_reports."""
+        return parse_jobs(output)
+
+    def cancel_commands(self, job_ids: Sequence[str]) -> list[HostCommand]:
+        """TERM to all processes on the head node, and KILL after the queue's kill_delay.
+
+        The shell that PBS puts around the script (start_exec.c) dies of TERM, and PBS kills the rest as soon as it has
+        gone: who wants the run to save tells it before, by attempts/K/cancel.
+        """
+        return [HostCommand(LOGIN, ("qdel", *job_ids))]
+
+    def nodes_argv(self) -> list[list[str]]:
+        """All nodes with all attributes."""
+        return [["pbsnodes", "-a"]]
+
+    def parse_nodes(self, outputs: Sequence[str]) -> list[NodeReport]:
+        """See pbs_reports."""
+        return [node for output in outputs for node in parse_nodes(output)]
+
+    def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
+        """By qsub -I; says what is asked for, then the scheduler's reason for as long as it waits."""
+        options = [word for line in _resources(request) for word in shlex.split(line)]
+        root = request.profile.runs_root or "."
+        count = str(len(options))
+        return ["bash", "-c", SUBMIT, "bash", root, _asked(request), ENTER, count, *options, script, "bash", *command]
+
+    def visit_argv(
+        self,
+        job_id: str,
+        host: str,
+        script: str,
+        command: Sequence[str],
+        container: ContainerPlan | None = None,
+        *,
+        cores: int | None = None,
+    ) -> list[str]:
+        """By ssh to the node: PBS's own way there (pbs_tmrsh) exists inside the job only."""
+        del job_id, container, cores
+        words = b"".join(os.fsencode(word) + b"\0" for word in (script, "bash", *command))
+        line = VISIT.format(words=base64.b64encode(words).decode())
+        choose = 'if [[ -t 0 ]]; then exec ssh -t "$@"; fi; exec ssh -T "$@"'
+        return ["bash", "-c", choose, "bash", host, f"exec bash -lc {shlex.quote(line)}"]
+
+    def is_transient(self, exit_status: int, stderr: str) -> bool:
+        """Whether the server was away or overloaded."""
+        return exit_status != 0 and bool(_TRANSIENT.search(stderr))
+
+    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
+        """Whether qsub reached no server, or one that refuses."""
+        return exit_status != 0 and bool(_NOT_TAKEN.search(stderr)) and not _PERHAPS_TAKEN.search(stderr)
+
+    def advice(self, stderr: str) -> str:
+        """For the refusals of qsub and qstat."""
+        return next((advice for pattern, advice in _ADVICE if re.search(pattern, stderr)), "")
+
+
+def _resources(request: JobRequest) -> list[str]:
+    """What batch and interactive jobs ask for alike."""
+    resource = request.resource
+    given = [*request.profile.options, *(resource.options if resource is not None else ())]
+    chunk = "".join(option.removeprefix(_CHUNK[:-1]) for option in given if option.startswith(_CHUNK))
+    lines = [*_group(request), *_queue(request)]
+    lines.append(f"-l select={request.nodes}:mpiprocs={request.ranks_per_node}{chunk}")
+    if request.time_s is not None:
+        lines.append(f"-l walltime={_clock(request.time_s)}")
+    variables = [option[2:].strip() for option in given if _is_variable(option)]
+    if request.reservation is not None and request.resource_type is not None:
+        variables.append(f"RTYPE={request.resource_type}")  # a reservation of ABCI 3.0 holds whole nodes, of any type
+    if variables:
+        # A second -v would replace the first (qsub.c).
+        lines.append(f"-v {','.join(variables)}")
+    return [*lines, *(option for option in given if not option.startswith(_CHUNK) and not _is_variable(option))]
+
+
+def _is_variable(option: str) -> bool:
+    return re.match(r"-v\s*\S", option) is not None
+
+
+def _group(request: JobRequest) -> Iterable[str]:
+    if request.group is None:
+        return []
+    option = request.profile.group_option or "-P"
+    return [f"{option}={request.group}" if option == "-W group_list" else f"{option} {request.group}"]
+
+
+def _queue(request: JobRequest) -> Iterable[str]:
+    # A reservation R1234.server is a queue of the name R1234.
+    queue = request.reservation.partition(".")[0] if request.reservation is not None else request.queue
+    if queue is None and request.resource is not None:
+        queue = request.resource.queue
+    return [f"-q {queue}"] if queue is not None else []
+
+
+def _dependency(request: JobRequest) -> str:
+    return ":".join(["afterany" if request.after_any else "afterok", *request.after])
+
+
+def _asked(request: JobRequest) -> str:
+    """In words, for a person who waits."""
+    kind = request.resource_type or request.queue or ("node" if request.nodes == 1 else "nodes")
+    where = f" in reservation {request.reservation}" if request.reservation is not None else ""
+    time = f" for {_clock(request.time_s)}" if request.time_s is not None else ""
+    return f"{request.nodes} x {kind}{where}{time}"
+
+
+def _clock(seconds: int) -> str:
+    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+BACKEND = PbsBackend()

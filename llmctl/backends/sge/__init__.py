@@ -1,0 +1,1 @@
+"""Grid Engine, in all its forks."""

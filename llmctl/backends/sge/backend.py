@@ -1,0 +1,242 @@
+"""Grid Engine: 8.1.9, and Univa's and Altair's as ABCI 2.0 and TSUBAME 4.0 run it. Only text, and no -xml: some
+builds print none.
+
+Sources: submit(1), qstat(1), qacct(1), qhost(1), sge_status(5) of 8.1.9; for groups (-g), node types (-l TYPE=N) and
+the SIM messages https://docs.abci.ai/v2/en/job-execution/.
+
+Jobs do not ask to be warned (-notify): the warning ends every task that does not know it, at qdel as at the time limit.
+job.sh has a timer of its own.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmctl.backends.base import LOGIN, HostCommand, JobReport, JobRequest, NodeReport
+from llmctl.backends.sge import reports, terminal
+from llmctl.errors import ProfileError, SchedulerError
+from llmctl.site.container import ContainerPlan
+
+_ASK_QUEUE = r"""answer=$(qstat -r -u '$user') || exit
+printf '%s\n' "$answer"
+ids=$(printf '%s\n' "$answer" | awk -v asked=" $* " '
+    $1 ~ /^[0-9]+$/ && index(asked, " " $1 " ") {
+        for (i = 4; i <= NF; i++) if ($i ~ /^[0-9]+[-\/][0-9]+[-\/][0-9]+/) break
+        if ($(i - 1) ~ /[qwE]/ && n++ < 50) { printf "%s%s", separator, $1; separator = "," }
+    }')
+if [ -n "$ids" ]; then qstat -j "$ids" 2>/dev/null; fi
+exit 0
+"""
+"""The user's jobs; and of those asked about that do not run, why. ``$user`` is qstat's own word for whoever asks."""
+
+ACCOUNTING_S = 60
+"""For one look at the accounting: every qacct reads the whole file, which has gigabytes at large sites."""
+_ASK_ACCOUNTING = r"""end=$(($(date +%s) + $1)) status=0
+shift
+all=$#
+while [ $# -gt 0 ]; do
+    seconds=$((end - $(date +%s))) code=124
+    if [ "$seconds" -gt 0 ]; then answer=$(timeout "$seconds" qacct -j "$1"); code=$?; fi
+    if [ "$code" -eq 124 ]; then
+        echo "qacct is slow: it was asked about $((all - $#)) of $all jobs, the newest first" >&2
+        exit 124
+    fi
+    printf '%s\n' "$answer"
+    if [ "$code" -ne 0 ]; then status=$code; fi
+    shift
+done
+exit "$status"
+"""
+
+_NOT_KNOWN = re.compile(
+    r"job id \d+ not found|^Following jobs do not exist|^[\d, ]+$|denied: job \"?\d+\"? does not exist"
+)
+_TRANSIENT = re.compile(
+    r"commlib|unable to (?:send|contact|connect)|can'?t (?:connect|contact)|cannot (?:connect|contact|reach)|"
+    r"failed receiving gdi request|got (?:send|select|no|read) (?:error|connection)|timeout|qmaster",
+    re.IGNORECASE,
+)
+# The connection itself was not made; a master that is busy may carry out later what was sent to it.
+_NOT_TAKEN = re.compile(r"connection refused|can'?t connect|cannot connect|can'?t resolve host", re.IGNORECASE)
+_PERHAPS_TAKEN = re.compile(r"failed receiving gdi request|got read error|timeout", re.IGNORECASE)
+_ADVICE = (
+    (
+        r'requested project "[^"]*" does not exist',
+        "the group is missing or not one of yours: give it by --group, LLMCTL_GROUP or `llmctl clusters setup`",
+    ),
+    (
+        r"no project assigned to job",
+        "this site runs no job without a group: give it by --group, LLMCTL_GROUP or `llmctl clusters setup`",
+    ),
+    (
+        r'invalid option argument "?-g',
+        "this Grid Engine knows no groups (-g): leave the group out",
+    ),
+    (r'unknown resource "', "this site has no such resource type; `llmctl clusters show` says which the profile knows"),
+    (r"unknown queue|no suitable queues", "there is no such queue for this job; leave --queue out or choose another"),
+    (r"advance reservation id .* (?:is invalid|does not exist)", "there is no such reservation: see qrstat"),
+    (r"is not a time value", "give the time as H:M:S"),
+    (r"10 mins with this group", "without a group TSUBAME runs trials of up to 10 minutes only: give --group"),
+    (r"SIM0021", "the site does not take a value of the request: look at resource type, time and options"),
+    (r"SIM4403", "the group has too few points left for nodes x time: ask for less, or have points added"),
+    (r"SIM4702", "more than the site's limits allow: fewer nodes, less time, or fewer jobs at once"),
+    (r"could not be scheduled, try again later", "nothing is free at the moment: try again later or ask for less"),
+    (r"necessary privileges to delete", "the job belongs to somebody else"),
+)
+"""(what is said, what to do). SIM messages: https://docs.abci.ai/v2/en/job-execution/."""
+
+
+@dataclass(frozen=True)
+class SgeBackend:
+    """Answers for Grid Engine."""
+
+    name: str = "sge"
+    template: str = "sge.sh.j2"
+    job_keys: frozenset[str] = frozenset(
+        {
+            *("name", "nodes", "gpus_per_node", "time", "group", "resource_type", "queue", "reservation", "priority"),
+            *("after", "container", "mounts", "launcher", "env", "secrets", "code"),
+        }
+    )
+    launchers: tuple[str, ...] = ("torchrun", "mpirun")
+    has_queue: bool = True
+    tells_ends_apart: bool = False
+
+    def job_name(self, run_id: str) -> str:
+        """The run id; names may not begin with a digit (submit(1), -N and sge_types(1))."""
+        return f"j{run_id}" if run_id[0].isdecimal() else run_id
+
+    def directives(self, request: JobRequest) -> list[str]:
+        """The head of job.sh: all but the group, which counts on the command line only."""
+        directives = [
+            f"-N {request.job_name}",
+            *_allocation(request),
+            # The site's shell may be csh, and the first line of a script be ignored (queue_conf(5), shell_start_mode).
+            "-S /bin/bash",
+            "-cwd",
+            "-j y",
+            "-o job.log",
+            # When a node dies the job is queued again, and a new attempt goes on from the last checkpoint.
+            "-r y",
+        ]
+        if request.after:
+            # Grid Engine cannot ask how a job ended: it waits for any end.
+            directives.append(f"-hold_jid {','.join(request.after)}")
+        return directives
+
+    def submit_commands(self, request: JobRequest) -> list[HostCommand]:
+        """Qsub in the run directory, without -V: the job takes nothing of our environment along."""
+        group = ("-g", request.group) if request.group is not None else ()
+        return [HostCommand(LOGIN, ("qsub", *group, "job.sh"))]
+
+    def parse_job_id(self, output: str) -> str:
+        """The id in ``Your job 1 ("x") has been submitted`` or -terse's ``1``, whatever the site prints around it."""
+        match = re.search(r"^Your job(?:-array)? (\d+)", output, re.MULTILINE) or re.search(
+            r"^(\d+)(?:\.\d+-\d+:\d+)?[ \t]*$", output, re.MULTILINE
+        )
+        if match is None:
+            raise SchedulerError(f"qsub gave no job id but {output.strip()[-500:]!r}", transient=False)
+        return match[1]
+
+    def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
+        """Qrsh, which says at once where nothing is free. Its -N keeps odd characters out of the job's name."""
+        options = ["-N", request.job_name, *(["-g", request.group] if request.group is not None else [])]
+        options += [word for option in _allocation(request) for word in shlex.split(option)]
+        nodes = f"{request.nodes} node{'s' if request.nodes > 1 else ''}"
+        kind = f" of {request.resource_type}" if request.resource_type is not None else ""
+        told = f"llmctl: asks Grid Engine for {nodes}{kind}; if nothing is free it says so"
+        return terminal.ask_argv(told, options, script, command)
+
+    def visit_argv(
+        self,
+        job_id: str,
+        host: str,
+        script: str,
+        command: Sequence[str],
+        container: ContainerPlan | None = None,
+        *,
+        cores: int | None = None,
+    ) -> list[str]:
+        """``qrsh -inherit``, or ssh where the job takes no tasks."""
+        del container, cores
+        return terminal.visit_argv(job_id, host, script, command)
+
+    def status_argv(self, job_ids: Sequence[str]) -> list[str]:
+        """All of the user's jobs, with their whole names."""
+        return ["sh", "-c", _ASK_QUEUE, "qstat", *job_ids]
+
+    def parse_status(self, output: str) -> dict[str, JobReport]:
+        """See sge_reports."""
+        return reports.parse_queue(output)
+
+    def is_answer(self, exit_status: int, stderr: str) -> bool:
+        """A job that is not known, or not yet, is an answer; anything else that fails is none."""
+        said = [line.strip() for line in stderr.splitlines() if line.strip()]
+        return exit_status == 0 or (bool(said) and all(_NOT_KNOWN.search(line) for line in said))
+
+    def find_argv(self, job_name: str) -> list[str]:
+        """All of the user's jobs: qstat cannot look for a name."""
+        del job_name
+        return self.status_argv(())
+
+    def accounting_argv(self, job_ids: Sequence[str]) -> list[str] | None:
+        """Qacct takes one job at a time: the newest first, as many as there is time for."""
+        newest = sorted(job_ids, key=lambda job_id: (len(job_id), job_id), reverse=True)
+        return ["sh", "-c", _ASK_ACCOUNTING, "qacct", str(ACCOUNTING_S), *newest]
+
+    def parse_accounting(self, output: str) -> dict[str, JobReport]:
+        """See sge_reports. A job is there about a second after its end."""
+        return reports.parse_accounts(output)
+
+    def cancel_commands(self, job_ids: Sequence[str]) -> list[HostCommand]:
+        """KILL at once; what had time to save has been told before."""
+        return [HostCommand(LOGIN, ("qdel", *job_ids))]
+
+    def nodes_argv(self) -> list[list[str]]:
+        """Hosts with their queues and resources; and why queues are in error."""
+        return [["qhost", "-q", "-F"], ["qstat", "-f", "-explain", "E"]]
+
+    def parse_nodes(self, outputs: Sequence[str]) -> list[NodeReport]:
+        """See sge_reports."""
+        return reports.parse_hosts(*outputs)
+
+    def is_transient(self, exit_status: int, stderr: str) -> bool:
+        """A master that cannot be reached may be there a little later."""
+        return exit_status != 0 and bool(_TRANSIENT.search(stderr))
+
+    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
+        """Whether qsub could not even connect."""
+        return exit_status != 0 and bool(_NOT_TAKEN.search(stderr)) and not _PERHAPS_TAKEN.search(stderr)
+
+    def advice(self, stderr: str) -> str:
+        """What to change after a refusal."""
+        return next((told for pattern, told in _ADVICE if re.search(pattern, stderr)), "")
+
+
+def _allocation(request: JobRequest) -> list[str]:
+    """What nodes, how many, for how long: the same for qsub and qrsh.
+
+    No blank around ``=``: it would make the rest an unknown option (https://www.t4.cii.isct.ac.jp/docs/faq.en/scheduler/).
+
+    Raises:
+        ProfileError: several nodes, and no word in which to ask for them.
+    """
+    resource = request.resource
+    own = [*request.profile.options, *(resource.options if resource is not None else ())]
+    options = []
+    if request.resource_type is not None:
+        options.append(f"-l {request.resource_type}={request.nodes}")
+    elif request.nodes > 1 and not any(option.startswith("-pe ") for option in own):
+        raise ProfileError(
+            f"{request.profile.name}: resource_types: none is chosen, and Grid Engine gives nodes as -l TYPE=N; "
+            "give --resource-type, or -pe in options"
+        )
+    if request.time_s is not None:
+        minutes, seconds = divmod(request.time_s, 60)
+        options.append(f"-l h_rt={minutes // 60}:{minutes % 60:02d}:{seconds:02d}")
+    words = (("-q", request.queue), ("-ar", request.reservation), ("-p", request.priority))
+    return options + [f"{flag} {word}" for flag, word in words if word is not None] + own
+
+
+BACKEND = SgeBackend()

@@ -1,0 +1,1 @@
+"""The checks of `llmctl doctor`: a cluster, its hosts and its software."""

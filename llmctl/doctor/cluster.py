@@ -1,0 +1,265 @@
+"""What ``llmctl doctor`` says about a login node: scheduler, group, places, container, interface, clock. Pure."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmctl.doctor.probes import Quota, Section, parse_interfaces, parse_quotas
+from llmctl.doctor.python import Check
+from llmctl.site.profile import ClusterProfile
+from llmctl.transport.file_writes import PathFacts
+
+Sections = Mapping[str, Section]
+
+_COMMANDS = {
+    "slurm": ("sbatch", "squeue", "sacct", "scancel", "sinfo", "srun", "salloc", "scontrol"),
+    "sge": ("qsub", "qstat", "qacct", "qdel", "qhost", "qrsh"),
+    "pbs": ("qsub", "qstat", "qdel", "pbsnodes"),
+}
+# Each prints its version without asking a server, then asks it for its queues.
+_VERSION = {"slurm": "sbatch --version", "sge": "qsub -help | head -n 1", "pbs": "qsub --version"}
+_QUEUES = {"slurm": "sinfo -h -o %R", "sge": "qconf -sql", "pbs": "qstat -Q"}
+_ACCOUNTS = {
+    "slurm": 'sacctmgr -nP show assoc user="$(id -un)" format=account',
+    "sge": "qconf -sprjl",
+    "pbs": "true",
+}
+_NETWORK_FILESYSTEMS = re.compile(
+    r"lustre|nfs|gpfs|beegfs|ceph|wekafs|panfs|pvfs|orangefs|afs|glusterfs|cvfs|9p|fuse|dvs"
+)
+_LITTLE_GIB = 20
+_SKEW_S = 5
+
+
+def probes(profile: ClusterProfile, place: str | None) -> list[tuple[str, str]]:
+    """The questions to a cluster's login node, as named shell lines.
+
+    Args:
+        profile: of the cluster.
+        place: runs_root, or the nearest folder above it that is there; None if the profile names none.
+    """
+    asked = [
+        ("who", "id -un; id -Gn"),
+        ("date", "date +%s"),
+        ("locale", "locale charmap"),
+        ("interfaces", "PATH=$PATH:/usr/sbin:/sbin; ip -4 -o addr show"),
+        ("gpus", "nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader"),
+        ("home", 'df -PTk -- "$HOME"'),
+        ("quota", "quota -w"),
+    ]
+    if place is not None:
+        folder = shlex.quote(place)
+        asked += [
+            ("place", f"df -PTk -- {folder}"),
+            ("lustre", f'lfs quota -u "$(id -un)" {folder}'),
+        ]
+        if profile.group:
+            asked.append(("lustre group", f"lfs quota -g {shlex.quote(profile.group)} {folder}"))
+    scheduler = profile.scheduler
+    if scheduler in _COMMANDS:
+        names = " ".join(_COMMANDS[scheduler])
+        missing = f'for name in {names}; do command -v "$name" >/dev/null || printf "%s " "$name"; done'
+        asked += [
+            ("commands", missing),
+            ("version", _VERSION[scheduler]),
+            ("queues", _QUEUES[scheduler]),
+            ("accounts", _ACCOUNTS[scheduler]),
+        ]
+    if profile.container.runtime == "pyxis":
+        asked.append(("container", "srun --help | grep -e --container-image"))
+    elif profile.container.runtime is not None:
+        asked.append(("container", f"{profile.container.runtime} --version || {profile.container.runtime} version"))
+    return asked
+
+
+def judge_scheduler(profile: ClusterProfile, sections: Sections) -> list[Check]:
+    """Whether the scheduler's commands are there and its server answers; names of queues that it does not have."""
+    if profile.scheduler not in _COMMANDS:
+        return []
+    missing = sections["commands"].text.split()
+    if missing:
+        here = "this machine" if profile.login.host is None else profile.login.host
+        mend = f"llmctl clusters setup {profile.name} --login HOST   # the cluster's login node, as ssh knows it"
+        if profile.login.host is not None or len(missing) < len(_COMMANDS[profile.scheduler]):
+            mend = f"make them found by non-interactive shells on {here}: PATH in ~/.bashrc, before it returns early"
+        return [Check("scheduler", "FAULT", f"{here} has no {', '.join(missing)}", mend, exit_code=4)]
+    # A client without its server's address complains before it says its version.
+    version = [line for line in sections["version"].text.splitlines() if re.search(r"\d+\.\d+", line)]
+    shown = version[0].strip() if version else profile.scheduler
+    queues = sections["queues"]
+    if queues.status != 0:
+        said = " ".join(queues.text.split())[-200:] or f"exit status {queues.status}"
+        mend = (
+            f"run it yourself: {_QUEUES[profile.scheduler]}; if it fails too, the scheduler is down or not yours to use"
+        )
+        return [Check("scheduler", "FAULT", f"{shown}, but it does not answer: {said}", mend, exit_code=4)]
+    return [Check("scheduler", "ok", shown), *_queues(profile, queues.text), *_old(shown)]
+
+
+def _queues(profile: ClusterProfile, text: str) -> list[Check]:
+    known = {line.split()[0] for line in text.splitlines() if line.split()}
+    used = {kind.queue for kind in profile.resource_types.values()} | {profile.defaults.queue}
+    unknown = sorted(queue for queue in used if queue and queue not in known)
+    if not unknown or not known:
+        return []
+    mend = f"set queue of these resource types in your overlay; there are {', '.join(sorted(known)[:12])}"
+    return [Check("queues", "warning", f"{', '.join(unknown)} is not there", mend)]
+
+
+def _old(version: str) -> list[Check]:
+    match = re.match(r"slurm(?:-wlm)? (\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) >= (22, 5):
+        return []
+    return [
+        Check("scheduler version", "warning", f"{version} is older than 22.05, the oldest that llmctl is tried with")
+    ]
+
+
+def judge_group(profile: ClusterProfile, group: str | None, sections: Sections) -> list[Check]:
+    """Whether jobs have a group to be billed to, and the scheduler or the system knows the user in it."""
+    if profile.scheduler not in _COMMANDS:
+        return []
+    unix = sections["who"].text.split()[1:]
+    accounts = sections["accounts"].text.split() if sections["accounts"].status == 0 else []
+    known = sorted({*accounts}) if profile.scheduler == "slurm" else sorted({*unix, *accounts})
+    if group is None:
+        if not profile.group_required:
+            return [Check("group", "ok", "none is given, and none is needed")]
+        choice = f" (yours: {', '.join(known[:12])})" if known else ""
+        mend = f"llmctl clusters setup {profile.name} --group G{choice}; or --group G, or LLMCTL_GROUP"
+        return [Check("group", "FAULT", "jobs need one to be billed to", mend)]
+    if group in known:
+        return [Check("group", "ok", group)]
+    if not known:
+        return [Check("group", "note", f"{group}; the scheduler does not say which groups are yours")]
+    mend = f"llmctl clusters setup {profile.name} --group G, with one of {', '.join(known[:12])}"
+    state = "FAULT" if profile.scheduler == "slurm" else "warning"
+    return [Check("group", state, f"{group} is none of yours", mend)]
+
+
+@dataclass(frozen=True)
+class _Space:
+    kind: str
+    free_gib: float
+
+
+def _space(section: Section | None) -> _Space | None:
+    lines = section.text.splitlines() if section is not None and section.status == 0 else []
+    fields = lines[-1].split() if len(lines) > 1 else []
+    # Filesystem Type 1024-blocks Used Available Capacity Mounted-on; a name with spaces shifts them.
+    numbers = [index for index, field in enumerate(fields) if field.isdigit()]
+    if len(numbers) < 3 or numbers[0] == 0:
+        return None
+    return _Space(fields[numbers[0] - 1], int(fields[numbers[0] + 2]) / (1 << 20))
+
+
+def judge_places(profile: ClusterProfile, runs_root: str, facts: PathFacts, sections: Sections) -> list[Check]:
+    """Whether runs can be written, there is room, and other nodes are likely to see them."""
+    change = f"llmctl clusters setup {profile.name} --runs-root DIR"
+    problem = _unwritable(runs_root, facts)
+    if problem:
+        return [Check("runs_root", "FAULT", problem, change)]
+    space = _space(sections.get("place"))
+    free_gib = min(facts.free_bytes / (1 << 30), space.free_gib if space else float("inf"))
+    room = f"{runs_root}, {free_gib:,.0f} GiB free"
+    checks = [Check("runs_root", "ok", room)]
+    if facts.nearest == "/":
+        detail = f"{runs_root}: nothing of it is there yet, not even {'/'.join(runs_root.split('/')[:2])}"
+        return [Check("runs_root", "warning", detail, change)]
+    if free_gib < _LITTLE_GIB:
+        checks = [Check("runs_root", "warning", f"{room}: little for checkpoints", change)]
+    return [*checks, *_shared(profile, runs_root, space, change), *_quotas(sections)]
+
+
+def _unwritable(place: str, facts: PathFacts) -> str:
+    if facts.nearest_kind != "folder":
+        return f"{place}: {facts.nearest} is not a folder"
+    if facts.is_read_only:
+        return f"{place}: {facts.nearest} is on a file system mounted read-only"
+    return "" if facts.can_write else f"{place}: {facts.nearest} is not writable for you"
+
+
+def _shared(profile: ClusterProfile, place: str, space: _Space | None, change: str) -> list[Check]:
+    if profile.scheduler in ("local", "ssh"):
+        return []  # one machine, or machines that are asked one by one
+    if space is None:
+        return [Check("shared", "note", f"whether other nodes see {place} is not known")]
+    if _NETWORK_FILESYSTEMS.search(space.kind.lower()):
+        return [Check("shared", "ok", f"{space.kind}; that a compute node sees it is not tried here")]
+    return [Check("shared", "warning", f"{place} is on {space.kind}, which other nodes may not see", change)]
+
+
+def _quotas(sections: Sections) -> list[Check]:
+    quotas = [quota for name in ("quota", "lustre", "lustre group") for quota in _read_quotas(sections.get(name))]
+    if not quotas:
+        return [Check("quota", "note", "no quota is told by quota or lfs; your site may have a command of its own")]
+    fullest = max(quotas, key=lambda quota: quota.fullness)
+    shown = f"{fullest.filesystem}: {fullest.fullness:.0%} of it used"
+    if fullest.fullness >= 1:
+        return [Check("quota", "FAULT", f"{shown}: nothing more can be written", "remove old runs, or ask for more")]
+    if fullest.fullness > 0.9:
+        return [Check("quota", "warning", shown, "remove old runs, or ask for more")]
+    return [Check("quota", "ok", shown)]
+
+
+def _read_quotas(section: Section | None) -> list[Quota]:
+    return parse_quotas(section.text) if section is not None and section.status != 127 else []
+
+
+def judge_container(profile: ClusterProfile, sections: Sections) -> list[Check]:
+    """Whether what runs images is there."""
+    runtime = profile.container.runtime
+    if runtime is None:
+        if profile.environment.kind != "container":
+            return []
+        mend = "set container.runtime in your overlay: pyxis, enroot, apptainer or singularity"
+        return [Check("container", "FAULT", "environment.kind is container, but the profile names no runtime", mend)]
+    section = sections["container"]
+    if section.status == 0:
+        shown = "pyxis is a plug-in of srun here" if runtime == "pyxis" else section.text.strip().splitlines()[0]
+        return [Check("container", "ok", shown)]
+    needed = profile.environment.kind == "container"
+    if runtime == "pyxis":
+        what = "srun has no --container-image: pyxis is not installed"
+        mend = "ask the site for pyxis, or set container.runtime to apptainer or enroot in your overlay"
+        return [Check("container", "FAULT" if needed else "warning", what, mend)]
+    mend = "add its module to environment.modules in your overlay, if it has one; it may be on compute nodes only"
+    return [Check("container", "warning", f"{runtime} is not found on this node", mend)]
+
+
+def judge_node(profile: ClusterProfile, sections: Sections, began: float, ended: float) -> list[Check]:
+    """Rendezvous interface, clock and locale of the login node, which tell something of the compute nodes.
+
+    Args:
+        profile: of the cluster.
+        sections: the answers.
+        began: our own time when the questions were sent.
+        ended: and when the answers were there.
+    """
+    checks = []
+    wanted = profile.rendezvous.interface
+    found = parse_interfaces(sections["interfaces"].text)
+    if wanted is not None and wanted in found:
+        checks.append(Check("interface", "ok", f"{wanted} is {found[wanted]} here"))
+    elif wanted is not None:
+        there = ", ".join(name for name in found if name != "lo") or "none"
+        checks.append(
+            Check("interface", "note", f"{wanted} is not on this node, which has {there}; compute nodes differ")
+        )
+    clock = sections["date"].text.strip()
+    skew = max(began - 1 - int(clock), int(clock) - ended - 1, 0.0) if clock.isdigit() else 0.0
+    if skew > _SKEW_S:
+        detail = f"{skew:.0f} s apart from this machine's; ages are told by the cluster's clock"
+        checks.append(Check("clock", "warning", detail, "timedatectl set-ntp true   # on the one that is wrong"))
+    else:
+        checks.append(Check("clock", "ok", "agrees with this machine's"))
+    charmap = sections["locale"].text.strip()
+    if charmap.upper().replace("-", "") == "UTF8":
+        checks.append(Check("locale", "ok", charmap))
+    else:
+        mend = "export LC_ALL=C.UTF-8   # in ~/.bashrc there, and in environment.setup of your overlay for jobs"
+        checks.append(
+            Check("locale", "warning", f"{charmap.splitlines()[-1] if charmap else 'unknown'}, not UTF-8", mend)
+        )
+    return checks

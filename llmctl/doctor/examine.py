@@ -1,0 +1,149 @@
+"""``llmctl doctor``: whether a cluster can be used as its profile says, and what puts right what cannot.
+
+Four round trips whatever the number of checks: the home directory, the places, one shell script, one Python program.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmctl.context import Invocation
+from llmctl.doctor.cluster import judge_container, judge_group, judge_node, judge_places, judge_scheduler, probes
+from llmctl.doctor.probes import PYTHON_PROGRAM, Section, parse_gpus, parse_python, parse_sections, probe_script
+from llmctl.doctor.python import Check, judge_driver, judge_python
+from llmctl.errors import LlmctlError, ProfileError, SchedulerError
+from llmctl.paths import UserFolders
+from llmctl.submit.render import environment_script, job_python
+
+if TYPE_CHECKING:
+    from llmctl.site.profile import ClusterProfile
+    from llmctl.transport.protocol import Hands
+
+_SCRIPT_TIMEOUT_S = 240
+_PYTHON_TIMEOUT_S = 240
+"""Importing torch from a cold network file system takes minutes."""
+
+
+def examine(invocation: Invocation, profile: "ClusterProfile") -> Iterator[Check]:
+    """The checks of one cluster, each as soon as it is known; ends early where nothing further can be asked."""
+    hands, connection = _connection(invocation, profile)
+    yield from connection
+    if hands is None:
+        return
+    root, trouble = _runs_root(invocation, profile)
+    try:
+        facts = hands.look_at([root])[0] if root is not None else None
+        nearest = facts.nearest if facts is not None and facts.nearest_kind == "folder" else None
+        began = time.time()
+        answer = hands.run(["bash", "-c", probe_script(probes(profile, nearest))], timeout_s=_SCRIPT_TIMEOUT_S)
+    except SchedulerError as error:
+        again = "try again; if it lasts, the node is overloaded"
+        yield Check("questions", "FAULT", error.message, again, error.exit_code)
+        return
+    ended = time.time()
+    sections = _Answers(parse_sections(answer.stdout))
+    yield from judge_scheduler(profile, sections)
+    yield from judge_group(profile, invocation.environment.get("LLMCTL_GROUP") or profile.group, sections)
+    if root is not None and facts is not None:
+        yield from judge_places(profile, root, facts, sections)
+    yield from trouble
+    python, checks = _python(invocation, profile, hands)
+    yield from checks
+    is_own = profile.scheduler in ("local", "ssh")
+    yield judge_driver(parse_gpus(sections["gpus"].text), python, expected=is_own)
+    yield from judge_container(profile, sections)
+    yield from judge_node(profile, sections, began, ended)
+    if profile.scheduler == "ssh":
+        from llmctl.doctor.hosts import ask_hosts, judge_hosts
+        from llmctl.transport.host_group import HostGroup
+
+        assert isinstance(hands, HostGroup)
+        interpreter = _interpreter(invocation, profile, hands)
+        yield from judge_hosts(profile, ask_hosts(hands, interpreter, root), interpreter)
+
+
+def exit_code(checks: list[Check]) -> int:
+    """What the command ends with: the class of the first fault; 0 without one."""
+    return next((check.exit_code for check in checks if check.state == "FAULT"), 0)
+
+
+class _Answers(dict[str, Section]):
+    """Sections by name; one that is missing, because the script was cut off, is like a command that is not there."""
+
+    def __missing__(self, name: str) -> Section:
+        return Section(127, "")
+
+
+def _connection(invocation: Invocation, profile: "ClusterProfile") -> tuple["Hands | None", list[Check]]:
+    if profile.scheduler == "ssh" and not profile.hosts:
+        mend = f"llmctl clusters setup {profile.name} --host A --host B"
+        return None, [Check("connection", "FAULT", "the profile names no machine", mend)]
+    began = time.monotonic()
+    try:
+        hands = invocation.connect(profile)
+        hands.home()
+    except LlmctlError as error:
+        host = profile.hosts[0] if profile.hosts else profile.login.host
+        mend = f"ssh {host}   # shows more" if host is not None else ""
+        return None, [Check("connection", "FAULT", error.message, mend, error.exit_code)]
+    took = f", {time.monotonic() - began:.1f} s" if hands.is_remote else ""
+    return hands, [Check("connection", "ok", f"{hands.host}{took}")]
+
+
+def _runs_root(invocation: Invocation, profile: "ClusterProfile") -> tuple[str | None, list[Check]]:
+    try:
+        return invocation.runs_root(profile), []
+    except ProfileError as error:
+        mend = f"llmctl clusters setup {profile.name} --runs-root DIR"
+        return None, [Check("runs_root", "FAULT", error.message.splitlines()[0], mend)]
+
+
+def _python(
+    invocation: Invocation, profile: "ClusterProfile", hands: "Hands"
+) -> tuple[dict[str, Any] | None, list[Check]]:
+    """Facts about the jobs' Python, None where it cannot be asked, and what is to be said about it."""
+    software = profile.environment
+    argv = [_interpreter(invocation, profile, hands), "-c", PYTHON_PROGRAM]
+    if software.kind == "container":
+        image = str(software.path)
+        if profile.container.runtime not in ("apptainer", "singularity") or not image.startswith("/"):
+            return None, [Check("python", "note", f"is in the image {image}, which is not started on this node")]
+        argv = [profile.container.runtime, "exec", image, *argv]
+    try:
+        script = environment_script(profile, _folders_there(invocation, hands))
+        answer = hands.run(["bash", "-c", script, "bash", *argv], timeout_s=_PYTHON_TIMEOUT_S)
+    except SchedulerError as error:
+        return None, [Check("environment", "FAULT", error.message, _mend_environment(profile))]
+    facts = parse_python(answer.stdout)
+    if facts is None:
+        if "Exec format error" in answer.stderr:
+            detail = f"{argv[0]} is for another kind of processor than this node's; a job on a compute node can tell"
+            return None, [Check("python", "note", detail)]
+        said = " ".join((answer.stderr or answer.stdout).split())[-300:] or f"exit status {answer.exit_status}"
+        return None, [Check("environment", "FAULT", said, _mend_environment(profile, said))]
+    checks = [Check("modules", "ok", " ".join(software.modules))] if software.modules else []
+    kind = profile.resource_types.get(profile.defaults.resource_type or "")
+    return facts, [*checks, *judge_python(facts, kind.gpu if kind is not None else None)]
+
+
+def _folders_there(invocation: Invocation, hands: "Hands") -> UserFolders:
+    return replace(invocation.folders, home=Path(hands.home()))
+
+
+def _interpreter(invocation: Invocation, profile: "ClusterProfile", hands: "Hands") -> str:
+    own = "python3" if hands.is_remote else sys.executable
+    return job_python(profile, _folders_there(invocation, hands), own)
+
+
+def _mend_environment(profile: "ClusterProfile", said: str = "") -> str:
+    software = profile.environment
+    if software.modules and "module" in said:
+        return f"module avail; then llmctl clusters setup {profile.name} --module NAME, or module_init in your overlay"
+    if software.kind == "venv":
+        return f"python3.12 -m venv {software.path} && {software.path}/bin/pip install torch numpy pydantic pyyaml"
+    if software.kind == "conda":
+        return f"conda create -p {software.path} python=3.12, then pip install torch numpy pydantic pyyaml in it"
+    return f"llmctl clusters setup {profile.name} --venv DIR"

@@ -1,0 +1,175 @@
+"""What ``llmctl doctor`` says about the jobs' Python, its torch, and the GPUs that it was built for. Pure."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmctl.doctor.probes import Gpu
+
+# https://developer.nvidia.com/cuda-gpus and https://rocm.docs.amd.com (GPU hardware specifications).
+ARCHITECTURES = {
+    "V100": "7.0",
+    "T4": "7.5",
+    "A100": "8.0",
+    "A40": "8.6",
+    "L40S": "8.9",
+    "H100": "9.0",
+    "H200": "9.0",
+    "GH200": "9.0",
+    "B200": "10.0",
+    "GB200": "10.0",
+    "B300": "10.3",
+    "MI250X": "gfx90a",
+    "MI300A": "gfx942",
+    "MI300X": "gfx942",
+}
+"""GPU, as profiles call it -> compute capability, or AMD's name for the architecture."""
+# https://docs.nvidia.com/deploy/cuda-compatibility/: the oldest driver that runs programs of a CUDA major version.
+_OLDEST_DRIVER = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
+_OLDEST_PYTHON = (3, 10)
+_NEEDED = ("numpy", "pydantic", "pyyaml")
+_USEFUL = ("safetensors", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor.
+
+    Attributes:
+        name: what was looked at.
+        state: ok, note (it could not be told, or need not hold here), warning or FAULT.
+        detail: what was found.
+        mend: the command, or the step, that puts it right; empty unless something is wrong.
+        exit_code: class of a fault: 3 profile, 4 scheduler or connection.
+    """
+
+    name: str
+    state: str
+    detail: str
+    mend: str = ""
+    exit_code: int = 3
+
+
+def judge_python(facts: dict[str, Any], wanted_gpu: str | None) -> list[Check]:
+    """Version, packages, torch and its build, in order; what hangs on a missing part is left out.
+
+    Args:
+        facts: what PYTHON_PROGRAM printed.
+        wanted_gpu: the GPU of the kind of node that jobs get, in the profile's word; None on CPUs.
+    """
+    version = tuple(facts["version"])
+    shown = ".".join(str(part) for part in version)
+    python = facts["executable"]
+    if version < _OLDEST_PYTHON:
+        mend = (
+            "make the environment with Python 3.10 or later: `module avail python`, `conda create -p DIR python=3.12`, "
+            "or `uv venv --python 3.12 DIR`"
+        )
+        return [Check("python", "FAULT", f"{shown} at {python} is too old", mend)]
+    checks = [Check("python", "ok", f"{shown} at {python}"), *_packages(facts)]
+    if "torch" not in facts:
+        error = facts.get("torch_error", "it cannot be imported")
+        what = f"{python} has no torch" if error == "No module named 'torch'" else f"torch cannot be imported: {error}"
+        return [*checks, Check("torch", "FAULT", what, f"{python} -m pip install torch{_wheels(wanted_gpu)}")]
+    build = f"CUDA {facts['cuda']}" if facts.get("cuda") else f"ROCm {facts['hip']}" if facts.get("hip") else "CPU only"
+    checks.append(Check("torch", "ok", f"{facts['torch']}, {build}, imported in {facts['import_s']:g} s"))
+    if wanted_gpu is not None:
+        checks.append(_build(facts, wanted_gpu))
+    return checks
+
+
+def _packages(facts: dict[str, Any]) -> list[Check]:
+    python = facts["executable"]
+    found = facts["packages"]
+    checks = []
+    for names, state in ((_NEEDED, "FAULT"), (_USEFUL, "warning")):
+        missing = [name for name in names if name not in found]
+        if missing:
+            mend = f"{python} -m pip install {' '.join(missing)}"
+            checks.append(Check("packages", state, f"{', '.join(missing)} not installed", mend))
+    if not checks:
+        checks.append(Check("packages", "ok", ", ".join(f"{name} {version}" for name, version in found.items())))
+    if "unrelated_apex" in facts:
+        what = f"{facts['unrelated_apex']} is not NVIDIA's apex but a web toolkit of the same name"
+        mend = f"{python} -m pip uninstall apex   # nothing here needs apex"
+        checks.append(Check("apex", "FAULT", what, mend))
+    return checks
+
+
+def _wheels(gpu: str | None) -> str:
+    """Where pip finds a torch for a GPU. https://pytorch.org/get-started/locally/."""
+    return " --index-url https://download.pytorch.org/whl/rocm7.1" if is_amd(gpu) else ""
+
+
+def is_amd(gpu: str | None) -> bool:
+    """Whether a GPU, as profiles call it, is AMD's."""
+    return ARCHITECTURES.get(gpu or "", "").startswith("gfx")
+
+
+def _build(facts: dict[str, Any], gpu: str) -> Check:
+    """Whether torch was built for the GPU of the nodes."""
+    maker = "hip" if is_amd(gpu) else "cuda"
+    reinstall = f"{facts['executable']} -m pip install --force-reinstall torch{_wheels(gpu)}"
+    if not facts.get(maker):
+        kind = "for ROCm" if maker == "hip" else "for CUDA"
+        detail = f"torch {facts['torch']} is not built {kind}, but the nodes have {gpu}"
+        return Check("torch build", "FAULT", detail, reinstall)
+    architecture = ARCHITECTURES.get(gpu)
+    built_for = facts.get("built_for") or []
+    if architecture is None or not built_for:
+        return Check("torch build", "note", f"whether torch runs on {gpu} cannot be told here")
+    if runs_on(built_for, architecture):
+        return Check("torch build", "ok", f"runs on {gpu} ({architecture})")
+    detail = f"torch is built for {' '.join(built_for)}, none of which runs on {gpu} ({architecture})"
+    return Check("torch build", "FAULT", detail, reinstall)
+
+
+def runs_on(built_for: Sequence[str], architecture: str) -> bool:
+    """Whether a program with these architectures runs on a GPU.
+
+    Machine code (sm_XY) runs on its own major version from its minor version on, code for a virtual machine
+    (compute_XY) on everything later, and AMD's on its own name only. CUDA C++ Programming Guide, "Binary
+    Compatibility" and "PTX Compatibility".
+    """
+    if architecture.startswith("gfx"):
+        return any(entry.partition(":")[0] == architecture for entry in built_for)
+    major, minor = (int(part) for part in architecture.split("."))
+    for entry in built_for:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", entry)
+        if match is None:
+            continue
+        other, least = int(match[2]), int(match[3])
+        if match[4]:
+            fits = (other, least) == (major, minor)
+        elif match[1] == "sm":
+            fits = other == major and least <= minor
+        else:
+            fits = (other, least) <= (major, minor)
+        if fits:
+            return True
+    return False
+
+
+def judge_driver(gpus: Sequence[Gpu], facts: dict[str, Any] | None, *, expected: bool) -> Check:
+    """The driver of this node against torch's CUDA.
+
+    Args:
+        gpus: what nvidia-smi listed here.
+        facts: what PYTHON_PROGRAM printed; None if there is no such Python.
+        expected: whether jobs run on this very machine.
+    """
+    if not gpus:
+        where = "this machine has no NVIDIA GPU" if expected else "this node has no NVIDIA GPU; compute nodes may"
+        return Check("driver", "note", where)
+    shown = f"{gpus[0].driver}, {len(gpus)} x {gpus[0].name}"
+    cuda = (facts or {}).get("cuda")
+    oldest = _OLDEST_DRIVER.get(str(cuda).partition(".")[0])
+    if oldest is None or _numbers(gpus[0].driver) >= _numbers(oldest):
+        return Check("driver", "ok", shown)
+    mend = f"install a torch for an older CUDA (https://pytorch.org/get-started/previous-versions/), or driver {oldest}"
+    return Check("driver", "FAULT", f"{shown}: too old for torch's CUDA {cuda}, which needs {oldest}", mend)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

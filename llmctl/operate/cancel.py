@@ -1,0 +1,125 @@
+"""Ending a run: everything that it started, wherever that is, and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmctl.backends.base import QueueBackend
+from llmctl.errors import RecordError, SchedulerError
+from llmctl.job_state import JobState
+from llmctl.operate.queue_cancel import QueueCancel, end_by_name
+from llmctl.runs.attempts import newest_attempt
+from llmctl.runs.job_status import SchedulerWatch
+from llmctl.runs.observe import is_elsewhere, leaders_of, observe_run
+from llmctl.runs.record import RunRecord
+from llmctl.runs.view import RunView
+from llmctl.transport.file_writes import FileWrite
+from llmctl.transport.processes import ProcessIdentity
+from llmctl.transport.protocol import Hands, hands_for
+
+GRACE_S = 10.0
+"""Seconds to save: enough for a step and a small checkpoint; whoever wants more says --grace."""
+
+
+@dataclass(frozen=True)
+class CancelOutcome:
+    """The run as it is now, and whether it had ended before it was asked to."""
+
+    view: RunView
+    had_ended: bool
+
+
+def cancel_run(
+    record: RunRecord, hands: Hands, backend: QueueBackend | None = None, *, grace_s: float = GRACE_S
+) -> CancelOutcome:
+    """End a run; one that has ended already stays as it is.
+
+    The trainer is told to save at its next step. Whatever of the run is left after the grace is killed, by the
+    scheduler if it has one. Nothing is ended that is not known to belong to the run.
+
+    Args:
+        record: of the run.
+        hands: the machine of its files, and of its processes or its scheduler's commands.
+        backend: of its scheduler; None where jobs are processes.
+        grace_s: seconds to save.
+
+    Raises:
+        SchedulerError: something could not be ended, or nobody can tell whether it is this run's.
+        RecordError: the record cannot be written, or another llmctl is at work on the run.
+    """
+    with hands.lock(f"{record.run_dir}/.lock"):
+        record = RunRecord.load(record.run_dir, hands)
+        if backend is None:
+            return _cancel_processes(record, hands, grace_s)
+        view = observe_run(record, hands, SchedulerWatch(backend, hands))
+        had_ended = view.state.is_finished
+        if not had_ended:
+            record = _cancel_in_queue(record, hands, backend, grace_s)
+            view = observe_run(record, hands, SchedulerWatch(backend, hands))
+        return CancelOutcome(view, had_ended)
+
+
+def end_without_record(
+    run_dir: Path, hands: Hands, backend: QueueBackend | None = None, *, grace_s: float = GRACE_S
+) -> str:
+    """End what still runs of a run whose record is gone or damaged; what that was, empty if there was nothing.
+
+    Processes are known by their environment alone, jobs of a scheduler by their name.
+
+    Raises:
+        SchedulerError: something could not be ended, or the scheduler is silent.
+    """
+    if backend is not None:
+        return "its job" if end_by_name(run_dir.name, backend, hands) else ""
+    present = hands.processes_of_run(str(run_dir), [])
+    _end(run_dir, [], hands, grace_s)
+    return f"{len(present)} processes" if present else ""
+
+
+def _cancel_in_queue(record: RunRecord, hands: Hands, backend: QueueBackend, grace_s: float) -> RunRecord:
+    marked = record.with_cancel_requested(hands.now())
+
+    def mark(attempt: int | None) -> None:
+        marked.save(hands)
+        if attempt is not None:
+            _mark(record, attempt, hands, grace_s)
+
+    QueueCancel(record, backend, hands, grace_s, mark).end()
+    return marked
+
+
+def _cancel_processes(record: RunRecord, hands: Hands, grace_s: float) -> CancelOutcome:
+    hands = hands_for(hands, int(record.job.get("nodes") or 1))
+    beginning = newest_attempt(record, hands)
+    view = observe_run(record, hands)
+    leaders = leaders_of(record, beginning)
+    run_dir = str(record.run_dir)
+    if is_elsewhere(beginning, leaders, hands) and not view.state.is_finished:
+        raise SchedulerError(f"{record.run_id}: {view.detail}", transient=False)
+    if view.state.is_finished and not hands.processes_of_run(run_dir, leaders):
+        return CancelOutcome(view, had_ended=True)
+    if view.state is JobState.PENDING and not leaders:
+        raise SchedulerError(f"{record.run_id} is being submitted at this moment", transient=True)
+    if not view.state.is_finished:
+        record = record.with_cancel_requested(hands.now())
+        record.save(hands)
+        if beginning is not None:
+            _mark(record, beginning.number, hands, grace_s)
+    _end(record.run_dir, leaders, hands, grace_s)
+    return CancelOutcome(observe_run(record, hands), had_ended=view.state.is_finished)
+
+
+def _end(run_dir: Path, leaders: Sequence[ProcessIdentity], hands: Hands, grace_s: float) -> None:
+    left = hands.end_run(str(run_dir), leaders, grace_s=grace_s)
+    if left:
+        pids = ", ".join(str(identity.pid) for identity in left)
+        raise SchedulerError(f"{run_dir.name}: processes {pids} could not be ended", transient=True)
+
+
+def _mark(record: RunRecord, attempt: int, hands: Hands, grace_s: float) -> None:
+    """attempts/K/cancel tells job.sh that this is a cancel, and how many seconds the trainer has to save."""
+    path = f"{record.run_dir}/attempts/{attempt}/cancel"
+    try:
+        hands.write_files([FileWrite(path, f"{round(grace_s)}\n".encode())])
+    except OSError as error:
+        raise RecordError(f"{record.run_dir}: cannot be written: {error.strerror}") from None

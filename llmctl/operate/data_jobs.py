@@ -1,0 +1,113 @@
+"""Work on text: by the trainer's own command on this machine, or as a job on the nodes of a cluster."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmctl.context import Invocation, is_remote
+from llmctl.errors import UsageError
+from llmctl.operate.trainer_command import run_trainer_command
+from llmctl.submit.plan import Plan, Request, plan_submission
+from llmctl.submit.render import job_python
+from llmctl.submit.resolve import Flag
+
+if TYPE_CHECKING:
+    from llmctl.site.profile import ClusterProfile
+
+# What a job without GPUs tells glibc is for training: a process that encodes would keep all memory that it ever had.
+_PROGRAM = 'unset MALLOC_MMAP_MAX_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_\nexec "$0" -m trainer {} "$@"'
+_RESTART = "--restart"
+# A job that is started again, or resumed, goes on with what its first attempt began anew.
+_AT_FIRST = f'if [[ $LLMCTL_ATTEMPT == 1 ]]; then set -- {_RESTART} "$@"; fi\n'
+_NODES = ' --nodes "$NNODES" --node "$NODE_RANK" --attempt "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT"'
+
+
+@dataclass(frozen=True)
+class DataWork:
+    """A command of the trainer's that reads text on CPUs.
+
+    Attributes:
+        command: its name.
+        words: its flags; with --check before them it looks at what they name, and does nothing.
+        paths: of the files that ``words`` name.
+        job_name: of its job, where the user gives none.
+        by_nodes: several nodes can share it.
+    """
+
+    command: str
+    words: tuple[str, ...]
+    paths: tuple[str, ...]
+    job_name: str
+    by_nodes: bool = False
+
+    def job_command(self, python: str) -> tuple[str, ...]:
+        """What a job runs on each node, with the Python that it has."""
+        program = _PROGRAM.format(self.command + _NODES if self.by_nodes else self.command)
+        if _RESTART in self.words:
+            program = _AT_FIRST + program
+        return "bash", "-c", program, python, *(word for word in self.words if word != _RESTART)
+
+
+def plan_data_work(
+    invocation: Invocation, cluster: tuple[str, str], work: DataWork, flags: Sequence[Flag], *, dry_run: bool
+) -> Plan | int:
+    """The job that does ``work``; the exit code where none is needed, because it is done, or cannot be.
+
+    On this machine one node needs no job: it is done at once. For a job all that can be known to be wrong is looked for
+    where the job is submitted from, but for jobs in containers, whose Python does not run there.
+
+    Args:
+        invocation: of this call.
+        cluster: its name, and where the name came from.
+        work: what is to be done.
+        flags: of the job.
+        dry_run: run nothing, and look at nothing on another machine.
+
+    Raises:
+        LlmctlError: the job cannot be submitted, or the trainer not be started.
+    """
+    profile = invocation.profile(*cluster)
+    given = {flag.key: flag.value for flag in flags}
+    nodes = int(given.get("job.nodes", 1))
+    if profile.scheduler == "local" and nodes == 1 and not dry_run:
+        return run_trainer_command(invocation, profile, [work.command, *work.words])
+    _check(profile, nodes, work)
+    in_container = "job.container" in given or profile.environment.kind == "container"
+    if not dry_run and not in_container:
+        code = run_trainer_command(invocation, profile, [work.command, "--check", *work.words])
+        if code:
+            return code
+    own = "python3" if is_remote(profile) else sys.executable
+    python = job_python(profile, invocation.folders, own, in_container=in_container)
+    request = Request(
+        config=None,
+        cluster=cluster,
+        flags=tuple(_with_defaults(flags, profile, nodes, work.job_name)),
+        command=work.job_command(python),
+        dry_run=dry_run,
+    )
+    return plan_submission(invocation, request)
+
+
+def _check(profile: "ClusterProfile", nodes: int, work: DataWork) -> None:
+    relative = next((path for path in work.paths if not path.startswith(("/", "~/"))), None)
+    if is_remote(profile) and relative is not None:
+        raise UsageError(f"{relative}: paths on the machines of {profile.name} begin with / or ~/")
+    if nodes > 1 and not profile.shared:
+        raise UsageError(
+            f"--nodes {nodes}: all nodes must see the output, and the hosts of {profile.name} share no files "
+            "(shared: false); use one node"
+        )
+    if nodes > 1 and _RESTART in work.words:
+        raise UsageError("--restart: several nodes would undo each other's work; remove PREFIX.preparing instead")
+
+
+def _with_defaults(flags: Sequence[Flag], profile: "ClusterProfile", nodes: int, name: str) -> list[Flag]:
+    keys = {flag.key for flag in flags}
+    more = [] if "job.name" in keys else [Flag("--name", "job.name", name)]
+    kinds = profile.resource_types.items()
+    on_cpu = [name for name, kind in kinds if not kind.gpus and (kind.max_nodes or nodes) >= nodes]
+    if on_cpu and not keys & {"job.resource_type", "job.queue"}:
+        more.append(Flag("--resource-type", "job.resource_type", on_cpu[0]))
+    return [*flags, *more]

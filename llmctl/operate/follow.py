@@ -1,0 +1,250 @@
+"""Following a run to its end: its log as it is written, its progress, and at last what became of it.
+
+Everything is read from the run directory; no scheduler is asked for a log line, and for the state of the run at most
+every half minute. A connection that is lost, or a scheduler that is silent, ends no following.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from llmctl.backends.base import QueueBackend
+from llmctl.durations import spoken
+from llmctl.errors import INTERRUPTED, FollowedRunFailed, RecordError, SchedulerError
+from llmctl.job_state import JobState
+from llmctl.operate.follow_output import FollowOutput, choose_output
+from llmctl.runs.attempts import DetailsMemory, newest_attempt
+from llmctl.runs.job_status import SchedulerWatch
+from llmctl.runs.log_selection import LogChoice, ranks_of_errors
+from llmctl.runs.logs import LogFollower, LogLine, rank_logs
+from llmctl.runs.metrics import MetricsReader
+from llmctl.runs.observe import observe_run
+from llmctl.runs.record import RunRecord
+from llmctl.runs.scheduler_query import INTERVAL_S
+from llmctl.runs.view import RunView
+from llmctl.transport.file_reads import FileRead
+from llmctl.transport.protocol import Hands
+
+POLL_S = 0.25
+"""Between two looks at the log on this machine: quick enough to be called live."""
+REMOTE_POLL_S = (1.0, 3.0)
+"""The same over a connection: as long as lines come, and at most, when none do."""
+STATE_EVERY = 4
+"""Looks at the log for one look at the run's state."""
+RECONNECT_S = (1.0, 30.0)
+"""Before a lost connection is tried again: at first, and at most."""
+SETTLE_S = 3.0
+"""After the end, for the last lines to be seen through a network file system: its clients ask again after 3 s (nfs(5),
+acregmin)."""
+
+
+def follow_run(
+    record: RunRecord,
+    hands: Hands,
+    *,
+    backend: QueueBackend | None = None,
+    choice: LogChoice | None = None,
+    attempt: int | None = None,
+    offsets: Mapping[str, int] | None = None,
+    output: FollowOutput | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Show a run's log until the run ends. Ctrl-C stops the showing and leaves the run alone.
+
+    Args:
+        record: of the run.
+        hands: the machine where the run directory is.
+        backend: of the cluster's scheduler; None where jobs are processes.
+        choice: the logs to show; None: rank 0, and before it writes, job.sh and the agent of node 0.
+        attempt: that ``offsets`` are about; a later one is shown from its start.
+        offsets: where to begin, by source; absent ones begin at their start.
+        output: None: progress on a terminal, plain lines in a pipe.
+        sleep: waits between looks.
+
+    Returns:
+        0 if the run completed; 130 after Ctrl-C, or when whoever read the output has left before the run ended.
+
+    Raises:
+        FollowedRunFailed: the run ended otherwise; names the first failing rank, its host and the cause.
+    """
+    output = output or choose_output(record.name, _train_iters(record))
+    try:
+        session = _Session(record, hands, backend, choice, attempt, dict(offsets or {}), output)
+        with output:
+            view = session.run(sleep)
+    except KeyboardInterrupt:
+        output.remark(
+            f"llmctl: no longer following; {record.run_id} goes on"
+            f"\nfollow again: llmctl logs -f {record.run_id}   end it: llmctl cancel {record.run_id}"
+        )
+        return INTERRUPTED
+    except BrokenPipeError:
+        return INTERRUPTED
+    return end_of_run(view)
+
+
+def end_of_run(view: RunView) -> int:
+    """0 for a run that completed.
+
+    Raises:
+        FollowedRunFailed: it ended otherwise; says how, and where to read on.
+    """
+    if view.state is JobState.COMPLETED:
+        return 0
+    source = "--rank failed" if view.detail.startswith("rank ") else "--job"
+    more = "" if view.state is JobState.CANCELLED else f"\nread on: llmctl logs {view.run_id} {source}"
+    raise FollowedRunFailed(f"{view.run_id} {view.state}: {view.detail}{more}")
+
+
+class _Session:
+    """One following of one run."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        hands: Hands,
+        backend: QueueBackend | None,
+        choice: LogChoice | None,
+        attempt: int | None,
+        offsets: dict[str, int],
+        output: FollowOutput,
+    ) -> None:
+        self._record = record
+        self._hands = hands
+        self._scheduler = SchedulerWatch(backend, hands, interval_s=INTERVAL_S) if backend else None
+        self._choice = choice
+        if len(record.submissions) > 1 and "job" not in offsets:
+            # job.log goes on over submissions: what earlier ones left there is not this one's.
+            (part,) = hands.read_parts([FileRead(f"{record.run_dir}/job.log", limit=0)])
+            offsets["job"] = part.size if part is not None else 0
+        self._offsets = offsets
+        self._output = output
+        self._follower = LogFollower(hands.read_parts)
+        self._metrics = MetricsReader(f"{record.run_dir}/metrics.jsonl", hands.read_parts)
+        self._memory = DetailsMemory()
+        self._attempt = attempt
+        self._has_metrics = False
+        self._remarked = ""
+        self._pause_s = REMOTE_POLL_S[0] if hands.is_remote else POLL_S
+        self._has_prefix = False
+        self._waits_for_rank_0 = False
+
+    def run(self, sleep: Callable[[float], None]) -> RunView:
+        """Follow until the run has ended; the view of its end.
+
+        Raises:
+            SchedulerError: the connection was lost, and trying again cannot help.
+        """
+        wait_s = 0.0
+        while True:
+            try:
+                view = self._round(sleep)
+            except SchedulerError as error:
+                if not error.transient:
+                    raise
+                if not wait_s:
+                    self._output.remark(
+                        f"llmctl: connection lost: {error.message}; {self._record.run_id} is not touched"
+                    )
+                wait_s = min(2 * wait_s, RECONNECT_S[1]) or RECONNECT_S[0]
+                sleep(wait_s)
+                continue
+            if wait_s:
+                self._output.remark(f"llmctl: connected again to {self._hands.host}")
+                wait_s = 0.0
+            if view.state.is_finished:
+                return view
+
+    def _round(self, sleep: Callable[[float], None]) -> RunView:
+        # First the state, then the files: after the end nothing is written that this round does not show.
+        view = self._look_at_run()
+        self._choose_files()
+        if self._output.shows_progress:
+            if not self._has_metrics:
+                self._metrics.skip_to_tail()
+                self._has_metrics = True
+            self._metrics.poll()
+            self._output.progress(self._metrics.table, view.detail or view.state.value)
+        for _ in range(STATE_EVERY):
+            if self._waits_for_rank_0:
+                # The agent's log repeats what rank 0 writes: leave it the moment that rank 0 has a log of its own.
+                self._choose_files()
+            came = self._show_new()
+            if view.state.is_finished:
+                if self._scheduler is not None or self._hands.is_remote:
+                    sleep(SETTLE_S)
+                    self._show_new()
+                self._show([*self._follower.flush()])
+                return view
+            if self._hands.is_remote:
+                self._pause_s = REMOTE_POLL_S[0] if came else min(1.5 * self._pause_s, REMOTE_POLL_S[1])
+            sleep(self._pause_s)
+        return view
+
+    def _look_at_run(self) -> RunView:
+        with suppress(RecordError):
+            self._record = RunRecord.load(self._record.run_dir, self._hands)
+        view = observe_run(self._record, self._hands, self._scheduler, self._memory)
+        about, words = _remark(view, self._scheduler is not None, self._hands.now())
+        if about and about != self._remarked:
+            self._output.remark(f"llmctl: {view.run_id} {words}")
+        self._remarked = about
+        return view
+
+    def _choose_files(self) -> None:
+        beginning = newest_attempt(self._record, self._hands)
+        if beginning is None:
+            return
+        if self._attempt not in (None, beginning.number):
+            self._output.remark(f"llmctl: attempt {beginning.number} of {self._record.run_id}")
+            self._offsets = {}
+        self._attempt = beginning.number
+        names, errors = self._hands.list_names([str(beginning.directory), f"{beginning.directory}/errors"])
+        choice = self._choice or default_choice(self._record, names)
+        files = choice.files(str(self._record.run_dir), beginning.number, names, ranks_of_errors(errors))
+        if self._choice is None and self._record.config is not None:
+            files = {source: path for source, path in files.items() if source in ("rank 0", "node 0", "job")}
+            self._waits_for_rank_0 = "rank 0" not in files
+        else:
+            self._has_prefix = self._has_prefix or len(files) > 1
+        self._follower.follow(files, self._offsets)
+
+    def _show_new(self) -> bool:
+        """Whether anything came."""
+        lines = self._follower.poll()
+        self._show(lines)
+        return bool(lines)
+
+    def _show(self, lines: Sequence[LogLine]) -> None:
+        self._output.show([str(line) if self._has_prefix else line.text for line in lines])
+
+
+def default_choice(record: RunRecord, names: Sequence[str]) -> LogChoice:
+    """What is shown where nobody says: rank 0; for a COMMAND, or before rank 0 writes, job.sh and the agents.
+
+    Args:
+        record: of the run.
+        names: file names in the attempt's directory.
+    """
+    return LogChoice("ranks", (0,)) if record.config is not None and 0 in rank_logs(names) else LogChoice("job")
+
+
+def pending_words(view: RunView, now: float) -> str:
+    """``pending for 5 min: why``."""
+    since = f" for {spoken(now - view.submitted)}" if view.submitted is not None else ""
+    return f"{view.state}{since}: {view.detail}"
+
+
+def _remark(view: RunView, has_queue: bool, now: float) -> tuple[str, str]:
+    """What a remark would be about, so that it is not made twice, and its words; empty if there is nothing to say."""
+    if view.state is JobState.PENDING and has_queue and view.detail:
+        # When it is expected to start changes with every round of the scheduler.
+        return view.detail.partition("; expected to start ")[0], pending_words(view, now)
+    if view.state in (JobState.RUNNING, JobState.UNKNOWN) and view.detail not in ("", "starting", "ending"):
+        return view.state.value, f"{view.state}: {view.detail}"
+    return "", ""
+
+
+def _train_iters(record: RunRecord) -> int | None:
+    value = (record.config or {}).get("training", {}).get("train_iters")
+    return value if isinstance(value, int) else None

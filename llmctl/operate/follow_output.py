@@ -1,0 +1,145 @@
+"""Where a followed run is shown: plain lines in a pipe; on a terminal the same lines above one line of progress."""
+
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, TextIO
+
+from typing_extensions import Self
+
+from llmctl.durations import clock
+from llmctl.runs.metrics import MetricsTable, Row, number
+
+
+class FollowOutput(Protocol):
+    """Shows lines and progress; a context manager.
+
+    Attributes:
+        shows_progress: whether ``progress`` is of any use: otherwise no metrics need be read.
+    """
+
+    shows_progress: bool
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the terminal as it was found."""
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Lines of the log."""
+
+    def remark(self, text: str) -> None:
+        """A remark of llmctl's own, which is no output of the run."""
+
+    def progress(self, metrics: MetricsTable, state: str) -> None:
+        """Where the run is."""
+
+
+class PlainOutput:
+    """Lines as they come, remarks on standard error, no progress: the log has its own lines."""
+
+    shows_progress = False
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Show lines on ``stream``; None is standard output."""
+        self._stream = stream
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Print and hand on at once: the reader of the pipe is waiting too."""
+        if lines:
+            print("\n".join(lines), file=self._stream, flush=True)
+
+    def remark(self, text: str) -> None:
+        """On standard error, so that a pipe carries the log alone."""
+        print(text, file=sys.stderr, flush=True)
+
+    def progress(self, metrics: MetricsTable, state: str) -> None:
+        """Nothing to show."""
+
+
+class TerminalOutput(PlainOutput):
+    """A line of progress that stays at the bottom while the log scrolls above it."""
+
+    shows_progress = True
+
+    def __init__(self, name: str, train_iters: int | None) -> None:
+        """For a run called ``name``; ``train_iters`` None (a COMMAND) shows the state alone."""
+        super().__init__()
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+
+        self._train_iters = train_iters
+        columns: list[ProgressColumn] = [
+            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.fields[text]}", markup=False),
+        ]
+        if train_iters:
+            columns.insert(1, BarColumn(bar_width=24))
+        self._progress = Progress(*columns, console=Console(highlight=False), transient=True)
+        self._task = self._progress.add_task(name, total=train_iters or None, text="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Above the line of progress."""
+        if lines:
+            # Soft-wrapped: the terminal breaks long lines, so that copying one gives it whole.
+            self._progress.console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+    def remark(self, text: str) -> None:
+        """Above the line of progress."""
+        self._progress.console.print(text, style="yellow", markup=False, soft_wrap=True)
+
+    def progress(self, metrics: MetricsTable, state: str) -> None:
+        """Iteration, loss, tokens/s and the time left at the present pace."""
+        row = metrics.newest
+        if row is None:
+            self._progress.update(self._task, text=state)
+            return
+        self._progress.update(
+            self._task,
+            completed=row["iteration"],
+            text=progress_text(row, self._train_iters, metrics.iteration_time_s()),
+        )
+
+
+def progress_text(row: Row, train_iters: int | None, iteration_time_s: float | None) -> str:
+    """``120/600 | loss 4.1234 | 5,123 tokens/s | ETA 0:01:42``, of what is known.
+
+    Args:
+        row: the newest row of metrics.
+        train_iters: where the run ends.
+        iteration_time_s: the present pace.
+    """
+    parts = [f"{row['iteration']}/{train_iters}" if train_iters is not None else f"{row['iteration']}"]
+    loss, tokens_per_s = number(row, "lm_loss"), number(row, "tokens_per_s")
+    if loss is not None:
+        parts.append(f"loss {loss:.4f}")
+    if tokens_per_s is not None:
+        parts.append(f"{tokens_per_s:,.0f} tokens/s")
+    if train_iters is not None and iteration_time_s is not None:
+        parts.append(f"ETA {clock((train_iters - row['iteration']) * iteration_time_s)}")
+    return " | ".join(parts)
+
+
+def choose_output(name: str, train_iters: int | None) -> FollowOutput:
+    """Progress for people on a terminal, plain lines for a pipe."""
+    return TerminalOutput(name, train_iters) if sys.stdout.isatty() else PlainOutput()

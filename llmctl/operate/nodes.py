@@ -1,0 +1,216 @@
+"""What the nodes of a cluster are doing: asked once, grouped for people."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from llmctl.backends.base import NodeReport, QueueBackend
+from llmctl.cluster_reach import ClusterReach
+from llmctl.errors import SchedulerError
+from llmctl.runs.scheduler_query import run_patiently, said
+from llmctl.transport.command_result import program_of
+from llmctl.transport.host_group import HostGroup
+from llmctl.transport.protocol import Hands
+
+STATES = ("idle", "mixed", "allocated", "draining", "drained", "down", "unknown")
+"""In the order to be shown: what can be had first, what is broken last."""
+_TOLD = ("draining", "drained", "down", "unknown")
+_TIMEOUT_S = 30.0
+_MACHINE = (
+    "cat",
+    *("/proc/sys/kernel/hostname", "/sys/devices/system/cpu/online", "/proc/loadavg", "/proc/meminfo"),
+)
+_GPUS = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
+_GPU_PROCESSES = ("nvidia-smi", "--query-compute-apps=gpu_uuid", "--format=csv,noheader")
+"""nvidia-smi(1): ids of the GPUs, and of those that processes compute on."""
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes that are alike: of the same queues and kind, in the same state for the same reason.
+
+    Attributes:
+        nodes: at least one.
+        names: theirs, in short.
+    """
+
+    nodes: tuple[NodeReport, ...]
+    names: str
+
+
+@dataclass(frozen=True)
+class QueueSummary:
+    """One queue in numbers. None: the scheduler does not say.
+
+    Attributes:
+        queue: its name; empty where there are no queues.
+        nodes: how many.
+        states: state -> nodes, in the order of STATES.
+        gpus: of all of them.
+        gpus_used: of these, given to jobs.
+        gpus_idle: GPUs that a job could have at once: not used, on nodes that take jobs.
+    """
+
+    queue: str
+    nodes: int
+    states: dict[str, int]
+    gpus: int | None
+    gpus_used: int | None
+    gpus_idle: int | None
+
+
+def read_nodes(reach: ClusterReach) -> list[NodeReport]:
+    """The nodes of a cluster, in order of name.
+
+    Raises:
+        SchedulerError: the scheduler does not answer, or no machine can be reached.
+    """
+    if reach.backend is not None:
+        found = _ask(reach.backend, reach.hands)
+    elif isinstance(reach.hands, HostGroup):
+        found = _read_hosts(reach.hands)
+    else:
+        found = [read_machine(reach.hands)]
+    return sorted(found, key=lambda node: _sort_key(node.name))
+
+
+def read_machine(hands: Hands) -> NodeReport:
+    """One machine without a scheduler: what it has, and how much of it is in use at this moment."""
+    # By a command: these files cannot be read from their end, and have no size.
+    host, online, load, *memory = [*_lines(hands, _MACHINE), "", "", ""]
+    cores = _count_span(online)
+    busy = float(load.split()[0]) if re.match(r"\d+\.\d+ ", load) else 0.0
+    total = re.search(r"^MemTotal:\s+(\d+) kB", "\n".join(memory), re.MULTILINE)
+    gpus = _lines(hands, _GPUS)
+    used = len(set(_lines(hands, _GPU_PROCESSES)) & set(gpus))
+    share = used / len(gpus) if gpus else busy / cores if cores else 0.0
+    return NodeReport(
+        name=host or hands.host,
+        state="idle" if share < 0.05 else "allocated" if share > 0.95 else "mixed",
+        raw=f"load {busy:g}",
+        gpus=len(gpus),
+        gpus_used=used,
+        cores=cores or None,
+        cores_used=min(cores, round(busy)) if cores else None,
+        memory_gib=round(int(total[1]) / 2**20, 1) if total else None,
+    )
+
+
+def group_nodes(nodes: Sequence[NodeReport]) -> list[NodeGroup]:
+    """Nodes that are alike, together: those that can be had first."""
+    groups: dict[tuple[object, ...], list[NodeReport]] = {}
+    for node in nodes:
+        # The reason is told of nodes that take no jobs; elsewhere it would only tear groups apart.
+        reason = (node.reason, node.raw) if node.state in _TOLD else ()
+        groups.setdefault((node.queues, node.gpus, node.cores, node.memory_gib, node.state, reason), []).append(node)
+    ordered = sorted(groups.values(), key=lambda group: (group[0].queues, _rank(group[0]), _sort_key(group[0].name)))
+    return [NodeGroup(tuple(group), fold_names(node.name for node in group)) for group in ordered]
+
+
+def summarize(nodes: Sequence[NodeReport]) -> list[QueueSummary]:
+    """Each queue in numbers; a node that serves several counts in each of them."""
+    queues = sorted({queue for node in nodes for queue in node.queues}) or [""]
+    return [_summary(queue, [node for node in nodes if not queue or queue in node.queues]) for queue in queues]
+
+
+def fold_names(names: Iterable[str]) -> str:
+    """``n[1-4,7], login`` for n1 n2 n3 n4 n7 login: names that differ in their last number."""
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for name in sorted(names, key=_sort_key):
+        match = re.fullmatch(r"(.*?)(\d+)(\D*)", name)
+        prefix, digits, suffix = match.groups() if match else (name, "", "")
+        # Only a number with leading zeros has a width to keep.
+        width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
+        known = groups.setdefault((prefix, suffix, width), [])
+        known += [int(digits)] if digits else []
+    return ", ".join(_fold(prefix, numbers, suffix, width) for (prefix, suffix, width), numbers in groups.items())
+
+
+def _ask(backend: QueueBackend, hands: Hands) -> list[NodeReport]:
+    outputs = []
+    for argv in backend.nodes_argv():
+        result = run_patiently(backend, argv, hands)
+        if result.exit_status != 0:
+            advice = backend.advice(result.stderr)
+            raise SchedulerError(
+                f"{program_of(argv)}: {said(result)}" + (f"; {advice}" if advice else ""),
+                transient=backend.is_transient(result.exit_status, result.stderr),
+                argv=argv,
+                exit_status=result.exit_status,
+                stderr_tail=result.stderr,
+            )
+        outputs.append(result.stdout)
+    return backend.parse_nodes(outputs)
+
+
+def _read_hosts(hosts: HostGroup) -> list[NodeReport]:
+    """Every host of a group, all at once; one out of reach is down."""
+    problems = []
+
+    def read(host: str, hands: Hands) -> NodeReport:
+        try:
+            return replace(read_machine(hands), name=host)
+        except SchedulerError as error:
+            problems.append(error)
+            return NodeReport(host, "down", "unreachable", reason=error.message)
+
+    found = hosts.on_each(hosts.hosts, read)
+    if problems and len(problems) == len(found):
+        raise problems[0]
+    return list(found.values())
+
+
+def _lines(hands: Hands, argv: Sequence[str]) -> list[str]:
+    try:
+        result = hands.run(argv, timeout_s=_TIMEOUT_S)
+    except SchedulerError as error:
+        if error.transient:
+            raise
+        return []  # no such program: no such GPU
+    return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.exit_status == 0 else []
+
+
+def _count_span(text: str) -> int:
+    """Numbers in ``0-3,8``."""
+    spans = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return sum(int(last or first) - int(first) + 1 for first, last in spans)
+
+
+def _summary(queue: str, nodes: Sequence[NodeReport]) -> QueueSummary:
+    states = {state: sum(node.state == state for node in nodes) for state in STATES}
+    takers = [node for node in nodes if node.state in ("idle", "mixed")]
+    free = [node.gpus - node.gpus_used for node in takers if node.gpus is not None and node.gpus_used is not None]
+    return QueueSummary(
+        queue=queue,
+        nodes=len(nodes),
+        states={state: count for state, count in states.items() if count},
+        gpus=_sum(node.gpus for node in nodes),
+        gpus_used=_sum(node.gpus_used for node in nodes),
+        gpus_idle=sum(free) if len(free) == len(takers) else None,
+    )
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _rank(node: NodeReport) -> int:
+    return STATES.index(node.state) if node.state in STATES else len(STATES)
+
+
+def _sort_key(name: str) -> tuple[tuple[str, int], ...]:
+    return tuple((text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name))
+
+
+def _fold(prefix: str, numbers: Sequence[int], suffix: str, width: int) -> str:
+    if len(numbers) < 2:
+        return prefix + "".join(f"{number:0{width}d}" for number in numbers) + suffix
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    words = [f"{span[0]:0{width}d}" + (f"-{span[-1]:0{width}d}" if len(span) > 1 else "") for span in spans]
+    return f"{prefix}[{','.join(words)}]{suffix}"

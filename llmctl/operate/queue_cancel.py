@@ -1,0 +1,158 @@
+"""Ending a run whose job a scheduler has: politely while it can save, by the scheduler's command where it cannot."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from llmctl.backends.base import QueueBackend
+from llmctl.errors import SchedulerError
+from llmctl.job_state import JobState
+from llmctl.runs.attempts import AttemptBeginning, find_attempts
+from llmctl.runs.job_status import SchedulerWatch, question_of
+from llmctl.runs.record import RunRecord
+from llmctl.runs.scheduler_query import Patience, find_job, run_patiently, said
+from llmctl.runs.state import JobAnswer
+from llmctl.transport.command_result import CommandResult, program_of
+from llmctl.transport.protocol import Hands
+
+BEYOND_GRACE_S = 15.0
+"""What job.sh gets on top of the grace: it ends its agents, and the file system has to show exit.json here."""
+LEAVE_S = 6.0
+"""A job that has written exit.json leaves the queue by itself within this, so that it need not be pushed."""
+END_S = 90.0
+"""After the scheduler's command: job.sh's own stop, then the scheduler's KILL (Slurm's KillWait is 30 s by default)."""
+PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Between looks at the queue; the last one goes on."""
+
+
+@dataclass(frozen=True)
+class QueueCancel:
+    """One ending of one run.
+
+    Attributes:
+        record: of the run.
+        backend: of its scheduler.
+        hands: the machine where the scheduler's commands are run.
+        grace_s: seconds that it gets to save.
+        mark: writes attempts/K/cancel, which job.sh sees within a second; called before anything is waited for.
+        sleep: waits.
+    """
+
+    record: RunRecord
+    backend: QueueBackend
+    hands: Hands
+    grace_s: float
+    mark: Callable[[int | None], None]
+    sleep: Callable[[float], None] = field(default=time.sleep)
+
+    def end(self) -> None:
+        """End the job: a running one by the mark first, and whatever the queue then still knows by its command.
+
+        Nothing is ended that is not known to be this run's: neither while the scheduler is silent, nor a later job that
+        was given the same id.
+
+        Raises:
+            SchedulerError: the scheduler is silent, refuses, or still has the job.
+        """
+        beginning = self._attempt()
+        job = self._ask()
+        if job is None:
+            raise SchedulerError(f"{self.record.run_id} is being submitted at this moment", transient=True)
+        runs = beginning is not None and beginning.ending is None and job.state is not JobState.PENDING
+        if job.is_silent and not runs:
+            raise SchedulerError(f"{self.record.run_id}: nothing was ended: {job.raw}", transient=True)
+        self.mark(beginning.number if beginning is not None and runs else None)
+        has_ended = beginning is not None and runs and self._wait_for_exit_file(beginning.directory)
+        if has_ended:
+            job = self._wait_until_gone(LEAVE_S)
+        elif runs:
+            job = self._ask() or job
+        if job.is_silent and not has_ended:
+            raise SchedulerError(
+                f"{self.record.run_id}: told to end, but it has not ended yet, and {job.raw}", transient=True
+            )
+        if self._is_there(job):
+            self._command(job)
+
+    def _command(self, job: JobAnswer) -> None:
+        assert job.report is not None
+        job_id = job.report.job_id
+        for command in self.backend.cancel_commands([job_id]):
+            result = run_patiently(self.backend, command.argv, self.hands, self._patience)
+            # Ending a job that has ended meanwhile is refused by most schedulers: the queue tells what is true.
+            if result.exit_status != 0 and self._is_there(self._ask() or job):
+                raise _refusal(self.record.run_id, self.backend, command.argv, result)
+        job = self._wait_until_gone(END_S)
+        if self._is_there(job):
+            raw = job.report.raw if job.report is not None else job.raw
+            raise SchedulerError(
+                f"{self.record.run_id}: the scheduler was asked to end job {job_id} and still has it as {raw}",
+                transient=True,
+            )
+
+    def _wait_for_exit_file(self, directory: PurePosixPath) -> bool:
+        deadline = time.monotonic() + self.grace_s + BEYOND_GRACE_S
+        while True:
+            # Listing the folder makes a network file system look again, which remembers that a file was not there.
+            (names,) = self.hands.list_names([str(directory)])
+            if "exit.json" in names:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            self.sleep(1.0 if self.hands.is_remote else 0.25)
+
+    def _wait_until_gone(self, patience_s: float) -> JobAnswer:
+        deadline = time.monotonic() + patience_s
+        pauses = list(PAUSES_S)
+        while True:
+            job = self._ask()
+            assert job is not None, "it was known before"
+            if time.monotonic() >= deadline or not (job.is_silent or self._is_there(job)):
+                return job
+            self.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
+
+    def _attempt(self) -> AttemptBeginning | None:
+        return find_attempts([self.record], self.hands)[0].newest
+
+    def _ask(self) -> JobAnswer | None:
+        # A watch of its own for each question: what the queue said before is of no use here.
+        question = question_of(self.record, find_attempts([self.record], self.hands)[0])
+        return SchedulerWatch(self.backend, self.hands, patience=self._patience).ask_queue([question])[0]
+
+    @property
+    def _patience(self) -> Patience:
+        return Patience(sleep=self.sleep)
+
+    @staticmethod
+    def _is_there(job: JobAnswer) -> bool:
+        return job.report is not None and not job.state.is_finished
+
+
+def end_by_name(run_id: str, backend: QueueBackend, hands: Hands) -> bool:
+    """End the job of a run whose record is gone: by its name, which holds the run id. Whether there was one.
+
+    Raises:
+        SchedulerError: the scheduler is silent, or refuses.
+    """
+    report, answer = find_job(backend, backend.job_name(run_id), hands)
+    if not answer.is_answer:
+        raise SchedulerError(f"{run_id}: nothing was ended: {answer.problem}", transient=True)
+    if report is None or report.state.is_finished:
+        return False
+    for command in backend.cancel_commands([report.job_id]):
+        result = run_patiently(backend, command.argv, hands)
+        if result.exit_status != 0:
+            raise _refusal(run_id, backend, command.argv, result)
+    return True
+
+
+def _refusal(run_id: str, backend: QueueBackend, argv: Sequence[str], result: CommandResult) -> SchedulerError:
+    advice = backend.advice(result.stderr)
+    return SchedulerError(
+        f"{run_id}: {program_of(argv)}: {said(result)}" + (f"; {advice}" if advice else ""),
+        transient=backend.is_transient(result.exit_status, result.stderr),
+        argv=argv,
+        exit_status=result.exit_status,
+        stderr_tail=result.stderr,
+    )

@@ -1,0 +1,109 @@
+"""Whether a run may go on, and from where. Reads only."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmctl.cluster_reach import ClusterReach
+from llmctl.errors import RecordError, SchedulerError, UsageError
+from llmctl.job_state import JobState
+from llmctl.runs.attempts import newest_attempt
+from llmctl.runs.observe import leaders_of, observe_run
+from llmctl.runs.record import RunRecord
+from llmctl.runs.scheduler_query import find_job
+from llmctl.transport.file_reads import FileRead
+from llmctl.transport.protocol import Hands
+
+LATEST = "latest_checkpointed_iteration.txt"
+_COMPLETE = re.compile(r"iter_(\d{7,})")
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """Where the next attempt begins: the iteration of the latest checkpoint, and a sentence for people."""
+
+    iteration: int | None
+    sentence: str
+
+
+def check_ended(record: RunRecord, reach: ClusterReach) -> None:
+    """Refuse to start a run a second time while the first may still write to its directory.
+
+    Raises:
+        RecordError: it still runs (names the job), or nobody can tell whether it does.
+        SchedulerError: the cluster cannot be reached.
+    """
+    hands = reach.hands
+    view = observe_run(record, hands, reach.watch())
+    if view.state.is_finished:
+        return
+    jobs = record.submissions[-1].jobs if record.submissions else ()
+    names = ", ".join(f"{job.job_id} on {job.host}" for job in jobs) or "not recorded"
+    leaders = leaders_of(record, newest_attempt(record, hands))
+    is_unborn = view.state is JobState.UNKNOWN and not leaders
+    if is_unborn and not _was_taken(record, reach):
+        return  # submit was cut off before it had started anything
+    if view.state is JobState.UNKNOWN:
+        raise RecordError(f"{record.run_id} may still be running (job {names}): {view.detail}")
+    raise RecordError(
+        f"{record.run_id} is still {view.state} (job {names}){f': {view.detail}' if view.detail else ''}"
+        f"\nfollow it: llmctl logs -f {record.run_id}   end it: llmctl cancel {record.run_id}"
+    )
+
+
+def _was_taken(record: RunRecord, reach: ClusterReach) -> bool:
+    """Whether a submission that no job is recorded of has started something, or waits somewhere, all the same."""
+    if reach.backend is None:
+        return bool(reach.hands.processes_of_run(str(record.run_dir), []))
+    if record.submissions and record.submissions[-1].jobs:
+        return True
+    earlier = {job.job_id for submission in record.submissions for job in submission.jobs}
+    report, answer = find_job(reach.backend, reach.backend.job_name(record.run_id), reach.hands, known_ids=earlier)
+    if not answer.is_answer:
+        raise SchedulerError(f"{record.run_id} may still be running: {answer.problem}", transient=True)
+    return report is not None and not report.state.is_finished
+
+
+def start_point(record: RunRecord, hands: Hands) -> StartPoint:
+    """Where the next attempt of a run begins, by the checkpoints that are there now.
+
+    Args:
+        record: as it will be submitted.
+        hands: transport to where the checkpoints are.
+    """
+    if record.config is None:
+        return StartPoint(None, "runs its command again")
+    settings: Mapping[str, Any] = record.config.get("checkpoint", {})
+    folder = settings.get("save") or str(record.run_dir / "checkpoints")
+    iteration = _latest_iteration(folder, hands)
+    total = record.config.get("training", {}).get("train_iters")
+    if iteration is not None:
+        return StartPoint(iteration, f"resumes from iteration {iteration} of {total}")
+    if settings.get("load"):
+        return StartPoint(None, f"starts anew from {settings['load']}: no checkpoint of its own in {folder}")
+    return StartPoint(None, f"starts anew: no checkpoint in {folder}")
+
+
+def check_work_left(record: RunRecord, point: StartPoint) -> None:
+    """Refuse to go on with a run that has reached its last iteration.
+
+    Raises:
+        UsageError: says how to lengthen it.
+    """
+    total = (record.config or {}).get("training", {}).get("train_iters")
+    if point.iteration is not None and isinstance(total, int) and point.iteration >= total:
+        raise UsageError(
+            f"{record.run_id} has done all of its {total} iterations; "
+            f"--set training.train_iters=N lengthens it, llmctl submit starts another"
+        )
+
+
+def _latest_iteration(folder: str, hands: Hands) -> int | None:
+    (part,) = hands.read_parts([FileRead(f"{folder}/{LATEST}", limit=64)])
+    text = part.data.decode(errors="replace").strip() if part is not None else ""
+    if text.isdecimal():
+        return int(text)
+    # The pointer may have been lost in a crash; the trainer then takes the newest sound checkpoint, as we do here.
+    (names,) = hands.list_names([folder])
+    return max((int(match[1]) for name in names if (match := _COMPLETE.fullmatch(name))), default=None)

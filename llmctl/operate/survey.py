@@ -1,0 +1,147 @@
+"""The views of many runs, cluster by cluster. What cannot be reached is shown as seen last, and hides no other."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmctl.cluster_reach import ClusterReach
+from llmctl.context import Invocation
+from llmctl.durations import spoken
+from llmctl.errors import LlmctlError, RecordError, SchedulerError
+from llmctl.job_state import JobState
+from llmctl.runs.attempts import DetailsMemory
+from llmctl.runs.job_status import SchedulerWatch
+from llmctl.runs.observe import observe_runs
+from llmctl.runs.record import IndexEntry, RecordAbsent, RunRecord
+from llmctl.runs.record import load_records as load_run_records
+from llmctl.runs.view import RunView
+
+SEEN_EVERY_S = 600.0
+"""The index is told this often that a run is still in the same state; a change of state at once."""
+AWAY_S = 60.0
+"""A cluster out of reach is tried again after this long, by those who watch: the others are not kept waiting for it."""
+
+
+@dataclass
+class RunSurvey:
+    """Looks at runs, once or again and again.
+
+    Attributes:
+        invocation: this call of llmctl.
+        interval_s: between two calls of a scheduler; in between its last answer is taken.
+        unreachable: cluster -> why it cannot be reached, of the last look.
+    """
+
+    invocation: Invocation
+    interval_s: float = 0.0
+    unreachable: dict[str, SchedulerError] = field(default_factory=dict)
+    _reaches: dict[str, tuple[ClusterReach, SchedulerWatch | None]] = field(default_factory=dict)
+    _away_until: dict[str, tuple[float, SchedulerError]] = field(default_factory=dict)
+    _memory: DetailsMemory = field(default_factory=DetailsMemory)
+    _ended: dict[str, RunView] = field(default_factory=dict)
+
+    def look(self, entries: Sequence[IndexEntry], *, remember: bool = False) -> list[RunView]:
+        """The views of runs, in order; the index remembers the states seen.
+
+        Args:
+            entries: the runs.
+            remember: believe the index of runs that it has as ended: their scheduler is not asked about them again.
+        """
+        self.unreachable = {}
+        open_ones = [entry for entry in entries if entry.run_id not in self._ended]
+        views = dict(self._ended)
+        for cluster in dict.fromkeys(entry.cluster for entry in open_ones):
+            group = [entry for entry in open_ones if entry.cluster == cluster]
+            views.update(zip((entry.run_id for entry in group), self._look_at(cluster, group, remember), strict=True))
+        self._ended = {run_id: view for run_id, view in views.items() if view.state.is_finished}
+        return [views[entry.run_id] for entry in entries]
+
+    def _look_at(self, cluster: str, entries: Sequence[IndexEntry], remember: bool) -> list[RunView]:
+        until, away = self._away_until.get(cluster, (0.0, None))
+        try:
+            if away is not None and time.monotonic() < until:
+                raise away
+            reach, scheduler = self._reach(cluster, entries, remember)
+            loaded = load_records(entries, reach)
+            records = [record for record in loaded if isinstance(record, RunRecord)]
+            seen = iter(observe_runs(records, reach.hands, scheduler, self._memory))
+        except SchedulerError as error:
+            self.unreachable[cluster] = error
+            if self.interval_s and error is not away:
+                self._away_until[cluster] = (time.monotonic() + AWAY_S, error)
+            # Told whole once, below all runs; a run's own line is one line.
+            why = f"{cluster} cannot be reached: {error.message.splitlines()[0]}"
+            return [_last_seen(entry, why) for entry in entries]
+        except LlmctlError as error:
+            return [_unknown(entry, error.message) for entry in entries]
+        views, ended = [], []
+        for entry, record in zip(entries, loaded, strict=True):
+            if isinstance(record, RecordError):
+                views.append(_without_record(entry, record, self.invocation))
+                continue
+            views.append(next(seen))
+            self._note(entry, views[-1])
+            if views[-1].state.is_finished and not has_finished(entry):
+                ended.append(record)
+        with suppress(SchedulerError):
+            reach.remove_secrets(self.invocation, ended)
+        return views
+
+    def _reach(
+        self, cluster: str, entries: Sequence[IndexEntry], remember: bool
+    ) -> tuple[ClusterReach, SchedulerWatch | None]:
+        if cluster not in self._reaches:
+            reach = ClusterReach.of(self.invocation, cluster, f"run {entries[0].run_id}")
+            known = {
+                entry.run_id: (JobState(entry.last_state), entry.last_seen)
+                for entry in entries
+                if has_finished(entry) and entry.last_seen is not None
+            }
+            self._reaches[cluster] = (
+                reach,
+                reach.watch(interval_s=self.interval_s, remembered=known, asks_again=not remember),
+            )
+        return self._reaches[cluster]
+
+    def _note(self, entry: IndexEntry, view: RunView) -> None:
+        now = time.time()
+        is_old = not view.state.is_finished and now - (entry.last_seen or 0.0) > SEEN_EVERY_S
+        if entry.last_state != view.state.value or is_old:
+            self.invocation.index.update_state(entry.run_id, view.state.value, now)
+
+
+def has_finished(entry: IndexEntry) -> bool:
+    """Whether a run had ended when it was seen last."""
+    return entry.last_state in {state.value for state in JobState if state.is_finished}
+
+
+def load_records(entries: Sequence[IndexEntry], reach: ClusterReach) -> list[RunRecord | RecordError]:
+    """The records of runs of one cluster, in order; an error for one that cannot be read."""
+    return load_run_records([entry.run_dir for entry in entries], reach.hands)
+
+
+def _without_record(entry: IndexEntry, error: RecordError, invocation: Invocation) -> RunView:
+    detail = error.message + (f"; last seen {entry.last_state}" if entry.last_state else "")
+    if isinstance(error, RecordAbsent):
+        detail += f"; to forget the run, remove {invocation.index.folder / entry.run_id}.json"
+    return _unknown(entry, detail)
+
+
+def _last_seen(entry: IndexEntry, reason: str) -> RunView:
+    """What the index has: better than nothing, and said to be old."""
+    if entry.last_state is None or entry.last_seen is None:
+        return _unknown(entry, reason)
+    state = JobState(entry.last_state) if entry.last_state in {one.value for one in JobState} else JobState.UNKNOWN
+    return _view(entry, state, f"as seen {spoken(time.time() - entry.last_seen)} ago; {reason}")
+
+
+def _unknown(entry: IndexEntry, detail: str) -> RunView:
+    return _view(entry, JobState.UNKNOWN, detail)
+
+
+def _view(entry: IndexEntry, state: JobState, detail: str) -> RunView:
+    empty: dict[str, Any] = dict.fromkeys(RunView.__dataclass_fields__)
+    known = {"run_id": entry.run_id, "name": entry.name, "cluster": entry.cluster, "job_ids": entry.job_ids}
+    return RunView(**{**empty, **known, "attempts": 0, "hosts": (), "state": state, "detail": detail})

@@ -1,0 +1,55 @@
+"""The trainer's own commands, run where a cluster's jobs are submitted from, by the jobs' Python and environment."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmctl.context import Invocation, is_remote
+from llmctl.errors import ProfileError
+from llmctl.operate.interactive import code_variables
+from llmctl.settled_profile import settle_profile
+from llmctl.submit.environment_checks import check_job_python
+from llmctl.submit.render import interactive_script, job_python
+from llmctl.submit.snapshot import store_own_code
+
+if TYPE_CHECKING:
+    from llmctl.site.profile import ClusterProfile
+
+
+def run_trainer_command(invocation: Invocation, profile: "ClusterProfile", words: Sequence[str]) -> int:
+    """Run ``python -m trainer WORDS`` on the machine that the jobs of ``profile`` are submitted from; its exit status.
+
+    The code is the snapshot that a job would run, and the cache is that of jobs. On this machine paths are relative
+    to the working directory, elsewhere to the home directory.
+
+    Raises:
+        ProfileError: the jobs' Python cannot be started here, or runs_root cannot be written.
+        SchedulerError: the machine cannot be reached.
+    """
+    profile = settle_profile(profile, invocation)
+    software, root = profile.environment, Path(str(profile.runs_root))
+    if software.kind == "container":
+        raise ProfileError(
+            f"the jobs of {profile.name} run in the image {software.path}, which is not started on this node\n"
+            f"llmctl interactive --cluster {profile.name} -- python3 -m trainer {shlex.join(words)}"
+        )
+    check_job_python(profile, invocation)
+    hands = invocation.connect(profile)
+    try:
+        code = store_own_code(root, hands)[1]
+    except OSError as error:
+        raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
+    remote = is_remote(profile)
+    python = job_python(profile, invocation.folders, "python3" if remote else sys.executable)
+    script = interactive_script(
+        profile,
+        invocation.folders,
+        python,
+        on_cpu=True,
+        env=tuple(code_variables(str(code), {} if remote else invocation.environment).items()),
+    )
+    argv = ["bash", "-c", script, "bash", python, "-m", "trainer", *words]
+    return hands.run_interactive(argv, cwd=None if remote else os.fspath(invocation.cwd))

@@ -1,0 +1,1 @@
+"""The state of runs: records, attempts, scheduler answers, metrics and logs."""

@@ -1,0 +1,240 @@
+"""Reading attempts/K of many runs: a fixed number of round trips, whatever the number of runs and ranks."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from llmctl.runs.facts import (
+    AttemptFacts,
+    Ending,
+    Heartbeat,
+    Outcome,
+    RankError,
+    Started,
+    parse_ending,
+    parse_error,
+    parse_heartbeat,
+    parse_hostfile,
+    parse_outcome,
+    parse_started,
+)
+from llmctl.runs.record import RunRecord
+from llmctl.transport.file_reads import FilePart, FileRead
+from llmctl.transport.protocol import Hands
+
+_SMALL = 16 * 1024
+"""Bytes read of a file with one small object: a connection carries many of them at once if little is wished for."""
+_HOSTFILE = 64 * 1024
+MOST_STARTS = 20
+"""Attempts whose started.json is read: more than a scheduler starts a job again before somebody looks."""
+HEARTBEATS_EVERY_S = (15.0, 30.0)
+"""Between two readings of all heartbeats of an attempt that is looked at again and again: of few ranks, and at most."""
+RANKS_PER_SECOND = 256
+
+
+@dataclass(frozen=True)
+class AttemptBeginning:
+    """The newest attempt of a run: its number, its directory, who runs it where, and how it ended if it has."""
+
+    number: int
+    directory: PurePosixPath
+    started: Started | None
+    ending: Ending | None = None
+    outcome: Outcome | None = None
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunAttempts:
+    """What a run's last submission has begun.
+
+    Attributes:
+        newest: the last attempt of the last submission; None if it has made none yet.
+        count: attempts of all submissions.
+        of_submission: attempts of the last submission.
+    """
+
+    newest: AttemptBeginning | None
+    count: int = 0
+    of_submission: int = 0
+
+
+def find_attempts(records: Sequence[RunRecord], hands: Hands) -> list[RunAttempts]:
+    """The attempts of each run, in order: two round trips."""
+    folders = [PurePosixPath(str(record.run_dir)) / "attempts" for record in records]
+    listed = hands.list_names([str(folder) for folder in folders]) if folders else []
+    numbers = [sorted(int(name) for name in names if name.isdecimal()) for names in listed]
+    reads: list[FileRead] = []
+    for folder, present in zip(folders, numbers, strict=True):
+        if present:
+            starts = [f"{folder}/{number}/started.json" for number in present[-MOST_STARTS:]]
+            newest = f"{folder}/{present[-1]}"
+            small = [*starts, f"{newest}/exit.json", f"{newest}/outcome.json"]
+            reads += [
+                *(FileRead(path, limit=_SMALL) for path in small),
+                FileRead(f"{newest}/hostfile", limit=_HOSTFILE),
+            ]
+    parts = iter(hands.read_parts(reads) if reads else [])
+    found = []
+    for record, folder, present in zip(records, folders, numbers, strict=True):
+        own = [next(parts) for _ in range(min(len(present), MOST_STARTS) + 3)] if present else []
+        found.append(_attempts(record, folder, present, own))
+    return found
+
+
+def newest_attempt(record: RunRecord, hands: Hands) -> AttemptBeginning | None:
+    """The last attempt of the run's last submission; None if it has made none yet."""
+    return find_attempts([record], hands)[0].newest
+
+
+def attempt_numbers(record: RunRecord, hands: Hands) -> list[int]:
+    """Numbers of all attempts that a run has made, ascending."""
+    (names,) = hands.list_names([str(record.run_dir / "attempts")])
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+@dataclass
+class _Kept:
+    """What was read of one attempt."""
+
+    had_ended: bool
+    read: float
+    heartbeats: tuple[Heartbeat, ...]
+    errors: dict[str, RankError] = field(default_factory=dict)
+
+
+class DetailsMemory:
+    """Heartbeats and errors that were read before, for those who look again and again at runs of thousands of ranks.
+
+    Heartbeats are read anew after a while, and once the attempt has ended; an error never changes.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[PurePosixPath, _Kept] = {}
+
+    def heartbeats(self, one: AttemptBeginning) -> _Kept | None:
+        """Those of an attempt; None if it is time to read them."""
+        kept = self._kept.get(one.directory)
+        if kept is None or not kept.heartbeats or kept.had_ended != (one.ending is not None):
+            return None
+        least, most = HEARTBEATS_EVERY_S
+        interval_s = min(most, least + len(kept.heartbeats) / RANKS_PER_SECOND)
+        return kept if time.monotonic() - kept.read < interval_s else None
+
+    def keep(self, one: AttemptBeginning, heartbeats: Sequence[Heartbeat | None]) -> _Kept:
+        """Remember heartbeats that were read at this moment."""
+        errors = self.errors(one)
+        known = tuple(beat for beat in heartbeats if beat is not None)
+        self._kept[one.directory] = _Kept(one.ending is not None, time.monotonic(), known, errors)
+        return self._kept[one.directory]
+
+    def errors(self, one: AttemptBeginning) -> dict[str, RankError]:
+        """Those of an attempt that are known, by file name."""
+        kept = self._kept.get(one.directory)
+        return kept.errors if kept is not None else {}
+
+
+def read_details(
+    beginnings: Sequence[AttemptBeginning | None],
+    further: Sequence[FileRead],
+    hands: Hands,
+    memory: DetailsMemory | None = None,
+) -> tuple[list[AttemptFacts | None], list[FilePart | None]]:
+    """Heartbeats and errors of the attempts where they matter, and the parts of ``further``: two round trips.
+
+    Args:
+        beginnings: the attempts.
+        further: more files to read on the way.
+        hands: the machine of all these files.
+        memory: what was read at earlier looks.
+    """
+    memory = memory or DetailsMemory()
+    wanted = [one for one in beginnings if one is not None and _tells_more(one)]
+    kept = [memory.heartbeats(one) for one in wanted]
+    folders = [f"{one.directory}{name}" for one in wanted for name in ("", "/errors")]
+    folders += [f"{one.directory}/heartbeat" for one, known in zip(wanted, kept, strict=True) if known is None]
+    listed = hands.list_names(folders) if folders else []
+    beating = iter(listed[2 * len(wanted) :])
+    beats = [_json_names(next(beating)) if known is None else [] for known in kept]
+    errors = [
+        [name for name in _json_names(names) if name not in memory.errors(one)]
+        for one, names in zip(wanted, listed[1 : 2 * len(wanted) : 2], strict=True)
+    ]
+    reads = list(further)
+    for one, beat_names, error_names in zip(wanted, beats, errors, strict=True):
+        reads += [FileRead(f"{one.directory}/heartbeat/{name}", limit=_SMALL) for name in beat_names]
+        reads += [FileRead(f"{one.directory}/errors/{name}") for name in error_names]
+    found = hands.read_parts(reads) if reads else []
+    parts = iter(found[len(further) :])
+    details = {}
+    for position, one in enumerate(wanted):
+        heartbeats = [parse_heartbeat(_data(next(parts))) for _ in beats[position]]
+        known = kept[position] or memory.keep(one, heartbeats)
+        failures = {name: parse_error(_data(next(parts))) for name in errors[position]}
+        known.errors.update((name, failure) for name, failure in failures.items() if failure is not None)
+        details[id(one)] = AttemptFacts(
+            number=one.number,
+            cancel_marked="cancel" in listed[2 * position],
+            heartbeats=known.heartbeats,
+            heartbeats_age_s=time.monotonic() - known.read,
+            errors=tuple(sorted(known.errors.values(), key=lambda error: (error.time, error.rank))),
+        )
+    return [_facts(one, details.get(id(one))) for one in beginnings], found[: len(further)]
+
+
+def _attempts(
+    record: RunRecord, folder: PurePosixPath, numbers: Sequence[int], parts: Sequence[FilePart | None]
+) -> RunAttempts:
+    if not numbers:
+        return RunAttempts(None)
+    starts = [parse_started(_data(part)) for part in parts[:-3]]
+    submission = record.submissions[-1].number if record.submissions else None
+    # One that does not say yet is being begun at this moment, and so is the last submission's.
+    own = [one for one in starts if one is None or None in (one.submission, submission) or one.submission == submission]
+    newest = starts[-1]
+    if newest is not None and newest not in own:
+        return RunAttempts(None, len(numbers))
+    ending, outcome, hostfile = (_data(part) for part in parts[-3:])
+    beginning = AttemptBeginning(
+        numbers[-1],
+        folder / str(numbers[-1]),
+        newest,
+        parse_ending(ending),
+        parse_outcome(outcome),
+        parse_hostfile(hostfile),
+    )
+    return RunAttempts(beginning, len(numbers), len(own))
+
+
+def _tells_more(beginning: AttemptBeginning) -> bool:
+    """Whether heartbeats and errors add to what is known: not where it ended well, or as it was told to."""
+    ending = beginning.ending
+    return (
+        ending is None or not ending.is_final or ending.reason not in ("completed", "stopped", "cancelled", "timeout")
+    )
+
+
+def _facts(beginning: AttemptBeginning | None, details: AttemptFacts | None) -> AttemptFacts | None:
+    if beginning is None:
+        return None
+    return AttemptFacts(
+        number=beginning.number,
+        started=beginning.started,
+        ending=beginning.ending,
+        outcome=beginning.outcome,
+        cancel_marked=details is not None and details.cancel_marked,
+        heartbeats=details.heartbeats if details is not None else (),
+        heartbeats_age_s=details.heartbeats_age_s if details is not None else 0.0,
+        errors=details.errors if details is not None else (),
+        hosts=beginning.hosts,
+    )
+
+
+def _json_names(names: Sequence[str]) -> list[str]:
+    # Names that begin with a dot are being written and renamed at this moment.
+    return [name for name in names if name.endswith(".json") and not name.startswith(".")]
+
+
+def _data(part: FilePart | None) -> bytes | None:
+    return part.data if part is not None else None

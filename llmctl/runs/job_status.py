@@ -1,0 +1,222 @@
+"""What is known of the jobs of runs: from the queue and the accounting of a scheduler, or from the process table.
+
+The scheduler is asked about all runs of a cluster at once, and not again before ``interval_s`` have passed. An answer
+that does not hold a job ends nothing: only the accounting's own word does.
+"""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llmctl.backends.base import JobReport, QueueBackend
+from llmctl.durations import spoken
+from llmctl.job_state import JobState
+from llmctl.runs.attempts import RunAttempts
+from llmctl.runs.record import RunRecord
+from llmctl.runs.scheduler_query import PATIENT, Patience, QueueAnswer, find_job, read_accounting, read_queue
+from llmctl.runs.state import SUBMITTING_S, JobAnswer
+from llmctl.transport.protocol import Hands
+
+RECENTLY_S = 600.0
+"""An accounting may be this late: it is written in batches, and its database may be away for minutes."""
+
+
+@dataclass(frozen=True)
+class JobQuestion:
+    """One run whose job is asked about: its last submission's job ids, and the newest attempt that is known."""
+
+    record: RunRecord
+    job_ids: tuple[str, ...]
+    attempt: int | None
+
+
+def question_of(record: RunRecord, attempts: RunAttempts) -> JobQuestion:
+    """What to ask about a run: the recorded job; where submit was cut off before that, as job.sh states itself."""
+    started = attempts.newest.started if attempts.newest is not None else None
+    ids = tuple(job.job_id for job in record.submissions[-1].jobs) if record.submissions else ()
+    if not ids and started is not None and started.job_id:
+        ids = (started.job_id,)
+    return JobQuestion(record, ids, attempts.newest.number if attempts.newest is not None else None)
+
+
+class SchedulerWatch:
+    """What the scheduler of one cluster says of jobs, over one look or many."""
+
+    def __init__(
+        self,
+        backend: QueueBackend,
+        hands: Hands,
+        *,
+        interval_s: float = 0.0,
+        remembered: Mapping[str, tuple[JobState, float]] | None = None,
+        asks_again: bool = False,
+        patience: Patience = PATIENT,
+    ) -> None:
+        """Ask ``backend``'s commands through ``hands``.
+
+        Args:
+            backend: of the scheduler.
+            hands: the machine where its commands are run.
+            interval_s: between two calls; in between the last answer is taken.
+            remembered: runs that were seen to have ended: run id -> state, and when that was seen. They are not asked
+                about unless they have been submitted again since.
+            asks_again: ask about these too, and remember only where nobody knows better.
+            patience: with a scheduler that fails for the moment; one that is asked again anyway needs none.
+        """
+        self.backend = backend
+        self._hands = hands
+        self._interval_s = interval_s
+        self._remembered = dict(remembered or {})
+        self._asks_again = asks_again
+        self._patience = patience if not interval_s else replace(patience, pauses_s=())
+        self._queue = _Kept()
+        self._accounting = _Kept()
+        self._attempts: dict[str, int | None] = {}
+        self._found: dict[str, tuple[float, JobAnswer | None]] = {}
+
+    def ask_queue(self, questions: Sequence[JobQuestion]) -> list[JobAnswer | None]:
+        """The queue's word on each job: one call for all; None where the run has no job that is known."""
+        asked = [question for question in questions if self._asks_again or self._memory(question) is None]
+        lost = [question for question in asked if not question.job_ids]
+        ids = [job_id for question in asked for job_id in question.job_ids]
+        if self._queue.is_due(ids, self._interval_s):
+            self._queue.keep(read_queue(self.backend, ids, self._hands, self._patience), ids)
+            self._attempts = {question.record.run_id: question.attempt for question in asked}
+        found = {question.record.run_id: self._find(question) for question in lost}
+        return [self._settled(question, self._memory(question), found) for question in questions]
+
+    def ask_accounting(self, questions: Sequence[JobQuestion], signs_of_life: Sequence[float]) -> list[JobAnswer]:
+        """The accounting's word on jobs that the queue does not know any more: one call for all.
+
+        Args:
+            questions: the runs.
+            signs_of_life: when each was last known to live, in seconds since 1970.
+        """
+        ids = [job_id for question in questions for job_id in question.job_ids]
+        if ids and self._accounting.is_due(ids, self._interval_s):
+            self._accounting.keep(read_accounting(self.backend, ids, self._hands, self._patience), ids)
+        answers = []
+        for question, sign in zip(questions, signs_of_life, strict=True):
+            answer = self._by_accounting(question, self._accounting.answer, self._hands.now() - sign)
+            answers.append(answer if answer.state.is_finished else self._memory(question) or answer)
+        return answers
+
+    def _settled(
+        self, question: JobQuestion, memory: JobAnswer | None, found: Mapping[str, JobAnswer | None]
+    ) -> JobAnswer | None:
+        if memory is not None and not self._asks_again:
+            return memory
+        if not question.job_ids:
+            return found[question.record.run_id]
+        answer = self._by_queue(question, self._queue.answer)
+        if answer.is_silent and memory is not None:
+            return replace(memory, raw=f"{memory.raw} ({answer.raw})")
+        return answer
+
+    def _memory(self, question: JobQuestion) -> JobAnswer | None:
+        state, seen = self._remembered.get(question.record.run_id, (None, 0.0))
+        submissions = question.record.submissions
+        if state is None:
+            return None
+        # Seen by this machine's clock, submitted by the cluster's.
+        age = time.time() - seen
+        if submissions and self._hands.now() - submissions[-1].time < age:
+            return None
+        return JobAnswer(state, f"it was {state} when it was seen {spoken(age)} ago", source="memory")
+
+    def _by_queue(self, question: JobQuestion, answer: QueueAnswer) -> JobAnswer:
+        if not answer.is_answer:
+            return JobAnswer(
+                JobState.UNKNOWN, f"the scheduler does not answer: {answer.problem}", source="queue", is_silent=True
+            )
+        report = self._own(question, answer)
+        if report is None:
+            return JobAnswer(JobState.UNKNOWN, "it has left the queue", source="queue", has_left=True)
+        began = self._attempts.get(question.record.run_id, question.attempt)
+        if report.state is JobState.PENDING and question.attempt != began:
+            return JobAnswer(JobState.RUNNING, "it has begun since the queue was asked", source="queue")
+        return JobAnswer(report.state, words_of(report), source="queue", report=report)
+
+    def _by_accounting(self, question: JobQuestion, answer: QueueAnswer, silent_s: float) -> JobAnswer:
+        report = self._own(question, answer)
+        if report is not None and report.state.is_finished:
+            return JobAnswer(report.state, words_of(report), source="accounting", report=report, has_left=True)
+        if not answer.is_answer:
+            words = f"it has left the queue, and the accounting does not answer: {answer.problem}"
+        elif report is not None:
+            words = f"it has left the queue; the accounting still has it as {report.raw}"
+        elif silent_s < RECENTLY_S:
+            words = "it has left the queue; the accounting has not written it down yet"
+        else:
+            words = "it has left the queue, and the accounting has nothing on it"
+        return JobAnswer(JobState.UNKNOWN, words, source="accounting", has_left=True)
+
+    def _own(self, question: JobQuestion, answer: QueueAnswer) -> JobReport | None:
+        """The report of the run's own job. One of another name is a later job that was given the same id."""
+        name = self.backend.job_name(question.record.run_id)
+        reports = [answer.reports[job_id] for job_id in question.job_ids if job_id in answer.reports]
+        return next((report for report in reports if report.name in (None, name)), None)
+
+    def _find(self, question: JobQuestion) -> JobAnswer | None:
+        """A submission without a job id: submit was cut off, or its answer was lost."""
+        submissions = question.record.submissions
+        if not submissions or self._hands.now() - submissions[-1].time < SUBMITTING_S:
+            return None
+        name = self.backend.job_name(question.record.run_id)
+        when, known = self._found.get(name, (None, None))
+        if when is None or time.monotonic() - when >= self._interval_s:
+            earlier = {job.job_id for submission in submissions[:-1] for job in submission.jobs}
+            known = self._by_name(name, earlier)
+            self._found[name] = (time.monotonic(), known)
+        return known
+
+    def _by_name(self, name: str, earlier: Collection[str]) -> JobAnswer:
+        report, answer = find_job(self.backend, name, self._hands, self._patience, known_ids=earlier)
+        if report is not None:
+            return JobAnswer(report.state, words_of(report), source="queue", report=report)
+        if not answer.is_answer:
+            words = f"no job id was recorded, and the scheduler does not answer: {answer.problem}"
+            return JobAnswer(JobState.UNKNOWN, words, source="queue", is_silent=True)
+        words = f"no job id was recorded: submit was interrupted; the queue has no job called {name}"
+        return JobAnswer(JobState.UNKNOWN, words, source="queue", has_left=True)
+
+
+class _Kept:
+    """The last answer, what it was about, and when it came."""
+
+    def __init__(self) -> None:
+        self.answer = QueueAnswer()
+        self._ids: frozenset[str] = frozenset()
+        self._when: float | None = None
+
+    def is_due(self, ids: Sequence[str], interval_s: float) -> bool:
+        old = self._when is None or time.monotonic() - self._when >= interval_s
+        return bool(ids) and (old or not self._ids.issuperset(ids))
+
+    def keep(self, answer: QueueAnswer, ids: Sequence[str]) -> None:
+        self.answer, self._ids, self._when = answer, frozenset(ids), time.monotonic()
+
+
+_ENDINGS = {
+    JobState.COMPLETED: "the scheduler has it as ended well",
+    JobState.FAILED: "the job failed",
+    JobState.CANCELLED: "the job was cancelled, not by llmctl",
+    JobState.TIMEOUT: "the scheduler ended it at its time limit",
+    JobState.PREEMPTED: "another job took its place",
+    JobState.NODE_FAIL: "a node failed",
+}
+
+
+def words_of(report: JobReport) -> str:
+    """What a scheduler says of a job, for people, with its own word."""
+    if report.state is JobState.RUNNING:
+        return report.reason
+    if report.state is JobState.PENDING:
+        start = f"; expected to start {report.expected_start}" if report.expected_start else ""
+        return (report.reason or f"waiting in the queue ({report.raw})") + start
+    reason = f": {report.reason}" if report.reason else ""
+    if report.state is JobState.UNKNOWN:
+        return f"the scheduler says {report.raw!r}{reason}"
+    code = report.exit_code
+    ending = "" if not code else f", by signal {code - 128}" if 128 < code < 160 else f", with exit code {code}"
+    return f"{_ENDINGS[report.state]} ({report.raw}{reason}){ending}"

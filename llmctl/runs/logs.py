@@ -1,0 +1,196 @@
+"""The log files of a run: which exist, their last lines, and following many of them by byte offset.
+
+Logs are whatever programs wrote: binary garbage, lines of megabytes, progress bars, half lines. They are read as bytes
+in bounded pieces and cleaned for the terminal; ``--download`` copies them as they are.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmctl.transport.file_reads import DEFAULT_LIMIT, FilePart, FileRead
+
+ReadParts = Callable[[Sequence[FileRead]], list[FilePart | None]]
+
+LONGEST_LINE = 16 * 1024
+"""Bytes of one line that are shown. The longest line of a traceback or a config dump is far below."""
+TAIL_BLOCK = 64 * 1024
+TAIL_LIMIT = 8 * 1024 * 1024
+"""Most bytes of one file searched for its last lines: a file that is one endless line must not be read whole."""
+AT_ONCE = 32 * 1024 * 1024
+"""Most bytes of all followed files in one look, so that it stays one round trip for any number of ranks."""
+
+_RANK_LOG = re.compile(r"rank-(\d{5,})\.log")
+_NODE_LOG = re.compile(r"node-(\d{5,})\.log")
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def rank_logs(names: Iterable[str]) -> dict[int, str]:
+    """Rank -> file name, of an attempt's file names."""
+    return {int(match[1]): name for name in sorted(names) if (match := _RANK_LOG.fullmatch(name))}
+
+
+def node_logs(names: Iterable[str]) -> dict[int, str]:
+    """Node -> file name, of an attempt's file names."""
+    return {int(match[1]): name for name in sorted(names) if (match := _NODE_LOG.fullmatch(name))}
+
+
+def clean(line: bytes, dropped: int = 0) -> str:
+    """A line as it may safely be shown: no escape sequences or control characters, not endless, valid text.
+
+    Of a progress bar, which overwrites itself with carriage returns, the last state is kept.
+
+    Args:
+        line: its bytes, without the newline.
+        dropped: bytes of it that were already left away.
+    """
+    shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+    dropped += max(0, len(shown) - LONGEST_LINE)
+    text = shown[:LONGEST_LINE].decode("utf-8", errors="replace")
+    text = _CONTROL.sub("\ufffd", _ESCAPE.sub("", text))
+    return f"{text} ... [{dropped} more bytes]" if dropped else text
+
+
+@dataclass
+class LogTail:
+    """One file being followed: where reading goes on, and the line that has not ended yet."""
+
+    path: str
+    offset: int = 0
+    partial: bytes = field(default=b"", repr=False)
+    dropped: int = 0
+
+    def take(self, data: bytes) -> list[str]:
+        """The lines that ``data`` completes, cleaned. Of an endless line only the beginning is kept in memory."""
+        *ended, rest = data.split(b"\n")
+        lines = []
+        for piece in ended:
+            self._extend(piece)
+            lines.append(self._end_line())
+        self._extend(rest)
+        return lines
+
+    def flush(self) -> list[str]:
+        """The last line if it has no newline: nothing more will come."""
+        return [self._end_line()] if self.partial else []
+
+    def restart(self) -> None:
+        """Begin at the start of the file again."""
+        self.offset, self.partial, self.dropped = 0, b"", 0
+
+    def _extend(self, piece: bytes) -> None:
+        _, carriage_return, last = piece.rpartition(b"\r")
+        if carriage_return and last:
+            # A progress bar may be one endless line too: what it has overwritten is never shown.
+            self.partial, self.dropped, piece = b"", 0, last
+        whole = self.partial + piece
+        self.dropped += max(0, len(whole) - LONGEST_LINE)
+        self.partial = whole[:LONGEST_LINE]
+
+    def _end_line(self) -> str:
+        line = clean(self.partial, self.dropped)
+        self.partial, self.dropped = b"", 0
+        return line
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of one source (``rank 3``, ``node 0``, ``job``), cleaned for showing."""
+
+    source: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"[{self.source}] {self.text}"
+
+
+class LogFollower:
+    """Follows the files of many sources at once; one ``poll`` is one round trip.
+
+    A file that does not exist yet is waited for; one that has become shorter is read from its start again.
+    """
+
+    def __init__(self, read: ReadParts) -> None:
+        """Read through ``read``, a transport's ``read_parts``."""
+        self._read = read
+        self._tails: dict[str, LogTail] = {}
+        self._ready: list[LogLine] = []
+
+    def follow(self, files: Mapping[str, str], offsets: Mapping[str, int]) -> None:
+        """Follow exactly these files: source -> path.
+
+        Those that are followed already go on, new ones begin at their offset (by source; absent: the start), and what
+        is not among them any more is left.
+        """
+        tails = {}
+        for source, path in files.items():
+            known = self._tails.get(source)
+            tails[source] = known if known and known.path == path else LogTail(path, offsets.get(source, 0))
+        self._tails = tails
+
+    def poll(self) -> list[LogLine]:
+        """The lines that have become whole since the last poll, in order of source.
+
+        Where reading fails halfway, what was read before is kept for the next poll.
+        """
+        waiting = dict(self._tails)
+        while waiting:
+            limit = min(DEFAULT_LIMIT, max(TAIL_BLOCK, AT_ONCE // len(waiting)))
+            parts = self._read([FileRead(tail.path, tail.offset, limit) for tail in waiting.values()])
+            again: dict[str, LogTail] = {}
+            for (source, tail), part in zip(waiting.items(), parts, strict=True):
+                if part is None:
+                    continue
+                if part.size < tail.offset:
+                    tail.restart()
+                    again[source] = tail
+                    continue
+                self._ready += [LogLine(source, line) for line in tail.take(part.data)]
+                tail.offset = part.end
+                if part.data and part.end < part.size:
+                    again[source] = tail
+            waiting = again
+        lines, self._ready = self._ready, []
+        return lines
+
+    def flush(self) -> list[LogLine]:
+        """The unfinished last lines: the run has ended, and no newline will come."""
+        return [LogLine(source, line) for source, tail in self._tails.items() for line in tail.flush()]
+
+
+def last_lines(read: ReadParts, paths: Sequence[str], count: int, *, whole_only: bool) -> list[tuple[list[str], int]]:
+    """The last ``count`` lines of each file, cleaned, and the offset at which following goes on.
+
+    Reads backwards in growing blocks, one round trip each for all files, and at most TAIL_LIMIT bytes of a file.
+
+    Args:
+        read: a transport's ``read_parts``.
+        paths: the files; an absent one has no lines.
+        count: lines of each file.
+        whole_only: leave away a last line without a newline, and give the offset of its start: the follower will
+            show it once it is whole.
+    """
+    found: dict[int, tuple[list[str], int]] = {}
+    block = TAIL_BLOCK
+    while len(found) < len(paths):
+        missing = [index for index in range(len(paths)) if index not in found]
+        parts = read([FileRead(paths[index], -block, block) for index in missing])
+        for index, part in zip(missing, parts, strict=True):
+            if part is None:
+                found[index] = ([], 0)
+            elif part.offset == 0 or part.data.count(b"\n") > count or block >= TAIL_LIMIT:
+                found[index] = _lines_of(part, count, whole_only=whole_only)
+        block = min(block * 8, TAIL_LIMIT)
+    return [found[index] for index in range(len(paths))]
+
+
+def _lines_of(part: FilePart, count: int, *, whole_only: bool) -> tuple[list[str], int]:
+    *lines, rest = part.data.split(b"\n")
+    if part.offset > 0:
+        # The block began somewhere within its first line.
+        lines = lines[1:]
+    end = part.end - len(rest) if whole_only else part.end
+    if rest and not whole_only:
+        lines.append(rest)
+    return [clean(line) for line in lines[max(0, len(lines) - count) :]], end

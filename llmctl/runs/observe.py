@@ -1,0 +1,288 @@
+"""Gathering the facts about the runs of one cluster: a fixed number of round trips, whatever the number of runs.
+
+Order matters: job.sh writes exit.json as its last act. So the files are read first, and those that say how a run ended
+are believed; then the job is asked about, once for all runs that are left; and of a job that is not there any more
+exit.json is read again, since it may have been written in between. Only then is the accounting asked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from llmctl.errors import SchedulerError
+from llmctl.job_state import JobState
+from llmctl.runs.attempts import AttemptBeginning, DetailsMemory, RunAttempts, find_attempts, read_details
+from llmctl.runs.facts import AttemptFacts, Started
+from llmctl.runs.job_status import SchedulerWatch, question_of
+from llmctl.runs.metrics import table_of_tail, tail_of
+from llmctl.runs.record import RunRecord
+from llmctl.runs.state import JobAnswer, RunFacts
+from llmctl.runs.view import RunView, build_view
+from llmctl.transport.file_reads import FilePart, FileRead
+from llmctl.transport.host_group import HostGroup
+from llmctl.transport.processes import ProcessIdentity, ProcessReport
+from llmctl.transport.protocol import Hands
+
+_TAIL = 4096
+"""Bytes of job.log in which its last line is looked for."""
+
+
+def observe_runs(
+    records: Sequence[RunRecord],
+    hands: Hands,
+    scheduler: SchedulerWatch | None = None,
+    memory: DetailsMemory | None = None,
+) -> list[RunView]:
+    """The views of runs of one cluster, in order.
+
+    Args:
+        records: of the runs.
+        hands: the machine where their directories are.
+        scheduler: of the cluster; None where jobs are processes.
+        memory: of those who look again and again.
+    """
+    tails = [tail_of(f"{record.run_dir}/metrics.jsonl") for record in records]
+    views = []
+    for record, facts, tail in zip(records, *_gather(records, hands, scheduler, tails, memory), strict=True):
+        metrics = table_of_tail(tail)
+        views.append(build_view(record, replace(facts, iteration_time_s=metrics.iteration_time_s()), metrics))
+    return views
+
+
+def observe_run(
+    record: RunRecord, hands: Hands, scheduler: SchedulerWatch | None = None, memory: DetailsMemory | None = None
+) -> RunView:
+    """The view of one run."""
+    return observe_runs([record], hands, scheduler, memory)[0]
+
+
+def gather_facts(records: Sequence[RunRecord], hands: Hands, scheduler: SchedulerWatch | None = None) -> list[RunFacts]:
+    """What the state of each run is decided from, in order."""
+    return _gather(records, hands, scheduler, [])[0]
+
+
+def leaders_of(record: RunRecord, beginning: AttemptBeginning | None) -> list[ProcessIdentity]:
+    """job.sh of the last submission, as recorded; where submit was cut off before that, as job.sh states itself."""
+    return [leader for _, leader in _hosts_and_leaders(record, beginning)]
+
+
+def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessIdentity], hands: Hands) -> bool:
+    """Whether a run was started on another machine, whose processes cannot be seen from this one.
+
+    A job.sh that lives here settles it: a machine's name may have changed since.
+    """
+    report = hands.inspect_processes(leaders)
+    return beginning is not None and not any(report.alive) and _is_other_host(beginning.started, report)
+
+
+def _gather(
+    records: Sequence[RunRecord],
+    hands: Hands,
+    scheduler: SchedulerWatch | None,
+    further: Sequence[FileRead],
+    memory: DetailsMemory | None = None,
+) -> tuple[list[RunFacts], list[FilePart | None]]:
+    attempts = find_attempts(records, hands)
+    jobs: dict[int, JobAnswer | None] = {}
+    open_ones = [index for index in range(len(records)) if not _has_ended(records[index], attempts[index], scheduler)]
+    if scheduler is not None:
+        questions = [question_of(records[index], attempts[index]) for index in open_ones]
+        jobs.update(zip(open_ones, scheduler.ask_queue(questions), strict=True))
+    else:
+        jobs.update(_ask_processes({index: (records[index], attempts[index].newest) for index in open_ones}, hands))
+    gone = [index for index in open_ones if _is_gone(jobs[index])]
+    if gone:
+        # Listing a folder makes a network file system look again, which remembers that a file was not there.
+        folders = [str(one.directory) for index in gone if (one := attempts[index].newest) is not None]
+        if folders:
+            hands.list_names(folders)
+        for index, again in zip(gone, find_attempts([records[index] for index in gone], hands), strict=True):
+            attempts[index] = again
+    details, parts = read_details([one.newest for one in attempts], further, hands, memory)
+    left = [index for index in gone if details[index] is None or _ending_missing(details[index])]
+    if scheduler is not None:
+        _ask_accounting(
+            scheduler, [index for index in left if _has_left(jobs[index])], records, attempts, details, jobs
+        )
+    else:
+        for index in left:
+            jobs[index] = _with_survivors(jobs[index], records[index], attempts[index].newest, hands)
+    now = hands.now() if records else 0.0
+    facts = [
+        _facts(record, attempts[index], details[index], jobs.get(index), now) for index, record in enumerate(records)
+    ]
+    return _with_last_words(facts, records, hands), parts
+
+
+def _with_last_words(facts: list[RunFacts], records: Sequence[RunRecord], hands: Hands) -> list[RunFacts]:
+    """What stands last in job.log of jobs that ended before they made an attempt: often all that is known of why.
+
+    job.log goes on over submissions: of a resumed run, these could be the words of an earlier job.
+    """
+    silent = [
+        index
+        for index, one in enumerate(facts)
+        if not one.attempts and one.job is not None and one.job.state.is_finished and one.job.source != "memory"
+        if len(records[index].submissions) == 1
+    ]
+    reads = [FileRead(f"{records[index].run_dir}/job.log", offset=-_TAIL, limit=_TAIL) for index in silent]
+    parts = hands.read_parts(reads) if reads else []
+    for index, part in zip(silent, parts, strict=True):
+        lines = part.data.decode(errors="replace").split("\n") if part is not None else []
+        said = [" ".join(line.split()) for line in lines if line.strip()]
+        facts[index] = replace(facts[index], last_words=said[-1][:300] if said else "")
+    return facts
+
+
+def _facts(
+    record: RunRecord, attempts: RunAttempts, attempt: AttemptFacts | None, job: JobAnswer | None, now: float
+) -> RunFacts:
+    last = record.submissions[-1] if record.submissions else None
+    return RunFacts(
+        run_id=record.run_id,
+        job=job,
+        submitted=last.time if last is not None else record.created,
+        cancel_requested=last.cancel_requested if last is not None else None,
+        attempt=attempt,
+        now=now,
+        attempts=attempts.count,
+        attempts_of_submission=attempts.of_submission,
+    )
+
+
+def _has_ended(record: RunRecord, attempts: RunAttempts, scheduler: SchedulerWatch | None) -> bool:
+    """Whether exit.json says all; a job that its scheduler has stopped may be started again by it."""
+    ending = attempts.newest.ending if attempts.newest is not None else None
+    if ending is None:
+        return False
+    was_cancelled = bool(record.submissions) and record.submissions[-1].cancel_requested is not None
+    return scheduler is None or ending.is_final or was_cancelled
+
+
+def _ending_missing(attempt: AttemptFacts | None) -> bool:
+    return attempt is not None and attempt.ending is None
+
+
+def _is_gone(job: JobAnswer | None) -> bool:
+    return job is not None and job.state not in (JobState.RUNNING, JobState.PENDING)
+
+
+def _has_left(job: JobAnswer | None) -> bool:
+    return job is not None and job.has_left
+
+
+def _ask_accounting(
+    scheduler: SchedulerWatch,
+    indices: Sequence[int],
+    records: Sequence[RunRecord],
+    attempts: Sequence[RunAttempts],
+    details: Sequence[AttemptFacts | None],
+    jobs: dict[int, JobAnswer | None],
+) -> None:
+    asked = {index: question_of(records[index], attempts[index]) for index in indices}
+    asked = {index: question for index, question in asked.items() if question.job_ids}
+    signs = [_last_sign_of_life(records[index], details[index]) for index in asked]
+    jobs.update(zip(asked, scheduler.ask_accounting([*asked.values()], signs), strict=True))
+
+
+def _last_sign_of_life(record: RunRecord, attempt: AttemptFacts | None) -> float:
+    submitted = record.submissions[-1].time if record.submissions else record.created
+    started = attempt.started.time if attempt is not None and attempt.started is not None else None
+    newest = attempt.newest_heartbeat if attempt is not None else None
+    return max(submitted, started or 0.0, newest.time if newest is not None else 0.0)
+
+
+# What follows is about jobs that are processes.
+
+
+def _hosts_and_leaders(record: RunRecord, beginning: AttemptBeginning | None) -> list[tuple[str, ProcessIdentity]]:
+    jobs = record.submissions[-1].jobs if record.submissions else ()
+    recorded = [
+        (job.host, ProcessIdentity(job.pid, job.pid_start_time, job.boot_id)) for job in jobs if job.pid is not None
+    ]
+    started = beginning.started if beginning is not None else None
+    if recorded or started is None or started.pid is None:
+        return recorded
+    return [(started.host or "", ProcessIdentity(started.pid, started.pid_start_time, started.boot_id))]
+
+
+def _ask_processes(
+    runs: dict[int, tuple[RunRecord, AttemptBeginning | None]], hands: Hands
+) -> dict[int, JobAnswer | None]:
+    """Whether job.sh of each run lives: one round trip for each machine."""
+    leaders = {index: _hosts_and_leaders(*run) for index, run in runs.items()}
+    alive, reports = inspect_leaders([leader for group in leaders.values() for leader in group], hands)
+    answers: dict[int, JobAnswer | None] = {}
+    position = 0
+    for index, group in leaders.items():
+        span = slice(position, position + len(group))
+        position += len(group)
+        beginning = runs[index][1]
+        started = beginning.started if beginning is not None else None
+        answers[index] = _process_answer([leader for _, leader in group], alive[span], reports[span], started)
+    return answers
+
+
+def inspect_leaders(
+    leaders: Sequence[tuple[str, ProcessIdentity]], hands: Hands
+) -> tuple[list[bool | None], list[ProcessReport]]:
+    """Which of these processes live, and what their machine says of itself; a machine out of reach leaves it open.
+
+    Args:
+        leaders: (host, process).
+        hands: one machine, which all of them are looked for on, or a group of hosts.
+    """
+    group = hands if isinstance(hands, HostGroup) else None
+    places = dict.fromkeys(host if group is not None else "" for host, _ in leaders)
+    alive: list[bool | None] = [None] * len(leaders)
+    reports = [ProcessReport("", None, ())] * len(leaders)
+    for place in places:
+        members = [index for index, (host, _) in enumerate(leaders) if group is None or host == place]
+        one = group.hands_of(place) if group is not None else hands
+        try:
+            report = one.inspect_processes([leaders[index][1] for index in members])
+        except SchedulerError as error:
+            if group is None:
+                raise
+            report = ProcessReport(error.message, None, (None,) * len(members))
+        for index, lives in zip(members, report.alive, strict=True):
+            alive[index], reports[index] = lives, report
+    return alive, reports
+
+
+def _with_survivors(
+    job: JobAnswer | None, record: RunRecord, beginning: AttemptBeginning | None, hands: Hands
+) -> JobAnswer | None:
+    if job is None or not job.state.is_finished:
+        return job
+    return replace(job, survivors=len(hands.processes_of_run(str(record.run_dir), leaders_of(record, beginning))))
+
+
+def _process_answer(
+    leaders: Sequence[ProcessIdentity],
+    alive: Sequence[bool | None],
+    reports: Sequence[ProcessReport],
+    started: Started | None,
+) -> JobAnswer | None:
+    """The job of a cluster without a scheduler: its job.sh, seen as a process."""
+    if not leaders:
+        return None
+    pids = ", ".join(str(leader.pid) for leader in leaders)
+    if any(alive):
+        return JobAnswer(JobState.RUNNING, f"pid {pids}")
+    if len(leaders) == 1 and started is not None and _is_other_host(started, reports[0]):
+        return JobAnswer(JobState.UNKNOWN, f"it was started on {started.host} and this is {reports[0].host}: ask there")
+    if None in alive:
+        blind = next((report for report in reports if report.boot_id is None), None)
+        known = "the pid may be another process's by now" if blind is None else "its processes cannot be seen"
+        # A host out of reach is no host name but says why.
+        known += f": {blind.host}" if blind is not None and " " in blind.host else ""
+        return JobAnswer(JobState.UNKNOWN, f"job.sh was pid {pids}; {known}")
+    if any(leader.boot_id not in (None, report.boot_id) for leader, report in zip(leaders, reports, strict=True)):
+        return JobAnswer(JobState.NODE_FAIL, "the machine was restarted")
+    return JobAnswer(JobState.FAILED, f"job.sh (pid {pids}) was killed (SIGKILL, or out of memory)")
+
+
+def _is_other_host(started: Started | None, report: ProcessReport) -> bool:
+    if started is None or started.host is None:
+        return False
+    return started.host.partition(".")[0].lower() != report.host.partition(".")[0].lower()

@@ -1,0 +1,385 @@
+"""RunRecord: what happened to one run (``run.json``); RunIndex: where the runs of this user are.
+
+The truth is the run directory. The index only says where to look and what was seen last; it can be rebuilt by listing
+runs_root. Both are written to a temporary file and renamed, mode 0600, so that readers never see half a file.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmctl.backends.base import SubmittedJob
+from llmctl.errors import RecordError
+from llmctl.transport.file_reads import FileRead
+from llmctl.transport.file_writes import FileWrite, write_files
+
+if TYPE_CHECKING:
+    from llmctl.transport.protocol import Hands
+
+SCHEMA = 1
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What a run id and a run's name may look like: it becomes a folder's and a scheduler's job name."""
+
+_LIMIT = 1 << 24
+"""Bytes of a run.json that are read: far above what a config and a hundred submissions take."""
+_NUMBER = (int, float)
+_MAYBE = type(None)
+_RECORD_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run_id", "name", "llmctl_version", "cluster"), (str,)),
+    **dict.fromkeys(("job", "origins", "code"), (dict,)),
+    **dict.fromkeys(("command", "submissions"), (list,)),
+    "created": _NUMBER,
+    "config": (dict, _MAYBE),
+    "cwd": (str, _MAYBE),
+}
+_SUBMISSION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "number": (int,),
+    "time": _NUMBER,
+    "jobs": (list,),
+    "cancel_requested": (*_NUMBER, _MAYBE),
+}
+_JOB_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("host", "job_id"), (str,)),
+    **dict.fromkeys(("pid", "pid_start_time"), (int, _MAYBE)),
+    "boot_id": (str, _MAYBE),
+}
+_ENTRY_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run_id", "name", "cluster", "run_dir"), (str,)),
+    "created": _NUMBER,
+    "job_ids": (list,),
+}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One time that the run was handed to its cluster.
+
+    Attributes:
+        number: 1 for the first, counting on with every resume.
+        time: seconds since 1970.
+        jobs: what it left behind; empty between the moment it is recorded and the moment it is accepted.
+        cancel_requested: when ``llmctl cancel`` was first asked to end it; None if never.
+    """
+
+    number: int
+    time: float
+    jobs: tuple[SubmittedJob, ...] = ()
+    cancel_requested: float | None = None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """All of run.json. A value: changes make a new record, ``save`` writes it.
+
+    Attributes:
+        run_id: name of the run directory, never reused.
+        name: what the user called it.
+        created: seconds since 1970.
+        llmctl_version: of the llmctl that first submitted it.
+        cluster: name of the profile.
+        run_dir: absolute path, on the file system that the nodes share.
+        command: argv of llmctl as typed; values of --env are kept, values of secrets never stand there.
+        job: the JobSpec as plain values, secrets by name.
+        config: the resolved TrainConfig as plain values; None for a COMMAND.
+        origins: dotted key -> where its value came from: a flag, a file, ``profile``.
+        code: ``trainer`` sha256 of the snapshot (None: installed), ``commit`` and ``diff`` of the user's project.
+        submissions: oldest first.
+        cwd: where ``command`` was typed, and where a COMMAND starts; None in records that do not say.
+    """
+
+    run_id: str
+    name: str
+    created: float
+    llmctl_version: str
+    cluster: str
+    run_dir: Path
+    command: tuple[str, ...]
+    job: Mapping[str, Any]
+    config: Mapping[str, Any] | None
+    origins: Mapping[str, str]
+    code: Mapping[str, str | None]
+    submissions: tuple[Submission, ...] = ()
+    cwd: str | None = None
+
+    @classmethod
+    def load(cls, run_dir: Path, hands: "Hands") -> "RunRecord":
+        """The record of a run directory.
+
+        Args:
+            run_dir: on the machine of ``hands``.
+            hands: the machine.
+
+        Raises:
+            RecordAbsent: there is none.
+            RecordError: it cannot be read.
+            SchedulerError: the machine cannot be reached.
+        """
+        (found,) = load_records([run_dir], hands)
+        if isinstance(found, RecordError):
+            raise found
+        return found
+
+    @classmethod
+    def of_json(cls, run_dir: Path, text: bytes) -> "RunRecord":
+        """The record that ``text``, of the run.json in ``run_dir``, holds.
+
+        Raises:
+            RecordError: it is damaged, or no record.
+        """
+        path = run_dir / "run.json"
+        values = _parse_json(path, text)
+        try:
+            if values["schema"] != SCHEMA:
+                raise RecordError(f"{path}: schema {values['schema']} is not known to this llmctl; use a newer one")
+            values = {"cwd": None, **values}
+            fields = {name: values[name] for name in cls.__dataclass_fields__}
+            _check_types(values, _RECORD_TYPES)
+            if not RUN_ID.fullmatch(values["run_id"]):
+                raise TypeError(f"run_id cannot be {values['run_id']!r}")
+            _check_types(values["config"] or {}, dict.fromkeys(values["config"] or {}, (dict,)))
+            submissions = tuple(map(_submission_of, values["submissions"]))
+        except KeyError as error:
+            raise RecordError(f"{path}: is not a run record: it has no {error}") from None
+        except TypeError as error:
+            raise RecordError(f"{path}: is not a run record: {error}") from None
+        # The directory may have been moved: where it was found is where it is.
+        return cls(**{**fields, "run_dir": run_dir, "command": tuple(values["command"]), "submissions": submissions})
+
+    def save(self, hands: "Hands") -> None:
+        """Write run.json, all or nothing, on the machine of ``hands``.
+
+        Raises:
+            RecordError: it cannot be written.
+            SchedulerError: the machine cannot be reached.
+        """
+        path = self.run_dir / "run.json"
+        try:
+            hands.write_files([FileWrite(str(path), self.as_json())])
+        except OSError as error:
+            raise RecordError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def as_json(self) -> bytes:
+        """The bytes of run.json."""
+        return _json_bytes({"schema": SCHEMA, **asdict(self), "run_dir": str(self.run_dir)})
+
+    def with_submission(self, submission: Submission) -> "RunRecord":
+        """The record with ``submission`` added, or put in the place of the one with the same number."""
+        kept = tuple(entry for entry in self.submissions if entry.number != submission.number)
+        return replace(self, submissions=(*kept, submission))
+
+    def with_cancel_requested(self, time: float) -> "RunRecord":
+        """The record with the newest submission marked as asked to end; the first time asked stays."""
+        if not self.submissions or self.submissions[-1].cancel_requested is not None:
+            return self
+        return self.with_submission(replace(self.submissions[-1], cancel_requested=time))
+
+
+class RecordAbsent(RecordError):
+    """A run directory without a record, or none at all."""
+
+
+def load_records(run_dirs: Sequence[Path], hands: "Hands") -> list[RunRecord | RecordError]:
+    """The records of run directories of one machine, in order; an error for one that cannot be read.
+
+    One round trip, whatever their number, and another where some cannot be read.
+
+    Raises:
+        SchedulerError: the machine cannot be reached.
+    """
+    paths = [str(run_dir / "run.json") for run_dir in run_dirs]
+    parts = hands.read_parts([FileRead(path, limit=_LIMIT) for path in paths])
+    lost = [path for path, part in zip(paths, parts, strict=True) if part is None]
+    facts = dict(zip(lost, hands.look_at(lost), strict=True)) if lost else {}
+    found: list[RunRecord | RecordError] = []
+    for run_dir, path, part in zip(run_dirs, paths, parts, strict=True):
+        try:
+            if part is None:
+                is_there = facts[path].kind or not facts[path].nearest_kind
+                raise (RecordError if is_there else RecordAbsent)(
+                    f"{path}: {'cannot be read' if is_there else 'is not there'}"
+                )
+            found.append(RunRecord.of_json(run_dir, part.data))
+        except RecordError as error:
+            found.append(error)
+    return found
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """Where one run is, and what was seen of it last."""
+
+    run_id: str
+    name: str
+    cluster: str
+    run_dir: Path
+    created: float
+    job_ids: tuple[str, ...] = ()
+    last_state: str | None = None
+    last_seen: float | None = None
+
+
+@dataclass(frozen=True)
+class RunIndex:
+    """One small JSON file per run under ``state_dir``/runs, so that concurrent submits never write the same file."""
+
+    state_dir: Path
+    folder: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", self.state_dir / "runs")
+
+    def add(self, record: RunRecord) -> None:
+        """Enter a run, or bring its job ids up to date; the state last seen is kept."""
+        known = self._entry(self._path(record.run_id))
+        entry = _entry_of(record)
+        self._write(
+            replace(entry, last_state=known.last_state, last_seen=known.last_seen)
+            if known is not None and known.job_ids == entry.job_ids
+            else entry
+        )
+
+    def remove(self, run_id: str) -> None:
+        """Forget a run that was never accepted."""
+        self._path(run_id).unlink(missing_ok=True)
+
+    def entries(self) -> list[IndexEntry]:
+        """All runs, oldest first. A file that cannot be read is passed over: ``rebuild`` restores it."""
+        found = (self._entry(path) for path in self.folder.glob("*.json"))
+        return sorted((entry for entry in found if entry is not None), key=lambda entry: (entry.created, entry.run_id))
+
+    def find(self, reference: str) -> IndexEntry:
+        """The run meant by a run id, a unique prefix of one, a run's name (the newest of it), or a job id.
+
+        Raises:
+            RecordError: none, or more than one; lists the candidates.
+        """
+        entries = self.entries()
+        rules: tuple[Callable[[IndexEntry], bool], ...] = (
+            lambda entry: entry.run_id == reference,
+            lambda entry: entry.name == reference,
+            lambda entry: reference in entry.job_ids,
+            lambda entry: bool(reference) and entry.run_id.startswith(reference),
+        )
+        for number, rule in enumerate(rules):
+            found = [entry for entry in entries if rule(entry)]
+            if len(found) == 1 or (found and number in (1, 2)):
+                return found[-1]  # the newest of a name; the newest of a job id, which schedulers use again
+            if found:
+                raise RecordError(f"{reference!r} is the beginning of several runs: {_names(found)}; give more of it")
+        known = f"; the newest are {_names(entries)}" if entries else "; there is no run yet: llmctl submit starts one"
+        raise RecordError(f"no run is called {reference!r}{known}")
+
+    def update_state(self, run_id: str, state: str, seen: float) -> None:
+        """Remember the state that a run was last seen in.
+
+        Args:
+            run_id: a run that the index holds; others are passed over.
+            state: the neutral word.
+            seen: seconds since 1970.
+        """
+        entry = self._entry(self._path(run_id))
+        if entry is not None:
+            self._write(replace(entry, last_state=str(state), last_seen=seen))
+
+    def rebuild(self, runs_root: Path, hands: "Hands") -> list[IndexEntry]:
+        """Enter every run found in ``runs_root`` of a machine; returns the entries of these, oldest first.
+
+        Entries of runs elsewhere are kept. A directory without a readable record is passed over.
+
+        Raises:
+            SchedulerError: the machine cannot be reached.
+        """
+        (names,) = hands.list_names([str(runs_root)])
+        found = set()
+        for record in load_records([runs_root / name for name in names if RUN_ID.fullmatch(name)], hands):
+            if isinstance(record, RunRecord):
+                self.add(record)
+                found.add(record.run_id)
+        return [entry for entry in self.entries() if entry.run_id in found]
+
+    def _path(self, run_id: str) -> Path:
+        return self.folder / f"{run_id}.json"
+
+    def _entry(self, path: Path) -> IndexEntry | None:
+        try:
+            values = _read_json(path)
+            _check_types(values, _ENTRY_TYPES)
+            return IndexEntry(**{**values, "run_dir": Path(values["run_dir"]), "job_ids": tuple(values["job_ids"])})
+        except (RecordError, KeyError, TypeError):
+            return None
+
+    def _write(self, entry: IndexEntry) -> None:
+        _write_json(self._path(entry.run_id), {**asdict(entry), "run_dir": str(entry.run_dir)})
+
+
+def new_run_id(name: str, local_time: str) -> str:
+    """``<name>-<yymmdd>-<hhmmss>-<4 hex>``. Uniqueness is settled by making the run directory, not by luck.
+
+    Args:
+        name: the run's name.
+        local_time: ``yymmdd-hhmmss``.
+    """
+    return f"{name}-{local_time}-{os.urandom(2).hex()}"
+
+
+def _submission_of(values: Mapping[str, Any]) -> Submission:
+    _check_types(values, _SUBMISSION_TYPES)
+    for job in values["jobs"]:
+        _check_types(job, _JOB_TYPES)
+    return Submission(**{**values, "jobs": tuple(SubmittedJob(**job) for job in values["jobs"])})
+
+
+def _check_types(values: Any, types: Mapping[str, tuple[type, ...]]) -> None:
+    """Raise TypeError for a value of another type than its reader counts on, KeyError for one that is absent."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{values!r} is no object")
+    for key, allowed in types.items():
+        if not isinstance(values[key], allowed):
+            raise TypeError(f"{key} cannot be {values[key]!r}")
+
+
+def _entry_of(record: RunRecord) -> IndexEntry:
+    ids = tuple(job.job_id for submission in record.submissions for job in submission.jobs)
+    return IndexEntry(record.run_id, record.name, record.cluster, record.run_dir, record.created, ids)
+
+
+def _names(entries: Iterable[IndexEntry]) -> str:
+    names = [entry.run_id for entry in entries][::-1]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return _parse_json(path, path.read_bytes())
+    except FileNotFoundError:
+        raise RecordAbsent(f"{path}: is not there") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _parse_json(path: Path, text: bytes) -> dict[str, Any]:
+    import json
+
+    try:
+        values = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: is damaged: {error}") from None
+    if not isinstance(values, dict):
+        raise RecordError(f"{path}: is not a JSON object")
+    return values
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    try:
+        write_files([FileWrite(str(path), _json_bytes(values))])
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _json_bytes(values: Mapping[str, Any]) -> bytes:
+    import json
+
+    return (json.dumps(values, indent=1) + "\n").encode()

@@ -1,0 +1,305 @@
+"""What is true about a run, decided from observed facts alone. Pure.
+
+The order of trust: exit.json, which job.sh's trap writes once everything of the attempt has ended; then what is known
+of the job itself (a scheduler's word, or the process on this machine); then the age of the heartbeats. Doubt gives
+``unknown`` with the reason for the doubt, never an ending. One exit.json is not the last word: that of a job which its
+scheduler stopped, and may start again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from llmctl.backends.base import JobReport
+from llmctl.durations import spoken
+from llmctl.job_state import JobState
+from llmctl.runs.facts import AttemptFacts, Ending, Heartbeat, first_error
+
+FRESH_S = 60.0
+"""A heartbeat is written about once per second; one younger than this is a sign of life even over a slow NFS."""
+SUBMITTING_S = 60.0
+"""A submission without a job id may still be under way for this long."""
+SCHEDULERS_DOING = (JobState.TIMEOUT, JobState.PREEMPTED, JobState.NODE_FAIL)
+"""Endings that the run itself has no part in: it can go on from its latest checkpoint."""
+STALLED_S = 30.0
+"""A rank this much behind the others, and by three iterations' time, is called out; a save or evaluation is shorter."""
+
+
+@dataclass(frozen=True)
+class JobAnswer:
+    """What is known of the submission's job: its state, and the words for it.
+
+    Attributes:
+        state: running or pending; a finished state if the job has certainly ended; unknown if it cannot be told.
+        raw: the scheduler's words or, for a process, what was found.
+        survivors: processes of the run that still live although its job.sh does not.
+        source: who says it; ``memory``: it was seen to have ended, and nobody was asked, or knew better, since.
+        report: the scheduler's report, if it has one.
+        is_silent: the scheduler does not answer.
+        has_left: its queue does not know the job any more.
+    """
+
+    state: JobState
+    raw: str
+    survivors: int = 0
+    source: Literal["process", "queue", "accounting", "memory"] = "process"
+    report: JobReport | None = None
+    is_silent: bool = False
+    has_left: bool = False
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """All that a run's state is decided from. Times in seconds since 1970.
+
+    Attributes:
+        run_id: as the remedies name it.
+        job: the last submission's job; None if none was recorded.
+        submitted: time of the last submission, or of the record if there is none.
+        cancel_requested: time of ``llmctl cancel``, if it was asked for this submission.
+        attempt: the last attempt of the last submission; None if it has none yet.
+        attempts: how many all submissions have made.
+        attempts_of_submission: how many the last one has made.
+        last_words: the last line of job.log, of a job that ended before it made an attempt.
+        now: the time of observation.
+        iteration_time_s: the run's present pace; None if it is not known.
+    """
+
+    run_id: str
+    job: JobAnswer | None
+    submitted: float
+    cancel_requested: float | None
+    attempt: AttemptFacts | None
+    now: float
+    iteration_time_s: float | None = None
+    attempts: int = 0
+    attempts_of_submission: int = 0
+    last_words: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The state, a sentence on why, job.sh's exit code where known, and when the attempt ended."""
+
+    state: JobState
+    detail: str
+    exit_code: int | None = None
+    ended: float | None = None
+
+
+def decide(facts: RunFacts) -> Verdict:
+    """The state of a run."""
+    if facts.attempt is not None and facts.attempt.ending is not None:
+        verdict = _by_exit_file(facts, facts.attempt, facts.attempt.ending)
+        is_last_word = facts.attempt.ending.is_final or facts.cancel_requested is not None
+        if is_last_word or facts.job is None or facts.job.source == "process":
+            return verdict
+        return _stopped_by_scheduler(facts, verdict, facts.job)
+    if facts.job is None:
+        return _without_job(facts)
+    if facts.job.state in (JobState.RUNNING, JobState.PENDING):
+        return _living(facts, facts.job)
+    if facts.job.state is JobState.UNKNOWN:
+        return _doubtful(facts, facts.job)
+    return _ended_without_exit_file(facts, facts.job)
+
+
+def failure_cause(attempt: AttemptFacts) -> str:
+    """The first failing rank with host and cause, or what else is known of a failure."""
+    error = first_error(attempt.errors)
+    if error is not None:
+        return "; ".join(part for part in (_silent_ranks(attempt), error.summary()) if part)
+    code = attempt.ending.code if attempt.ending is not None else None
+    silence = "; no rank left an error" if attempt.heartbeats else ""
+    if code is not None and 128 < code < 160 and attempt.ending is not None and attempt.ending.signal:
+        return f"told to stop (SIG{attempt.ending.signal}), it did not end in time and was killed (exit code {code})"
+    if code is not None and 128 < code < 160:
+        return f"ended by signal {code - 128} (exit code {code}){silence}"
+    return f"ended with exit code {code}{silence}" if code is not None else f"failed{silence}"
+
+
+def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s: float | None) -> str:
+    """One sentence on the ranks that hang, or an empty string if none does.
+
+    A heartbeat's time is the moment of the rank's last progress. A rank that hangs makes the others wait for it in
+    their next collective, so that all grow old: then those are named that are at the earliest point of the run.
+    """
+    if not heartbeats:
+        return ""
+    patience = max(STALLED_S, 3 * (iteration_time_s or 0.0))
+    newest = max(heartbeats, key=lambda heartbeat: heartbeat.time)
+    behind = [heartbeat for heartbeat in heartbeats if newest.time - heartbeat.time > patience]
+    if behind:
+        return f"{_name_ranks(behind)}, silent for {spoken(now - min(beat.time for beat in behind))}; the others go on"
+    if now - newest.time <= patience:
+        return ""
+    first = min(heartbeats, key=lambda heartbeat: (heartbeat.iteration, heartbeat.time))
+    slow = [beat for beat in heartbeats if (beat.iteration, beat.phase) == (first.iteration, first.phase)]
+    silent = spoken(now - newest.time)
+    if len(slow) == len(heartbeats):
+        return f"no heartbeat for {silent}: all ranks in phase {newest.phase} of iteration {newest.iteration}"
+    return f"no heartbeat for {silent}; the others wait for {_name_ranks(slow)}"
+
+
+def _name_ranks(heartbeats: Sequence[Heartbeat], limit: int = 4) -> str:
+    named = sorted(heartbeats, key=lambda heartbeat: (heartbeat.time, heartbeat.rank))[:limit]
+    words = [f"rank {beat.rank} on {beat.host} (phase {beat.phase}, iteration {beat.iteration})" for beat in named]
+    more = len(heartbeats) - len(named)
+    return ", ".join(words) + (f" and {more} more" if more else "")
+
+
+def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Verdict:
+    iteration = attempt.outcome.iteration if attempt.outcome is not None else None
+    at = f" at iteration {iteration}" if iteration is not None else ""
+    if ending.reason == "completed":
+        return Verdict(JobState.COMPLETED, at and f"completed{at}", ending.code, ending.time)
+    if ending.reason == "cancelled" or facts.cancel_requested is not None:
+        # A cancel may come before job.sh has an attempt to mark; what was asked for is in the record.
+        return Verdict(JobState.CANCELLED, _cancelled_detail(attempt), ending.code, ending.time)
+    if ending.reason == "timeout":
+        saved = f", saved{at}" if attempt.outcome is not None else ""
+        detail = f"reached its time limit{saved}; llmctl resume {facts.run_id} goes on"
+        return Verdict(JobState.TIMEOUT, detail, ending.code, ending.time)
+    if ending.reason == "stopped":
+        # Only the trainer saves; a COMMAND that was told to stop leaves no outcome.
+        what = f"stopped{at}, saved" if attempt.outcome is not None else "stopped"
+        detail = f"{what}; llmctl resume {facts.run_id} goes on"
+        return Verdict(JobState.CANCELLED, detail, ending.code, ending.time)
+    if ending.reason == "failed":
+        return Verdict(JobState.FAILED, failure_cause(attempt), ending.code, ending.time)
+    return Verdict(JobState.UNKNOWN, f"exit.json says {ending.reason!r}", ending.code, ending.time)
+
+
+def _stopped_by_scheduler(facts: RunFacts, verdict: Verdict, job: JobAnswer) -> Verdict:
+    """The attempt has ended in good order by a signal that llmctl did not send: does the scheduler start it again?"""
+    if job.state is JobState.PENDING:
+        return Verdict(job.state, f"{job.raw}; the scheduler has stopped it ({_without_advice(verdict)})")
+    if job.state is JobState.RUNNING:
+        return Verdict(job.state, "starting again" if _is_between_attempts(facts, job) else "ending")
+    if job.is_silent or (job.state is JobState.UNKNOWN and not job.has_left):
+        doubt = f"whether the scheduler starts it again is not known: {job.raw}"
+        return Verdict(JobState.UNKNOWN, f"{_without_advice(verdict)}; {doubt}")
+    if job.state in SCHEDULERS_DOING:
+        return replace(verdict, state=job.state, detail=f"{job.raw}; {verdict.detail}")
+    return verdict
+
+
+def _without_advice(verdict: Verdict) -> str:
+    return verdict.detail.partition("; llmctl resume ")[0]
+
+
+def _is_between_attempts(facts: RunFacts, job: JobAnswer) -> bool:
+    """Whether the scheduler has started the job more often than job.sh has begun an attempt."""
+    restarts = job.report.restarts if job.report is not None else None
+    return bool(restarts) and facts.attempts_of_submission <= (restarts or 0)
+
+
+def _cancelled_detail(attempt: AttemptFacts) -> str:
+    outcome = attempt.outcome
+    if outcome is not None and outcome.reason == "stopped":
+        return f"cancelled; saved at iteration {outcome.iteration}"
+    if outcome is not None:
+        return f"cancelled after it had {outcome.reason} at iteration {outcome.iteration}"
+    return "cancelled"
+
+
+def _without_job(facts: RunFacts) -> Verdict:
+    if facts.now - facts.submitted < SUBMITTING_S:
+        return Verdict(JobState.PENDING, "being submitted")
+    return Verdict(JobState.UNKNOWN, "no job id was recorded: submit was interrupted")
+
+
+def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
+    if facts.cancel_requested is not None:
+        return Verdict(job.state, f"cancel was asked for {spoken(facts.now - facts.cancel_requested)} ago")
+    if job.state is JobState.PENDING:
+        return Verdict(job.state, job.raw)
+    newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
+    is_silent = newest is None or _read_at(facts) - newest.time > FRESH_S
+    if facts.attempt is None:
+        return Verdict(job.state, "starting")
+    if is_silent and _is_between_attempts(facts, job):
+        return Verdict(job.state, "starting again")
+    error = first_error(facts.attempt.errors)
+    if error is not None:
+        return Verdict(job.state, f"ending: {error.summary()}")
+    return Verdict(job.state, lagging_ranks(facts.attempt.heartbeats, _read_at(facts), facts.iteration_time_s))
+
+
+def _read_at(facts: RunFacts) -> float:
+    """The time at which heartbeats were read: how long ago that was says nothing about the ranks."""
+    return facts.now - (facts.attempt.heartbeats_age_s if facts.attempt is not None else 0.0)
+
+
+def _doubtful(facts: RunFacts, job: JobAnswer) -> Verdict:
+    newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
+    age = facts.now - newest.time if newest is not None else None
+    if newest is not None and age is not None and _read_at(facts) - newest.time <= FRESH_S:
+        return Verdict(JobState.RUNNING, f"by its heartbeat {spoken(age)} ago; {job.raw}")
+    if job.has_left and facts.cancel_requested is not None:
+        # A job that never ran leaves no exit.json, and in some accountings nothing at all.
+        how = "cancelled before it began" if facts.attempt is None else f"cancelled; {job.raw}"
+        return Verdict(JobState.CANCELLED, how)
+    if age is None:
+        return Verdict(JobState.UNKNOWN, job.raw)
+    return Verdict(JobState.UNKNOWN, f"{job.raw}; last heartbeat {spoken(age)} ago")
+
+
+def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
+    attempt = facts.attempt
+    if job.source == "memory":
+        return Verdict(job.state, job.raw)
+    if job.survivors:
+        detail = f"{job.raw}, but {job.survivors} of its processes still run; llmctl cancel {facts.run_id} ends them"
+        return Verdict(JobState.RUNNING, detail)
+    if attempt is not None and attempt.outcome is not None:
+        return _by_outcome(facts, attempt, job)
+    newest = attempt.newest_heartbeat if attempt is not None else None
+    ended = newest.time if newest is not None else None
+    code = job.report.exit_code if job.report is not None else None
+    if job.state is JobState.COMPLETED:
+        return Verdict(job.state, f"{job.raw}; there is no exit.json", code, ended)
+    if facts.cancel_requested is not None or (attempt is not None and attempt.cancel_marked):
+        return Verdict(JobState.CANCELLED, _cancelled_by_force(attempt, job), code, ended)
+    if attempt is None:
+        words = f"; it said last: {facts.last_words}" if facts.last_words else ""
+        return Verdict(job.state, f"{job.raw} before it made an attempt{words}{_advice(facts, job)}", code)
+    heard = f"; last heartbeat {spoken(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
+    error = first_error(attempt.errors)
+    cause = f"; {error.summary()}" if error is not None else ""
+    advice = _advice(facts, job) if job.state in SCHEDULERS_DOING else ""
+    return Verdict(job.state, f"{job.raw} before exit.json could be written{heard}{cause}{advice}", code, ended)
+
+
+def _cancelled_by_force(attempt: AttemptFacts | None, job: JobAnswer) -> str:
+    if attempt is None and job.source != "process":
+        return "cancelled before it began"
+    return "cancelled; job.sh ended before exit.json could be written"
+
+
+def _advice(facts: RunFacts, job: JobAnswer) -> str:
+    if job.state in SCHEDULERS_DOING and facts.attempt is not None:
+        return f"; llmctl resume {facts.run_id} goes on from its latest checkpoint"
+    return f"; see llmctl logs {facts.run_id} --job"
+
+
+def _by_outcome(facts: RunFacts, attempt: AttemptFacts, job: JobAnswer) -> Verdict:
+    outcome = attempt.outcome
+    assert outcome is not None
+    said = f"{outcome.reason} at iteration {outcome.iteration} by the trainer's word"
+    where = f"{said}; {job.raw} before exit.json could be written"
+    if outcome.reason == "completed":
+        return Verdict(JobState.COMPLETED, where, ended=outcome.time)
+    state = job.state if job.state in SCHEDULERS_DOING else JobState.CANCELLED
+    return Verdict(state, f"{where}; llmctl resume {facts.run_id} goes on", ended=outcome.time)
+
+
+def _silent_ranks(attempt: AttemptFacts) -> str:
+    """Who may be the true cause when every error is only about a peer that had gone: ranks that left no word."""
+    if not all(error.is_about_a_peer for error in attempt.errors):
+        return ""
+    spoke = {error.rank for error in attempt.errors}
+    silent = [heartbeat for heartbeat in attempt.heartbeats if heartbeat.rank not in spoke]
+    if not silent:
+        return ""
+    return f"{_name_ranks(silent, limit=2)} ended without a word (killed, or out of memory?)"

@@ -1,0 +1,1 @@
+"""Cluster profiles and job specifications: the resources a site offers and a user requests."""

@@ -1,0 +1,113 @@
+"""Which image a job runs in, and the words that start a command inside it. Pure.
+
+Options by the tools' own pages: pyxis (https://github.com/NVIDIA/pyxis/wiki/Usage), enroot start
+(https://github.com/NVIDIA/enroot/blob/master/doc/cmd/start.md), apptainer exec
+(https://apptainer.org/docs/user/main/cli/apptainer_exec.html).
+"""
+
+import os
+import re
+from dataclasses import dataclass
+
+from llmctl.site.job import JobSpec
+from llmctl.site.profile import ClusterProfile, ContainerProfile
+
+
+@dataclass(frozen=True)
+class ContainerPlan:
+    """The container of one job.
+
+    Attributes:
+        runtime: pyxis, enroot, apptainer or singularity.
+        image: as the user names it: a path, or an image of a registry.
+        imported: file that the image is imported to once, if that is to be done; it is then run from there.
+        mounts: ``SRC:DST[:FLAGS]``.
+        site: the profile's other settings.
+    """
+
+    runtime: str
+    image: str
+    imported: str | None
+    mounts: tuple[str, ...]
+    site: ContainerProfile
+
+    @property
+    def source(self) -> str:
+        """What apptainer pull and enroot import fetch."""
+        return f"docker://{self.image if self.runtime in ('pyxis', 'enroot') else self.image.replace('#', '/')}"
+
+    @property
+    def srun_options(self) -> tuple[str, ...]:
+        """Words for srun where pyxis starts the container; else none."""
+        if self.runtime != "pyxis":
+            return ()
+        site = self.site
+        words = [f"--container-image={self.imported or self.image}", f"--container-mounts={','.join(self.mounts)}"]
+        for flag, value in (("workdir", site.workdir), ("name", site.name), ("save", site.save)):
+            if value is not None:
+                words.append(f"--container-{flag}={value}")
+        switches = (("mount-home", site.mount_home), ("remap-root", site.remap_root), ("entrypoint", site.entrypoint))
+        words += [f"--{'' if value else 'no-'}container-{name}" for name, value in switches if value is not None]
+        if site.writable is not None:
+            words.append("--container-writable" if site.writable else "--container-readonly")
+        if site.env:
+            words.append(f"--container-env={','.join(site.env)}")
+        return (*words, *site.options)
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """What stands before a command and the image before that, so that it runs inside; nothing with pyxis."""
+        if self.runtime == "pyxis":
+            return ()
+        site = self.site
+        if self.runtime == "enroot":
+            words = ["enroot", "start", *(["--rw"] if site.writable else []), *(["--root"] if site.remap_root else [])]
+            words += [word for mount in self.mounts for word in ("--mount", mount)]
+            return (*words, *(word for name in site.env for word in ("--env", name)), *site.options)
+        words = [self.runtime, "exec", *(["--writable-tmpfs"] if site.writable else [])]
+        words += ["--no-home"] if site.mount_home is False else []
+        words += [word for mount in self.mounts for word in ("--bind", mount)]
+        words += ["--pwd", site.workdir] if site.workdir is not None else []
+        return (*words, *site.options)
+
+    @property
+    def argument(self) -> str:
+        """The image as it stands behind ``prefix``."""
+        if self.imported is not None or self.image.startswith("/"):
+            return self.imported or self.image
+        return self.source
+
+
+def is_file(image: str) -> bool:
+    """Whether an image is a path rather than a registry's name, by pyxis' rule."""
+    return image.startswith(("/", "."))
+
+
+def plan_container(
+    job: JobSpec, profile: ClusterProfile, *, cwd: str, own_mounts: tuple[str, ...] = ()
+) -> ContainerPlan | None:
+    """The container of a job; None if it runs in none.
+
+    Args:
+        job: gives image and mounts.
+        profile: gives the runtime; its environment may name an image for all jobs.
+        cwd: where a relative path of an image counts from.
+        own_mounts: folders that the job needs in any case.
+    """
+    software, site = profile.environment, profile.container
+    image = job.container or (software.path if software.kind == "container" else None)
+    if image is None or site.runtime is None:
+        return None
+    if image.startswith("."):
+        image = os.path.normpath(f"{cwd}/{image}")
+    mounts = dict.fromkeys((*(f"{path}:{path}" for path in own_mounts), *site.mounts, *job.mounts))
+    return ContainerPlan(site.runtime, image, _imported(image, profile), tuple(mounts), site)
+
+
+def _imported(image: str, profile: ClusterProfile) -> str | None:
+    """Where an image of a registry is kept, once for all jobs."""
+    runtime, folder = profile.container.runtime, profile.container.image_folder
+    if is_file(image) or (folder is None and runtime == "pyxis"):
+        return None
+    suffix = "sqsh" if runtime in ("pyxis", "enroot") else "sif"
+    return f"{folder or f'{profile.runs_root}/.images'}/{re.sub(r'[^A-Za-z0-9._-]+', '+', image)}.{suffix}"

@@ -1,0 +1,1 @@
+"""Submission of a job: resolve, check, render, plan, execute."""

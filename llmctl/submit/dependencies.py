@@ -1,0 +1,90 @@
+"""``--after RUN`` and ``--after any:RUN``: the jobs that a new one waits for."""
+
+from dataclasses import dataclass
+
+from llmctl.backends import load_queue_backend
+from llmctl.cluster_reach import ClusterReach
+from llmctl.context import Invocation
+from llmctl.errors import UsageError
+from llmctl.job_state import JobState
+from llmctl.runs.attempts import find_attempts
+from llmctl.runs.observe import observe_run
+from llmctl.runs.record import RunRecord
+from llmctl.site.profile import ClusterProfile
+
+_ANY = "any:"
+
+
+@dataclass(frozen=True)
+class JobsBefore:
+    """What a new job waits for.
+
+    Attributes:
+        ids: of the jobs of a run's last submission; none if there is nothing to wait for any more.
+        is_any: start however they end; otherwise only if they end well.
+        remarks: what the user should know.
+    """
+
+    ids: tuple[str, ...] = ()
+    is_any: bool = False
+    remarks: tuple[str, ...] = ()
+
+
+def jobs_before(invocation: Invocation, after: str, profile: ClusterProfile, *, asks_scheduler: bool) -> JobsBefore:
+    """The jobs of a run's last submission. Grid Engine cannot tell ends apart: any lets the job start.
+
+    Args:
+        invocation: of this call.
+        after: run id, a unique prefix of one, a run's name or a job id; ``any:`` before it.
+        profile: of the cluster that the new job goes to.
+        asks_scheduler: otherwise only the run's own files say whether it has ended.
+
+    Raises:
+        RecordError: there is no such run, or its record cannot be read.
+        UsageError: it is elsewhere, it ended otherwise, or it has no job.
+        SchedulerError: the cluster cannot be reached.
+    """
+    is_any, reference = after.startswith(_ANY), after.removeprefix(_ANY)
+    if not reference:
+        raise UsageError(
+            f"--after {after}: names no run; give --after RUN, or --after any:RUN to start however it ends"
+        )
+    entry = invocation.index.find(reference)
+    if entry.cluster != profile.name:
+        raise UsageError(
+            f"--after {after}: {entry.run_id} is on {entry.cluster}, and {profile.name} cannot wait for its jobs; "
+            "submit when it has ended"
+        )
+    reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
+    record = RunRecord.load(entry.run_dir, reach.hands)
+    state, detail = _state(record, reach) if asks_scheduler else _state_by_files(record, reach)
+    if state is JobState.COMPLETED or (is_any and state is not None and state.is_finished):
+        return JobsBefore()
+    if state is not None and state.is_finished:
+        raise UsageError(
+            f"--after {after}: {entry.run_id} did not end well: {detail or state}\n"
+            f"llmctl resume {entry.run_id} goes on with it; to start all the same, give --after any:{entry.run_id}"
+        )
+    jobs = record.submissions[-1].jobs if record.submissions else ()
+    if not jobs:
+        raise UsageError(
+            f"--after {after}: {entry.run_id} has no job to wait for; llmctl status {entry.run_id} says how it is"
+        )
+    backend = load_queue_backend(profile.scheduler)
+    remarks: tuple[str, ...] = ()
+    if not is_any and backend is not None and not backend.tells_ends_apart:
+        remarks = (f"--after {after}: {profile.name} cannot tell how a job ended: this one starts however it ends",)
+    return JobsBefore(tuple(job.job_id for job in jobs), is_any, remarks)
+
+
+def _state(record: RunRecord, reach: ClusterReach) -> tuple[JobState | None, str]:
+    view = observe_run(record, reach.hands, reach.watch())
+    return view.state, view.detail
+
+
+def _state_by_files(record: RunRecord, reach: ClusterReach) -> tuple[JobState | None, str]:
+    beginning = find_attempts([record], reach.hands)[0].newest
+    ending = beginning.ending if beginning is not None else None
+    if ending is None or not ending.is_final:
+        return None, ""
+    return (JobState.COMPLETED if ending.reason == "completed" else JobState.FAILED), ending.reason or ""

@@ -1,0 +1,144 @@
+"""What is asked of the machine that a job is submitted from, right before it is: torch, and what starts containers."""
+
+import sys
+from dataclasses import dataclass
+
+from llmctl.backends.base import JobRequest
+from llmctl.context import Invocation, is_remote
+from llmctl.errors import ProfileError
+from llmctl.site.profile import ClusterProfile
+from llmctl.site.profile_names import profile_files
+from llmctl.submit.render import environment_script, job_python
+from llmctl.transport.protocol import Hands
+
+_LOOK_TIMEOUT_S = 60.0
+_IMPORT_TIMEOUT_S = 300.0
+"""The first import of torch from a busy parallel file system takes minutes."""
+_PIP = "pip install 'llmctl[train]'"
+_PROBE = (
+    "import sys\n"
+    "try:\n    import torch\n"
+    "except ModuleNotFoundError as error:\n    sys.exit(3 if error.name == 'torch' else str(error))\n"
+    "gpu = torch.version.cuda or getattr(torch.version, 'hip', None) or '-'\n"
+    "print(sys.version.split()[0], torch.__version__, gpu)\n"
+)
+
+
+@dataclass(frozen=True)
+class TorchFound:
+    """The versions that a job will run with. ``built_for``: CUDA or ROCm; empty for CPUs only."""
+
+    python: str
+    torch: str
+    built_for: str
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return (
+            f"python {self.python}, torch {self.torch} for {f'GPUs ({self.built_for})' if self.built_for else 'CPUs'}"
+        )
+
+
+def check_own_torch(python: str) -> None:
+    """Refuse to train with our own interpreter if it has no torch. Asks without importing it.
+
+    Raises:
+        ProfileError: gives the command that installs it.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise _no_torch(python)
+
+
+def check_torch(
+    profile: ClusterProfile, invocation: Invocation, hands: Hands, python: str, request: JobRequest
+) -> TorchFound | None:
+    """Refuse to train with a Python without torch, or with a torch for CPUs on GPUs. None: nothing was imported.
+
+    Raises:
+        ProfileError: there is none, or no such Python; says what to do.
+        SchedulerError: the Python does not answer.
+    """
+    software = profile.environment
+    is_plain = not (software.modules or software.setup or software.kind)
+    if python == sys.executable and is_plain and not hands.is_remote and not request.gpus_per_node:
+        check_own_torch(python)
+        return None
+    script = environment_script(profile, invocation.folders)
+    argv = ["bash", "-c", script, "bash", python, "-c", _PROBE]
+    answer = hands.run(argv, timeout_s=_IMPORT_TIMEOUT_S)
+    if answer.exit_status == 3:
+        raise _no_torch(python)
+    words = answer.stdout.split()[-3:]
+    if answer.exit_status != 0 or len(words) != 3:
+        file = profile_files(invocation.folders, profile.name)[-1]
+        said = " ".join(answer.stderr.split())[-300:] or f"exit status {answer.exit_status}"
+        raise ProfileError(f"{file}: environment: {python} does not start: {said}\nllmctl clusters validate checks it")
+    found = TorchFound(words[0], words[1], words[2].strip("-"))
+    if request.gpus_per_node and not found.built_for:
+        kind = request.resource_type or f"the nodes of {profile.name}"
+        raise ProfileError(
+            f"{python} has torch {found.torch}, which is built for CPUs, and {kind} has GPUs: install one for GPUs "
+            "(https://pytorch.org/get-started)\nto train on CPUs all the same: --set training.device=cpu"
+        )
+    return found
+
+
+def check_job_python(profile: ClusterProfile, invocation: Invocation) -> None:
+    """Refuse an environment whose Python does not start, or has no torch. One in an image is not looked into.
+
+    Raises:
+        ProfileError: says what to do.
+        SchedulerError: the machine or the Python does not answer.
+    """
+    own = "" if is_remote(profile) else sys.executable
+    python = job_python(profile, invocation.folders, own)
+    if profile.environment.kind != "container" and python:
+        request = JobRequest(profile, job_name="", run_dir="")
+        check_torch(profile, invocation, invocation.connect(profile), python, request)
+
+
+def check_container_runtime(profile: ClusterProfile, invocation: Invocation, hands: Hands, request: JobRequest) -> str:
+    """Refuse a container where nothing starts it: a Slurm without pyxis, or modules that cannot be loaded.
+
+    Returns:
+        A remark where a login node cannot tell what the nodes have; else nothing.
+
+    Raises:
+        ProfileError: says what else there is.
+        SchedulerError: the machine does not answer.
+    """
+    if request.container is None:
+        return ""
+    runtime = request.container.runtime
+    if runtime == "pyxis":
+        _check_pyxis(profile, hands)
+        return ""
+    script = environment_script(profile, invocation.folders)
+    look = f"command -v {runtime} >/dev/null || echo missing"
+    answer = hands.run(["bash", "-c", script, "bash", "bash", "-c", look], timeout_s=_LOOK_TIMEOUT_S)
+    file = profile_files(invocation.folders, profile.name)[-1]
+    if answer.exit_status != 0:
+        said = " ".join(answer.stderr.split())[-300:] or f"exit status {answer.exit_status}"
+        raise ProfileError(f"{file}: environment: it cannot be set up on {hands.host}: {said}")
+    if answer.stdout.split()[-1:] != ["missing"]:
+        return ""
+    missing = f"{hands.host} has no {runtime}"
+    mend = f"add its module to environment.modules in {file}"
+    if profile.scheduler == "ssh":
+        raise ProfileError(f"{missing}, which runs the image; {mend}, or install it")
+    return f"{missing}; unless the compute nodes have it without a module, {mend}"
+
+
+def _check_pyxis(profile: ClusterProfile, hands: Hands) -> None:
+    answer = hands.run(["srun", "--help"], timeout_s=_LOOK_TIMEOUT_S)
+    if "--container-image" not in answer.stdout + answer.stderr:
+        raise ProfileError(
+            f"cluster {profile.name}: container.runtime is pyxis, but srun on {hands.host} has no --container-image\n"
+            "leave the image out, or set container.runtime to enroot or apptainer if the site has one of them"
+        )
+
+
+def _no_torch(python: str) -> ProfileError:
+    return ProfileError(f"{python} has no torch, which the trainer needs; install it:\n{python} -m {_PIP}")

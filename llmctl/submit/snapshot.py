@@ -1,0 +1,154 @@
+"""The code that a run goes on with: a snapshot of llmctl's own trainer, and of the user's project.
+
+The trainer's snapshot is content-addressed: ``<runs_root>/.code/<sha256>/{trainer,csrc}``, made once and linked to from
+every run that uses it. Hands.put_tree makes it aside and renames it, so that a half-made one is never found.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmctl.errors import ConfigFileError
+from llmctl.paths import bundled, trainer_package
+from llmctl.transport.protocol import Hands
+
+LIMIT_MB = 50
+_NEVER = frozenset({"__pycache__", ".git"})
+_GIT_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class UserCode:
+    """The user's project as it is taken along.
+
+    Attributes:
+        files: (where it is, its name below code/user).
+        commit: of the project's git repository; None without one.
+        diff: sha256 of what differs from that commit, untracked files included; None if nothing does.
+    """
+
+    files: tuple[tuple[Path, str], ...] = ()
+    commit: str | None = None
+    diff: str | None = None
+
+
+def own_code() -> dict[str, Path]:
+    """Every file of the snapshot of the trainer: its name below code/ -> where it is."""
+    found = {}
+    for name, root in (("trainer", trainer_package()), ("csrc", bundled("csrc"))):
+        found.update({f"{name}/{path.relative_to(root).as_posix()}": path for path in _files(root)})
+    return found
+
+
+def digest(files: dict[str, Path]) -> str:
+    """sha256 over names and contents."""
+    total = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def store_own_code(runs_root: Path, hands: Hands) -> tuple[str, Path]:
+    """The content address of the trainer's snapshot, and its folder on a machine, made if it is not there yet.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    files = own_code()
+    address = digest(files)
+    folder = runs_root / ".code" / address
+    hands.put_tree(str(folder), files)
+    return address, folder
+
+
+def own_code_links(run_dir: Path, address: str) -> dict[str, str]:
+    """Links that let ``<run_dir>/code`` show the snapshot, relative so that runs_root can be moved: path -> target."""
+    return {f"{run_dir}/code/{name}": f"../../.code/{address}/{name}" for name in ("trainer", "csrc")}
+
+
+def find_user_code(paths: Sequence[str], hands: Hands) -> UserCode:
+    """The files that ``job.code`` names; of a git repository the tracked and the untracked that it does not ignore.
+
+    A folder's own name is kept below code/user, so that ``code: [mypkg]`` is imported as ``mypkg``; with a
+    trailing ``/.`` its content stands there directly.
+
+    Raises:
+        ConfigFileError: a path is not there, two files want the same name, or they exceed the limit.
+        SchedulerError: git does not answer.
+    """
+    named: dict[str, Path] = {}
+    state = hashlib.sha256()
+    commits = []
+    for text in paths:
+        root = Path(os.path.normpath(text))
+        if not root.exists():
+            raise ConfigFileError(f"job.code: there is no {root}; name files and folders of your project")
+        prefix = "" if text.endswith("/.") else root.name
+        listed, commit, changed = _list_project(root, hands)
+        commits.append(commit)
+        state.update(changed)
+        for path in listed:
+            name = (Path(prefix) / path.relative_to(root)).as_posix() if path != root else root.name
+            if named.setdefault(name, path) != path:
+                raise ConfigFileError(f"job.code: {path} and {named[name]} would both become code/user/{name}")
+    megabytes = sum(path.stat().st_size for path in named.values()) / 1e6
+    if megabytes > LIMIT_MB:
+        raise ConfigFileError(
+            f"job.code: {megabytes:.0f} MB in {len(named)} files, above the limit of {LIMIT_MB} MB; "
+            "name only the code, or let git ignore the rest"
+        )
+    commit = next((commit for commit in commits if commit), None)
+    diff = state.hexdigest() if state.digest() != hashlib.sha256().digest() else None
+    return UserCode(tuple((path, name) for name, path in sorted(named.items())), commit, diff)
+
+
+def _list_project(root: Path, hands: Hands) -> tuple[list[Path], str | None, bytes]:
+    """Files below ``root``, the commit checked out, and bytes that tell what differs from it."""
+    folder = root if root.is_dir() else root.parent
+    git = ["git", "-C", str(folder)]
+    top = hands.run([*git, "rev-parse", "--show-toplevel"], timeout_s=_GIT_TIMEOUT_S) if shutil.which("git") else None
+    if top is None or top.exit_status != 0:
+        return list(_files(root)), None, b""
+    where = str(root)
+    listed = hands.run(
+        [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--full-name", "--", where],
+        timeout_s=_GIT_TIMEOUT_S,
+    )
+    names = [name for name in listed.stdout.split("\0") if name]
+    # Deleted but still in git's index, or a submodule's folder: nothing to copy.
+    files = sorted({path for path in (Path(top.stdout.strip()) / name for name in names) if path.is_file()})
+    real = root.resolve()
+    files = [root / path.resolve().relative_to(real) if path.resolve() != real else root for path in files]
+    head = hands.run([*git, "rev-parse", "HEAD"], timeout_s=_GIT_TIMEOUT_S)
+    commit = head.stdout.strip() if head.exit_status == 0 else None
+    return files, commit, _changes(git, where, commit, hands)
+
+
+def _changes(git: list[str], where: str, commit: str | None, hands: Hands) -> bytes:
+    others = hands.run(
+        [*git, "ls-files", "-z", "--others", "--exclude-standard", "--", where], timeout_s=_GIT_TIMEOUT_S
+    ).stdout
+    untracked = "".join(
+        f"{name}\0{hashlib.sha256((Path(git[2]) / name).read_bytes()).hexdigest()}\n"
+        for name in others.split("\0")
+        if name
+    )
+    against = [commit] if commit else ["--cached"]
+    diff = hands.run([*git, "diff", "--binary", *against, "--", where], timeout_s=_GIT_TIMEOUT_S).stdout
+    return (diff + untracked).encode()
+
+
+def _files(root: Path) -> Iterator[Path]:
+    if root.is_file():
+        yield root
+        return
+    for path in sorted(root.iterdir()):
+        if path.name in _NEVER or path.suffix == ".pyc":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            yield from _files(path)
+        elif path.is_file():
+            yield path

@@ -1,0 +1,134 @@
+"""Hands on this machine. The only place, with llmctl.transport.ssh, that starts processes."""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmctl.errors import SchedulerError
+from llmctl.transport import commands, file_reads, file_writes, processes
+from llmctl.transport.command_result import CommandResult, program_of
+from llmctl.transport.processes import ProcessIdentity
+from llmctl.transport.run_lock import lock_file
+
+_STDERR_TAIL = 2000
+
+
+@dataclass(frozen=True)
+class LocalTransport:
+    """Hands on this machine (see llmctl.transport.protocol).
+
+    Attributes:
+        environment: variables of the processes it starts. A detached job does not get the variables of the run that
+            llmctl itself may have been called from, or ending that run would end this one.
+    """
+
+    environment: Mapping[str, str]
+    host = "this machine"
+    is_remote = False
+
+    read_parts = staticmethod(file_reads.read_parts)
+    list_names = staticmethod(file_reads.list_names)
+    look_at = staticmethod(file_writes.look_at)
+    write_files = staticmethod(file_writes.write_files)
+    make_folder = staticmethod(file_writes.make_folder)
+    remove = staticmethod(file_writes.remove)
+    link = staticmethod(file_writes.link)
+    inspect_processes = staticmethod(processes.inspect)
+    processes_of_run = staticmethod(processes.processes_of_run)
+    end_run = staticmethod(processes.end_run)
+
+    def home(self) -> str:
+        """The user's home directory."""
+        return self.environment.get("HOME") or file_writes.home()
+
+    def now(self) -> float:
+        """The time by this machine's clock."""
+        return time.time()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+    ) -> CommandResult:
+        """Run a command to its end; any exit status is an answer.
+
+        Raises:
+            SchedulerError: it cannot be started, or is not done after ``timeout_s`` seconds and was ended.
+        """
+        merged = {**self.environment, **(env or {})}
+        try:
+            done = commands.run_command(argv, env=merged, timeout_s=timeout_s, cwd=cwd, stdin=stdin)
+        except OSError as error:
+            raise start_error(argv, error) from None
+        return command_result(argv, done, timeout_s)
+
+    def run_interactive(self, argv: Sequence[str], *, cwd: str | None = None) -> int:
+        """Run a command on our own terminal and return its exit status, 128 + N when signal N ended it.
+
+        Raises:
+            SchedulerError: it cannot be started.
+        """
+        try:
+            return commands.run_on_terminal(argv, env=self.environment, cwd=cwd)
+        except OSError as error:
+            raise start_error(argv, error) from None
+
+    def start_detached(self, argv: Sequence[str], *, cwd: str, log: str) -> ProcessIdentity:
+        """Start a command that outlives us and the terminal: own session, no input, output appended to ``log``.
+
+        Raises:
+            SchedulerError: it cannot be started.
+        """
+        try:
+            return commands.start_detached(argv, env=self.environment, cwd=cwd, log=log)
+        except OSError as error:
+            raise start_error(argv, error) from None
+
+    def put_tree(self, folder: str, files: Mapping[str, Path]) -> None:
+        """Make ``folder`` of our own files (name below it -> where it is), all or nothing.
+
+        A folder that is there already stays as it is.
+
+        Raises:
+            OSError: a file cannot be read or written; nothing is left behind.
+        """
+        with file_writes.new_folder(folder) as aside:
+            for name, path in files.items() if aside is not None else ():
+                place = Path(str(aside), name)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, place)
+
+    def lock(self, path: str) -> AbstractContextManager[None]:
+        """Hold a lock file; the kernel lets go of it when this process ends, however it does (flock(2)).
+
+        Raises:
+            RecordError: another llmctl holds it.
+        """
+        return lock_file(path, file_writes.take_lock, file_writes.release_lock)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def start_error(argv: Sequence[str], error: OSError) -> SchedulerError:
+    """What is said of a command that cannot be started."""
+    return SchedulerError(f"{program_of(argv)}: cannot be started: {error.strerror}", transient=False, argv=argv)
+
+
+def command_result(argv: Sequence[str], done: commands.CommandOutput, timeout_s: float) -> CommandResult:
+    """The result as text.
+
+    Raises:
+        SchedulerError: the command was ended because its time was over.
+    """
+    if done.exit_status is None:
+        raise SchedulerError(f"{program_of(argv)}: no answer within {timeout_s:g} s", transient=True, argv=argv)
+    stdout, stderr = (text.decode("utf-8", errors="replace") for text in (done.stdout, done.stderr))
+    return CommandResult(done.exit_status, stdout, stderr[-_STDERR_TAIL:])

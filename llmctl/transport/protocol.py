@@ -1,0 +1,117 @@
+"""Hands: all that llmctl does to a machine, its own or the login node of a cluster, in as few round trips as possible.
+
+``transport.LocalTransport`` does it here; ``remote.RemoteTransport`` sends the same wishes to the same functions
+(file_reads, file_acts, processes) on the other side of one ssh connection. Whoever takes Hands works in both places.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from llmctl.transport.command_result import CommandResult
+from llmctl.transport.file_reads import FilePart, FileRead
+from llmctl.transport.file_writes import FileWrite, PathFacts
+from llmctl.transport.processes import ProcessIdentity, ProcessReport
+
+
+class Hands(Protocol):
+    """One machine's file system, processes and commands. Paths are that machine's, absolute.
+
+    File acts raise OSError with errno, file name and strerror as if they were done here. Every call may raise
+    SchedulerError (transient) when the machine is remote and the connection is lost.
+    """
+
+    @property
+    def host(self) -> str:
+        """The machine in words: ``this machine``, or what ssh calls it."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the machine is reached over the network."""
+
+    def home(self) -> str:
+        """The user's home directory there."""
+
+    def now(self) -> float:
+        """The time by that machine's clock, in seconds since 1970: what its files say is measured by it."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+    ) -> CommandResult:
+        """Run a command to its end; any exit status is an answer.
+
+        Args:
+            argv: what.
+            timeout_s: it is ended after that.
+            cwd: where; None: the home directory of a remote machine, our own working directory on this one.
+            env: variables laid over the machine's own. Never on a command line.
+            stdin: its input.
+
+        Raises:
+            SchedulerError: it cannot be started, was not done in time and ended, or the connection was lost.
+        """
+
+    def run_interactive(self, argv: Sequence[str], *, cwd: str | None = None) -> int:
+        """Run a command on our own terminal and return its exit status, 128 + N when signal N ended it."""
+
+    def start_detached(self, argv: Sequence[str], *, cwd: str, log: str) -> ProcessIdentity:
+        """Start a command that outlives us and the connection: own session, no input, output appended to ``log``."""
+
+    def read_parts(self, reads: Sequence[FileRead]) -> list[FilePart | None]:
+        """See file_reads."""
+
+    def list_names(self, directories: Sequence[str]) -> list[list[str]]:
+        """See file_reads."""
+
+    def look_at(self, paths: Sequence[str]) -> list[PathFacts]:
+        """See file_acts."""
+
+    def write_files(self, files: Sequence[FileWrite]) -> None:
+        """See file_acts: each file all or nothing."""
+
+    def make_folder(self, path: str, *, mode: int = 0o777, exclusive: bool = False) -> None:
+        """See file_acts."""
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """See file_acts."""
+
+    def put_tree(self, folder: str, files: Mapping[str, Path]) -> None:
+        """Make ``folder`` of our own files (name below it -> where it is here), all or nothing.
+
+        Sent as one archive; a folder that is there already stays as it is.
+        """
+
+    def link(self, links: Mapping[str, str]) -> None:
+        """See file_acts: symbolic links, path -> target."""
+
+    def lock(self, path: str) -> AbstractContextManager[None]:
+        """Hold a lock file on that machine.
+
+        Raises:
+            RecordError: another llmctl holds it.
+        """
+
+    def inspect_processes(self, identities: Sequence[ProcessIdentity]) -> ProcessReport:
+        """See processes.inspect."""
+
+    def processes_of_run(self, run_dir: str, leaders: Sequence[ProcessIdentity]) -> list[ProcessIdentity]:
+        """See processes."""
+
+    def end_run(self, run_dir: str, leaders: Sequence[ProcessIdentity], *, grace_s: float) -> list[ProcessIdentity]:
+        """See processes."""
+
+    def close(self) -> None:
+        """Let go of the machine; the next call reaches for it again."""
+
+
+def hands_for(hands: Hands, nodes: int) -> Hands:
+    """Hands on the machines of a job: of a group of hosts the first so many, else all there is."""
+    first: Callable[[int], Hands] | None = getattr(hands, "first", None)
+    return first(nodes) if first is not None else hands

@@ -1,0 +1,63 @@
+"""Programs for the other side: the sources of the modules that they need, sent along; nothing is installed there."""
+
+import base64
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmctl.errors import SchedulerError
+
+# Each with those of our modules that it imports before it.
+_MODULES = {
+    "llmctl.transport.ssh.agent_program": (
+        "file_reads",
+        "file_writes",
+        "processes",
+        "commands",
+        "ssh.frames",
+        "ssh.login_environment",
+        "ssh.agent_program",
+    ),
+    "llmctl.transport.ssh.session_program": ("processes", "commands", "ssh.login_environment", "ssh.session_program"),
+}
+
+
+def program(module: str, *arguments: object) -> bytes:
+    """A Python program, complete in itself, that calls ``main`` of one of our modules.
+
+    Args:
+        module: full name of the module.
+        arguments: of ``main``: text, numbers, None, and lists of these.
+    """
+    folder = Path(__file__).parents[1]
+    sources = [
+        (f"llmctl.transport.{name}", (folder / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
+        for name in _MODULES[module]
+    ]
+    return f"""\
+import sys, types
+def add(name):
+    module = sys.modules[name] = types.ModuleType(name)
+    parent, _, last = name.rpartition(".")
+    if parent: setattr(sys.modules[parent], last, module)
+    return module
+for name in ("llmctl", "llmctl.transport", "llmctl.transport.ssh"):
+    add(name).__path__ = []
+for name, source in {sources!r}:
+    exec(compile(source, name, "exec"), add(name).__dict__)
+sys.modules[{module!r}].main(*{arguments!r})
+""".encode("utf-8", "surrogateescape")
+
+
+def session_command(python: str, argv: Sequence[str], cwd: str | None) -> str:
+    """The command line, for any login shell, that runs ``argv`` on the terminal of the session.
+
+    Raises:
+        SchedulerError: the interpreter's path cannot stand in a command line of every shell.
+    """
+    if any(letter in python for letter in "'\\!\n"):
+        raise SchedulerError(f"{python}: login.python: name a path without quotes, ! and backslashes", transient=False)
+    # Letters, digits, - and _ only, which no shell touches: csh looks for ! even between quotes.
+    payload = base64.urlsafe_b64encode(zlib.compress(program("llmctl.transport.ssh.session_program", list(argv), cwd)))
+    start = "import sys,zlib,base64;exec(zlib.decompress(base64.urlsafe_b64decode(sys.argv[1])))"
+    return f"exec '{python}' -I -S -X utf8 -c '{start}' {payload.decode()}"

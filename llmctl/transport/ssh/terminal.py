@@ -1,0 +1,189 @@
+"""The terminal that a person sits at: asking for a password, and lending it to a command on another machine."""
+
+import fcntl
+import os
+import select
+import signal
+import struct
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from llmctl.transport.ssh.failures import PromptRefused
+
+_TTY = "/dev/tty"
+
+
+class Terminal:
+    """Asks on the controlling terminal, one question at a time, whoever asks.
+
+    Attributes:
+        path: the terminal.
+    """
+
+    def __init__(self, path: str = _TTY) -> None:
+        self.path = path
+        self._asking = threading.Lock()
+        self._before: list[Any] | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether somebody can be asked."""
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+        except OSError:
+            return False
+        return True
+
+    def ask(self, question: str, *, shows_answer: bool = False) -> str:
+        """The answer to a question, without its line end.
+
+        Raises:
+            PromptRefused: there is no terminal, or it was closed.
+            KeyboardInterrupt: the person does not want to.
+        """
+        with self._asking:
+            try:
+                descriptor = os.open(self.path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            except OSError:
+                raise PromptRefused(f"there is no terminal to ask on: {question.strip()}") from None
+            try:
+                return self._ask(descriptor, question, shows_answer)
+            finally:
+                os.close(descriptor)
+
+    def restore(self) -> None:
+        """Show again what is typed, also where a question was given up and whoever asked still waits in a thread."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        with suppress(OSError, termios.error):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            try:
+                termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+            finally:
+                os.close(descriptor)
+
+    def _ask(self, descriptor: int, question: str, shows_answer: bool) -> str:
+        silent = termios.tcgetattr(descriptor)
+        silent[3] &= ~termios.ECHO
+        self._before = termios.tcgetattr(descriptor)
+        try:
+            if not shows_answer:
+                termios.tcsetattr(descriptor, termios.TCSAFLUSH, silent)
+            os.write(descriptor, question.encode(errors="replace"))
+            answer = b""
+            while not answer.endswith(b"\n"):
+                data = os.read(descriptor, 1024)
+                if not data:
+                    raise PromptRefused(f"the terminal was closed: {question.strip()}")
+                answer += data
+        finally:
+            self.restore()
+            if not shows_answer:
+                with suppress(OSError):
+                    os.write(descriptor, b"\n")
+        return answer.rstrip(b"\r\n").decode(errors="surrogateescape")
+
+
+class InteractiveChannel(Protocol):
+    """What a session on a terminal asks of paramiko's channel."""
+
+    def fileno(self) -> int:
+        """Readable when something has come."""
+
+    def recv(self, nbytes: int) -> bytes:
+        """Standard output; b"" at its end."""
+
+    def recv_stderr_ready(self) -> bool:
+        """Whether standard error has come."""
+
+    def recv_stderr(self, nbytes: int) -> bytes:
+        """Standard error."""
+
+    def sendall(self, s: bytes) -> None:
+        """To standard input."""
+
+    def shutdown_write(self) -> None:
+        """Standard input ends."""
+
+    def resize_pty(self, width: int, height: int) -> None:
+        """The window has another size."""
+
+
+def window_size(descriptor: int) -> tuple[int, int]:
+    """Columns and rows of a terminal."""
+    rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(descriptor, termios.TIOCGWINSZ, b"\0" * 8))
+    return columns or 80, rows or 24
+
+
+@contextmanager
+def raw_mode(descriptor: int) -> Iterator[None]:
+    """Every key goes to the other side; whatever happens, the terminal is afterwards as it was."""
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setraw(descriptor)
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def lend(channel: InteractiveChannel, *, has_pty: bool, is_alive: Callable[[], bool]) -> int | None:
+    """Hand our standard streams to a channel until its output ends; the signal that asked us to end, or None.
+
+    Args:
+        channel: of the command.
+        has_pty: our standard input is a terminal, and the command has one on its side.
+        is_alive: whether the other side still shows that it lives; asked about once a second.
+    """
+    asked: list[int] = []
+    descriptor = sys.stdin.fileno()
+    numbers = [signal.SIGTERM, signal.SIGHUP] + ([] if has_pty else [signal.SIGINT])
+    before = {number: signal.signal(number, lambda sent, _frame: asked.append(sent)) for number in numbers}
+    if has_pty:
+
+        def resize(*_: object) -> None:
+            with suppress(Exception):  # a session that is ending takes no size any more
+                channel.resize_pty(*window_size(descriptor))
+
+        before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, resize)
+    try:
+        if has_pty:
+            with raw_mode(descriptor):
+                _pass_on(channel, descriptor, asked, is_alive)
+        else:
+            _pass_on(channel, descriptor, asked, is_alive)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return asked[0] if asked else None
+
+
+def _pass_on(channel: InteractiveChannel, descriptor: int, asked: list[int], is_alive: Callable[[], bool]) -> None:
+    listening = [descriptor]
+    while not asked and is_alive():
+        ready = select.select([channel.fileno(), *listening], [], [], 1.0)[0]
+        if channel.fileno() in ready:
+            if channel.recv_stderr_ready():
+                _write(2, channel.recv_stderr(1 << 16))
+            elif data := channel.recv(1 << 16):
+                _write(1, data)
+            else:
+                return
+        if descriptor in ready:
+            typed = os.read(descriptor, 1 << 16)
+            if typed:
+                channel.sendall(typed)
+            else:
+                listening.clear()
+                channel.shutdown_write()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

@@ -1,0 +1,105 @@
+"""Grid Engine: the shell around its programs, run with stand-ins for qstat, qacct, qrsh and ssh."""
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from llmctl.backends.sge import backend
+from llmctl.job_state import JobState
+from llmctl.runs.scheduler_query import read_accounting
+from llmctl.transport.local import LocalTransport
+from tests.llmctl.backends.test_sge import RECORDED, SGE, request
+
+
+def run_with(tmp_path, argv, **programs):
+    """Run a backend's command with programs of ours in the place of Grid Engine's."""
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    return subprocess.run(
+        argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, timeout=20, stdin=subprocess.DEVNULL
+    )
+
+
+QSTAT = f"""echo "$*" >>"$(dirname "$0")/calls"
+if [[ $1 == -r ]]; then cat {RECORDED}/qstat_life.txt | sed '/^===/,$d'; fi"""
+
+
+def test_the_queue_is_asked_once_and_once_why_what_is_ours_does_not_run(tmp_path):
+    done = run_with(tmp_path, SGE.status_argv(["28", "30", "31", "99"]), qstat=QSTAT)
+    assert done.returncode == 0
+    assert len(SGE.parse_status(done.stdout.decode())) == 9
+    assert (tmp_path / "calls").read_text().splitlines() == ["-r -u $user", "-j 28,31"]
+
+
+def test_a_queue_in_which_all_runs_is_asked_once(tmp_path):
+    assert run_with(tmp_path, SGE.status_argv(["30"]), qstat=QSTAT).returncode == 0
+    assert (tmp_path / "calls").read_text().splitlines() == ["-r -u $user"]
+
+
+def test_a_queue_that_does_not_answer(tmp_path):
+    done = run_with(tmp_path, SGE.status_argv(["28"]), qstat="echo 'error: commlib error: refused' >&2; exit 1")
+    assert done.returncode == 1 and not SGE.is_answer(done.returncode, done.stderr.decode())
+
+
+def test_the_accounting_is_asked_about_all(tmp_path):
+    text = f'if [[ $2 == 99 ]]; then echo "error: job id 99 not found" >&2; exit 1; fi; cat {RECORDED}/qacct_ended.txt'
+    done = run_with(tmp_path, SGE.accounting_argv(["99", "26"]), qacct=text)
+    assert SGE.is_answer(done.returncode, done.stderr.decode())
+    assert SGE.parse_accounting(done.stdout.decode())["26"].state is JobState.COMPLETED
+
+
+def test_a_slow_accounting_tells_of_the_newest_jobs_in_its_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(backend, "ACCOUNTING_S", 2)
+    text = f'echo "$2" >>"$(dirname "$0")/asked"; if [[ $2 == 9 ]]; then sleep 30; fi; cat {RECORDED}/qacct_ended.txt'
+    (tmp_path / "qacct").write_text(f"#!/bin/bash\n{text}\n")
+    (tmp_path / "qacct").chmod(0o755)
+    hands = LocalTransport({"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    answer = read_accounting(SGE, ["8", "9", "26"], hands)
+    assert (tmp_path / "asked").read_text().split() == ["26", "9"]
+    assert answer.reports["26"].state is JobState.COMPLETED
+    assert (answer.is_answer, answer.problem) == (
+        False,
+        "qacct is slow: it was asked about 1 of 3 jobs, the newest first",
+    )
+
+
+QRSH = """while [[ $1 == -* ]]; do
+    echo "$1 ${2-}" >>"$(dirname "$0")/options"
+    if [[ $1 == -inherit || $1 == -nostdin ]]; then shift; else shift 2; fi
+done
+if [[ $1 == g0002 ]]; then echo "$JOB_ID" >>"$(dirname "$0")/options"; shift; fi
+exec /bin/sh -c "$*" """
+
+
+@pytest.mark.parametrize("words", [["it's", 'a "b" $HOME `id`', "two\nlines", "-x", "\\", "!", "é", ""]])
+def test_a_command_reaches_the_node_as_it_is(tmp_path, words):
+    argv = SGE.interactive_argv(request(nodes=1), 'printf "%s\\0" "$@"; exit 7', words)
+    done = run_with(tmp_path, argv, qrsh=QRSH)
+    assert done.stdout.decode().split("\0")[:-1] == words
+    assert done.returncode == 7
+    assert done.stderr.decode() == "llmctl: asks Grid Engine for 1 node of rt_F; if nothing is free it says so\n"
+    options = (tmp_path / "options").read_text()
+    assert "-g gaa50001\n" in options and "-l rt_F=1\n" in options and "-now yes\n" in options
+
+
+def test_a_visitor_is_a_task_of_the_job(tmp_path):
+    argv = SGE.visit_argv("41", "g0002", 'printf "%s\\0" "$@"; kill -KILL $$', ["a b", "it's"])
+    done = run_with(tmp_path, argv, qrsh=QRSH)
+    assert done.stdout.decode().split("\0")[:-1] == ["a b", "it's"]
+    # Not killed itself: Grid Engine would end the job.
+    assert done.returncode == 137
+    assert "41\n" in (tmp_path / "options").read_text()
+
+
+def test_a_job_that_takes_no_tasks_is_visited_by_ssh(tmp_path):
+    argv = SGE.visit_argv("41", "g0002", 'echo "$@"; exit 5', ["a  b"])
+    ssh = 'if [[ $1 == -T && $2 == g0002 ]]; then exec /bin/sh -c "$3"; fi; exit 99'
+    done = run_with(tmp_path, argv, qrsh="exit 1", ssh=ssh)
+    assert (done.stdout, done.returncode) == (b"a  b\n", 5)
+
+
+def test_interactive_without_a_group():
+    argv = SGE.interactive_argv(replace(request(), group=None), "true", [])
+    assert "-g" not in argv

@@ -1,0 +1,117 @@
+"""What Slurm is told: the command line alone, no other cluster, and the cores that a visitor may have."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmctl.backends.base import JobRequest
+from llmctl.backends.slurm.backend import SlurmBackend
+from llmctl.cli.main import main
+from llmctl.context import Invocation
+from llmctl.operate.attach import RunVisit, VisitedJob
+from llmctl.operate.interactive import visit_session
+from llmctl.site.job import JobSpec
+from llmctl.site.profile import ClusterProfile
+from tests.llmctl.run_directories import make_run
+
+Refused = Callable[[dict[str, object]], str]
+BACKEND = SlurmBackend()
+REQUEST = JobRequest(ClusterProfile(name="s", scheduler="slurm"), job_name="x-1", run_dir="/runs/x-1")
+MEDDLING = {
+    "SBATCH_PARTITION": "mine",
+    "SBATCH_JOB_NAME": "mine",
+    "SALLOC_ACCOUNT": "mine",
+    "SRUN_CPUS_PER_TASK": "1",
+    "SQUEUE_PARTITION": "none",
+    "SACCT_FORMAT": "User",
+    "SCANCEL_STATE": "PENDING",
+    "SCONTROL_FUTURE": "1",
+    "SLURM_TIME_FORMAT": "relative",
+    "SLURM_CLUSTERS": "other",
+    "SLURM_MEM_PER_CPU": "\udcff x",
+    "SLURM_STEP_ID": "0",
+}
+KEPT = {"SLURM_CONF": "/etc/s.conf", "SLURM_CONF_SERVER": "ctl", "SLURM_JWT": "t", "MINE": "SLURM_CONF=1\nSBATCH_X=2"}
+COMMANDS: dict[str, list[Sequence[str]]] = {
+    "sbatch": [command.argv for command in BACKEND.submit_commands(REQUEST)],
+    "squeue": [BACKEND.status_argv(["1"]), BACKEND.find_argv("x-1")],
+    "sacct": [BACKEND.accounting_argv(["1"]) or []],
+    "scancel": [command.argv for command in BACKEND.cancel_commands(["1"])],
+    "scontrol": [*BACKEND.nodes_argv()],
+    "salloc": [BACKEND.interactive_argv(REQUEST, "true", ())],
+    "srun": [BACKEND.visit_argv("1", "n1", "true", ())],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_slurm_hears_the_command_line_alone(tmp_path: Path, name: str) -> None:
+    stand_in = tmp_path / name
+    stand_in.write_text(f'#!/bin/bash\nenv -0 >{tmp_path}/environ\nprintf "%s\\0" "$@" >{tmp_path}/words\nexit 3\n')
+    stand_in.chmod(0o755)
+    for argv in COMMANDS[name]:
+        environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", **MEDDLING, **KEPT}
+        done = subprocess.run(argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
+        assert done.returncode == 3
+        given = dict(one.partition("=")[::2] for one in (tmp_path / "environ").read_text().split("\0")[:-1])
+        assert not MEDDLING.keys() & given.keys()
+        assert KEPT.items() <= given.items()
+        words = (tmp_path / "words").read_text().split("\0")[:-1]
+        assert name in ("salloc", "srun") or words == list(argv[4:])
+
+
+@pytest.mark.parametrize("option", ["--clusters=c2", "--clusters c2", "-M c2", "-Mc2", "--cluster=c2"])
+@pytest.mark.parametrize("of_kind", [False, True])
+def test_a_job_is_not_sent_where_nobody_finds_it_again(refused: Refused, option: str, *, of_kind: bool) -> None:
+    options = {"resource_types": {"gpu": {"gpus": 1, "options": [option]}}} if of_kind else {"options": [option]}
+    said = refused({"defaults": {"resource_type": "gpu"} if of_kind else {}, **options})
+    assert f"cluster site: options: '{option}' sends jobs to another cluster" in said
+
+
+def test_options_that_look_alike_are_taken(refused: Refused) -> None:
+    assert refused({"options": ["--cluster-constraint=x", "--mem=0"]}) == ""
+
+
+@pytest.mark.parametrize(
+    ("job", "cores"),
+    [
+        ({}, 100),
+        ({"launcher": "srun"}, 96),
+        ({"launcher": "srun", "gpus_per_node": 3}, 99),
+        ({"resource_type": "x"}, None),
+    ],
+)
+def test_a_visitor_gets_the_cores_that_the_job_has_on_a_node(
+    tmp_path: Path, job: dict[str, object], cores: int | None
+) -> None:
+    kinds = {"gpu": {"gpus": 8, "cores": 100}}
+    values = {"name": "s", "scheduler": "slurm", "runs_root": "/runs", "resource_types": kinds}
+    profile = ClusterProfile(**values, defaults={"resource_type": "gpu"})  # type: ignore[arg-type]
+    made = make_run(tmp_path, "r", cluster="s")
+    record = replace(made.record, job=JobSpec.from_plain({"name": "r", **job}).as_plain())
+    invocation = Invocation.of(("llmctl",), ("true",), {"HOME": str(tmp_path)}, tmp_path)
+    argv = visit_session(invocation, profile, RunVisit(record, {}, place=VisitedJob("17", "n3"))).argv
+    asked = re.findall(r"--cpus-per-task=(\d+)", argv[-1])
+    assert asked == ([str(cores)] if cores is not None else [])
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """What a dry run of a profile is refused with; nothing if it is not."""
+    for name in ("CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    folder = tmp_path / "config" / "llmctl" / "clusters"
+    folder.mkdir(parents=True)
+
+    def run(profile: dict[str, object]) -> str:
+        (folder / "site.yaml").write_text(json.dumps({"scheduler": "slurm", **profile}))
+        code = main(["submit", "--cluster", "site", "--dry-run", "--", "true"])
+        said = capsys.readouterr().err
+        return said if code else ""
+
+    return run

@@ -1,0 +1,138 @@
+"""``llmctl logs`` as it is typed."""
+
+import json
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.runs.record import RunIndex
+from llmctl.transport.processes import identify
+from tests.llmctl.run_directories import fail, leave, make_run, recycled
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run with two ended attempts of four ranks."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    made = make_run(tmp_path / "runs", "demo-1").submit(recycled(identify(1)))
+    for number in (1, 2):
+        attempt = made.start_attempt(number)
+        for rank in range(4):
+            (attempt / f"rank-{rank:05d}.log").write_text(
+                "".join(f"attempt {number} rank {rank} line {n}\n" for n in range(1, 31))
+            )
+        (attempt / "node-00000.log").write_text(f"agent of attempt {number}\n")
+        leave(attempt, "failed", 1)
+    fail(attempt, 0, "Connection closed by peer", age_s=9)
+    fail(attempt, 2, "loss is NaN", age_s=5, kind="ValueError", host="node7")
+    (made.path / "job.log").write_text("from job.sh\n")
+    RunIndex(tmp_path / "state" / "llmctl").add(made.record)
+    return made
+
+
+def shown(capsys, *arguments, code=0):
+    assert main(["logs", *arguments]) == code
+    captured = capsys.readouterr()
+    return captured.out.splitlines(), captured.err
+
+
+@pytest.mark.usefixtures("run")
+def test_rank_0_of_the_last_attempt(capsys):
+    lines, _ = shown(capsys, "demo")
+    assert lines == [f"attempt 2 rank 0 line {n}" for n in range(1, 31)]
+    assert shown(capsys, "demo", "-n", "2")[0] == ["attempt 2 rank 0 line 29", "attempt 2 rank 0 line 30"]
+    assert shown(capsys, "demo", "-n", "1", "--attempt", "1")[0] == ["attempt 1 rank 0 line 30"]
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("ranks", ["0-99999999", "\u00b2", "x", "1-"])
+def test_ranks_that_cannot_be_meant(capsys, ranks):
+    assert "--rank" in shown(capsys, "demo", "--rank", ranks, code=2)[1]
+
+
+@pytest.mark.usefixtures("run")
+def test_several_ranks(capsys):
+    expected = ["[rank 3] attempt 2 rank 3 line 30", "[rank 1] attempt 2 rank 1 line 30"]
+    assert shown(capsys, "demo", "-n", "1", "--rank", "3,1")[0] == expected
+    assert len(shown(capsys, "demo", "-n", "1", "--rank", "all")[0]) == 4
+    assert len(shown(capsys, "demo", "-n", "1", "--rank", "1-3")[0]) == 3
+
+
+@pytest.mark.usefixtures("run")
+def test_failed_ranks_come_with_the_cause_first(capsys):
+    lines, err = shown(capsys, "demo", "-n", "1", "--rank", "failed")
+    assert lines == ["[rank 2] attempt 2 rank 2 line 30", "[rank 0] attempt 2 rank 0 line 30"]
+    assert err.splitlines() == [
+        "first: rank 2 (pp 0, dp 2, tp 0) on node7: ValueError: loss is NaN",
+        "then: rank 0 (pp 0, dp 0, tp 0) on n1: RuntimeError: Connection closed by peer",
+    ]
+    lines, err = shown(capsys, "demo", "--rank", "failed", "--attempt", "1")
+    assert lines == []
+    assert "no rank left an error in attempt 1" in err
+
+
+@pytest.mark.usefixtures("run")
+def test_job(capsys):
+    lines, _ = shown(capsys, "demo", "--job")
+    assert lines == ["[job] from job.sh", "[node 0] agent of attempt 2"]
+
+
+@pytest.mark.usefixtures("run")
+def test_what_is_not_there_is_said_with_what_is(capsys):
+    assert "there are ranks 0-3" in shown(capsys, "demo", "--rank", "2,9", code=5)[1]
+    assert "there are attempts 1-2" in shown(capsys, "demo", "--attempt", "7", code=5)[1]
+    assert "give a rank" in shown(capsys, "demo", "--rank", "x", code=2)[1]
+    assert "leave out --rank" in shown(capsys, "demo", "--rank", "1", "--job", code=2)[1]
+    assert "demo-1" in shown(capsys, "nothing", code=5)[1]
+    assert "attempt 1 has ended" in shown(capsys, "demo", "-f", "--attempt", "1", code=2)[1]
+
+
+def test_download_copies_whole_files_unchanged(run, tmp_path, capsys):
+    raw = bytes(range(256)) * 9000
+    (run.path / "attempts" / "2" / "rank-00001.log").write_bytes(raw)
+    assert shown(capsys, "demo", "--rank", "0,1", "--download", "copies")[0] == [f"2 files in {tmp_path / 'copies'}"]
+    assert sorted(path.name for path in (tmp_path / "copies").iterdir()) == ["rank-00000.log", "rank-00001.log"]
+    assert (tmp_path / "copies" / "rank-00001.log").read_bytes() == raw
+    (tmp_path / "file").write_text("")
+    assert "--download" in shown(capsys, "demo", "--download", "file/x", code=2)[1]
+
+
+def test_garbage_does_not_reach_the_terminal(run, capsys):
+    log = run.path / "attempts" / "2" / "rank-00000.log"
+    log.write_bytes(b"\x1b]0;owned\x07\x1b[2J" + bytes(range(0, 9)) + b"\xff" * 10 + b"x" * 100_000 + b"\nend")
+    lines, _ = shown(capsys, "demo")
+    assert len(lines) == 2
+    assert lines[1] == "end"
+    assert "\x1b" not in lines[0]
+    assert len(lines[0]) < 20_000
+
+
+def test_a_run_without_an_attempt_shows_what_job_sh_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made = make_run(tmp_path / "runs", "new-1").submit(None)
+    RunIndex(tmp_path / "state" / "llmctl").add(made.record)
+    assert "nothing has been printed yet" in shown(capsys, "new")[1]
+    (made.path / "job.log").write_text("cannot load the module\n")
+    assert shown(capsys, "new")[0] == ["cannot load the module"]
+    assert "it has made none yet" in shown(capsys, "new", "--attempt", "1", code=5)[1]
+
+
+def test_the_traceback_of_the_first_to_fail_is_shown_where_its_log_has_it_not(run, capsys):
+    path = run.path / "attempts/2/errors/rank-00002.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "traceback": "Traceback:\n  at line 7\nValueError: loss is NaN\n"}))
+    lines, _ = shown(capsys, "demo", "-n", "1", "--rank", "failed")
+    assert lines[:3] == ["[rank 2] Traceback:", "[rank 2]   at line 7", "[rank 2] ValueError: loss is NaN"]
+    with (run.path / "attempts/2/rank-00002.log").open("a") as file:
+        file.write("ValueError: loss is NaN\n")
+    lines, _ = shown(capsys, "demo", "-n", "1", "--rank", "failed")
+    assert lines == ["[rank 2] ValueError: loss is NaN", "[rank 0] attempt 2 rank 0 line 30"]
+
+
+def test_a_pending_run_says_why_and_since_when(cluster, capsys):
+    cluster.run(age_s=300)
+    cluster.backend.says("queue", "17|PENDING|job-demo-1|nodes are busy")
+    lines, err = shown(capsys, "demo-1")
+    assert lines == []
+    assert err == "demo-1: nothing has been printed yet; pending for 5 min: nodes are busy\n"

@@ -1,0 +1,101 @@
+"""How ``llmctl`` leaves when its output, its arguments or its working directory are not what a program hopes for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.runs.record import RunIndex
+from llmctl.site import profile
+from llmctl.transport.processes import identify
+from tests.llmctl.run_directories import leave, make_run, recycled
+
+LLMCTL = (sys.executable, "-m", "llmctl.cli.main")
+LONG = "".join(f"line {number}\n" for number in range(30_000))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run that has ended with more output than a pipe holds."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    made = make_run(tmp_path / "runs", "demo-1", train_iters=None).submit(recycled(identify(1)))
+    attempt = made.start_attempt()
+    (attempt / "node-00000.log").write_text(LONG)
+    RunIndex(tmp_path / "state" / "llmctl").add(made.record)
+    return made
+
+
+def shell(line: str) -> subprocess.CompletedProcess:
+    """Bash runs ``line``, in which $0 $@ is llmctl."""
+    return subprocess.run(["bash", "-c", line, *LLMCTL], capture_output=True, encoding="utf-8", timeout=60, check=False)
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("arguments", ["logs demo -n 30000", "status", "status --json", "--help"])
+def test_a_reader_that_has_seen_enough_is_no_mistake(arguments):
+    done = shell(f'"$0" "$@" {arguments} | head -c 5; echo "${{PIPESTATUS[0]}}"')
+    assert (done.stdout[5:], done.stderr) == ("0\n", "")
+
+
+def test_following_for_a_reader_that_left_is_interrupted(run):
+    identity = identify(1)
+    run.submit(identity)
+    run.start_attempt(2)
+    (run.path / "attempts/2/node-00000.log").write_text(LONG)
+    with (run.path / "attempts/2/node-00000.log").open("a") as log:
+        process = subprocess.Popen(
+            ["bash", "-c", '"$0" "$@" logs demo -f -n 1 | head -n 1; echo "${PIPESTATUS[0]}"', *LLMCTL],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout.readline() == "line 29999\n"
+        log.write("one more\n")
+        log.flush()
+        assert process.communicate(timeout=30) == ("130\n", "")
+
+
+@pytest.mark.usefixtures("run")
+def test_a_full_disk_is_said():
+    done = shell('"$0" "$@" status >/dev/full')
+    assert (done.returncode, done.stderr) == (1, "llmctl: standard output cannot be written: No space left on device\n")
+
+
+def test_closed_streams_are_no_bug(run):
+    leave(run.path / "attempts/1", "completed")
+    assert shell('"$0" "$@" status demo >&-').returncode == 0
+    assert shell('"$0" "$@" status nobody >&- 2>&-').returncode == 5
+
+
+@pytest.mark.usefixtures("run")
+def test_bytes_that_are_no_text():
+    done = shell(r'"$0" "$@" submit --env "X=$(printf "\377")" -- true')
+    assert done.returncode == 2
+    assert "is not UTF-8" in done.stderr
+    line = r'"$0" "$@" submit --dry-run -- printf "$(printf "\377")" | LC_ALL=C grep -c -a -P "\xff"'
+    assert shell(line).stdout == "1\n"
+    # An encoding too narrow for a name does not end a command.
+    assert shell('PYTHONIOENCODING=latin-1 "$0" "$@" submit --dry-run -- echo 漢 | grep command=').stdout
+
+
+@pytest.mark.usefixtures("run")
+def test_a_place_that_may_not_be_looked_into(monkeypatch, capsys):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "/secret/clusters")
+
+    monkeypatch.setattr(profile, "profile_files", refuse)
+    assert main(["submit", "--", "true"]) == 3
+    assert capsys.readouterr().err == "llmctl: /secret/clusters: Permission denied\n"
+
+
+@pytest.mark.usefixtures("run")
+def test_a_working_directory_that_is_gone(tmp_path):
+    done = shell(f'mkdir "{tmp_path}/gone" && cd "{tmp_path}/gone" && rmdir "{tmp_path}/gone" && "$0" "$@" status')
+    assert "working directory" in done.stderr
+    assert done.returncode == 2
+    assert not Path(tmp_path / "gone").exists()

@@ -1,0 +1,194 @@
+"""``llmctl status`` as it is typed, over run directories made by hand and real processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.cli.status import COLUMNS
+from llmctl.runs.record import RunIndex
+from llmctl.transport.processes import identify
+from tests.llmctl.run_directories import beat, fail, leave, make_run, outcome
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A user of their own: state in ``home``/state, runs in ``home``/runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    return tmp_path
+
+
+@pytest.fixture
+def index(home):
+    return RunIndex(home / "state" / "llmctl")
+
+
+@pytest.fixture
+def job():
+    """The process that plays job.sh."""
+    process = subprocess.Popen(["sleep", "120"], start_new_session=True)
+    yield identify(process.pid)
+    process.kill()
+    process.wait(10)
+
+
+def documents(capsys, *arguments):
+    assert main(["status", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def finished(home, index, job, run_id, created=None):
+    run = make_run(home / "runs", run_id)
+    run.record = replace(run.record, created=created or time.time())
+    run.submit(job)
+    leave(run.start_attempt(), "completed")
+    index.add(run.record)
+    index.update_state(run_id, "completed", time.time())
+    return run
+
+
+def test_json_has_every_field_under_a_stable_name(home, index, job, capsys):
+    run = make_run(home / "runs").submit(job)
+    beat(run.start_attempt(), 0, age_s=1)
+    run.metrics(1, 2)
+    index.add(run.record)
+    document = documents(capsys)
+    assert document["more"] == 0
+    (seen,) = document["runs"]
+    fields = """run_id name cluster state detail attempt nodes iteration train_iters loss tokens_per_s mfu eta_s
+        metrics_age_s started ended exit_code run_dir job_ids submission submitted attempts expected_start hosts"""
+    assert sorted(seen) == sorted(fields.split())
+    assert (seen["state"], seen["iteration"], seen["train_iters"], seen["nodes"]) == ("running", 2, 100, 2)
+    assert (seen["run_dir"], seen["job_ids"]) == (str(run.path), [str(job.pid)])
+    assert index.entries()[0].last_state == "running"
+
+
+def test_plain_columns_in_a_pipe(home, index, job, capsys):
+    run = make_run(home / "runs").submit(job)
+    run.start_attempt()
+    run.metrics(41)
+    index.add(run.record)
+    assert main(["status"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == [*COLUMNS, "DETAIL"]
+    assert row.split()[:9] == [
+        run.record.run_id,
+        "local",
+        "running",
+        "1",
+        "41/100",
+        "5.9000",
+        "5,000",
+        "25.0%",
+        "0:00:30",
+    ]
+
+
+def test_a_table_on_a_terminal_with_the_reason_beneath(home, index, job, capsys, monkeypatch):
+    run = make_run(home / "runs").submit(job)
+    attempt = run.start_attempt()
+    fail(attempt, 1, "CUDA out of memory", age_s=3)
+    leave(attempt, "failed", 1)
+    index.add(run.record)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "failed" in out
+    assert "rank 1 (pp 0, dp 1, tp 0) on n1: RuntimeError: CUDA out of memory" in " ".join(out.split())
+
+
+def test_old_finished_runs_are_counted_and_shown_with_all(home, index, job, capsys):
+    for number in range(13):
+        finished(home, index, job, f"old-{number:02d}", created=1000.0 + number)
+    running = make_run(home / "runs", "now-1").submit(job)
+    index.add(running.record)
+    document = documents(capsys)
+    assert document["more"] == 3
+    assert [run["run_id"] for run in document["runs"]][:2] == ["now-1", "old-12"]
+    assert len(documents(capsys, "--all")["runs"]) == 14
+    assert main(["status"]) == 0
+    assert "3 more that ended earlier: llmctl status --all" in capsys.readouterr().err
+
+
+def test_runs_by_id_beginning_name_and_job_id(home, index, job, capsys):
+    run = make_run(home / "runs", "alpha-1").submit(job)
+    index.add(run.record)
+    index.add(make_run(home / "runs", "beta-1").submit(None).record)
+    for reference in ("alpha-1", "alph", "alpha", str(job.pid)):
+        assert [seen["run_id"] for seen in documents(capsys, reference)["runs"]] == ["alpha-1"]
+    assert len(documents(capsys, "alpha", "alpha-1")["runs"]) == 1
+    assert main(["status", "gamma"]) == 5
+    assert "alpha-1" in capsys.readouterr().err
+
+
+def test_the_index_is_rebuilt_from_the_runs_root(home, job, capsys):
+    run = make_run(home / "runs").submit(job)
+    (home / "runs" / "no-run").mkdir()
+    assert documents(capsys) == {"runs": [], "more": 0}
+    assert main(["status"]) == 0
+    assert "--cluster NAME" in capsys.readouterr().err
+    assert [seen["run_id"] for seen in documents(capsys, "--cluster", "local")["runs"]] == [run.record.run_id]
+    assert [seen["run_id"] for seen in documents(capsys)["runs"]] == [run.record.run_id]
+    assert main(["status", "--cluster", "nowhere"]) == 2
+
+
+def test_a_run_whose_directory_is_gone_is_unknown_not_an_error(home, index, capsys):
+    run = make_run(home / "runs").submit(None)
+    index.add(run.record)
+    index.update_state(run.record.run_id, "running", time.time())
+    (run.path / "run.json").unlink()
+    (seen,) = documents(capsys)["runs"]
+    assert seen["state"] == "unknown"
+    assert "run.json" in seen["detail"]
+    assert "last seen running" in seen["detail"]
+
+
+def test_watch_ends_when_all_have_ended(home, index, job, capsys):
+    run = make_run(home / "runs").submit(job)
+    attempt = run.start_attempt()
+    outcome(attempt, "stopped", 12)
+    leave(attempt, "stopped")
+    index.add(run.record)
+    assert main(["status", "--watch"]) == 0
+    assert "stopped at iteration 12, saved; llmctl resume" in capsys.readouterr().out
+    assert main(["status", "--watch", "--json"]) == 2
+
+
+def test_watch_shows_what_changes(home, index, job):
+    run = make_run(home / "runs").submit(job)
+    attempt = run.start_attempt()
+    index.add(run.record)
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "llmctl.cli.main", "status", "--watch"],
+        stdout=subprocess.PIPE,
+        env=os.environ,
+        text=True,
+    )
+    try:
+        assert "CLUSTER" in watcher.stdout.readline()
+        assert " running " in watcher.stdout.readline()
+        leave(attempt, "completed")
+        rest, _ = watcher.communicate(timeout=20)
+        assert " completed " in rest.splitlines()[-1]
+        assert watcher.returncode == 0
+    finally:
+        watcher.kill()
+        watcher.wait(10)
+
+
+def test_looking_loads_neither_torch_nor_rich(home, index, job):
+    index.add(make_run(home / "runs").submit(job).record)
+    program = (
+        "import sys; from llmctl.cli.main import main; assert main(['status']) == 0;"
+        "print([m for m in ('torch', 'rich', 'paramiko', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

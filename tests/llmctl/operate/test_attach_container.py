@@ -1,0 +1,51 @@
+"""``llmctl interactive --run``: the visitor of a run in an image is in that image, or is told that it is not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmctl.context import Invocation
+from llmctl.operate.attach import RunVisit, VisitedJob
+from llmctl.operate.interactive import visit_session
+from llmctl.paths import UserFolders
+from llmctl.site.profile import ClusterProfile, ContainerProfile
+from tests.llmctl.run_directories import make_run
+
+
+def session_of(folder: Path, scheduler: str, site: ContainerProfile, image: str | None):
+    made = make_run(folder / "runs", "demo-1", cluster="site")
+    record = replace(made.record, job={"name": "demo", "nodes": 2, "container": image})
+    profile = ClusterProfile(name="site", scheduler=scheduler, runs_root=str(folder / "runs"), container=site)
+    folders = UserFolders(home=folder, config=folder / "config", state=folder / "state")
+    folders.clusters.mkdir(parents=True)
+    (folders.clusters / "site.yaml").touch()
+    invocation = Invocation((), ("hostname",), {}, folder, folders)
+    return visit_session(invocation, profile, RunVisit(record, {"LLMCTL_RANK": "3"}, "", VisitedJob("17", "n2")))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "runtime"), [("slurm", "enroot"), ("slurm", "apptainer"), ("slurm", "singularity")]
+)
+def test_a_visitor_enters_the_image_of_the_run(tmp_path, scheduler, runtime):
+    session = session_of(tmp_path, scheduler, ContainerProfile(runtime=runtime), "/images/one.img")
+    (script,) = [word for word in session.argv if "load_environment" in word]
+    assert f"container=({runtime} " in script
+    assert "container+=(/images/one.img)" in script
+    assert f"{tmp_path}/runs:{tmp_path}/runs" in script
+    assert session.remark == ""
+
+
+@pytest.mark.parametrize(("name", "joins"), [(None, False), ("llm", True)])
+def test_pyxis_joins_a_container_by_its_name_only(tmp_path, name, joins):
+    session = session_of(tmp_path, "slurm", ContainerProfile(runtime="pyxis", name=name), "/images/one.sqsh")
+    assert ("--container-name=llm:exec" in " ".join(session.argv)) == joins
+    assert ("set container.name" in session.remark) == (not joins)
+
+
+@pytest.mark.parametrize("scheduler", ["sge", "pbs", "slurm"])
+@pytest.mark.parametrize("image", [None, "/images/one.sif"])
+def test_every_scheduler_takes_a_visitor_in_an_image_and_in_none(tmp_path, scheduler, image):
+    session = session_of(tmp_path, scheduler, ContainerProfile(runtime="apptainer"), image)
+    assert session.argv
+    assert session.remark == ""

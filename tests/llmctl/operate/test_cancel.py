@@ -1,0 +1,209 @@
+"""``llmctl cancel`` on real processes: everything of the run ends, and nothing else."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.runs.record import RunIndex, RunRecord
+from llmctl.transport.processes import identify, is_alive, processes_of_run
+from tests.llmctl.run_directories import HANDS, leave, make_run, recycled
+
+# job.sh in small: makes its attempt, starts two workers in sessions of their own, and writes exit.json at its end.
+JOB = """
+attempt=$LLMCTL_TEST_RUN/attempts/1
+until [ -d $attempt/errors ]; do sleep 0.05; done
+leave() {
+    [ -e $attempt/cancel ] && reason=cancelled || reason=failed
+    printf '{"code": 143, "reason": "%s", "signal": "TERM", "time": 5, "node": "n"}' $reason >$attempt/exit.json
+}
+trap leave EXIT
+on_term() { touch $attempt/stop; STOP; }
+trap on_term TERM
+export LLMCTL_RUN_DIR=$LLMCTL_TEST_RUN LLMCTL_ATTEMPT=1
+WORKERS
+touch $attempt/ready
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return RunIndex(tmp_path / "state" / "llmctl")
+
+
+@pytest.fixture
+def decoys(tmp_path):
+    """Processes that look alike: another run's, a person's shell in the run's environment, and a stranger's."""
+    variables = [
+        {"LLMCTL_RUN_DIR": str(tmp_path / "runs" / "demo-10"), "LLMCTL_ATTEMPT": "1"},
+        {"LLMCTL_RUN_DIR": str(tmp_path / "runs" / "demo-1"), "LLMCTL_ATTEMPT": "1", "LLMCTL_INTERACTIVE": "1"},
+        {"SOME_DIR": str(tmp_path / "runs" / "demo-1")},
+    ]
+    started = [
+        subprocess.Popen(["sleep", "200"], env={**os.environ, **extra}, start_new_session=True) for extra in variables
+    ]
+    yield started
+    survived = [process.poll() for process in started]
+    for process in started:
+        process.kill()
+        process.wait(10)
+    assert survived == [None, None, None]
+
+
+@pytest.fixture
+def start(tmp_path, index):
+    """Start a run whose job.sh has these workers and does this on SIGTERM."""
+    jobs = []
+
+    def make(run_id, workers, stop):
+        run = make_run(tmp_path / "runs", run_id)
+        script = JOB.replace("WORKERS", workers).replace("STOP", stop)
+        environment = {**os.environ, "LLMCTL_TEST_RUN": str(run.path)}
+        job = subprocess.Popen(["bash", "-c", script], env=environment, start_new_session=True, cwd=tmp_path)
+        jobs.append((job, str(run.path)))
+        identity = identify(job.pid)
+        run.submit(identity)
+        attempt = run.start_attempt()
+        index.add(run.record)
+        end = time.monotonic() + 20
+        while not (attempt / "ready").exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        return SimpleNamespace(run=run, job=job, identity=identity, attempt=attempt)
+
+    yield make
+    for job, run_dir in jobs:
+        for identity in processes_of_run(run_dir):
+            with suppress(ProcessLookupError):
+                os.kill(identity.pid, signal.SIGKILL)
+        job.kill()
+        job.wait(10)
+
+
+SLEEPERS = "setsid sleep 201 & setsid sleep 202 &"
+OBEDIENT = "kill $(jobs -p); exit"
+
+
+def test_a_run_ends_in_good_order_and_the_decoys_live(start, decoys, index, capsys):
+    made = start("demo-1", SLEEPERS, OBEDIENT)
+    members = processes_of_run(str(made.run.path), [made.identity])
+    assert len(members) >= 3
+    assert not {one.pid for one in members} & {decoy.pid for decoy in decoys}
+    assert main(["cancel", "demo-1"]) == 0
+    assert capsys.readouterr().out == "demo-1: cancelled\n"
+    assert not any(is_alive(member) for member in members)
+    assert (made.attempt / "stop").exists()
+    assert (made.attempt / "cancel").read_text() == "10\n"
+    record = RunRecord.load(made.run.path, HANDS)
+    assert record.submissions[-1].cancel_requested == pytest.approx(time.time(), abs=60)
+    assert index.entries()[0].last_state == "cancelled"
+
+
+def test_what_does_not_end_is_killed_after_the_grace_and_job_sh_still_writes_how(start, decoys, capsys):
+    made = start("demo-1", "setsid bash -c \"trap '' TERM; sleep 203; sleep 204\" &", "wait; exit")
+    members = processes_of_run(str(made.run.path), [made.identity])
+    begun = time.monotonic()
+    assert main(["cancel", "demo-1", "--grace", "0.5"]) == 0
+    assert 0.5 <= time.monotonic() - begun < 10
+    assert not any(is_alive(member) for member in members)
+    assert (made.attempt / "exit.json").exists()
+    assert [decoy.poll() for decoy in decoys] == [None] * 3
+    assert "cancelled" in capsys.readouterr().out
+
+
+def test_a_job_that_ignores_everything_is_killed_and_still_cancelled(start, capsys):
+    made = start("demo-1", "trap '' TERM; setsid sleep 205 &", ":")
+    assert main(["cancel", "demo-1", "--grace", "0.2"]) == 0
+    assert made.job.wait(10) == -signal.SIGKILL
+    assert "demo-1: cancelled; job.sh" in capsys.readouterr().out
+
+
+def test_what_a_killed_job_sh_left_behind_is_ended(start, decoys, capsys):
+    made = start("demo-1", SLEEPERS, OBEDIENT)
+    members = processes_of_run(str(made.run.path), [made.identity])
+    made.job.kill()
+    made.job.wait(10)
+    assert main(["status", "demo-1"]) == 0
+    assert "llmctl cancel demo-1 ends them" in capsys.readouterr().out
+    assert main(["cancel", "demo-1"]) == 0
+    assert not any(is_alive(member) for member in members)
+    assert [decoy.poll() for decoy in decoys] == [None] * 3
+
+
+def test_a_recycled_pid_is_never_signalled(tmp_path, index, decoys, capsys):
+    run = make_run(tmp_path / "runs", "demo-1").submit(recycled(identify(decoys[2].pid)))
+    run.start_attempt()
+    index.add(run.record)
+    assert main(["cancel", "demo-1"]) == 0
+    assert "had ended already: job.sh" in capsys.readouterr().out
+
+
+def test_a_run_that_has_ended_says_so(tmp_path, index, decoys, capsys):
+    run = make_run(tmp_path / "runs", "demo-1").submit(recycled(identify(decoys[2].pid)))
+    leave(run.start_attempt(), "completed")
+    index.add(run.record)
+    before = (run.path / "run.json").read_bytes()
+    assert main(["cancel", "demo-1"]) == 0
+    assert capsys.readouterr().out == "demo-1 had ended already: completed\n"
+    assert (run.path / "run.json").read_bytes() == before
+    assert not (run.path / "attempts" / "1" / "cancel").exists()
+
+
+def test_several_runs_go_on_after_a_failure(start, capsys):
+    made = start("demo-1", SLEEPERS, OBEDIENT)
+    assert main(["cancel", "nonsense", "demo-1", "more-nonsense"]) == 5
+    out, err = capsys.readouterr()
+    assert "demo-1: cancelled" in out
+    assert err.count("llmctl: no run is called") == 2
+    made.job.wait(10)
+    assert main(["cancel", "nonsense"]) == 5
+
+
+def test_a_run_on_another_machine_is_not_judged(tmp_path, index, decoys, capsys):
+    run = make_run(tmp_path / "runs", "demo-1")
+    run.submit(replace(identify(decoys[2].pid), boot_id="of the other machine"))
+    run.start_attempt(host="elsewhere")
+    index.add(run.record)
+    assert main(["cancel", "demo-1"]) == 4
+    assert "it was started on elsewhere" in capsys.readouterr().err
+
+
+def test_a_machine_that_has_another_name_now_still_ends_its_run(start, capsys):
+    made = start("demo-1", SLEEPERS, OBEDIENT)
+    started = made.attempt / "started.json"
+    started.write_text(started.read_text().replace(socket.gethostname(), "its-name-before"))
+    assert main(["cancel", "demo-1"]) == 0
+    assert capsys.readouterr().out == "demo-1: cancelled\n"
+
+
+def test_a_run_whose_directory_was_removed_is_ended(start, decoys, capsys):
+    # As the real job.sh, it leaves when its agents have gone.
+    made = start("demo-1", "setsid sleep 206 & touch $attempt/ready; wait; exit", OBEDIENT)
+    members = processes_of_run(str(made.run.path), [])
+    shutil.rmtree(made.run.path)
+    assert main(["cancel", "demo-1"]) == 0
+    assert "run.json: is not there" in capsys.readouterr().out
+    assert not any(is_alive(member) for member in members)
+    assert [decoy.poll() for decoy in decoys] == [None] * 3
+    assert main(["cancel", "demo-1"]) == 5
+    assert main(["status", "demo-1"]) == 0
+    assert "to forget the run, remove" in capsys.readouterr().out
+
+
+def test_two_at_once_are_told_apart(start, capsys):
+    made = start("demo-1", SLEEPERS, OBEDIENT)
+    with HANDS.lock(f"{made.run.path}/.lock"):
+        assert main(["cancel", "demo-1"]) == 5
+    assert "by another llmctl" in capsys.readouterr().err
+    assert made.job.poll() is None
+    assert main(["cancel", "demo-1"]) == 0

@@ -1,0 +1,158 @@
+"""Work on text: here at once, as a job on several nodes for real, and what is refused before a queue."""
+
+import json
+import subprocess
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.operate.data_jobs import DataWork
+from trainer.data.indexed_dataset import IndexedDataset
+
+NUMBERS = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--append-eod"]
+PYTHON = """#!/bin/bash
+# A stand-in of a job's Python: answers the probe, and notes what it is asked to run.
+if [[ $1 == -c ]]; then echo "3.12.1 2.11.0 -"; exit; fi
+printf '%s\\n' "$@" >"$NOTES/argv"
+exit "${STATUS-0}"
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A home of its own, standing in a folder with 2 MB of text, and a cluster called lab whose login node this is."""
+    for name in ("CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("NOTES", str(tmp_path))
+    for name in ("LLMCTL_CLUSTER", "LLMCTL_GROUP"):
+        monkeypatch.delenv(name, raising=False)
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    profile = {
+        "scheduler": "slurm",
+        "environment": {"python": str(python)},
+        "resource_types": {"gpu": {"gpus": 8}, "small": {"gpus": 0, "max_nodes": 1}, "cpu": {"gpus": 0}},
+        "rendezvous": {"interface": "ib0"},
+    }
+    clusters = tmp_path / "config/llmctl/clusters"
+    clusters.mkdir(parents=True)
+    (clusters / "lab.yaml").write_text(json.dumps(profile))
+    (clusters / "far.yaml").write_text(json.dumps({**profile, "login": {"host": "far.invalid"}}))
+    (clusters / "apart.yaml").write_text(json.dumps({**profile, "shared": False}))
+    line = json.dumps({"text": "1 2 3 " * 50, "title": "4"}) + "\n"
+    (tmp_path / "in.jsonl").write_text(line * 6500)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_here_and_by_two_nodes_the_bytes_are_the_same(place, capfd):
+    flags = [*NUMBERS, "--json-keys", "title", "--json-keys", "text", "--workers", "1"]
+    assert main(["data", "prepare", "in.jsonl", "--output", "one/a b", *flags]) == 0
+    assert "one/a b_title_document.bin, .idx and .json: 6,500 documents, 13,000 tokens" in capfd.readouterr().out
+    command = ["data", "prepare", "*.jsonl", "--output", "two/a b", *flags, "--nodes", "2", "--follow"]
+    assert main(command) == 0
+    made = {path.name: path.read_bytes() for path in (place / "one").iterdir()}
+    assert {path.name: path.read_bytes() for path in (place / "two").iterdir()} == made
+    assert len(made) == 6
+    with IndexedDataset(place / "two/a b_text_document") as dataset:
+        assert dataset[6499].tolist() == [1, 2, 3] * 50 + [1000]
+
+
+def test_what_is_wrong_is_found_before_the_queue(place, monkeypatch):
+    monkeypatch.setenv("STATUS", "3")
+    command = ["data", "prepare", "in.jsonl", "x", "--output", "o", "--tokenizer", "t", "--split-sentences"]
+    more = ["--tiktoken-num-special-tokens", "10", "--tokenizer-hf-include-special-tokens"]
+    more += ["--tiktoken-pattern", "v1", "--special-tokens", "<E>", "--special-tokens", "<F>"]
+    assert main([*command, *more, "--on-error", "skip", "--cluster", "lab", "--nodes", "2"]) == 3
+    words = [
+        "preprocess",
+        "--check",
+        "--output-prefix=o",
+        "--tokenizer-model=t",
+        "--tiktoken-pattern=v1",
+        "--tiktoken-num-special-tokens=10",
+        "--tokenizer-hf-include-special-tokens",
+        "--split-sentences",
+        "--on-error=skip",
+        *("--tokenizer-special-tokens", "<E>", "<F>"),
+    ]
+    assert (place / "argv").read_text().splitlines() == ["-m", "trainer", *words, "--input", "in.jsonl", "x"]
+    assert not (place / "state").exists()
+
+
+def test_a_vocabulary_is_learnt_here_at_once(place, capfd):
+    flags = ["--vocab-size", "258", "--json-keys", "title", "--json-keys", "text", "--special-tokens", "<|a|>"]
+    assert main(["data", "train-tokenizer", "*.jsonl", "--output", "new/a b.json", *flags]) == 0
+    assert "new/a b.json: 258 tokens" in capfd.readouterr().out
+    learnt = json.loads((place / "new/a b.json").read_text())
+    assert [token["content"] for token in learnt["added_tokens"]] == ["<|endoftext|>", "<|a|>"]
+
+
+def test_a_vocabulary_is_learnt_by_a_job_of_one_node(place, capsys, monkeypatch):
+    command = [
+        "data",
+        "train-tokenizer",
+        "in.jsonl",
+        "x",
+        "--output",
+        "t.model",
+        "--vocab-size",
+        "99",
+        "--model",
+        "bpe",
+    ]
+    command += ["--sample-bytes", "2G", "--keep-case", "--cluster", "lab"]
+    assert main([*command, "--dry-run", "--json"]) == 0
+    job = json.loads(capsys.readouterr().out)
+    assert "--gpus-per-node" not in job["script"]
+    assert "-m trainer train-tokenizer " in job["script"]
+    assert "train-tokenizer-" in job["run_id"]
+    monkeypatch.setenv("STATUS", "3")
+    assert main(command) == 3
+    words = ["--check", "--output=t.model", "--vocab-size=99", "--model=bpe", "--sample-bytes=2G", "--keep-case"]
+    asked = ["-m", "trainer", "train-tokenizer", *words, "--input", "in.jsonl", "x"]
+    assert (place / "argv").read_text().splitlines() == asked
+    assert not (place / "state").exists()
+
+
+@pytest.mark.usefixtures("place")
+def test_the_job_is_one_of_nodes_without_gpus(capsys):
+    command = ["data", "prepare", "in.jsonl", "--output", "o", *NUMBERS, "--cluster", "lab", "--nodes", "2"]
+    assert main([*command, "--dry-run", "--json"]) == 0
+    job = json.loads(capsys.readouterr().out)
+    assert "#SBATCH --nodes=2" in job["script"]
+    assert "--gpus-per-node" not in job["script"]
+    assert "-m trainer preprocess --nodes" in job["script"]
+    assert "prepare-" in job["run_id"]
+
+
+def test_a_job_begins_anew_in_its_first_attempt_alone(place, monkeypatch):
+    work = DataWork(
+        "preprocess", ("--output-prefix=o", "--restart", "--input", "a b"), ("a b", "o"), "p", by_nodes=True
+    )
+    monkeypatch.setenv("NNODES", "1")
+    monkeypatch.setenv("NODE_RANK", "0")
+    monkeypatch.setenv("LLMCTL_RUN_ID", "r")
+    for attempt, restart in (("1", ["--restart"]), ("2", [])):
+        monkeypatch.setenv("LLMCTL_ATTEMPT", attempt)
+        subprocess.run(work.job_command(str(place / "python")), check=True, timeout=20)
+        words = ["--nodes", "1", "--node", "0", "--attempt", f"r.{attempt}", *restart]
+        asked = ["-m", "trainer", "preprocess", *words, "--output-prefix=o", "--input", "a b"]
+        assert (place / "argv").read_text().splitlines() == asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--cluster", "far"], "in.jsonl: paths on the machines of far begin with / or ~/"),
+        (["--cluster", "apart", "--nodes", "2"], "--nodes 2: all nodes must see the output, and the hosts of apart"),
+        (["--nodes", "2", "--restart"], "--restart: several nodes would undo each other's work"),
+    ],
+)
+def test_refused(place, capsys, arguments, says):
+    assert main(["data", "prepare", "in.jsonl", "--output", "o", *NUMBERS, *arguments]) == 2
+    assert says in capsys.readouterr().err
+    assert not (place / "argv").exists()

@@ -1,0 +1,254 @@
+"""``llmctl interactive``: a command's own exit code, a shell on a terminal, and the environment of a run."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.runs.record import RunIndex
+from llmctl.transport.processes import identify
+from tests.llmctl.run_directories import beat, make_run
+
+LLMCTL = (sys.executable, "-m", "llmctl.cli.main")
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(home):
+    """A run with one live rank, in whose environment a person may look around."""
+    made = make_run(home / "runs", "demo-1", train_iters=None)
+    rank = subprocess.Popen(
+        ["sleep", "120"], env={**os.environ, "LLMCTL_RUN_DIR": str(made.path)}, start_new_session=True
+    )
+    made.submit(identify(rank.pid))
+    attempt = made.start_attempt()
+    (attempt / "rank-00001.log").write_text("")
+    beat(attempt, 1, age_s=1, pid=rank.pid, phase="forward")
+    RunIndex(home / "state" / "llmctl").add(made.record)
+    yield made
+    rank.kill()
+    rank.wait(10)
+
+
+def output_of(*arguments, code=0):
+    done = subprocess.run([*LLMCTL, "interactive", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+@pytest.mark.usefixtures("home")
+def test_what_llmctl_sets_for_itself_does_not_reach_the_job():
+    assert "PYDANTIC_DISABLE_PLUGINS" not in output_of("--", "env")
+
+
+@pytest.mark.usefixtures("home")
+def test_a_shell_reads_its_commands_from_a_pipe():
+    argv = [*LLMCTL, "interactive"]
+    text = "echo in the shell; exit 9\n"
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (9, "in the shell\n", "")
+
+
+@pytest.mark.usefixtures("home")
+def test_a_commands_exit_code_and_signal_are_passed_on():
+    assert main(["interactive", "--cluster", "local", "--", "true"]) == 0
+    assert main(["interactive", "--", "bash", "-c", "exit 7"]) == 7
+    assert main(["interactive", "--", "bash", "-c", "kill -TERM $$"]) == 128 + signal.SIGTERM
+    assert main(["interactive", "--", "no-such-command"]) == 127
+
+
+@pytest.mark.usefixtures("home")
+def test_arguments_arrive_as_they_were_typed():
+    odd = ["a b", "$(id)", "'", "--", "-x", "", "*"]
+    program = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    out = output_of("--", sys.executable, "-c", program, *odd)
+    assert out == '["a b", "$(id)", "\'", "--", "-x", "", "*"]\n'
+
+
+@pytest.mark.usefixtures("home")
+def test_the_trainer_that_jobs_run_is_found():
+    out = output_of("--", "python", "-c", "import trainer; print(trainer.__file__)")
+    assert "/runs/.code/" in out
+
+
+@pytest.mark.usefixtures("home")
+def test_the_environment_of_a_run(run):
+    out = output_of("--run", "demo", "--rank", "1", "--", "env")
+    variables = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    assert variables["LLMCTL_RUN_ID"] == "demo-1"
+    assert variables["LLMCTL_RUN_DIR"] == str(run.path)
+    assert variables["LLMCTL_ATTEMPT"] == "1"
+    assert variables["LLMCTL_RANK_PID"] == run.record.submissions[-1].jobs[0].job_id
+    assert variables["PYTHONPATH"].startswith(f"{run.path}/code:{run.path}/code/user")
+
+
+@pytest.mark.usefixtures("run")
+def test_what_cannot_be_is_refused_before_anything_starts(capsys):
+    for arguments, code, said in [
+        (["--rank", "1"], 2, "give --run RUN too"),
+        (["--run", "demo", "--rank", "9"], 5, "there are ranks 1"),
+        (["--run", "nothing"], 5, "demo-1"),
+        (["--run", "demo", "--cluster", "other"], 2, "demo-1 is on local"),
+        (["--cluster", "nowhere"], 2, "no cluster is called 'nowhere'"),
+        (["--container", "image"], 2, "--container: local has no scheduler"),
+        (["--nodes", "2"], 2, "--nodes"),
+    ]:
+        assert main(["interactive", *arguments, "--", "touch", "started"]) == code
+        assert said in capsys.readouterr().err
+    assert not os.path.lexists("started")
+
+
+PROMPT = "what next? "
+
+
+class Terminal:
+    """A person at a terminal of their own, in front of llmctl interactive."""
+
+    def __init__(self, *arguments):
+        self.pid, self.side = pty.fork()
+        if self.pid == 0:
+            os.execve(
+                sys.executable,
+                [*LLMCTL, "interactive", *arguments],
+                {**os.environ, "SHELL": "/bin/bash", "TERM": "dumb", "PS1": "$ "},
+            )
+        self.seen = ""
+
+    def type(self, text):
+        self.seen = ""
+        os.write(self.side, text.encode())
+
+    def wait_for_prompt(self):
+        """What is typed before bash reads again may be thrown away with the interrupted line."""
+        self.wait_for(PROMPT)
+
+    def wait_until_in_front(self, name, seconds=30.0):
+        """Until the program leads the foreground group: a key pressed earlier could still meet the shell itself."""
+        end = time.monotonic() + seconds
+        while Path(f"/proc/{os.tcgetpgrp(self.side)}/comm").read_text() != f"{name}\n":
+            assert time.monotonic() < end, f"{name} is not in front; seen {self.seen!r}"
+            time.sleep(0.01)
+
+    def wait_for(self, text, seconds=30.0):
+        end = time.monotonic() + seconds
+        while text not in self.seen:
+            assert time.monotonic() < end, f"{text!r} was not shown, but {self.seen!r}"
+            if select.select([self.side], [], [], 0.1)[0]:
+                self.seen += os.read(self.side, 65536).decode(errors="replace")
+
+    def exit_code(self, seconds=30.0):
+        end = time.monotonic() + seconds
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+            if select.select([self.side], [], [], 0.05)[0]:
+                with suppress(OSError):  # EIO once the other side is closed
+                    self.seen += os.read(self.side, 65536).decode(errors="replace")
+            assert time.monotonic() < end, f"does not end; showed {self.seen!r}"
+
+    def close(self):
+        os.close(self.side)
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+def terminal(home):
+    opened = []
+
+    def open_one(*arguments):
+        opened.append(Terminal(*arguments))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+    assert home.exists()
+
+
+def test_a_shell_has_job_control_and_interrupts_are_the_commands(terminal):
+    shell = terminal()
+    # The quotes keep what the terminal echoes apart from what is answered.
+    shell.type(f"PS1='what''{PROMPT.removeprefix('what')}'\n")
+    shell.wait_for_prompt()
+    shell.type("echo in[$LLMCTL_INTERACTIVE]side\n")
+    shell.wait_for("in[1]side")
+    shell.wait_for_prompt()
+    shell.type("sleep 100\n")
+    shell.wait_until_in_front("sleep")
+    shell.type("\x03")
+    shell.wait_for_prompt()
+    shell.type("echo after interrupt $?\n")
+    shell.wait_for("after interrupt 130")
+    shell.wait_for_prompt()
+    shell.type("sleep 101\n")
+    shell.wait_until_in_front("sleep")
+    shell.type("\x1a")
+    shell.wait_for("Stopped")
+    shell.wait_for_prompt()
+    # Back in front before it is ended: a shell does not leave while it takes a job for stopped.
+    shell.type("fg\n")
+    shell.wait_until_in_front("sleep")
+    shell.type("\x03")
+    shell.wait_for_prompt()
+    shell.type("exit 9\n")
+    assert shell.exit_code() == 9
+
+
+def test_an_interrupt_reaches_a_command_that_may_answer_it(terminal):
+    command = terminal(
+        "--", "bash", "-c", 'trap \'echo cau""ght; exit 5\' INT; echo rea""dy; while :; do sleep 0.1; done'
+    )
+    command.wait_for("ready")
+    command.type("\x03")
+    command.wait_for("caught")
+    assert command.exit_code() == 5
+    # Not a shell, which may lose an interrupt between its last two commands.
+    killed = terminal("--", sys.executable, "-c", "import time; print('rea' + 'dy', flush=True); time.sleep(100)")
+    killed.wait_for("ready")
+    killed.type("\x03")
+    assert killed.exit_code() == 130
+
+
+def test_a_request_to_end_is_handed_on(home):
+    process = subprocess.Popen(
+        [
+            *LLMCTL,
+            "interactive",
+            "--",
+            "bash",
+            "-c",
+            f"trap 'touch {home}/asked; kill $!; exit 3' TERM; sleep 60 & echo ready; wait; kill $!",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(20) == 3
+        assert (home / "asked").exists()
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()

@@ -1,0 +1,202 @@
+"""``llmctl cancel`` on a cluster with a scheduler: told first, ended by command where need be, never on doubt."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.operate import queue_cancel
+from llmctl.runs.record import RunRecord
+from llmctl.transport.local import LocalTransport
+from tests.llmctl.run_directories import HANDS, beat, leave
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """The same patience, in tenths."""
+    monkeypatch.setattr(queue_cancel, "BEYOND_GRACE_S", 0.3)
+    monkeypatch.setattr(queue_cancel, "LEAVE_S", 0.3)
+    monkeypatch.setattr(queue_cancel, "END_S", 0.5)
+    monkeypatch.setattr(queue_cancel, "PAUSES_S", (0.05, 0.05))
+
+
+def cancel(capsys, *arguments, code=0):
+    assert main(["cancel", "demo-1", "--grace", "0.2", *arguments]) == code
+    captured = capsys.readouterr()
+    return captured.out if code == 0 else captured.err
+
+
+def requested(made):
+    return RunRecord.load(made.path, HANDS).submissions[-1].cancel_requested
+
+
+def test_a_waiting_job_is_ended_at_once(cluster, capsys):
+    made = cluster.run()
+    cluster.backend.says("queue", "17|PENDING|job-demo-1|nodes are busy")
+    cluster.backend.does("cancel", ': >"$1/queue"')
+    assert cancel(capsys) == "demo-1: cancelled before it began\n"
+    assert cluster.backend.calls("cancel") == ["cancel 17"]
+    assert requested(made) == pytest.approx(time.time(), abs=60)
+    assert cluster.index.find("demo-1").last_state == "cancelled"
+
+
+def test_secrets_of_a_job_that_never_ran_are_removed(cluster, capsys):
+    made = cluster.run()
+    made.record = replace(made.record, job={"nodes": 1, "secrets": ["TOKEN"]})
+    made.record.save(HANDS)
+    secrets = made.path.parent / ".secrets"
+    secrets.mkdir(parents=True)
+    for name in ("demo-1.1", "demo-10.1"):
+        (secrets / name).write_text("TOKEN\0hidden\0")
+    cluster.backend.says("queue", "17|PENDING|job-demo-1")
+    cluster.backend.does("cancel", ': >"$1/queue"')
+    cancel(capsys)
+    assert [path.name for path in secrets.iterdir()] == ["demo-10.1"]
+
+
+def test_a_running_job_that_saves_in_time_needs_no_command(cluster, capsys):
+    made = cluster.run()
+    attempt = made.start_attempt()
+    beat(attempt, 0, age_s=1)
+    cluster.backend.says("queue", "17|RUNNING|job-demo-1")
+
+    def play_job():
+        while not (attempt / "cancel").exists():
+            time.sleep(0.02)
+        leave(attempt, "cancelled")
+        cluster.backend.says("queue")
+
+    job = threading.Thread(target=play_job)
+    job.start()
+    assert cancel(capsys) == "demo-1: cancelled\n"
+    job.join(10)
+    assert (attempt / "cancel").read_text() == "0\n"
+    assert cluster.backend.calls("cancel") == []
+
+
+def test_the_folder_is_listed_while_exit_json_is_waited_for(cluster, capsys, monkeypatch):
+    """Reading a name alone may be answered by a network file system out of its memory."""
+    attempt = cluster.run().start_attempt()
+    cluster.backend.says("queue", "17|RUNNING|job-demo-1")
+    listed = []
+    list_names = LocalTransport.list_names
+
+    def counted(folders):
+        listed.extend(folders)
+        if (attempt / "cancel").exists() and folders == [str(attempt)]:
+            leave(attempt, "cancelled")
+            cluster.backend.says("queue")
+        return list_names(folders)
+
+    monkeypatch.setattr(LocalTransport, "list_names", staticmethod(counted))
+    assert cancel(capsys) == "demo-1: cancelled\n"
+    assert str(attempt) in listed
+    assert cluster.backend.calls("cancel") == []
+
+
+def test_what_does_not_end_by_itself_is_ended_by_the_scheduler(cluster, capsys):
+    made = cluster.run()
+    attempt = made.start_attempt()
+    cluster.backend.says("queue", "17|RUNNING|job-demo-1")
+    cluster.backend.does("cancel", 'echo "17|CANCELLED by 0|job-demo-1" >"$1/queue"')
+    assert "cancelled; job.sh ended before exit.json could be written" in cancel(capsys)
+    assert (attempt / "cancel").exists()
+    assert cluster.backend.calls("cancel") == ["cancel 17"]
+
+
+def test_what_lingers_after_exit_json_is_pushed(cluster, capsys):
+    made = cluster.run()
+    attempt = made.start_attempt()
+    cluster.backend.says("queue", "17|RUNNING|job-demo-1")
+    cluster.backend.does("cancel", ': >"$1/queue"')
+    later = threading.Timer(0.2, lambda: leave(attempt, "cancelled"))
+    later.start()
+    assert cancel(capsys) == "demo-1: cancelled\n"
+    later.join()
+    assert cluster.backend.calls("cancel") == ["cancel 17"]
+
+
+def test_a_job_that_stays_is_an_error_that_names_it(cluster, capsys):
+    cluster.run().start_attempt()
+    cluster.backend.says("queue", "17|RUNNING|job-demo-1")
+    said = cancel(capsys, code=4)
+    assert "demo-1: the scheduler was asked to end job 17 and still has it as RUNNING" in said
+
+
+def test_a_refusal_is_told_unless_the_job_has_gone(cluster, capsys):
+    cluster.run()
+    cluster.backend.says("queue", "17|PENDING|job-demo-1")
+    cluster.backend.fails("cancel", "refused: you do not own job 17")
+    assert "refused: you do not own job 17; ask the one who wrote this" in cancel(capsys, code=4)
+    cluster.backend.does("cancel", ': >"$1/queue"')
+    assert cancel(capsys).startswith("demo-1: cancelled")
+
+
+def test_a_lost_answer_is_asked_for_again(cluster, capsys, monkeypatch):
+    monkeypatch.setattr(queue_cancel.Patience, "pauses_s", (0.05, 0.05))
+    cluster.run()
+    cluster.backend.says("queue", "17|PENDING|job-demo-1")
+    cluster.backend.fails("cancel", "the server is busy")
+    again = 'if (( $(grep -c ^cancel "$1/calls") == 2 )); then rm "$1/cancel.error"; : >"$1/queue"; fi'
+    cluster.backend.does("cancel", again)
+    assert cancel(capsys).startswith("demo-1: cancelled")
+    assert len(cluster.backend.calls("cancel")) == 2
+
+
+def test_a_silent_scheduler_ends_nothing(cluster, capsys):
+    made = cluster.run()
+    cluster.backend.fails("queue", "no route to it")
+    assert "demo-1: nothing was ended: the scheduler does not answer: no route to it" in cancel(capsys, code=4)
+    assert requested(made) is None
+    assert cluster.backend.calls("cancel") == []
+
+
+def test_a_run_that_hears_ends_also_while_the_scheduler_is_silent(cluster, capsys):
+    made = cluster.run()
+    attempt = made.start_attempt()
+    beat(attempt, 0, age_s=1)
+    cluster.backend.fails("queue", "no route to it")
+    later = threading.Timer(0.2, lambda: leave(attempt, "cancelled"))
+    later.start()
+    assert cancel(capsys) == "demo-1: cancelled\n"
+    later.join()
+    deaf = cluster.run("deaf-1", "18").start_attempt()
+    beat(deaf, 0, age_s=1)
+    assert main(["cancel", "deaf-1", "--grace", "0.1"]) == 4
+    assert "told to end, but it has not ended yet, and the scheduler does not answer" in capsys.readouterr().err
+
+
+def test_a_later_job_of_the_same_id_is_never_ended(cluster, capsys):
+    cluster.run()
+    cluster.backend.says("queue", "17|RUNNING|somebody-elses")
+    cluster.backend.says("accounting", "17|RUNNING|somebody-elses")
+    cancel(capsys)
+    assert cluster.backend.calls("cancel") == []
+
+
+def test_a_job_found_by_its_name_is_ended(cluster, capsys):
+    cluster.run(job_id=None)
+    cluster.backend.says("queue", "23|PENDING|job-demo-1")
+    cluster.backend.does("cancel", ': >"$1/queue"')
+    assert cancel(capsys) == "demo-1: cancelled before it began\n"
+    assert cluster.backend.calls("cancel") == ["cancel 23"]
+
+
+def test_a_run_without_a_record_is_ended_by_name(cluster, capsys):
+    made = cluster.run()
+    (made.path / "run.json").unlink()
+    cluster.backend.says("queue", "17|RUNNING|job-demo-1")
+    assert "demo-1: ended what still ran (its job)" in cancel(capsys)
+    assert cluster.backend.calls("cancel") == ["cancel 17"]
+    cluster.backend.says("queue")
+    assert "run.json: is not there" in cancel(capsys, code=5)
+
+
+def test_what_has_ended_stays_as_it_is(cluster, capsys):
+    made = cluster.run()
+    leave(made.start_attempt(), "completed")
+    assert cancel(capsys) == "demo-1 had ended already: completed\n"
+    assert requested(made) is None
+    assert cluster.backend.calls() == []

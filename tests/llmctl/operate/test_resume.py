@@ -1,0 +1,209 @@
+"""``llmctl resume``: only when the run has ended, from its latest checkpoint, into the same run directory."""
+
+import json
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.cluster_reach import ClusterReach
+from llmctl.errors import RecordError, UsageError
+from llmctl.operate.resume import StartPoint, check_ended, check_work_left, start_point
+from llmctl.runs.record import RunIndex, RunRecord
+from llmctl.site.profile import ClusterProfile
+from llmctl.transport.local import LocalTransport
+from llmctl.transport.processes import identify, processes_of_run
+from tests.llmctl.run_directories import leave, make_run, recycled
+
+HANDS = LocalTransport({})
+REACH = ClusterReach(ClusterProfile(name="local", scheduler="local"), HANDS, None)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(["sleep", "120"], start_new_session=True)
+    yield identify(process.pid)
+    process.kill()
+    process.wait(10)
+
+
+def submit(name, script):
+    """Submit a COMMAND; the run directory."""
+    assert main(["submit", "--name", name, "--", "bash", "-c", script]) == 0
+
+
+def wait_for_file(path):
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def wait_until_ended(run_dir, attempt):
+    wait_for_file(run_dir / "attempts" / str(attempt) / "exit.json")
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 0.1, 0.3])
+def test_a_cancel_right_after_submit_is_a_cancel(home, capsys, patience_s):
+    submit("hasty", "sleep 120")
+    run_id = capsys.readouterr().out.strip()
+    time.sleep(patience_s)
+    assert main(["cancel", "hasty", "--grace", "5"]) == 0
+    assert capsys.readouterr().out.startswith(f"{run_id}: cancelled")
+    assert processes_of_run(str(home / "runs" / run_id)) == []
+
+
+def test_a_command_runs_again_in_the_same_directory(home, capsys):
+    submit("twice", "echo attempt $LLMCTL_ATTEMPT; exit 3")
+    run_id = capsys.readouterr().out.strip()
+    run_dir = home / "runs" / run_id
+    wait_until_ended(run_dir, 1)
+    assert main(["resume", "twice", "--json"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert (document["run_id"], document["resumes_from"]) == (run_id, None)
+    assert "runs its command again" in err
+    wait_until_ended(run_dir, 2)
+    assert (run_dir / "attempts" / "2" / "node-00000.log").read_text() == "attempt 2\n"
+    record = RunRecord.load(run_dir, HANDS)
+    assert [submission.number for submission in record.submissions] == [1, 2]
+    assert document["job_ids"] == [record.submissions[-1].jobs[0].job_id]
+    assert json.loads((run_dir / "attempts" / "2" / "started.json").read_text())["submission"] == 2
+
+
+def test_a_command_runs_again_where_it_ran_first(home, capsys, monkeypatch):
+    submit("there", "pwd")
+    run_dir = home / "runs" / capsys.readouterr().out.strip()
+    wait_until_ended(run_dir, 1)
+    (home / "elsewhere").mkdir()
+    monkeypatch.chdir(home / "elsewhere")
+    assert main(["resume", "there"]) == 0
+    wait_until_ended(run_dir, 2)
+    assert (run_dir / "attempts" / "2" / "node-00000.log").read_text() == f"{home}\n"
+
+
+def test_a_run_does_not_go_on_with_other_code(home, capsys):
+    submit("once", "true")
+    run_dir = home / "runs" / capsys.readouterr().out.strip()
+    wait_until_ended(run_dir, 1)
+    shutil.rmtree(home / "runs" / ".code")
+    assert main(["resume", "once"]) == 5
+    assert "the snapshot of the trainer that the run began with is gone" in capsys.readouterr().err
+    assert not (run_dir / "attempts" / "2").exists()
+
+
+def test_a_running_run_is_refused_with_its_job_and_then_cancelled(home, capsys):
+    submit("busy", "echo begun; sleep 120")
+    run_id = capsys.readouterr().out.strip()
+    wait_for_file(home / "runs" / run_id / "attempts" / "1" / "node-00000.log")
+    record = RunRecord.load(home / "runs" / run_id, HANDS)
+    assert main(["resume", "busy"]) == 5
+    err = capsys.readouterr().err
+    assert f"is still running (job {record.submissions[-1].jobs[0].job_id} on localhost)" in err
+    assert f"llmctl cancel {run_id}" in err
+    assert main(["cancel", "busy", "--grace", "5"]) == 0
+    assert capsys.readouterr().out == f"{run_id}: cancelled\n"
+    exit_file = json.loads((home / "runs" / run_id / "attempts" / "1" / "exit.json").read_text())
+    assert exit_file["reason"] == "cancelled"
+    assert RunRecord.load(home / "runs" / run_id, HANDS).submissions[-1].number == 1
+
+
+def test_a_dry_run_prints_the_script_and_touches_nothing(home, capsys):
+    submit("dry", "true")
+    run_dir = home / "runs" / capsys.readouterr().out.strip()
+    wait_until_ended(run_dir, 1)
+    before = sorted(path.relative_to(run_dir) for path in run_dir.rglob("*"))
+    assert main(["resume", "dry", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "submission=2\n" in out
+    assert out.startswith("#!")
+    assert sorted(path.relative_to(run_dir) for path in run_dir.rglob("*")) == before
+    assert main(["resume", "dry", "--dry-run", "--nodes", "3"]) == 0
+    assert "nodes=3\n" in capsys.readouterr().out
+
+
+def test_settings_are_checked_as_in_submit(home, capsys):
+    submit("checked", "true")
+    wait_until_ended(home / "runs" / capsys.readouterr().out.strip(), 1)
+    assert main(["resume", "checked", "--set", "training.train_iters=3"]) == 2
+    assert "only job.*" in capsys.readouterr().err
+    assert main(["resume", "checked", "--set", "job.nods=3"]) == 2
+    assert "nodes" in capsys.readouterr().err
+    assert main(["resume", "checked", "--nodes", "0"]) == 2
+
+
+def test_following_gives_the_code_of_the_followed_run(home, capsys):
+    submit("followed", "exit 4")
+    wait_until_ended(home / "runs" / capsys.readouterr().out.strip(), 1)
+    assert main(["resume", "followed", "--follow"]) == 6
+    assert "ended with exit code 4" in capsys.readouterr().err
+
+
+def test_secrets_are_asked_for_again(home, capsys, monkeypatch):
+    monkeypatch.setenv("TEST_TOKEN", "hidden-value")
+    assert main(["submit", "--name", "sec", "--secret", "TEST_TOKEN", "--", "bash", "-c", 'echo "${#TEST_TOKEN}"']) == 0
+    run_dir = home / "runs" / capsys.readouterr().out.strip()
+    wait_until_ended(run_dir, 1)
+    monkeypatch.delenv("TEST_TOKEN")
+    assert main(["resume", "sec"]) == 2
+    assert "TEST_TOKEN" in capsys.readouterr().err
+    monkeypatch.setenv("TEST_TOKEN", "s3cret!")
+    assert main(["resume", "sec"]) == 0
+    wait_until_ended(run_dir, 2)
+    assert (run_dir / "attempts" / "2" / "node-00000.log").read_text() == "7\n"
+    assert "s3cret!" not in "".join(path.read_text(errors="replace") for path in run_dir.rglob("*") if path.is_file())
+
+
+def test_two_resumes_at_once_start_one_job(home, capsys):
+    submit("once", "true")
+    run_dir = home / "runs" / capsys.readouterr().out.strip()
+    wait_until_ended(run_dir, 1)
+    with HANDS.lock(f"{run_dir}/.lock"):
+        assert main(["resume", "once"]) == 5
+    assert "by another llmctl" in capsys.readouterr().err
+
+
+def test_the_start_is_the_latest_checkpoint(tmp_path):
+    run = make_run(tmp_path, train_iters=600)
+    assert "starts anew: no checkpoint in" in start_point(run.record, HANDS).sentence
+    checkpoints = run.path / "checkpoints"
+    for name in ("iter_0000300", "iter_0000500", ".iter_0000550.tmp-1"):
+        (checkpoints / name).mkdir(parents=True)
+    assert start_point(run.record, HANDS).iteration == 500, "the pointer was lost: the newest complete one"
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text("300\n")
+    point = start_point(run.record, HANDS)
+    assert (point.iteration, point.sentence) == (300, "resumes from iteration 300 of 600")
+    check_work_left(run.record, point)
+    with pytest.raises(UsageError, match="--set training.train_iters=N"):
+        check_work_left(run.record, StartPoint(600, ""))
+
+
+def test_doubt_whether_it_has_ended_is_a_refusal(tmp_path, sleeper):
+    run = make_run(tmp_path).submit(sleeper)
+    run.start_attempt(host="elsewhere", boot_id="other", pid_start_time=1)
+    check = make_run(tmp_path, "b-1").submit(recycled(sleeper))
+    leave(check.start_attempt(), "failed", 1)
+    check_ended(check.record, REACH)
+    with pytest.raises(RecordError, match="still running"):
+        check_ended(run.record, REACH)
+    unborn = make_run(tmp_path, "c-1").submit(None, age_s=3600)
+    check_ended(unborn.record, REACH)
+    with pytest.raises(RecordError, match="pending"):
+        check_ended(make_run(tmp_path, "d-1").submit(None, age_s=1).record, REACH)
+
+
+def test_an_unknown_run_lists_those_there_are(home, capsys, sleeper):
+    RunIndex(home / "state" / "llmctl").add(make_run(home / "runs", "alpha-1").submit(sleeper).record)
+    assert main(["resume", "beta"]) == 5
+    assert "alpha-1" in capsys.readouterr().err

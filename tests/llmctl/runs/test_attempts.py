@@ -1,0 +1,137 @@
+"""What looking again and again at one run costs, and that nothing is missed for it."""
+
+import json
+import time
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.job_state import JobState
+from llmctl.operate.survey import RunSurvey
+from llmctl.runs import attempts
+from llmctl.runs.attempts import DetailsMemory
+from llmctl.runs.job_status import SchedulerWatch
+from llmctl.runs.observe import observe_run
+from llmctl.transport.local import LocalTransport
+from tests.llmctl.run_directories import beat, fail, leave
+
+RANKS = 40
+
+
+class Counting(LocalTransport):
+    """Hands that count the files they read and the folders they list."""
+
+    def __init__(self):
+        super().__init__({"PATH": "/usr/bin:/bin"})
+        self.acts = []
+        self.read = []
+        self.listed = []
+
+    def read_parts(self, reads):
+        self.acts += [read.path for read in reads]
+        self.read += [read.path for read in reads]
+        return LocalTransport.read_parts(reads)
+
+    def list_names(self, directories):
+        self.acts += directories
+        self.listed += directories
+        return LocalTransport.list_names(directories)
+
+    def count(self, folder):
+        return sum(f"/{folder}/" in path for path in self.read)
+
+
+@pytest.fixture
+def running(cluster):
+    made = cluster.run()
+    attempt = made.start_attempt()
+    for rank in range(RANKS):
+        beat(attempt, rank, age_s=1)
+    cluster.backend.says("queue", "17|RUNNING|job-demo-1")
+    return cluster, made, attempt
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [time.monotonic()]
+    monkeypatch.setattr(attempts.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_heartbeats_are_read_once_in_a_while_and_errors_once(running, clock):
+    cluster, made, attempt = running
+    hands, memory = Counting(), DetailsMemory()
+
+    def look():
+        clock[0] += 1
+        return observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory)
+
+    assert [look().state for _ in range(10)] == [JobState.RUNNING] * 10
+    assert hands.count("heartbeat") == RANKS
+    assert sum(path.endswith("/heartbeat") for path in hands.listed) == 1
+    fail(attempt, 3, "boom", age_s=0)
+    assert "boom" in look().detail
+    assert "boom" in look().detail
+    assert hands.count("errors") == 1
+    clock[0] += 20
+    look()
+    assert hands.count("heartbeat") == 2 * RANKS
+    leave(attempt, "failed", code=1)
+    assert look().state is JobState.FAILED
+    assert hands.count("heartbeat") == 3 * RANKS
+
+
+def test_heartbeats_do_not_grow_old_by_being_kept(running, clock):
+    cluster, made, attempt = running
+    hands, memory = Counting(), DetailsMemory()
+    for rank in range(RANKS):
+        beat(attempt, rank, age_s=20)
+    clock[0] -= 14
+    assert observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory).detail == ""
+    clock[0] += 14
+    for path in (attempt / "heartbeat").iterdir():
+        path.write_text(json.dumps({**json.loads(path.read_text()), "time": time.time() - 40}))
+    again = observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory)
+    assert (again.state, again.detail) == (JobState.RUNNING, "")
+    clock[0] += 2
+    again = observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory)
+    assert "no heartbeat for 40 s" in again.detail
+
+
+def test_a_first_heartbeat_is_seen_at_once(running):
+    cluster, made, attempt = running
+    hands, memory = Counting(), DetailsMemory()
+    beats = [path.rename(attempt / path.name) for path in (attempt / "heartbeat").iterdir()]
+    observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory)
+    assert hands.count("heartbeat") == 0
+    beats[0].rename(attempt / "heartbeat" / beats[0].name)
+    observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory)
+    assert hands.count("heartbeat") == 1
+
+
+def test_the_folder_of_a_job_that_has_left_is_opened_before_exit_json_is_read_again(running):
+    """A network file system remembers for up to a minute that a file was not there, unless its folder is opened."""
+    cluster, made, attempt = running
+    cluster.backend.says("queue")
+    hands = Counting()
+    observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands))
+    exits = [number for number, path in enumerate(hands.acts) if path == f"{attempt}/exit.json"]
+    assert len(exits) == 2
+    assert str(attempt) in hands.acts[exits[0] : exits[1]]
+
+
+def test_watching_remembers_too(running, monkeypatch):
+    _, _, attempt = running
+    hands, looks, look = Counting(), [], RunSurvey.look
+
+    def look_and_end(self, *arguments, **options):
+        looks.append(None)
+        if len(looks) == 5:
+            leave(attempt, "completed")
+        return look(self, *arguments, **options)
+
+    monkeypatch.setattr("llmctl.context.Invocation.connect", lambda *_: hands)
+    monkeypatch.setattr(RunSurvey, "look", look_and_end)
+    monkeypatch.setattr("llmctl.cli.status.WATCH_INTERVAL_S", 0.01)
+    assert main(["status", "--watch"]) == 0
+    assert hands.count("heartbeat") == RANKS

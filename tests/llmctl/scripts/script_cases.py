@@ -1,0 +1,95 @@
+"""The job scripts that tests look at: every bundled profile, with every launcher of its scheduler, with and without an
+image."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmctl.backends import load_backend
+from llmctl.paths import UserFolders, bundled
+from llmctl.site.job import JobSpec
+from llmctl.site.profile import ClusterProfile, EnvironmentProfile, load_profile
+from llmctl.submit.render import RenderedJob, RunPlace, render
+from llmctl.submit.request import build_request
+
+FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
+RUN_ID = "gpt-261121-101500-ab12"
+IMAGE = "nvcr.io#nvidia/pytorch:25.09-py3"
+CLUSTERS = tuple(sorted(path.stem for path in bundled("clusters").glob("*.yaml") if path.stem != "local"))
+
+
+@dataclass(frozen=True)
+class ScriptCase:
+    """One script: a profile, what starts the ranks, and whether in an image."""
+
+    cluster: str
+    launcher: str
+    in_container: bool
+
+    def __str__(self) -> str:
+        return f"{self.cluster}__{self.launcher}{'_in_image' if self.in_container else ''}"
+
+    def profile(self) -> ClusterProfile:
+        profile = load_profile(FOLDERS, self.cluster)
+        given = {"runs_root": "/runs", "group": profile.group or ("gaa50000" if profile.group_required else None)}
+        if profile.scheduler == "ssh":
+            given["hosts"] = ("node1", "node2")
+        return profile.model_copy(update=given)
+
+    def rendered(self, **changes: object) -> RenderedJob:
+        job = JobSpec(
+            name="gpt",
+            nodes=2,
+            time_s=7200,
+            launcher=self.launcher,
+            container=IMAGE if self.in_container else None,
+            secrets=("TOKEN",),
+        )
+        return render_case(self.profile(), replace(job, **changes))
+
+
+def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> RenderedJob:
+    """The script of a job, placed as a submission would place it."""
+    resource = profile.resource_types.get(profile.defaults.resource_type or "")
+    ranks = resource.gpus if resource is not None and resource.gpus else 4
+    place = RunPlace(
+        run_id=RUN_ID,
+        run_dir=Path(f"{profile.runs_root}/{RUN_ID}"),
+        submission=1,
+        python="/home/ada/venv/bin/python",
+        gpus=(),
+        ranks_per_node=ranks,
+        working_dir=Path("/home/ada/work"),
+        secrets_file=Path(f"{profile.runs_root}/.secrets/{RUN_ID}.1") if job.secrets else None,
+    )
+    place = replace(place, **changes)
+    request = build_request(
+        job,
+        profile,
+        run_id=RUN_ID,
+        run_dir=str(place.run_dir),
+        ranks_per_node=place.ranks_per_node,
+        gpus_per_node=place.ranks_per_node,
+        own_mounts=(str(place.run_dir),),
+    )
+    return render(job, profile, place, FOLDERS, request)
+
+
+def cases() -> list[ScriptCase]:
+    found = []
+    for cluster in CLUSTERS:
+        profile = load_profile(FOLDERS, cluster)
+        for launcher in load_backend(profile.scheduler).launchers:
+            found.append(ScriptCase(cluster, launcher, in_container=False))
+            # mpirun's daemons would be outside the container of pyxis: that is refused.
+            if profile.container.runtime is not None and (profile.container.runtime, launcher) != ("pyxis", "mpirun"):
+                found.append(ScriptCase(cluster, launcher, in_container=True))
+    return found
+
+
+CASES = cases()
+
+
+def with_everything(profile: ClusterProfile, nasty: str) -> ClusterProfile:
+    """A profile whose environment holds what is hard to quote."""
+    software = EnvironmentProfile(modules=("cuda/12.8", nasty), setup=("ulimit -n 65536",), kind="venv", path=nasty)
+    return profile.model_copy(update={"environment": software})

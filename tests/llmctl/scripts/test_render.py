@@ -1,0 +1,176 @@
+"""Job scripts: whole texts that are reviewed as a diff, and quoting that bash itself confirms.
+
+``LLMCTL_REFRESH_GOLDEN=1 python -m pytest tests/llmctl/scripts/test_render.py`` refreshes tests/golden.
+"""
+
+import os
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jinja2 import Environment, FileSystemLoader, UndefinedError, meta
+
+from llmctl import __version__
+from llmctl.backends.base import JobRequest
+from llmctl.paths import UserFolders, bundled
+from llmctl.site.job import JobSpec
+from llmctl.site.profile import ClusterProfile, EnvironmentProfile
+from llmctl.submit import render
+from llmctl.submit.render import RunPlace, interactive_script
+from tests.llmctl.scripts import script_cases
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+REFRESH = os.environ.get("LLMCTL_REFRESH_GOLDEN") == "1"
+NASTY = "a b'$(x)"
+FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
+PROFILE = ClusterProfile(name="local", scheduler="local", runs_root="/runs")
+ON_CPU = RunPlace(
+    run_id="gpt-261121-101500-ab12",
+    run_dir=Path("/runs/gpt-261121-101500-ab12"),
+    submission=1,
+    python="/usr/bin/python3",
+    gpus=(),
+    ranks_per_node=1,
+    working_dir=Path("/work"),
+    secrets_file=None,
+)
+ON_GPUS = replace(ON_CPU, gpus=(("0", "1"), ("2", "3")), ranks_per_node=2)
+CASES = {
+    "local__two_nodes_on_cpu": (JobSpec(name="gpt", nodes=2), PROFILE, ON_CPU),
+    "local__two_nodes_on_gpus": (JobSpec(name="gpt", nodes=2, gpus_per_node=2, time_s=3600), PROFILE, ON_GPUS),
+    "local__command_with_everything": (
+        JobSpec(name="c", env=(("X", NASTY),), secrets=("TOKEN",), command=("echo", NASTY, "--", "-n")),
+        ClusterProfile(
+            name="local",
+            scheduler="local",
+            runs_root="/runs",
+            env={"FROM_PROFILE": NASTY},
+            environment=EnvironmentProfile(
+                modules=("cuda/12.8", NASTY), setup=("ulimit -n 65536",), kind="venv", path=f"~/{NASTY}"
+            ),
+        ),
+        replace(ON_CPU, secrets_file=Path(f"/state/{NASTY}"), working_dir=Path(f"/work/{NASTY}")),
+    ),
+}
+
+
+def script_of(case: str) -> str:
+    job, profile, place = CASES[case]
+    return render.render(job, profile, place, FOLDERS, request_of(job, profile, place)).script
+
+
+def request_of(job: JobSpec, profile: ClusterProfile, place: RunPlace) -> JobRequest:
+    return JobRequest(
+        profile=profile,
+        job_name=place.run_id,
+        run_dir=str(place.run_dir),
+        nodes=job.nodes,
+        ranks_per_node=place.ranks_per_node,
+        gpus_per_node=len(place.gpus[0]) if place.gpus else 0,
+        time_s=job.time_s,
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_script_is_the_one_reviewed(case: str) -> None:
+    script = script_of(case).replace(f"llmctl {__version__}.", "llmctl VERSION.")
+    path = GOLDEN / f"{case}.sh"
+    if REFRESH:
+        path.write_text(script)
+    assert script == path.read_text()
+
+
+@pytest.mark.parametrize("case", script_cases.CASES, ids=str)
+def test_the_script_of_every_profile_and_launcher_is_the_one_reviewed(case: script_cases.ScriptCase) -> None:
+    script = case.rendered().script.replace(f"llmctl {__version__}.", "llmctl VERSION.")
+    path = GOLDEN / f"{case}.sh"
+    if REFRESH:
+        path.write_text(script)
+    assert script == path.read_text()
+    read = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+    assert read.stderr == ""
+    assert not re.search(r"set -\w*x|eval ", script)
+    assert "{{" not in script
+
+
+def test_no_golden_script_is_left_of_a_profile_that_is_gone() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.sh")} == {*CASES, *map(str, script_cases.CASES)}
+
+
+@pytest.mark.programs("shellcheck")
+@pytest.mark.parametrize("scheduler", ["local", "pbs", "sge", "slurm", "ssh"])
+def test_shellcheck_has_nothing_to_say(scheduler: str) -> None:
+    scripts = [GOLDEN / f"{case}.sh" for case in CASES] if scheduler == "local" else []
+    seen = set()
+    for case in script_cases.CASES:
+        profile = case.profile()
+        # What profiles of one scheduler differ in is words, but for these.
+        kind = (case.launcher, case.in_container and profile.container.runtime, bool(profile.rendezvous.port_rule))
+        if profile.scheduler == scheduler and kind not in seen:
+            seen.add(kind)
+            scripts.append(GOLDEN / f"{case}.sh")
+    done = subprocess.run(["shellcheck", "-s", "bash", *scripts], capture_output=True, text=True, check=False)
+    assert done.stdout + done.stderr == ""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bash_reads_it_and_nothing_is_traced(case: str) -> None:
+    script = script_of(case)
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).stderr == ""
+    assert not re.search(r"set -\w*x|eval ", script)
+    assert "{{" not in script
+
+
+def test_the_same_job_is_rendered_to_the_same_bytes() -> None:
+    assert script_of("local__two_nodes_on_gpus") == script_of("local__two_nodes_on_gpus")
+
+
+def test_bash_gives_back_what_was_put_in(tmp_path: Path) -> None:
+    profile = ClusterProfile(name="local", scheduler="local", runs_root="/runs", env={"X": NASTY})
+    script = interactive_script(
+        profile, FOLDERS, f"{tmp_path}/{NASTY}/python", on_cpu=True, env=(("Y", f"{NASTY}\nsecond\\"),)
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", "printenv", "X", "Y", "LLMCTL_INTERACTIVE", "OMP_NUM_THREADS"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    assert (done.stdout, done.stderr) == (f"{NASTY}\n{NASTY}\nsecond\\\n1\n1\n", "")
+
+
+def test_a_variable_that_is_not_supplied_is_an_error(tmp_path: Path) -> None:
+    folders = UserFolders(home=tmp_path, config=tmp_path, state=tmp_path)
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "local.sh.j2").write_text("run {{ run_idd }}\n")
+    job, profile, place = CASES["local__two_nodes_on_cpu"]
+    with pytest.raises(UndefinedError, match="run_idd"):
+        render.render(job, profile, place, folders, request_of(job, profile, place))
+
+
+def test_the_users_own_template_goes_before_ours(tmp_path: Path) -> None:
+    folders = UserFolders(home=tmp_path, config=tmp_path, state=tmp_path)
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "local.sh.j2").write_text("echo {{ env | map('last') | list | last }}\n")
+    job, profile, place = CASES["local__two_nodes_on_cpu"]
+    rendered = render.render(
+        replace(job, env=(("X", NASTY),)), profile, place, folders, request_of(job, profile, place)
+    )
+    assert rendered.script == "echo 'a b'\"'\"'$(x)'\n"
+
+
+def test_only_the_sites_own_lines_are_taken_unquoted() -> None:
+    parser = Environment(
+        loader=FileSystemLoader(bundled("templates")), comment_start_string="{*", comment_end_string="*}"
+    )
+    parser.filters["raw"] = str
+    texts = {path.name: path.read_text() for path in bundled("templates").glob("*.j2")}
+    for text in texts.values():
+        meta.find_undeclared_variables(parser.parse(text))
+    unquoted = {line.strip() for text in texts.values() for line in text.splitlines() if "raw }}" in line}
+    # Directives are plain words, made by the backends, and lines of the profile's author too.
+    directives = {f"{prefix} {{{{ line | raw }}}}" for prefix in ("#SBATCH", "#PBS", "#$")}
+    assert unquoted - directives == {"{{ line | raw }}"}

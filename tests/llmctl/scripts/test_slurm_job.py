@@ -1,0 +1,74 @@
+"""What Slurm's job.sh does when it is told to end; stand-ins for srun, squeue and scancel know one step."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from llmctl.site.job import JobSpec
+from llmctl.site.profile import ClusterProfile
+from tests.llmctl.scripts.script_cases import RUN_ID, render_case
+
+LAUNCHERS = Path(__file__).parents[2] / "standins" / "launchers"
+RUN_STEP = """#!/bin/bash
+echo "$$" >"$BED/srun.pid"
+printf '%s\\n' "$@" >"$BED/srun.said"
+while [[ $1 != bash ]]; do shift; done
+SLURM_STEP_ID=0 SLURM_PROCID=0 setsid "$@" &
+echo "$!" >"$BED/step.pid"
+wait "$!"
+"""
+SQUEUE = """#!/bin/bash
+[[ -e $BED/silent ]] && exit 1
+printf '4242.batch|x-1\\n4242.1|bash\\n'
+[[ -e $BED/stepless ]] || printf '4242.0|%s\\n' "$(sed -n s/^--job-name=//p "$BED/srun.said")"
+"""
+SCANCEL = """#!/bin/bash
+echo "$*" >>"$BED/scancel.said"
+kill -TERM -- -"$(<"$BED/step.pid")"
+"""
+WARNED = """
+pid=$(sed -E 's/.*"pid": ([0-9]+),.*/\\1/' "$LLMCTL_RUN_DIR/attempts/1/started.json")
+kill -USR1 "$pid"
+sleep 60
+"""
+
+
+def warned_job(folder: Path, time_s: int | None) -> tuple[dict[str, object], list[str], bool]:
+    """A COMMAND whose job.sh is sent USR1 at once: how it ended, what scancel was told, whether secrets are left."""
+    for name, text in (("srun", RUN_STEP), ("squeue", SQUEUE), ("scancel", SCANCEL)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    secrets = folder / "secrets"
+    secrets.write_bytes(b"TOKEN\0hidden\0")
+    profile = ClusterProfile(name="s", scheduler="slurm", runs_root=str(folder / "runs"))
+    job = JobSpec(name="c", time_s=time_s, secrets=("TOKEN",), command=("bash", "-c", WARNED))
+    rendered = render_case(profile, job, ranks_per_node=1, working_dir=folder, secrets_file=secrets)
+    run_dir = folder / "runs" / RUN_ID
+    run_dir.mkdir(parents=True)
+    (run_dir / "job.sh").write_text(rendered.script)
+    environ = {"PATH": f"{folder}:{LAUNCHERS}:/usr/bin:/bin", "HOME": str(folder), "BED": str(folder)}
+    environ |= {"SLURM_JOB_ID": "4242", "SLURM_JOB_NODELIST": "node1", "LLMCTL_RECORD": str(folder)}
+    subprocess.run(["bash", run_dir / "job.sh"], env=environ, timeout=50, check=False)
+    ending = json.loads((run_dir / "attempts/1/exit.json").read_text())
+    told = folder / "scancel.said"
+    return ending, told.read_text().splitlines() if told.exists() else [], secrets.exists()
+
+
+def test_a_warning_long_before_the_limit_keeps_the_secrets_for_another_start(tmp_path: Path) -> None:
+    ending, told, has_secrets = warned_job(tmp_path, 7200)
+    assert (ending["reason"], ending["signal"], has_secrets) == ("stopped", "TERM", True)
+    # A visitor's shell, step 1, is left alone.
+    assert told == ["--signal=TERM 4242.0"]
+
+
+def test_a_warning_near_the_limit_is_of_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "silent").touch()
+    ending, told, has_secrets = warned_job(tmp_path, 300)
+    assert (ending["reason"], ending["signal"], has_secrets) == ("timeout", "USR1", False)
+    assert told == ["--signal=TERM 4242"]
+
+
+def test_a_step_that_has_not_begun_ends_with_srun(tmp_path: Path) -> None:
+    (tmp_path / "stepless").touch()
+    ending, told, _ = warned_job(tmp_path, None)
+    assert (ending["reason"], ending["code"], told) == ("timeout", 143, [])

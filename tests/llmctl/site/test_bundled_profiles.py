@@ -1,0 +1,224 @@
+"""The bundled profiles, one by one: they load, agree with themselves, and say where each of their numbers is from."""
+
+import re
+
+import pytest
+
+from llmctl.backends import load_backend
+from llmctl.cli.main import main
+from llmctl.errors import ProfileError
+from llmctl.operate.cluster_setup import suggested_runs_root
+from llmctl.operate.interactive import check_ssh
+from llmctl.paths import UserFolders, bundled
+from llmctl.site.profile import load_profile, read_layer
+from llmctl.site.profile_origins import annotated_lines, origins
+from llmctl.submit.render import interactive_script, job_environment
+
+PATHS = sorted(bundled("clusters").glob("*.yaml"))
+NAMES = [path.stem for path in PATHS]
+WANTED = {
+    *("abci", "abci3", "aws-p5", "azure-nd", "coreweave", "frontier", "gcp-a3", "juwels-booster", "leonardo", "local"),
+    *("lumi", "mdx", "miyabi", "perlmutter", "slurm", "slurm-pyxis", "ssh", "tsubame4"),
+}
+SITES = [name for name in NAMES if name not in ("local", "slurm", "slurm-pyxis", "ssh")]
+NUMBER = re.compile(r"(?<![\w./:-])\d+(?:\.\d+)?(?![\w./])|\d+:\d\d:\d\d")
+TAG = re.compile(r"\[[A-Z0-9][A-Za-z0-9]*[,: \]]")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return UserFolders(tmp_path, tmp_path / "config/llmctl", tmp_path / "state/llmctl")
+
+
+def test_every_site_of_the_documents_has_a_profile():
+    assert WANTED - set(NAMES) == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_agrees_with_itself(folders, name):
+    profile = load_profile(folders, name)
+    assert profile.description
+    chosen = profile.defaults.resource_type
+    assert profile.scheduler == "local" or chosen in profile.resource_types
+    assert profile.launch.launcher is None or profile.launch.launcher in load_backend(profile.scheduler).launchers
+    limits = profile.limits
+    queues = {kind.queue for kind in profile.resource_types.values()}
+    assert set(limits.queues) <= queues
+    for kind in profile.resource_types.values():
+        own = limits.queues.get(kind.queue or "")
+        most = (own and own.max_nodes) or limits.max_nodes
+        assert not (kind.max_nodes and most) or kind.max_nodes <= most
+        longest = (own and own.max_time) or limits.max_time
+        assert not (kind.max_time and longest) or kind.max_time <= longest
+        assert not kind.fraction or kind.max_nodes in (None, 1)
+        assert (kind.gpu is None) == (kind.gpu_memory_gib is None)
+        assert kind.gpus or kind.gpu is None
+    default = profile.resource_types.get(chosen or "")
+    longest = (default and default.max_time) or limits.max_time
+    assert not (profile.defaults.time and longest) or profile.defaults.time <= longest
+    steps = [nodes for nodes, _ in limits.time_by_nodes]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_a_site_asks_for_no_place_in_the_home_directory(folders, name):
+    profile = load_profile(folders, name)
+    assert profile.work_area or (profile.runs_root and not profile.runs_root.startswith("~"))
+    group = "grp01" if "{group}" in (profile.work_area or "") else None
+    if profile.work_area:
+        suggested = suggested_runs_root(profile, group=group, user="ada")
+        assert suggested is not None and suggested.startswith("/") and "{" not in suggested
+        assert "ada" in suggested
+
+
+def legend(text):
+    """The tags that the head of a profile explains."""
+    return set(re.findall(r"^#\s+(?:Sources:\s*)?\[([A-Za-z0-9]+)\]\s", text, re.MULTILINE))
+
+
+def unsourced(text):
+    """Lines of YAML with a number whose own comment, or the last comment above it, names no source."""
+    above, wrong = "", []
+    for line in text.splitlines():
+        code, mark, comment = line.partition("#")
+        if not code.strip():
+            # Neighbouring comment lines are one comment; an empty line ends it.
+            above = f"{above} {comment}" if mark and above.endswith("\n") else comment
+            above = f"{above}\n" if mark else ""
+            continue
+        above = above.rstrip("\n")
+        has_number = NUMBER.search(re.sub(r"^\s*[\w-]+:|(?<=\{)[\w-]+:", "", code)) is not None
+        if has_number and not TAG.search(f"{comment} ") and not TAG.search(above):
+            wrong.append(line)
+    return wrong
+
+
+def test_a_number_without_a_source_is_found():
+    text = "# Cores [SYS].\na: 1\nb: {gpus: 8}\n\nc: 5\nd: 6  # [JOB]\ne: '1:00:00'\n# no source\nf: 7\ng: rt_F\n"
+    assert unsourced(text) == ["c: 5", "e: '1:00:00'", "f: 7"]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_every_number_has_its_source_beside_it(path):
+    text = path.read_text(encoding="utf-8")
+    if path.stem == "local":
+        assert "Where the ranks meet" in text  # its numbers are llmctl's own and explained where they stand
+        return
+    assert unsourced(text) == []
+    assert set(re.findall(r"\[([A-Z][A-Z0-9]{1,3})[]:,]", text)) <= legend(text)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_a_profile_is_ascii_and_has_no_empty_value(path):
+    path.read_text(encoding="ascii")
+    assert [key for key, value in read_layer(path).items() if value is None] == []
+
+
+def test_show_names_the_origin_of_every_value_and_stays_yaml(folders):
+    import yaml
+
+    folders.clusters.mkdir(parents=True)
+    (folders.clusters / "gcp-a3.yaml").write_text('group: g\nenv: {NCCL_ALGO: "Tree, Ring"}\nlogin: {host: a}\n')
+    found = origins(folders, "gcp-a3")
+    assert found["env.NCCL_ALGO"] == folders.clusters / "gcp-a3.yaml"
+    assert found["env.NCCL_PROTO"] == bundled("clusters") / "gcp-a3.yaml"
+    assert "env" not in found and "cost.unit" not in found
+    values = load_profile(folders, "gcp-a3").model_dump(mode="json")
+    text = "\n".join(annotated_lines(values, {key: path.parent.name for key, path in found.items()}))
+    assert yaml.safe_load(text) == values
+    assert "group: g  # clusters" in text
+
+
+FRONTIER = [
+    ("--nodes 8 --time 2:00:00", ""),
+    ("--nodes 8 --time 2:00:01", "above 2:00:00, the longest time of frontier for 8 nodes"),
+    ("--nodes 183 --time 6:00:00", ""),
+    ("--nodes 184 --time 12:00:00", ""),
+    ("--nodes 183 --time 6:01:00", "above 6:00:00"),
+    ("--nodes 64 --time 24:00:00 --resource-type extended", ""),
+    ("--nodes 65 --time 1:00:00 --resource-type extended", "65 nodes are above 64"),
+    ("--nodes 200 --time 3:00:00 --resource-type debug", "above 2:00:00"),
+]
+
+
+@pytest.mark.parametrize(("flags", "refused"), FRONTIER, ids=[flags for flags, _ in FRONTIER])
+def test_frontiers_time_goes_by_nodes_but_in_its_queue_for_long_jobs(tmp_path, monkeypatch, capsys, flags, refused):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    code = main(["submit", "--cluster", "frontier", "--group", "abc", *flags.split(), "--dry-run"])
+    assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
+
+
+LEONARDO = [
+    ("--resource-type debug --time 0:30:00", ""),
+    ("--resource-type debug --time 1:00:00", "above 0:30:00, the longest time of debug on leonardo"),
+    ("--resource-type long --time 96:00:00", ""),
+    ("--time 24:00:01", "above 24:00:00, the longest time of booster on leonardo"),
+]
+
+
+@pytest.mark.parametrize(("flags", "refused"), LEONARDO, ids=[flags for flags, _ in LEONARDO])
+def test_leonardos_qos_have_times_of_their_own(tmp_path, monkeypatch, capsys, flags, refused):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    code = main(["submit", "--cluster", "leonardo", "--group", "abc", *flags.split(), "--dry-run"])
+    assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_is_named_only_where_its_plugin_is_loaded(folders, name):
+    profile = load_profile(folders, name)
+    assert "NCCL_NET" not in profile.env or profile.environment.modules or profile.environment.setup
+
+
+def test_variables_go_by_the_kind_of_node(folders):
+    profile = load_profile(folders, "azure-nd")
+    old, new = (job_environment(profile, kind, on_cpu=False) for kind in ("nd-a100-v4", "nd-h100-v5"))
+    assert old["NCCL_TOPO_FILE"] == "/opt/microsoft/ndv4-topo.xml" and "NCCL_MIN_NCHANNELS" not in old
+    assert new["NCCL_TOPO_FILE"] == "/opt/microsoft/ndv5-topo.xml" and new["NCCL_MIN_NCHANNELS"] == "32"
+    script = interactive_script(profile, folders, "python3", on_cpu=False, resource_type="nd-a100-v4")
+    assert "ndv4-topo.xml" in script and "ndv5-topo.xml" not in script and "NCCL_SOCKET_IFNAME" in script
+
+
+def test_a_kind_of_node_has_no_variable_that_the_shell_cannot_name(folders):
+    folders.clusters.mkdir(parents=True)
+    (folders.clusters / "azure-nd.yaml").write_text("resource_types: {nd-a100-v4: {env: {A-B: x}}}\n")
+    with pytest.raises(ProfileError, match="'A-B' cannot be the name of a variable"):
+        load_profile(folders, "azure-nd")
+
+
+WAYS = [
+    (
+        "interactive --cluster abci3 --nodes 2 --time 7:00:00",
+        "14 node-hours, above 12, the limit of interactive jobs on abci3",
+    ),
+    ("interactive --cluster abci3 --time 12:00:01", "above 12:00:00, the longest time of interactive jobs"),
+    ("interactive --cluster abci --nodes 33 --time 0:10:00", "33 nodes are above 32, the limit of interactive jobs"),
+    ("submit --cluster abci3 --nodes 2 --time 13:00:00 --dry-run", ""),
+    ("submit --cluster tsubame4 --time 0:10:01 --dry-run", "above 0:10:00, the longest time of jobs without a group"),
+    ("submit --cluster tsubame4 --nodes 3 --time 0:10:00 --dry-run", "3 nodes are above 2, the limit of jobs without"),
+    ("submit --cluster tsubame4 --group g --time 1:00:00 --dry-run", ""),
+]
+
+
+@pytest.mark.parametrize(("words", "refused"), WAYS, ids=[words for words, _ in WAYS])
+def test_the_way_in_which_a_job_is_asked_for_has_limits_of_its_own(tmp_path, monkeypatch, capsys, words, refused):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    if "abci" in words:
+        monkeypatch.setenv("LLMCTL_GROUP", "g")
+    folder = tmp_path / "config/llmctl/clusters"
+    folder.mkdir(parents=True)
+    (folder / "tsubame4.yaml").write_text("group_required: false\n")
+    code = main(words.split())
+    assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
+
+
+def test_nodes_that_ssh_does_not_lead_to_are_not_visited(folders):
+    profile = load_profile(folders, "abci3")
+    check_ssh({"resource_type": None}, profile)
+    with pytest.raises(ProfileError, match="ssh to nodes of rt_HG is not offered on abci3"):
+        check_ssh({"resource_type": "rt_HG"}, profile)

@@ -1,0 +1,134 @@
+"""What is left of a job that ends before its ranks have begun, and of a submit that fails or is interrupted."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.runs.record import RunRecord
+from llmctl.submit import execute
+from tests.llmctl.run_directories import HANDS
+
+CONFIG = """
+model: {num_layers: 1, hidden_size: 16, num_attention_heads: 1}
+training: {train_iters: 1, seq_length: 16}
+optimizer: {lr: 1.0e-3}
+data: {mock_data: true}
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A home of its own, whose jobs call a program ``gate`` while their environment is loaded."""
+    for name in ("CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("LLMCTL_CLUSTER", raising=False)
+    monkeypatch.setenv("TOKEN", "hidden")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def set_up_lines(place, *lines):
+    folder = place / "config" / "llmctl" / "clusters"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "local.yaml").write_text(json.dumps({"environment": {"setup": list(lines)}}))
+
+
+def wait_for(path, patience_s=30):
+    end = time.monotonic() + patience_s
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.02)
+    return path
+
+
+def ending(place, run_id):
+    return json.loads(wait_for(place / "runs" / run_id / "attempts/1/exit.json").read_text())
+
+
+@pytest.mark.parametrize("what", [("c.yaml",), ("--", "touch", "begun")], ids=["training", "command"])
+def test_a_job_told_to_stop_before_its_ranks_begin_starts_none(place, what):
+    set_up_lines(
+        place,
+        f"if [[ -n ${{started:-}} ]]; then : >{place}/loading; while [[ ! -e {place}/go ]]; do sleep 0.05; done; fi",
+    )
+    assert main(["submit", "--run-id", "r", *what]) == 0
+    wait_for(place / "loading")
+    os.kill(RunRecord.load(place / "runs/r", HANDS).submissions[-1].jobs[0].pid, signal.SIGTERM)
+    (place / "go").touch()
+    end = ending(place, "r")
+    assert (end["reason"], end["signal"], end["code"]) == ("stopped", "TERM", 0)
+    assert not (place / "begun").exists()
+    assert not (place / "runs/r/attempts/1/hostfile").exists()
+
+
+def test_secrets_are_gone_also_when_the_environment_cannot_be_loaded(place):
+    set_up_lines(place, "exit 3")
+    assert main(["submit", "--run-id", "r", "--secret", "TOKEN", "--", "true"]) == 0
+    assert ending(place, "r")["reason"] == "failed"
+    assert list((place / "state/llmctl/secrets").iterdir()) == []
+
+
+def test_a_secret_given_by_value_is_not_repeated(capsys):
+    assert main(["submit", "--secret", "TOKEN=hidden", "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert "TOKEN" in said
+    assert "hidden" not in said
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_a_submit_cut_off_before_the_start_leaves_nothing(place, capsys, monkeypatch, error):
+    def cut_off(*_):
+        raise error
+
+    monkeypatch.setattr(execute, "secrets_bytes", cut_off)
+    assert main(["submit", "--run-id", "r", "--secret", "TOKEN", "--", "true"]) in (3, 130)
+    assert not (place / "runs/r").exists()
+    assert "Errno" not in capsys.readouterr().err
+    assert list((place / "state").rglob("*.json")) == []
+
+
+@pytest.mark.usefixtures("place")
+def test_a_resume_cut_off_before_the_start_leaves_the_record_as_it_was(place, monkeypatch):
+    assert main(["submit", "--run-id", "r", "--", "true"]) == 0
+    ending(place, "r")
+    before = RunRecord.load(place / "runs/r", HANDS)
+
+    def cut_off(*_, **__):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(execute, "_start", cut_off)
+    assert main(["resume", "r", "--set", "job.env.A=b"]) == 3
+    assert RunRecord.load(place / "runs/r", HANDS) == before
+
+
+def test_the_users_variables_are_the_commands_and_not_the_scripts(place, capsys):
+    names = ("nodes", "code", "attempt", "agents", "signal", "secrets", "port", "node", "command", "attempt_dir")
+    given = [word for name in names for word in ("--env", f"{name}=7 {name}")]
+    given += ["--env", "PATH=/nowhere", "--env", "PYTHONPATH=/theirs", "--env", "LLMCTL_RUN_DIR=/not/this"]
+    assert main(["submit", "--run-id", "r", *given, "--secret", "TOKEN", "--", "/usr/bin/env"]) == 0
+    assert ending(place, "r") == {**ending(place, "r"), "code": 0, "reason": "completed"}
+    assert main(["logs", "r", "-n", "1000"]) == 0
+    said = {line.removeprefix("[node 0] ") for line in capsys.readouterr().out.splitlines()}
+    run_dir = place / "runs/r"
+    assert {f"{name}=7 {name}" for name in names} <= said
+    assert {"PATH=/nowhere", "TOKEN=hidden", "NNODES=1", f"LLMCTL_RUN_DIR={run_dir}"} <= said
+    assert f"PYTHONPATH={run_dir}/code:{run_dir}/code/user:/theirs" in said
+
+
+@pytest.mark.usefixtures("place")
+def test_a_submit_cut_off_in_the_middle_of_the_start_says_what_to_do(place, capsys, monkeypatch):
+    def cut_off(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execute, "_start", cut_off)
+    assert main(["submit", "--run-id", "r", "--", "true"]) == 130
+    assert (place / "runs/r/run.json").exists()
+    assert "r may have been submitted all the same: llmctl status r" in capsys.readouterr().err

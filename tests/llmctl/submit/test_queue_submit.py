@@ -1,0 +1,396 @@
+"""``llmctl submit`` into a queue: stand-ins for sbatch and squeue that keep the jobs in a file.
+
+They stand in for failures that a real Slurm cannot be brought to at will; tests/schedulers has the real one.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llmctl.backends import load_queue_backend
+from llmctl.backends.base import LOGIN, HostCommand, SubmittedJob
+from llmctl.cli.main import main
+from llmctl.errors import SchedulerError
+from llmctl.runs.record import RunIndex, RunRecord
+from llmctl.submit import start
+from llmctl.submit.start import QueueSubmission, SubmissionLost
+from llmctl.transport.local import LocalTransport
+from tests.llmctl.run_directories import HANDS
+
+SBATCH = r"""#!/bin/bash
+# A stand-in for sbatch: `taken` is its queue, `mood` what it does once, one line per call.
+here=$(dirname "$0")
+pwd >>"$here/cwd"
+printf '%s\n' "$*" >>"$here/argv"
+mood=$(head -n1 "$here/mood" 2>/dev/null); sed -i 1d "$here/mood" 2>/dev/null
+failed="sbatch: error: Batch job submission failed"
+case $mood in
+    busy) echo "$failed: Unable to contact slurm controller (connect failure)" >&2; exit 1 ;;
+    late)
+        echo "$failed: Socket timed out on send/recv operation" >&2
+        (sleep 0.5; echo "100|PENDING|N/A||Resources|r" >>"$here/taken") </dev/null &>/dev/null &
+        exit 1 ;;
+    cut) echo "$failed: Zero bytes were transmitted or received" >&2; exit 1 ;;
+    refused) echo "$failed: Invalid account or account/partition combination specified" >&2; exit 1 ;;
+esac
+id=$((100 + $(wc -l <"$here/taken")))
+name=$(sed -n 's/^#SBATCH --job-name=//p' job.sh)
+if [[ $mood != vanished ]]; then echo "$id|PENDING|N/A||Resources|$name" >>"$here/taken"; fi
+case $mood in silent|vanished) echo "sbatch: warning: something else" ;; *) echo "$id;bed" ;; esac
+"""
+SQUEUE = r"""#!/bin/bash
+# A stand-in for squeue.
+here=$(dirname "$0")
+if [[ -e $here/squeue_fails ]]; then echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; fi
+cat "$here/taken"
+"""
+CONFIG = {
+    "model": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4},
+    "training": {"train_iters": 10, "seq_length": 64, "micro_batch_size": 1, "device": "cpu"},
+    "optimizer": {"lr": 1e-3},
+    "data": {"mock_data": True},
+}
+PROFILE = {
+    "scheduler": "slurm",
+    "group_required": True,
+    "notice": "this machine closes\nin 2030",
+    "resource_types": {
+        "gpu": {"gpus": 8, "cores": 64, "queue": "batch", "max_nodes": 16, "points_per_hour": 1.5},
+        "part": {"gpus": 1, "fraction": True},
+        "cpu": {"gpus": 0, "max_node_hours": 20},
+    },
+    "defaults": {"resource_type": "gpu"},
+    "limits": {
+        "max_time": "48:00:00",
+        "max_node_hours": 100,
+        "time_by_nodes": [[4, "24:00:00"], [16, "12:00:00"]],
+        "queues": {"debug": {"max_nodes": 2, "max_time": "0:30:00"}},
+    },
+    "cost": {"reserved_factor": 2.0, "priority_factors": {-10: 1.5}},
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A home with the cluster ``bed``, standing in a folder with ``c.yaml``; bin holds the stand-ins."""
+    for name in ("CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
+    monkeypatch.setenv("LLMCTL_GROUP", "g1")
+    monkeypatch.setattr(start, "LOOK_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(start, "RETRY_PAUSES_S", (0.0, 0.0))
+    write_profile(tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin/taken").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/c.yaml").write_text(yaml.safe_dump(CONFIG))
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def write_profile(place: Path, **changes) -> None:
+    path = place / "config/llmctl/clusters/bed.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({**PROFILE, "runs_root": f"{place}/runs", **changes}, sort_keys=False))
+
+
+def submit(*arguments: str) -> int:
+    return main(["submit", "--cluster", "bed", *arguments, *(() if "--" in arguments else ("--", "true"))])
+
+
+def mood(place: Path, *words: str) -> None:
+    (place / "bin/mood").write_text("".join(f"{word}\n" for word in words))
+
+
+def jobs_of(place: Path, run_id: str = "r") -> list[SubmittedJob]:
+    return [job for one in RunRecord.load(place / "runs" / run_id, HANDS).submissions for job in one.jobs]
+
+
+def queued(place: Path) -> list[str]:
+    return (place / "bin/taken").read_text().splitlines()
+
+
+def test_a_job_is_submitted_once_from_its_own_directory_and_its_id_is_kept(place, capsys):
+    assert submit("--run-id", "r", "--nodes", "2", "--time", "2:00:00", "--json") == 0
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert jobs_of(place) == [SubmittedJob(LOGIN, "100")]
+    assert (document["job_ids"], document["queue"]) == (["100"], "batch")
+    assert document["cost"] == {
+        "nodes": 2,
+        "gpus_per_node": 8,
+        "resource_type": "gpu",
+        "hours": 2.0,
+        "node_hours": 4.0,
+        "points": 6.0,
+        "unit": "points",
+    }
+    assert "asks for 2 nodes of gpu x 8 GPUs x 2 h = 4 node-hours, at most 6 points" in output.err
+    assert (place / "bin/cwd").read_text() == f"{place}/runs/r\n"
+    assert str(place) not in (place / "bin/argv").read_text()
+    assert [entry.job_ids for entry in RunIndex(place / "state/llmctl").entries()] == [("100",)]
+
+
+def test_the_sites_notice_is_told_once_and_again_when_it_has_changed(place, capsys):
+    told = []
+    for arguments in (["--dry-run"], ["--run-id", "a"], ["--run-id", "b"]):
+        assert submit(*arguments) == 0
+        told.append("this machine closes in 2030" in capsys.readouterr().err)
+    write_profile(place, notice="closed")
+    assert submit("--dry-run") == 0
+    assert [*told, "bed: closed" in capsys.readouterr().err] == [True, True, False, True]
+
+
+def test_without_a_time_the_cost_is_the_sites_default(place, capsys):
+    assert submit("--dry-run") == 0
+    assert "1 node of gpu x 8 GPUs, for the site's default time" in capsys.readouterr().err
+    assert submit("--dry-run", "--time", "1:00:00", "--reservation", "R1", "--priority", "-10") == 0
+    assert "at most 4.5 points" in capsys.readouterr().err
+    assert not (place / "runs").exists()
+
+
+def test_a_refused_job_says_why_and_leaves_nothing(place, capsys):
+    mood(place, "refused")
+    assert submit("--run-id", "r") == 4
+    said = capsys.readouterr().err
+    assert "Invalid account or account/partition combination specified" in said
+    assert "trying again will not help" in said
+    assert not (place / "runs/r").exists()
+    assert RunIndex(place / "state/llmctl").entries() == []
+
+
+def test_a_scheduler_that_is_away_for_a_moment_is_asked_again(place, capsys):
+    mood(place, "busy", "busy")
+    assert submit("--run-id", "r") == 0
+    assert "Unable to contact slurm controller (connect failure); trying again" in capsys.readouterr().err
+    assert (len(queued(place)), jobs_of(place)) == (1, [SubmittedJob(LOGIN, "100")])
+
+
+def test_a_scheduler_that_stays_away_takes_nothing_and_leaves_nothing(place, capsys):
+    mood(place, *["busy"] * 9)
+    assert submit("--run-id", "r") == 4
+    assert "trying again later can help" in capsys.readouterr().err
+    assert (len((place / "bin/argv").read_text().splitlines()), (place / "runs/r").exists()) == (3, False)
+
+
+def test_a_request_that_was_sent_and_not_answered_is_not_sent_again(place, capsys, monkeypatch):
+    """A controller that is busy carries it out later than its client waits."""
+    monkeypatch.setattr(start, "LOOK_PAUSES_S", (0.0, 2.0))
+    mood(place, "late")
+    assert submit("--run-id", "r") == 0
+    assert "found it: job 100" in capsys.readouterr().err
+    assert (len(queued(place)), jobs_of(place)) == (1, [SubmittedJob(LOGIN, "100")])
+
+
+def test_a_run_whose_job_may_come_yet_keeps_its_directory(place, capsys):
+    mood(place, *["cut"] * 9)
+    assert submit("--run-id", "r") == 4
+    assert "nobody can tell whether it was submitted" in capsys.readouterr().err
+    assert (len((place / "bin/argv").read_text().splitlines()), (place / "runs/r/job.sh").exists()) == (1, True)
+
+
+def test_a_job_whose_id_was_not_printed_is_found_by_its_name_and_not_submitted_again(place, capsys):
+    mood(place, "silent")
+    assert submit("--run-id", "r") == 0
+    said = capsys.readouterr().err
+    assert "looking for a job called r" in said and "found it: job 100" in said
+    assert (len(queued(place)), jobs_of(place)) == (1, [SubmittedJob(LOGIN, "100")])
+
+
+def test_where_nobody_can_tell_the_run_stays_and_resume_submits_it_only_if_it_is_not_there(place, capsys):
+    mood(place, "vanished")
+    assert submit("--run-id", "r") == 4
+    said = capsys.readouterr().err
+    assert "llmctl status r finds it" in said and "trying again later can help" in said
+    assert (jobs_of(place), len((place / "bin/argv").read_text().splitlines())) == ([], 1)
+    record = RunRecord.load(place / "runs/r", HANDS)
+    aged = [replace(one, time=one.time - 3600) for one in record.submissions]
+    replace(record, submissions=tuple(aged)).save(HANDS)
+    (place / "bin/squeue_fails").touch()
+    assert main(["resume", "r"]) in (4, 5)
+    (place / "bin/squeue_fails").unlink()
+    (place / "bin/taken").write_text("7|RUNNING|N/A||None|r\n")
+    assert main(["resume", "r"]) == 5
+    (place / "bin/taken").write_text("")
+    assert main(["resume", "r"]) == 0
+    assert jobs_of(place) == [SubmittedJob(LOGIN, "100")]
+
+
+@dataclass(frozen=True)
+class LostAnswers(LocalTransport):
+    """Fake hands: the answer of every sbatch is lost on the way, as by a connection that drops."""
+
+    def run(self, argv, **more):
+        result = super().run(argv, **more)
+        if argv[0] == "sbatch":
+            raise SchedulerError("bed: the connection was lost", transient=True, argv=argv)
+        return result
+
+
+def submission(place: Path, known: tuple[str, ...] = ()) -> QueueSubmission:
+    (place / "runs/r").mkdir(parents=True)
+    (place / "runs/r/job.sh").write_text("#SBATCH --job-name=r\n")
+    hands = LostAnswers({"PATH": f"{place}/bin:/usr/bin:/bin"})
+    backend = load_queue_backend("slurm")
+    return QueueSubmission("r", f"{place}/runs/r", backend, hands, known, lambda _: None, lambda _: None)
+
+
+def test_a_dropped_connection_is_no_reason_to_submit_twice(place):
+    command = HostCommand(LOGIN, ("sbatch", "--parsable", "job.sh"))
+    assert submission(place).submit(command) == SubmittedJob(LOGIN, "100")
+    assert len(queued(place)) == 1
+
+
+def test_the_job_of_an_earlier_submission_is_not_taken_for_a_lost_one(place):
+    (place / "bin/taken").write_text("55|COMPLETED|N/A||None|r\n")
+    mood(place, "vanished")
+    with pytest.raises(SubmissionLost, match="nobody can tell"):
+        submission(place, known=("55",)).submit(HostCommand(LOGIN, ("sbatch", "--parsable", "job.sh")))
+    assert len((place / "bin/argv").read_text().splitlines()) == 1
+
+
+REFUSED = [
+    (["--resource-type", "gpus"], 2, ["--resource-type", "no 'gpus'", "did you mean gpu?", "gpu, part, cpu"]),
+    (["--gpus-per-node", "9"], 2, ["--gpus-per-node", "9 is above 8"]),
+    (["--resource-type", "part", "--nodes", "2"], 2, ["--nodes", "part of a node", "whole nodes are gpu, cpu"]),
+    (["--nodes", "17"], 2, ["--nodes", "17 nodes are above 16, the limit of gpu on bed"]),
+    (["--nodes", "3", "--queue", "debug"], 2, ["--nodes", "above 2, the limit of queue debug"]),
+    (["--time", "1:00:00", "--queue", "debug"], 2, ["--time", "1:00:00 is above 0:30:00"]),
+    (["--time", "49:00:00"], 2, ["--time", "49:00:00 is above 48:00:00"]),
+    (["--time", "30:00:00"], 2, ["--time", "above 24:00:00, the longest time of bed for 1 node"]),
+    (["--nodes", "3", "--time", "7:00:00", "--resource-type", "cpu"], 2, ["--time", "21 node-hours, above 20, "]),
+    (["--nodes", "10", "--time", "11:00:00"], 2, ["--time", "110 node-hours, above 100"]),
+    (["--container", "x.sqsh"], 2, ["--container", "x.sqsh", "container.runtime"]),
+    (["--mount", "/a:/b"], 2, ["--mount", "without an image"]),
+    (["--priority", "5"], 2, ["--priority", "5 is above 0", "give 0 or below", "--qos=NAME in the profile's options"]),
+    (["--after", "nobody"], 5, ["no run is called 'nobody'"]),
+]
+
+
+def test_a_default_priority_that_only_operators_may_give_is_refused(place, capsys):
+    write_profile(place, defaults={"resource_type": "gpu", "priority": 5})
+    assert submit("--dry-run") != 0
+    assert "cluster bed: defaults.priority: 5 is above 0" in capsys.readouterr().err
+    assert submit("--dry-run", "--priority", "0") == 0
+
+
+def test_nodes_do_not_write_over_each_others_saved_container(place, capsys):
+    write_profile(place, container={"runtime": "pyxis", "save": "/shared/changed.sqsh"})
+    assert submit("--dry-run", "--nodes", "2", "--container", "repo/image") == 2
+    assert "--nodes: " in (said := capsys.readouterr().err) and "container.save" in said
+    assert submit("--dry-run", "--container", "repo/image") == 0
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_the_site_does_not_give_is_refused_before_the_queue(place, capsys, arguments, code, said):
+    assert submit(*arguments) == code
+    err = capsys.readouterr().err
+    assert [words for words in said if words not in err] == []
+    assert not (place / "bin/argv").exists()
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.usefixtures("place")
+def test_a_reservation_goes_by_rules_of_its_own(capsys):
+    assert submit("--dry-run", "--nodes", "32", "--time", "200:00:00", "--reservation", "R1") == 0
+    assert submit("--dry-run", "--reservation", "R1", "--nodes", "2", "--resource-type", "part") == 2
+    assert "part of a node" in capsys.readouterr().err
+
+
+def test_a_missing_group_names_the_three_ways(place, capsys, monkeypatch):
+    monkeypatch.delenv("LLMCTL_GROUP")
+    assert submit() == 3
+    said = capsys.readouterr().err
+    assert all(way in said for way in ("--group", "LLMCTL_GROUP", f"{place}/config/llmctl/clusters/bed.yaml"))
+    assert submit("--dry-run", "--group", "g2") == 0
+
+
+def test_runs_root_that_is_not_set_says_how_to_set_it(place, capsys):
+    write_profile(place, runs_root=None)
+    assert submit() == 3
+    said = capsys.readouterr().err
+    assert "llmctl clusters setup bed" in said and "LLMCTL_RUNS_ROOT" in said
+
+
+CONTAINERS = [
+    (["--container", "a b"], ["--container", "is not valid"]),
+    (["--container", "img.sqsh"], ["--container", "begins with / or ."]),
+    (["--container", "/nowhere/img.sqsh"], ["--container", "there is no /nowhere/img.sqsh"]),
+    (["--container", "nvcr.io#nvidia/pytorch:25.01", "--mount", "data:/data"], ["--mount", "SRC is an absolute path"]),
+    (["--container", "ubuntu", "--mount", "/data:data"], ["--mount", "DST is an absolute path"]),
+    (["--container", "ubuntu", "--mount", "/a:/b,/c:/d"], ["--mount", "one --mount for each"]),
+    (["--container", "ubuntu", "--mount", "/a:/b:ro,x"], ["--mount", "joined by +"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), CONTAINERS, ids=lambda value: str(value)[:60])
+def test_images_and_mounts_by_the_rules_of_pyxis(place, capsys, arguments, said):
+    write_profile(place, container={"runtime": "pyxis"})
+    assert submit(*arguments) == 2
+    err = capsys.readouterr().err
+    assert [words for words in said if words not in err] == []
+
+
+def test_an_image_of_a_registry_is_kept_as_it_is_and_the_plugin_is_looked_for(place, capsys):
+    write_profile(place, container={"runtime": "pyxis"})
+    image = "nvcr.io#nvidia/pytorch:25.01-py3"
+    arguments = ["--container", image, "--mount", "tmpfs:/scratch", "--mount", "/tmp:/data:ro+rprivate"]
+    assert submit("--dry-run", *arguments) == 0
+    assert f"--container-image={image}" in capsys.readouterr().out
+    (place / "bin/srun").write_text("#!/bin/bash\necho '  --cpu-bind=  Bind tasks'\n")
+    (place / "bin/srun").chmod(0o755)
+    assert submit(*arguments) == 3
+    assert "has no --container-image" in capsys.readouterr().err
+    assert not (place / "bin/argv").exists()
+    (place / "bin/srun").write_text("#!/bin/bash\necho '      --container-image=[USER@][REGISTRY#]IMAGE'\n")
+    assert submit(*arguments) == 0
+
+
+def test_what_runs_images_is_looked_for_with_the_modules_of_the_profile(place, capsys):
+    """The login node cannot tell what the nodes have; but modules that it cannot load no job can."""
+    setup = 'if [ ! -e fails ]; then PATH="$PATH:$HOME_OF_MODULE"; else echo no such module >&2; false; fi || return 1'
+    software = {"setup": [setup.replace("$HOME_OF_MODULE", f"{place}/module")]}
+    write_profile(place, container={"runtime": "apptainer"}, environment=software)
+    assert submit("--container", "ubuntu") == 0
+    said = capsys.readouterr().err
+    assert "has no apptainer; unless the compute nodes have it" in said
+    assert "environment.modules in" in said
+    (place / "module").mkdir()
+    (place / "module/apptainer").write_text("#!/bin/bash\n")
+    (place / "module/apptainer").chmod(0o755)
+    assert submit("--container", "ubuntu") == 0
+    assert "has no apptainer" not in capsys.readouterr().err
+    jobs = len(queued(place))
+    write_profile(place, container={"runtime": "apptainer"}, environment={"setup": [f"touch fails; {setup}"]})
+    assert submit("--container", "ubuntu") == 3
+    assert "no such module" in capsys.readouterr().err
+    assert len(queued(place)) == jobs
+
+
+def test_after_waits_for_a_job_that_is_there_and_for_none_that_has_ended(place, capsys):
+    assert submit("--run-id", "first") == 0
+    assert submit("--run-id", "second", "--after", "first") == 0
+    assert "#SBATCH --dependency=afterok:100" in (place / "runs/second/job.sh").read_text()
+    assert submit("--run-id", "third", "--after", "any:first") == 0
+    assert "#SBATCH --dependency=afterany:100" in (place / "runs/third/job.sh").read_text()
+    assert (submit("--after", "any:"), submit("--after", "any:nobody")) == (2, 5)
+    folder = place / "runs/first/attempts/1"
+    folder.mkdir(parents=True)
+    (folder / "started.json").write_text(json.dumps({"attempt": 1, "submission": 1, "host": "n1", "time": 1.0}))
+    for reason, code in (("completed", 0), ("failed", 2)):
+        end = {"code": 0 if code == 0 else 3, "reason": reason, "signal": None, "time": 2.0, "node": "n1"}
+        (folder / "exit.json").write_text(json.dumps(end))
+        capsys.readouterr()
+        assert submit("--dry-run", "--after", "first") == code
+        assert submit("--after", "first") == code
+    assert "did not end well" in (said := capsys.readouterr().err) and "--after any:first" in said
+    assert submit("--dry-run", "--after", "any:first") == 0
+    assert "--dependency" not in capsys.readouterr().out
+    assert submit("--cluster", "local", "--after", "first") == 2

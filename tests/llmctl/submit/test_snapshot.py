@@ -1,0 +1,112 @@
+"""The code that goes along with a run: our trainer by content, the user's project by git."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llmctl.errors import ConfigFileError
+from llmctl.submit import snapshot
+from llmctl.submit.snapshot import find_user_code, own_code_links, store_own_code
+from llmctl.transport.local import LocalTransport
+
+HANDS = LocalTransport(
+    {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/nonexistent",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        **{f"GIT_{who}_{what}": "a@b.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    }
+)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = HANDS.run(["git", "-C", str(folder), *arguments], timeout_s=30)
+    assert done.exit_status == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def project(tmp_path):
+    root = tmp_path / "project"
+    (root / "pkg").mkdir(parents=True)
+    (root / "pkg" / "a.py").write_text("a = 1\n")
+    (root / ".gitignore").write_text("*.log\n")
+    git(root.parent, "init", "-q", str(root))
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def names(code) -> list[str]:
+    return [name for _, name in code.files]
+
+
+def test_tracked_changed_and_untracked_files_go_along_but_not_ignored_or_deleted_ones(project, tmp_path):
+    clean = find_user_code([f"{project}/."], HANDS)
+    assert (names(clean), clean.diff) == ([".gitignore", "pkg/a.py"], None)
+    assert clean.commit == git(project, "rev-parse", "HEAD")
+    (project / "pkg" / "a.py").write_text("a = 2\n")
+    (project / "pkg" / "new file.py").write_text("b = 1\n")
+    (project / "pkg" / "big.log").write_text("x")
+    (project / ".gitignore").unlink()
+    (project / ".git/info/exclude").write_text("*.log\n")
+    changed = find_user_code([str(project / "pkg")], HANDS)
+    assert names(changed) == ["pkg/a.py", "pkg/new file.py"]
+    assert changed.commit == clean.commit
+    assert changed.diff is not None
+    HANDS.put_tree(f"{tmp_path}/code/user", {name: path for path, name in changed.files})
+    assert (tmp_path / "code/user/pkg/a.py").read_text() == "a = 2\n"
+    (project / "pkg" / "new file.py").write_text("b = 2\n")
+    assert find_user_code([str(project / "pkg")], HANDS).diff != changed.diff
+    assert names(find_user_code([str(project)], HANDS)) == ["project/pkg/a.py", "project/pkg/new file.py"]
+
+
+def test_a_folder_without_git_goes_along_as_it_is(tmp_path):
+    (tmp_path / "lib" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "lib" / "__pycache__" / "m.pyc").write_text("")
+    (tmp_path / "lib" / "m.py").write_text("")
+    (tmp_path / "one.py").write_text("")
+    code = find_user_code([f"{tmp_path}/lib", f"{tmp_path}/one.py"], HANDS)
+    assert names(code) == ["lib/m.py", "one.py"]
+    assert (code.commit, code.diff) == (None, None)
+
+
+def test_what_cannot_go_along_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ConfigFileError, match="job.code: there is no"):
+        find_user_code([f"{tmp_path}/none"], HANDS)
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "m.py").write_text("1234567890")
+    with pytest.raises(ConfigFileError, match="would both become code/user/m.py"):
+        find_user_code([f"{tmp_path}/x/.", f"{tmp_path}/y/."], HANDS)
+    monkeypatch.setattr(snapshot, "LIMIT_MB", 1e-5)
+    with pytest.raises(ConfigFileError, match="in 2 files, above the limit"):
+        find_user_code([f"{tmp_path}/x", f"{tmp_path}/y"], HANDS)
+
+
+def test_the_trainers_snapshot_is_addressed_by_content_and_runs(tmp_path, monkeypatch):
+    address, folder = store_own_code(tmp_path, HANDS)
+    assert store_own_code(tmp_path, HANDS) == (address, folder)
+    assert folder == tmp_path / ".code" / address
+    assert [path.name for path in folder.parent.iterdir()] == [address]
+    assert not list(folder.rglob("__pycache__"))
+    (tmp_path / "run/code").mkdir(parents=True)
+    HANDS.link(own_code_links(tmp_path / "run", address))
+    moved = tmp_path.with_name(f"{tmp_path.name}-moved")
+    shutil.copytree(tmp_path, moved, symlinks=True)
+    done = subprocess.run(
+        ["python3", "-c", "import trainer; print(trainer.__file__)"],
+        cwd=moved / "run/code",
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.stdout.strip() == str(moved / "run/code/trainer/__init__.py")
+    changed = tmp_path / "changed" / "trainer"
+    shutil.copytree(snapshot.trainer_package(), changed, ignore=shutil.ignore_patterns("__pycache__"))
+    (changed / "__init__.py").write_text("x = 1\n")
+    monkeypatch.setattr(snapshot, "trainer_package", lambda: changed)
+    assert store_own_code(tmp_path, HANDS)[0] != address

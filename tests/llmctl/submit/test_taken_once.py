@@ -1,0 +1,78 @@
+"""A submission is one job: what may be sent again, and what a second job of the same submission does."""
+
+import pytest
+
+from llmctl.backends import load_queue_backend
+from llmctl.site.job import JobSpec
+from tests.llmctl.scripts.script_cases import RUN_ID, ScriptCase, render_case
+from tests.llmctl.scripts.test_run import PYTHON, Stage
+
+SLURM, PBS, SGE = (load_queue_backend(name) for name in ("slurm", "pbs", "sge"))
+FAILED = "sbatch: error: Batch job submission failed: "
+AWAY = (
+    "error: commlib error: got select error (Connection refused)\n"
+    'error: unable to send message to qmaster using port 6444 on host "es1": got send error\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        (SLURM, f"{FAILED}Unable to contact slurm controller (connect failure)"),
+        (SLURM, f"{FAILED}Slurm backup controller in standby mode"),
+        (SLURM, f"sbatch: error: Munge encode failed: Invalid credential\n{FAILED}Protocol authentication error"),
+        (PBS, "Connection refused\nqsub: cannot connect to server pbs1 (errno=111)\n"),
+        (PBS, "qsub: No free connections\n"),
+        (SGE, AWAY),
+    ],
+)
+def test_what_was_never_sent_or_is_refused_may_be_sent_again(backend, said):
+    assert backend.is_transient(1, said) and backend.was_not_taken(1, said)
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        (SLURM, f"{FAILED}Socket timed out on send/recv operation"),
+        (SLURM, f"{FAILED}Zero bytes were transmitted or received"),
+        (SLURM, f"{FAILED}Unexpected message received"),
+        (SLURM, f"{FAILED}Unable to contact slurm controller (receive failure)"),
+        (SLURM, f"{FAILED}Protocol authentication error"),
+        (SLURM, f"sbatch: error: Munge decode failed: Expired credential\n{FAILED}Protocol authentication error"),
+        (SLURM, f"sbatch: RPC rate limit exceeded\n{FAILED}Socket timed out on send/recv operation"),
+        (PBS, "qsub: End of File\n"),
+        (PBS, "qsub: Premature end of message\n"),
+        (PBS, "qsub: Batch protocol error\n"),
+        (PBS, "qsub: Request timed out\n"),
+        (PBS, "qsub: Connection reset by peer\n"),
+        (SGE, "error: failed receiving gdi request response for mid=1 (got syncron message receive timeout error)."),
+        (SGE, f'{AWAY}error: commlib error: got read error (closing "es1/qmaster/1")'),
+    ],
+)
+def test_what_can_be_said_after_the_job_was_taken_is_not_sent_again(backend, said):
+    assert backend.is_transient(1, said) and not backend.was_not_taken(1, said)
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "sge", "pbs"])
+@pytest.mark.parametrize(
+    ("claims", "starts"),
+    [({}, True), ({1: "same"}, True), ({1: "4100"}, False), ({2: "4300"}, False), ({1: "same", 10: "4300"}, False)],
+    ids=["first", "requeued", "taken twice", "late", "requeued late"],
+)
+def test_a_second_job_of_a_submission_starts_nothing(tmp_path, cluster, claims, starts):
+    """Nor one that comes after a later submission."""
+    name = {"slurm": "slurm", "sge": "tsubame4", "pbs": "abci3"}[cluster]
+    profile = ScriptCase(name, "torchrun", in_container=False).profile()
+    software = profile.environment.model_copy(update={"module_init": None, "modules": (), "setup": ()})
+    profile = profile.model_copy(update={"runs_root": str(tmp_path / "runs"), "environment": software})
+    job = JobSpec(name="gpt", nodes=2, time_s=7200, launcher="torchrun", command=("true",))
+    same = "4242.pbs1" if cluster == "pbs" else "4242"
+    run_dir = tmp_path / "runs" / RUN_ID
+    (run_dir / "attempts").mkdir(parents=True)
+    for submission, owner in claims.items():
+        (run_dir / f"attempts/.submission-{submission}").symlink_to(same if owner == "same" else owner)
+    rendered = render_case(profile, job, python=PYTHON, working_dir=tmp_path)
+    Stage(tmp_path).run(rendered.script, run_dir, code=0 if starts else 1)
+    assert (run_dir / "attempts/1/exit.json").exists() is starts
+    if starts:
+        assert str((run_dir / "attempts/.submission-1").readlink()) == same

@@ -1,0 +1,163 @@
+"""Machines behind ssh without any network: what is started where, what is refused, and several hands as one."""
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmctl.backends.base import JobRequest
+from llmctl.backends.ssh import BACKEND
+from llmctl.errors import ProfileError, SchedulerError, UsageError
+from llmctl.paths import UserFolders
+from llmctl.site.job import JobSpec
+from llmctl.site.profile import ClusterProfile
+from llmctl.submit.render import RunPlace, render
+from llmctl.submit.resolve import Origin, Resolved
+from llmctl.submit.ssh_checks import check_hosts, check_unshared
+from llmctl.transport.file_reads import FileRead
+from llmctl.transport.file_writes import FileWrite
+from llmctl.transport.host_group import HostGroup
+from llmctl.transport.local import LocalTransport
+from trainer.config import build_config
+
+PROFILE = ClusterProfile(name="lab", scheduler="ssh", hosts=("g1", "me@g2", "g3"), runs_root="/runs")
+REQUEST = JobRequest(PROFILE, job_name="r", run_dir="/runs/r", nodes=2)
+CONFIG = {
+    "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2},
+    "training": {"train_iters": 12, "seq_length": 32, "micro_batch_size": 1, "global_batch_size": 8},
+    "optimizer": {"lr": 1e-3},
+    "data": {"mock_data": True},
+}
+
+
+class HandsBelow(LocalTransport):
+    """Hands of a stand-in for a host: paths are looked for below a folder of its own; it can be out of reach."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__({"HOME": "/home/me"})
+        object.__setattr__(self, "folder", folder)
+        object.__setattr__(self, "problem", None)
+
+    def _below(self, path: str) -> str:
+        if self.problem is not None:
+            raise self.problem
+        return f"{self.folder}{path}"
+
+    def home(self):
+        return self._below("").removeprefix(str(self.folder)) or "/home/me"
+
+    def read_parts(self, reads):
+        return super().read_parts([replace(read, path=self._below(read.path)) for read in reads])
+
+    def list_names(self, directories):
+        return super().list_names([self._below(path) for path in directories])
+
+    def write_files(self, files):
+        super().write_files([replace(file, path=self._below(file.path)) for file in files])
+
+    def make_folder(self, path, *, mode=0o777, exclusive=False):
+        super().make_folder(self._below(path), mode=mode, exclusive=exclusive)
+
+    def remove(self, paths):
+        super().remove([self._below(path) for path in paths])
+
+
+@pytest.fixture
+def hands(tmp_path):
+    return {host: HandsBelow(tmp_path / host) for host in PROFILE.hosts}
+
+
+def cut_off(hands: HandsBelow, *, transient: bool = True) -> None:
+    object.__setattr__(hands, "problem", SchedulerError(f"{hands.folder.name}: no answer", transient=transient))
+
+
+def test_one_command_per_host_and_one_for_mpirun():
+    commands = BACKEND.submit_commands(REQUEST)
+    assert [(command.host, command.argv) for command in commands] == [
+        ("g1", ("bash", "/runs/r/job.sh", "0")),
+        ("me@g2", ("bash", "/runs/r/job.sh", "1")),
+    ]
+    (only,) = BACKEND.submit_commands(replace(REQUEST, launcher="mpirun"))
+    assert (only.host, only.argv) == ("g1", ("bash", "/runs/r/job.sh"))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+@pytest.mark.parametrize("command", [(), ("echo", "$(touch pwned)")])
+def test_the_script_is_bash(shared, launcher, command, tmp_path):
+    profile = PROFILE.model_copy(update={"shared": shared})
+    place = RunPlace("r", Path("/runs/r"), 1, "python3", (), 1, Path("/tmp"), Path("/home/me/a secret"))
+    request = replace(REQUEST, profile=profile, launcher=launcher)
+    folders = UserFolders.from_environment({"HOME": str(tmp_path)})
+    job = render(JobSpec(name="r", nodes=2, command=command), profile, place, folders, request)
+    assert subprocess.run(["bash", "-n"], input=job.script, text=True, check=False).returncode == 0
+    if shutil.which("shellcheck"):
+        checked = ["shellcheck", "-s", "bash", "-S", "error", "-"]
+        done = subprocess.run(checked, input=job.script, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_more_nodes_than_hosts_and_scattered_checkpoints_are_refused():
+    resolved = Resolved({}, {"job.nodes": Origin("--nodes", is_flag=True)}, "c.yaml", {})
+    config = build_config(CONFIG)
+    with pytest.raises(UsageError, match="4 is above 3, the hosts of lab"):
+        check_hosts(resolved, JobSpec(name="r", nodes=4), PROFILE)
+    with pytest.raises(ProfileError, match="g1 stands there twice"):
+        check_hosts(resolved, JobSpec(name="r"), PROFILE.model_copy(update={"hosts": ("g1", "g1")}))
+    apart = PROFILE.model_copy(update={"shared": False})
+    with pytest.raises(UsageError, match="checkpoint.save: is unset: .* share no runs_root"):
+        check_unshared(resolved, JobSpec(name="r", nodes=2), config, apart)
+    check_unshared(resolved, JobSpec(name="r", nodes=1), config, apart)
+    check_unshared(resolved, JobSpec(name="r", nodes=2), None, apart)
+    check_unshared(resolved, JobSpec(name="r", nodes=2), config, PROFILE)
+
+
+def test_without_a_shared_folder_all_write_and_the_first_that_has_it_answers(hands):
+    group = HostGroup(hands, shared=False, runs_root="/runs")
+    group.write_files([FileWrite("/runs/r/run.json", b"{}")])
+    hands["g3"].write_files([FileWrite("/runs/r/rank-00002.log", b"two")])
+    assert [part.data for part in group.read_parts([FileRead("/runs/r/rank-00002.log")])] == [b"two"]
+    assert group.list_names(["/runs/r"]) == [["rank-00002.log", "run.json"]]
+    cut_off(hands["g3"])
+    assert group.read_parts([FileRead("/runs/r/rank-00002.log")]) == [None]
+    assert group.list_names(["/runs/r"]) == [["run.json"]]
+    with pytest.raises(SchedulerError, match="g3: no answer") as failure:
+        group.write_files([FileWrite("/runs/r/run.json", b"[]")])
+    assert failure.value.transient
+    assert group.first(2).list_names(["/runs"]) == [["r"]]
+
+
+def test_a_folder_that_one_host_has_already_is_made_on_none(hands, tmp_path):
+    hands["g3"].make_folder("/runs/r")
+    with pytest.raises(FileExistsError):
+        HostGroup(hands, shared=False, runs_root="/runs").make_folder("/runs/r", exclusive=True)
+    assert [(tmp_path / host / "runs/r").exists() for host in hands] == [False, False, True]
+
+
+def test_shared_files_are_read_through_whoever_answers_but_never_past_a_refusal(hands, capsys):
+    for host in hands:
+        hands[host].write_files([FileWrite("/runs/x", host.encode())])
+    group = HostGroup(hands, shared=True, runs_root="/runs")
+    assert group.read_parts([FileRead("/runs/x")])[0].data == b"g1"
+    cut_off(hands["g1"])
+    assert group.read_parts([FileRead("/runs/x")])[0].data == b"me@g2"
+    assert "llmctl: g1: no answer; going on through me@g2" in capsys.readouterr().err
+    group.write_files([FileWrite("/runs/y", b"")])
+    assert [bool(hands[host].list_names(["/runs"])[0].count("y")) for host in ("me@g2", "g3")] == [True, False]
+    with pytest.raises(SchedulerError, match="g1: no answer"):  # what is not shared belongs on every host
+        group.write_files([FileWrite("/home/me/secret", b"")])
+    refusing = HostGroup(hands, shared=True, runs_root="/runs")
+    cut_off(hands["g1"], transient=False)
+    with pytest.raises(SchedulerError, match="g1: no answer"):
+        refusing.read_parts([FileRead("/runs/x")])
+
+
+def test_a_host_out_of_reach_says_nothing_about_processes(hands):
+    own = hands["g1"].inspect_processes([])
+    group = HostGroup(hands, shared=True, runs_root="/runs")
+    assert group.inspect_processes([]).boot_id == own.boot_id
+    assert group.called(own.host).host == "this machine"
+    with pytest.raises(SchedulerError, match="calls itself nobody"):
+        group.called("nobody")

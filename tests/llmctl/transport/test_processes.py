@@ -1,0 +1,160 @@
+"""Truth about real processes: shells that are started here, and decoys that must survive."""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmctl.transport.processes import boot_id, end_run, identify, is_alive, processes_of_run, read_stat, send_signal
+
+
+@contextmanager
+def started(*argv, **env):
+    """A process in a session of its own, ended with all of its session afterwards."""
+    process = subprocess.Popen(argv, env={**os.environ, **env}, start_new_session=True, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def wait_for(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def pids(identities):
+    return {identity.pid for identity in identities}
+
+
+def test_an_identity_is_alive_until_it_ends_and_a_zombie_has_ended():
+    with started("sleep", "60") as process:
+        identity = identify(process.pid)
+        assert is_alive(identity) is True
+        process.kill()
+        wait_for(lambda: read_stat(process.pid).state == "Z")
+        assert is_alive(identity) is False
+        assert identify(process.pid) is None
+
+
+def test_a_recycled_pid_is_another_process_and_is_never_signalled():
+    with started("sleep", "60") as process:
+        now = identify(process.pid)
+        for other in (replace(now, start_time=now.start_time - 1), replace(now, boot_id="an earlier start")):
+            assert is_alive(other) is False
+            assert send_signal(other, signal.SIGKILL) is False
+        for doubtful in (replace(now, start_time=None), replace(now, boot_id=None)):
+            assert is_alive(doubtful) is None
+            assert send_signal(doubtful, signal.SIGKILL) is False
+        assert process.poll() is None
+        assert send_signal(now, signal.SIGKILL) is True
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_name_with_spaces_and_parentheses_does_not_confuse(tmp_path):
+    program = tmp_path / "a) R 1 (b"
+    program.symlink_to("/bin/sleep")
+    with started(str(program), "60") as process:
+        assert read_stat(process.pid).parent == os.getpid()
+        assert read_stat(process.pid).session == process.pid
+    assert boot_id()
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    path = tmp_path / "runs" / "demo-1"
+    path.mkdir(parents=True)
+    return str(path)
+
+
+def test_a_run_is_its_environment_its_session_and_its_descendants(run_dir):
+    script = "sleep 61 & (setsid sleep 62) & wait"
+    with (
+        started("bash", "-c", script) as leader,
+        started("sleep", "63", LLMCTL_RUN_DIR=run_dir) as worker,
+        started("sleep", "64", LLMCTL_RUN_DIR=run_dir + "-other") as neighbour,
+        started("sleep", "65", LLMCTL_RUN_DIR=run_dir, LLMCTL_INTERACTIVE="1") as visitor,
+        started("sleep", "66") as unrelated,
+    ):
+        wait_for(lambda: len(processes_of_run(run_dir, [identify(leader.pid)])) >= 4)
+        found = pids(processes_of_run(run_dir, [identify(leader.pid)]))
+        assert {leader.pid, worker.pid} <= found
+        assert not found & {neighbour.pid, visitor.pid, unrelated.pid, os.getpid()}
+        assert pids(processes_of_run(run_dir)) == {worker.pid}
+        recycled = replace(identify(leader.pid), start_time=1)
+        assert pids(processes_of_run(run_dir, [recycled])) == {worker.pid}
+        job = identify(leader.pid)
+        members = processes_of_run(run_dir, [job])
+        assert end_run(run_dir, [job], grace_s=0) == []
+        assert not any(is_alive(member) for member in members)
+        assert [other.poll() for other in (neighbour, visitor, unrelated)] == [None, None, None]
+
+
+def test_a_run_started_from_within_a_run_is_another_run(run_dir):
+    script = f"LLMCTL_RUN_DIR={run_dir}-inner sleep 61 & wait"
+    with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as outer:
+        inner = wait_for(lambda: processes_of_run(run_dir + "-inner"))
+        found = pids(processes_of_run(run_dir))
+        assert outer.pid in found
+        assert not found & pids(inner)
+
+
+def test_ending_gives_time_to_leave_in_good_order(run_dir, tmp_path):
+    script = f"trap 'sleep 0.3; kill $!; touch {tmp_path}/saved; exit 0' TERM; sleep 60 & touch {tmp_path}/ready; wait"
+    with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as leader:
+        wait_for((tmp_path / "ready").exists)
+        begun = time.monotonic()
+        left = end_run(run_dir, [identify(leader.pid)], grace_s=20)
+        assert left == []
+        assert time.monotonic() - begun < 10
+        assert leader.wait(10) == 0
+        assert (tmp_path / "saved").exists()
+
+
+def test_what_ignores_the_request_is_killed_after_the_grace(run_dir, tmp_path):
+    script = f"trap '' TERM; touch {tmp_path}/ready; (setsid env -u LLMCTL_RUN_DIR sleep 61) & sleep 62; wait"
+    with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as leader, started("sleep", "63") as decoy:
+        wait_for((tmp_path / "ready").exists)
+        wait_for(lambda: len(processes_of_run(run_dir)) >= 3)
+        members = processes_of_run(run_dir)
+        begun = time.monotonic()
+        assert end_run(run_dir, [identify(leader.pid)], grace_s=0.5) == []
+        assert 0.5 <= time.monotonic() - begun < 5
+        assert not any(is_alive(member) for member in members)
+        assert decoy.poll() is None
+
+
+def test_the_leader_is_killed_last_so_that_it_can_write_down_the_end(run_dir, tmp_path):
+    script = (
+        f"trap : TERM; bash -c \"trap '' TERM; touch {tmp_path}/ready; sleep 61\" & wait; wait; touch {tmp_path}/end"
+    )
+    with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as leader:
+        wait_for((tmp_path / "ready").exists)
+        assert end_run(run_dir, [identify(leader.pid)], grace_s=0.3) == []
+        assert leader.wait(10) == 0
+        assert (tmp_path / "end").exists()
+
+
+def test_what_a_killed_leader_left_is_asked_to_leave_too(run_dir, tmp_path):
+    script = f"trap 'touch {tmp_path}/asked; kill $!; exit' TERM; sleep 60 & touch {tmp_path}/ready; wait"
+    with started("sleep", "61") as leader, started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as worker:
+        wait_for((tmp_path / "ready").exists)
+        job = identify(leader.pid)
+        leader.kill()
+        leader.wait(10)
+        assert end_run(run_dir, [job], grace_s=20) == []
+        assert worker.wait(10) == 0 or (tmp_path / "asked").exists()
+
+
+def test_nothing_of_the_tests_is_left(run_dir):
+    assert processes_of_run(str(Path(run_dir).parent)) == []
