@@ -1,19 +1,31 @@
-"""One call of llmctl: the world as the entry point found it. Everything else takes it as an argument."""
+"""One call of llmctl: folders, environment, connections, clusters in use, and the place of secrets.
+
+The command line makes one Context; everything else takes it as an argument. Slow modules are imported where they are
+used: every command imports this module.
+"""
+
+from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmctl.errors import ProfileError
+from llmctl.errors import ProfileError, UsageError
 from llmctl.paths import UserFolders
 
 if TYPE_CHECKING:
-    from llmctl.runs.record import RunIndex
+    from llmctl.backends.base import QueueBackend
+    from llmctl.job_state import JobState
+    from llmctl.runs.job_status import SchedulerWatch
+    from llmctl.runs.record import RunIndex, RunRecord
     from llmctl.site.profile import ClusterProfile
     from llmctl.transport.local import LocalTransport
     from llmctl.transport.protocol import Hands
+
+SECRETS_FOLDER = ".secrets"
+"""Beside the runs: every node sees and may change files below runs_root, which need not hold for a home directory."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +46,21 @@ class Invocation:
     environment: Mapping[str, str]
     cwd: Path
     folders: UserFolders
-    connections: "dict[str, Hands]" = field(default_factory=dict, compare=False, repr=False)
+    connections: dict[str, Hands] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> "Invocation":
+    def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> Invocation:
         """The invocation that the process's argv, environment and working directory make."""
         return cls(argv, command, environ, cwd, UserFolders.from_environment(environ))
 
     @property
-    def transport(self) -> "LocalTransport":
+    def transport(self) -> LocalTransport:
         """Hands on this machine."""
         from llmctl.transport.local import LocalTransport
 
         return LocalTransport(self.environment)
 
-    def connect(self, profile: "ClusterProfile") -> "Hands":
+    def connect(self, profile: ClusterProfile) -> Hands:
         """Hands of a cluster: where its commands are run and its run directories are. Connected when first used.
 
         Raises:
@@ -69,13 +81,13 @@ class Invocation:
             hands.close()
 
     @property
-    def index(self) -> "RunIndex":
+    def index(self) -> RunIndex:
         """The index of this user's runs."""
         from llmctl.runs.record import RunIndex
 
         return RunIndex(self.folders.state)
 
-    def profile(self, name: str, origin: str = "--cluster") -> "ClusterProfile":
+    def profile(self, name: str, origin: str = "--cluster") -> ClusterProfile:
         """A cluster's profile; LLMCTL_RUNS_ROOT goes before its runs_root.
 
         On this machine runs_root comes back absolute; see ``runs_root`` for the others.
@@ -92,7 +104,7 @@ class Invocation:
             root = os.path.normpath(self.cwd / expand_home(root, self.folders))
         return profile.model_copy(update={"runs_root": root})
 
-    def runs_root(self, profile: "ClusterProfile") -> str:
+    def runs_root(self, profile: ClusterProfile) -> str:
         """The folder of a cluster's run directories, absolute on the cluster's machine.
 
         ``~`` is the home directory there: that alone asks the machine.
@@ -140,6 +152,131 @@ class Invocation:
         return "local", "the default cluster"
 
 
-def is_remote(profile: "ClusterProfile") -> bool:
+def is_remote(profile: ClusterProfile) -> bool:
     """Whether a cluster's machines are reached by ssh, rather than being this machine."""
     return profile.scheduler == "ssh" or profile.login.host is not None
+
+
+def settle_profile(profile: ClusterProfile, invocation: Invocation) -> ClusterProfile:
+    """The profile without ``~`` in its paths. The machine is asked for its home only if one begins with it.
+
+    Raises:
+        ProfileError: runs_root is not set, or not absolute.
+        SchedulerError: the machine cannot be asked.
+    """
+    root = invocation.runs_root(profile)
+
+    def home() -> str:
+        return invocation.connect(profile).home() if is_remote(profile) else str(invocation.folders.home)
+
+    software, container = profile.environment, profile.container
+    paths = {"path": software.path, "python": software.python, "module_init": software.module_init}
+    mounts = tuple(":".join(expand(part, home) for part in mount.split(":")) for mount in container.mounts)
+    places = {"image_folder": container.image_folder, "save": container.save}
+    return profile.model_copy(
+        update={
+            "runs_root": root,
+            "environment": software.model_copy(update=_expanded(paths, home)),
+            "container": container.model_copy(update={**_expanded(places, home), "mounts": mounts}),
+        }
+    )
+
+
+def expand(path: str, home: Callable[[], str]) -> str:
+    """``path`` with a leading ``~`` replaced by the home directory, which is asked for only then."""
+    return home() + path[1:] if path == "~" or path.startswith("~/") else path
+
+
+def _expanded(paths: dict[str, str | None], home: Callable[[], str]) -> dict[str, str | None]:
+    return {key: path if path is None else expand(path, home) for key, path in paths.items()}
+
+
+@dataclass(frozen=True)
+class ClusterReach:
+    """A cluster that runs are looked at on, or ended.
+
+    Attributes:
+        profile: of the cluster.
+        hands: the machine of its files and commands; connected when first used.
+        backend: of its scheduler; None where jobs are processes.
+    """
+
+    profile: ClusterProfile
+    hands: Hands
+    backend: QueueBackend | None
+
+    @classmethod
+    def of(cls, invocation: Invocation, cluster: str, origin: str) -> ClusterReach:
+        """Reach for a cluster.
+
+        Args:
+            invocation: this call of llmctl.
+            cluster: its name.
+            origin: where the name came from, for the message.
+
+        Raises:
+            ProfileError: it has no profile, or one that cannot be used.
+            UsageError: the same, and ``origin`` is a flag.
+        """
+        from llmctl.backends import load_queue_backend
+
+        profile = invocation.profile(cluster, origin)
+        return cls(profile, invocation.connect(profile), load_queue_backend(profile.scheduler))
+
+    def watch(
+        self,
+        *,
+        interval_s: float = 0.0,
+        remembered: Mapping[str, tuple[JobState, float]] | None = None,
+        asks_again: bool = False,
+    ) -> SchedulerWatch | None:
+        """The scheduler, to be asked about jobs; None where jobs are processes. See SchedulerWatch."""
+        if self.backend is None:
+            return None
+        from llmctl.runs.job_status import SchedulerWatch
+
+        return SchedulerWatch(
+            self.backend, self.hands, interval_s=interval_s, remembered=remembered, asks_again=asks_again
+        )
+
+    def remove_secrets(self, invocation: Invocation, records: Iterable[RunRecord]) -> None:
+        """Remove the secrets of runs that have ended: a job that never ran, or was killed, leaves them.
+
+        Raises:
+            SchedulerError: the machine cannot be reached.
+        """
+        paths = [
+            secrets_file(invocation, self.profile, record.run_dir, submission.number)
+            for record in records
+            if record.job.get("secrets")
+            for submission in record.submissions
+        ]
+        if paths:
+            self.hands.remove(paths)
+
+
+def secrets_file(invocation: Invocation, profile: ClusterProfile, run_dir: Path, submission: int) -> str:
+    """Where the values for one submission stand, on the cluster's machine, until the job has ended.
+
+    On this machine that is the user's own state folder. On a cluster it is a folder of the user alone beside the run
+    directories; hosts that share no files have one each.
+    """
+    if profile.scheduler == "local" and not is_remote(profile):
+        return f"{invocation.folders.secrets}/{run_dir.name}.{submission}"
+    return f"{run_dir.parent}/{SECRETS_FOLDER}/{run_dir.name}.{submission}"
+
+
+def check_secrets(names: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Refuse names that have no value.
+
+    Raises:
+        UsageError: names the first that is not set.
+    """
+    missing = next((name for name in names if name not in environ), None)
+    if missing is not None:
+        raise UsageError(f"--secret {missing}: is not set in your environment; export it first, its value goes along")
+
+
+def secrets_bytes(names: Sequence[str], environ: Mapping[str, str]) -> bytes:
+    """The values as job.sh reads them."""
+    return "".join(f"{name}\0{environ[name]}\0" for name in names).encode("utf-8", "surrogateescape")

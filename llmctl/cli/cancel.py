@@ -7,8 +7,7 @@ import typer
 
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
-from llmctl.cluster_reach import ClusterReach
-from llmctl.context import Invocation
+from llmctl.context import ClusterReach, Invocation
 from llmctl.errors import LlmctlError, RecordError
 from llmctl.operate.cancel import GRACE_S, cancel_run, end_without_record
 from llmctl.runs.record import RunRecord

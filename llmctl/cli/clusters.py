@@ -77,7 +77,7 @@ def validate(
     ] = None,
 ) -> int:
     """Check profiles: keys and values, and on the cluster that runs_root can hold runs and the jobs' Python starts."""
-    from llmctl.settled_profile import settle_profile
+    from llmctl.context import settle_profile
     from llmctl.submit.environment_checks import check_job_python
     from llmctl.submit.path_checks import check_runs_root
 

@@ -37,7 +37,7 @@ def kernels(
         raise UsageError(f"{action!r}: llmctl env kernels does {', '.join(ACTIONS[:-1])} or {ACTIONS[-1]}")
     if as_json and action == "build":
         raise UsageError(f"--json: {action} prints no document; leave it out")
-    from llmctl.operate.kernels_environment import run_kernels_command
+    from llmctl.operate.trainer_command import run_kernels_command
 
     invocation: Invocation = ctx.obj
     profile = invocation.profile(*invocation.cluster(cluster))

@@ -71,7 +71,7 @@ def interactive(
 
 
 def _visit(invocation: Invocation, run: str, rank: int | None, cluster: str | None, given: Mapping[str, Any]) -> int:
-    from llmctl.cluster_reach import ClusterReach
+    from llmctl.context import ClusterReach
     from llmctl.operate.attach import visit_run
     from llmctl.operate.interactive import visit_session
     from llmctl.runs.record import RunRecord

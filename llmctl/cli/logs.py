@@ -12,8 +12,7 @@ import typer
 
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
-from llmctl.cluster_reach import ClusterReach
-from llmctl.context import Invocation
+from llmctl.context import ClusterReach, Invocation
 from llmctl.errors import RecordError, UsageError
 from llmctl.job_state import JobState
 from llmctl.operate.follow import default_choice, follow_run, pending_words

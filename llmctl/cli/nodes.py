@@ -9,8 +9,7 @@ import typer
 from llmctl.backends.base import NodeReport
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
-from llmctl.cluster_reach import ClusterReach
-from llmctl.context import Invocation
+from llmctl.context import ClusterReach, Invocation
 from llmctl.operate.nodes import NodeGroup, QueueSummary, group_nodes, read_nodes, summarize
 
 COLUMNS = ("QUEUES", "STATE", "NODES", "GPUS", "CORES", "MEMORY", "NAMES", "REASON")

@@ -74,7 +74,7 @@ def follow_started(record: "RunRecord", invocation: "Invocation", *, as_json: bo
         invocation: of this call.
         as_json: a document stands on standard output; what is followed goes to standard error.
     """
-    from llmctl.cluster_reach import ClusterReach
+    from llmctl.context import ClusterReach
     from llmctl.operate.follow import follow_run
     from llmctl.operate.follow_output import PlainOutput
 

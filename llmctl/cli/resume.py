@@ -34,7 +34,7 @@ def resume(
 ) -> int:
     """Go on with a run that has ended, from its latest checkpoint, with the config and code that it has."""
     from llmctl.cli.plan_output import carry_out, follow_started, show_plan
-    from llmctl.cluster_reach import ClusterReach
+    from llmctl.context import ClusterReach
     from llmctl.operate.resume import check_ended, check_work_left, start_point
     from llmctl.runs.record import RunRecord
     from llmctl.submit.plan import plan_resume

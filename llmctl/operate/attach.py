@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmctl.cluster_reach import ClusterReach
+from llmctl.context import ClusterReach
 from llmctl.durations import spoken
 from llmctl.errors import RecordError, SchedulerError
 from llmctl.job_state import JobState

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llmctl.backends import load_backend
 from llmctl.backends.base import JobRequest
-from llmctl.context import Invocation, is_remote
+from llmctl.context import Invocation, is_remote, settle_profile
 from llmctl.errors import ProfileError
-from llmctl.settled_profile import settle_profile
 from llmctl.site.container import ContainerPlan, plan_container
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile

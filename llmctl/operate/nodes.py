@@ -5,12 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from llmctl.backends.base import NodeReport, QueueBackend
-from llmctl.cluster_reach import ClusterReach
+from llmctl.context import ClusterReach
 from llmctl.errors import SchedulerError
 from llmctl.runs.scheduler_query import run_patiently, said
-from llmctl.transport.command_result import program_of
 from llmctl.transport.host_group import HostGroup
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Hands, program_of
 
 STATES = ("idle", "mixed", "allocated", "draining", "drained", "down", "unknown")
 """In the order to be shown: what can be had first, what is broken last."""

@@ -13,8 +13,7 @@ from llmctl.runs.job_status import SchedulerWatch, question_of
 from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import Patience, find_job, run_patiently, said
 from llmctl.runs.state import JobAnswer
-from llmctl.transport.command_result import CommandResult, program_of
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import CommandResult, Hands, program_of
 
 BEYOND_GRACE_S = 15.0
 """What job.sh gets on top of the grace: it ends its agents, and the file system has to show exit.json here."""

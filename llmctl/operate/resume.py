@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmctl.cluster_reach import ClusterReach
+from llmctl.context import ClusterReach
 from llmctl.errors import RecordError, SchedulerError, UsageError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import newest_attempt

@@ -6,8 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmctl.cluster_reach import ClusterReach
-from llmctl.context import Invocation
+from llmctl.context import ClusterReach, Invocation
 from llmctl.durations import spoken
 from llmctl.errors import LlmctlError, RecordError, SchedulerError
 from llmctl.job_state import JobState

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmctl.context import Invocation, is_remote
+from llmctl.context import Invocation, is_remote, settle_profile
+from llmctl.doctor.python import ARCHITECTURES
 from llmctl.errors import ProfileError
 from llmctl.operate.interactive import code_variables
-from llmctl.settled_profile import settle_profile
 from llmctl.submit.environment_checks import check_job_python
 from llmctl.submit.render import interactive_script, job_python
 from llmctl.submit.snapshot import store_own_code
@@ -53,3 +53,22 @@ def run_trainer_command(invocation: Invocation, profile: "ClusterProfile", words
     )
     argv = ["bash", "-c", script, "bash", python, "-m", "trainer", *words]
     return hands.run_interactive(argv, cwd=None if remote else os.fspath(invocation.cwd))
+
+
+def run_kernels_command(invocation: Invocation, profile: "ClusterProfile", words: Sequence[str]) -> int:
+    """Run ``python -m trainer kernels WORDS`` where a cluster's jobs are submitted from; its exit status.
+
+    What is built here is found by the jobs: the cache is theirs.
+
+    Raises:
+        ProfileError: the jobs' Python cannot be started here, or runs_root cannot be written.
+        SchedulerError: the machine cannot be reached.
+    """
+    return run_trainer_command(invocation, profile, ["kernels", *words, *_architectures(profile, words[0])])
+
+
+def _architectures(profile: "ClusterProfile", action: str) -> list[str]:
+    """The flag that has kernels built for the GPUs of the compute nodes, where a login node may have none."""
+    kinds = {ARCHITECTURES.get(kind.gpu or "", "") for kind in profile.resource_types.values()}
+    nvidia = sorted(kind for kind in kinds if kind and not kind.startswith("gfx"))
+    return ["--architecture", *nvidia] if nvidia and action == "build" else []

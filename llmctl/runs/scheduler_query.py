@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from llmctl.backends.base import JobReport, QueueBackend
 from llmctl.errors import SchedulerError
-from llmctl.transport.command_result import CommandResult
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import CommandResult, Hands
 
 TIMEOUT_S = 90.0
 """Above the minute for which Slurm's clients themselves try to reach a controller whose configuration is wrong."""

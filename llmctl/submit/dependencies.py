@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from llmctl.backends import load_queue_backend
-from llmctl.cluster_reach import ClusterReach
-from llmctl.context import Invocation
+from llmctl.context import ClusterReach, Invocation
 from llmctl.errors import UsageError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import find_attempts

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, cast
 
 from llmctl.backends import load_queue_backend
 from llmctl.backends.base import SubmittedJob
-from llmctl.context import Invocation
+from llmctl.context import Invocation, secrets_bytes
 from llmctl.errors import LlmctlError, RecordError, SchedulerError
 from llmctl.runs.record import RunRecord, Submission
-from llmctl.secrets import secrets_bytes
 from llmctl.submit.environment_checks import check_container_runtime, check_torch
 from llmctl.submit.path_checks import runs_root_error
 from llmctl.submit.plan import Plan

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from llmctl.backends.base import JobRequest
-from llmctl.context import Invocation, is_remote
+from llmctl.context import Invocation, is_remote, secrets_file
 from llmctl.errors import ProfileError
-from llmctl.secrets import secrets_file
 from llmctl.site.container import is_file
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile

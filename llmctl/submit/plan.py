@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 from llmctl import __version__
 from llmctl.backends import load_backend
 from llmctl.backends.base import JobRequest
-from llmctl.context import Invocation, is_remote
+from llmctl.context import Invocation, check_secrets, is_remote, settle_profile
 from llmctl.errors import RecordError, UsageError
 from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
-from llmctl.secrets import check_secrets
-from llmctl.settled_profile import settle_profile
 from llmctl.site.job import JobError, JobSpec
 from llmctl.site.profile import ClusterProfile, overlay
 from llmctl.submit import checks

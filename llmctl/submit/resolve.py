@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmctl.context import Invocation, is_remote
+from llmctl.context import Invocation, expand, is_remote
 from llmctl.errors import ConfigFileError, LlmctlError, UsageError
 from llmctl.paths import UserFolders, bundled
-from llmctl.settled_profile import expand
 from llmctl.site.profile import ClusterProfile, expand_home, overlay
 from trainer.config import ConfigError, build_config, path_entries, read_yaml, unknown_key_problem, weight_places
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from llmctl.backends.base import HostCommand, QueueBackend, SubmittedJob
 from llmctl.errors import SchedulerError
 from llmctl.runs.scheduler_query import Patience, find_job, said
-from llmctl.transport.command_result import CommandResult, program_of
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import CommandResult, Hands, program_of
 
 TIMEOUT_S = 120.0
 """Above the minute for which Slurm's clients try to reach a controller, and what a site's filter may take."""

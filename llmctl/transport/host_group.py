@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from llmctl.errors import SchedulerError
-from llmctl.transport.command_result import CommandResult
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.file_writes import FileWrite, PathFacts
 from llmctl.transport.host_members import (
@@ -29,7 +28,7 @@ from llmctl.transport.host_members import (
     short_name,
 )
 from llmctl.transport.processes import ProcessIdentity, ProcessReport
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import CommandResult, Hands
 
 T = TypeVar("T")
 

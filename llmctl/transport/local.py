@@ -2,16 +2,15 @@
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmctl.errors import SchedulerError
+from llmctl.errors import RecordError, SchedulerError
 from llmctl.transport import commands, file_reads, file_writes, processes
-from llmctl.transport.command_result import CommandResult, program_of
 from llmctl.transport.processes import ProcessIdentity
-from llmctl.transport.run_lock import lock_file
+from llmctl.transport.protocol import CommandResult, program_of
 
 _STDERR_TAIL = 2000
 
@@ -132,3 +131,25 @@ def command_result(argv: Sequence[str], done: commands.CommandOutput, timeout_s:
         raise SchedulerError(f"{program_of(argv)}: no answer within {timeout_s:g} s", transient=True, argv=argv)
     stdout, stderr = (text.decode("utf-8", errors="replace") for text in (done.stdout, done.stderr))
     return CommandResult(done.exit_status, stdout, stderr[-_STDERR_TAIL:])
+
+
+@contextmanager
+def lock_file(path: str, take: Callable[[str], int], release: Callable[[int], None]) -> Iterator[None]:
+    """Hold the lock file of a run; ``take`` and ``release`` do it where the file is (see file_acts).
+
+    Raises:
+        RecordError: another llmctl holds it, or its folder cannot be written.
+    """
+    folder = Path(path).parent
+    try:
+        lock = take(path)
+    except BlockingIOError:
+        raise RecordError(
+            f"{folder.name} is being resumed or cancelled by another llmctl; try again when it is done"
+        ) from None
+    except OSError as error:
+        raise RecordError(f"{folder}: cannot be written: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        release(lock)

@@ -6,13 +6,27 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from llmctl.transport.command_result import CommandResult
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.file_writes import FileWrite, PathFacts
 from llmctl.transport.processes import ProcessIdentity, ProcessReport
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """Exit status and what was printed; of standard error the end."""
+
+    exit_status: int
+    stdout: str
+    stderr: str
+
+
+def program_of(argv: Sequence[str]) -> str:
+    """The program that a command is about: ``squeue`` of ``sh -c TEXT squeue ...``."""
+    return argv[3] if len(argv) > 3 and tuple(argv[:2]) == ("sh", "-c") else argv[0]
 
 
 class Hands(Protocol):

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from llmctl.errors import SchedulerError
-from llmctl.transport.command_result import CommandResult, program_of
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.file_writes import FileWrite, PathFacts
-from llmctl.transport.local import command_result, start_error
+from llmctl.transport.local import command_result, lock_file, start_error
 from llmctl.transport.processes import ProcessIdentity, ProcessReport
-from llmctl.transport.run_lock import lock_file
+from llmctl.transport.protocol import CommandResult, program_of
 from llmctl.transport.ssh.agent import AgentClient
 from llmctl.transport.ssh.connection import Connection
 from llmctl.transport.ssh.failures import ConnectionLost

@@ -16,7 +16,7 @@ from llmctl.job_state import JobState
 from llmctl.site.container import ContainerPlan
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
-from llmctl.transport.command_result import program_of
+from llmctl.transport.protocol import program_of
 from tests.llmctl.scripts.script_cases import render_case
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "slurm"

@@ -7,11 +7,11 @@ import pytest
 
 from llmctl.backends.base import NodeReport
 from llmctl.cli.main import main
-from llmctl.cluster_reach import ClusterReach
+from llmctl.context import ClusterReach
 from llmctl.errors import SchedulerError
 from llmctl.operate.nodes import fold_names, group_nodes, read_machine, read_nodes, summarize
-from llmctl.transport.command_result import CommandResult
 from llmctl.transport.host_group import HostGroup
+from llmctl.transport.protocol import CommandResult
 
 NODES = (
     "n1|idle||8|0|gpu",

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from llmctl.cli.main import main
-from llmctl.cluster_reach import ClusterReach
+from llmctl.context import ClusterReach
 from llmctl.errors import RecordError, UsageError
 from llmctl.operate.resume import StartPoint, check_ended, check_work_left, start_point
 from llmctl.runs.record import RunIndex, RunRecord
