@@ -88,7 +88,7 @@ def make_runs(site: Site, count: int) -> list[RunRecord]:
     overlay = site.home / ".config/llmctl/clusters/slurm.yaml"
     overlay.parent.mkdir(parents=True)
     overlay.write_text(f"runs_root: {site.home}/runs\n")
-    hands = LocalTransport(site.environment())
+    transport = LocalTransport(site.environment())
     index = RunIndex(site.home / ".local/state/llmctl")
     now = time.time()
     records = []
@@ -116,7 +116,7 @@ def make_runs(site: Site, count: int) -> list[RunRecord]:
         (attempt / "started.json").write_text(json.dumps(started))
         row = {"attempt": 1, "iteration": 5, "lm_loss": 4.2, "tokens_per_s": 1e5, "iteration_time_s": 1.0, "time": now}
         (run_dir / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        record.save(hands)
+        record.save(transport)
         index.add(record)
         records.append(record)
     backend = load_queue_backend("slurm")

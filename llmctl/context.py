@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from llmctl.runs.record import RunIndex, RunRecord
     from llmctl.site.profile import ClusterProfile
     from llmctl.transport.local import LocalTransport
-    from llmctl.transport.protocol import Hands
+    from llmctl.transport.protocol import Transport
 
 SECRETS_FOLDER = ".secrets"
 """Beside the runs: every node sees and may change files below runs_root, which need not hold for a home directory."""
 
 
 @dataclass(frozen=True)
-class Invocation:
+class Context:
     """One call of llmctl: the world as the entry point found it, handed on through typer's ``Context.obj``.
 
     Attributes:
@@ -46,22 +46,22 @@ class Invocation:
     environment: Mapping[str, str]
     cwd: Path
     folders: UserFolders
-    connections: dict[str, Hands] = field(default_factory=dict, compare=False, repr=False)
+    connections: dict[str, Transport] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> Invocation:
+    def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> Context:
         """The invocation that the process's argv, environment and working directory make."""
         return cls(argv, command, environ, cwd, UserFolders.from_environment(environ))
 
     @property
     def transport(self) -> LocalTransport:
-        """Hands on this machine."""
+        """Transport on this machine."""
         from llmctl.transport.local import LocalTransport
 
         return LocalTransport(self.environment)
 
-    def connect(self, profile: ClusterProfile) -> Hands:
-        """Hands of a cluster: where its commands are run and its run directories are. Connected when first used.
+    def connect(self, profile: ClusterProfile) -> Transport:
+        """Transport of a cluster: where its commands are run and its run directories are. Connected when first used.
 
         Raises:
             ProfileError: the profile names no machine.
@@ -69,16 +69,16 @@ class Invocation:
         if not is_remote(profile):
             return self.transport
         if profile.name not in self.connections:
-            from llmctl.transport.ssh import hands_of
+            from llmctl.transport.ssh import connect_cluster
 
-            self.connections[profile.name] = hands_of(profile, self.environment)
+            self.connections[profile.name] = connect_cluster(profile, self.environment)
         return self.connections[profile.name]
 
     def close(self) -> None:
         """End the connections that this call has made."""
         while self.connections:
-            hands = self.connections.popitem()[1]
-            hands.close()
+            transport = self.connections.popitem()[1]
+            transport.close()
 
     @property
     def index(self) -> RunIndex:
@@ -157,17 +157,17 @@ def is_remote(profile: ClusterProfile) -> bool:
     return profile.scheduler == "ssh" or profile.login.host is not None
 
 
-def settle_profile(profile: ClusterProfile, invocation: Invocation) -> ClusterProfile:
+def resolve_profile_paths(profile: ClusterProfile, context: Context) -> ClusterProfile:
     """The profile without ``~`` in its paths. The machine is asked for its home only if one begins with it.
 
     Raises:
         ProfileError: runs_root is not set, or not absolute.
         SchedulerError: the machine cannot be asked.
     """
-    root = invocation.runs_root(profile)
+    root = context.runs_root(profile)
 
     def home() -> str:
-        return invocation.connect(profile).home() if is_remote(profile) else str(invocation.folders.home)
+        return context.connect(profile).home() if is_remote(profile) else str(context.folders.home)
 
     software, container = profile.environment, profile.container
     paths = {"path": software.path, "python": software.python, "module_init": software.module_init}
@@ -192,25 +192,25 @@ def _expanded(paths: dict[str, str | None], home: Callable[[], str]) -> dict[str
 
 
 @dataclass(frozen=True)
-class ClusterReach:
+class ClusterSession:
     """A cluster that runs are looked at on, or ended.
 
     Attributes:
         profile: of the cluster.
-        hands: the machine of its files and commands; connected when first used.
+        transport: the machine of its files and commands; connected when first used.
         backend: of its scheduler; None where jobs are processes.
     """
 
     profile: ClusterProfile
-    hands: Hands
+    transport: Transport
     backend: QueueBackend | None
 
     @classmethod
-    def of(cls, invocation: Invocation, cluster: str, origin: str) -> ClusterReach:
+    def of(cls, context: Context, cluster: str, origin: str) -> ClusterSession:
         """Reach for a cluster.
 
         Args:
-            invocation: this call of llmctl.
+            context: this call of llmctl.
             cluster: its name.
             origin: where the name came from, for the message.
 
@@ -220,8 +220,8 @@ class ClusterReach:
         """
         from llmctl.backends import load_queue_backend
 
-        profile = invocation.profile(cluster, origin)
-        return cls(profile, invocation.connect(profile), load_queue_backend(profile.scheduler))
+        profile = context.profile(cluster, origin)
+        return cls(profile, context.connect(profile), load_queue_backend(profile.scheduler))
 
     def watch(
         self,
@@ -236,33 +236,33 @@ class ClusterReach:
         from llmctl.runs.job_status import SchedulerWatch
 
         return SchedulerWatch(
-            self.backend, self.hands, interval_s=interval_s, remembered=remembered, asks_again=asks_again
+            self.backend, self.transport, interval_s=interval_s, remembered=remembered, asks_again=asks_again
         )
 
-    def remove_secrets(self, invocation: Invocation, records: Iterable[RunRecord]) -> None:
+    def remove_secrets(self, context: Context, records: Iterable[RunRecord]) -> None:
         """Remove the secrets of runs that have ended: a job that never ran, or was killed, leaves them.
 
         Raises:
             SchedulerError: the machine cannot be reached.
         """
         paths = [
-            secrets_file(invocation, self.profile, record.run_dir, submission.number)
+            secrets_file(context, self.profile, record.run_dir, submission.number)
             for record in records
             if record.job.get("secrets")
             for submission in record.submissions
         ]
         if paths:
-            self.hands.remove(paths)
+            self.transport.remove(paths)
 
 
-def secrets_file(invocation: Invocation, profile: ClusterProfile, run_dir: Path, submission: int) -> str:
+def secrets_file(context: Context, profile: ClusterProfile, run_dir: Path, submission: int) -> str:
     """Where the values for one submission stand, on the cluster's machine, until the job has ended.
 
     On this machine that is the user's own state folder. On a cluster it is a folder of the user alone beside the run
     directories; hosts that share no files have one each.
     """
     if profile.scheduler == "local" and not is_remote(profile):
-        return f"{invocation.folders.secrets}/{run_dir.name}.{submission}"
+        return f"{context.folders.secrets}/{run_dir.name}.{submission}"
     return f"{run_dir.parent}/{SECRETS_FOLDER}/{run_dir.name}.{submission}"
 
 

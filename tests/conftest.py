@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.rank_server import stop_rank_server
 
+# No test asserts a time: other processes may hold the machine.
+settings.register_profile("llmctl", deadline=None)
+settings.load_profile("llmctl")
 SESSION_MARK = "LLMCTL_PYTEST_SESSION"
 # Those that take longest, in this order.
 LONGEST = (

@@ -259,7 +259,7 @@ class QueueBackend(Backend, Protocol):
     def parse_nodes(self, outputs: Sequence[str]) -> list[NodeReport]:
         """The nodes in what the commands of ``nodes_argv`` printed, in order."""
 
-    def visit_argv(
+    def attach_argv(
         self,
         job_id: str,
         host: str,

@@ -7,7 +7,7 @@ import typer
 
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
-from llmctl.context import ClusterReach, Invocation
+from llmctl.context import ClusterSession, Context
 from llmctl.errors import LlmctlError, RecordError
 from llmctl.operate.cancel import GRACE_S, cancel_run, end_without_record
 from llmctl.runs.record import RunRecord
@@ -27,11 +27,11 @@ def cancel(
     ] = GRACE_S,
 ) -> int:
     """End runs: the trainer saves at its next step if it can; what is left after the grace is killed."""
-    invocation: Invocation = ctx.obj
+    context: Context = ctx.obj
     exit_code = 0
     for reference in runs:
         try:
-            print(_cancel(invocation, reference, grace), flush=True)
+            print(_cancel(context, reference, grace), flush=True)
         except LlmctlError as error:
             if len(runs) == 1:
                 raise
@@ -40,21 +40,21 @@ def cancel(
     return exit_code
 
 
-def _cancel(invocation: Invocation, reference: str, grace_s: float) -> str:
-    entry = invocation.index.find(reference)
-    reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
+def _cancel(context: Context, reference: str, grace_s: float) -> str:
+    entry = context.index.find(reference)
+    session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
     try:
-        record = RunRecord.load(entry.run_dir, reach.hands)
+        record = RunRecord.load(entry.run_dir, session.transport)
     except RecordError as error:
-        ended = end_without_record(entry.run_dir, reach.hands, reach.backend, grace_s=grace_s)
+        ended = end_without_record(entry.run_dir, session.transport, session.backend, grace_s=grace_s)
         if not ended:
             raise
         return f"{entry.run_id}: ended what still ran ({ended}); {error.message}"
-    outcome = cancel_run(record, reach.hands, reach.backend, grace_s=grace_s)
+    outcome = cancel_run(record, session.transport, session.backend, grace_s=grace_s)
     view = outcome.view
     if view.state.is_finished:
-        reach.remove_secrets(invocation, [record])
-    invocation.index.update_state(view.run_id, view.state.value, time.time())
+        session.remove_secrets(context, [record])
+    context.index.update_state(view.run_id, view.state.value, time.time())
     if outcome.had_ended:
         return f"{view.run_id} had ended already: {view.detail or view.state}"
     return f"{view.run_id}: {view.detail or view.state}"

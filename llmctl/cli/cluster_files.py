@@ -8,7 +8,7 @@ import typer
 
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, say
-from llmctl.context import Invocation
+from llmctl.context import Context
 from llmctl.errors import LlmctlError, ProfileError, UsageError
 from llmctl.site.profile_names import ARGUMENT, NAME
 
@@ -57,10 +57,10 @@ def new(
     from llmctl.site.new_profile import NewProfile, profile_text
     from llmctl.site.profile import SCHEDULERS
 
-    invocation: Invocation = ctx.obj
+    context: Context = ctx.obj
     asks = is_for_people() and scheduler is None
     chosen = _name(name if name is not None or not asks else typer.prompt("Name of the cluster"))
-    path = invocation.folders.clusters / f"{chosen}.yaml"
+    path = context.folders.clusters / f"{chosen}.yaml"
     if path.exists():
         raise UsageError(f"NAME {chosen}: {path} is there already and is never overwritten; edit it")
     kind, place = _environment(venv, conda, container_image)
@@ -86,7 +86,7 @@ def new(
         modules=tuple(module or ()),
     )
     _write(path, profile_text(values))
-    _check_written(invocation, chosen, path)
+    _check_written(context, chosen, path)
     print(path)
 
 
@@ -108,8 +108,8 @@ def setup(
     from llmctl.operate.cluster_setup import Answers, below_home, write_overlay
     from llmctl.site.profile import load_profile
 
-    invocation: Invocation = ctx.obj
-    folders = invocation.folders
+    context: Context = ctx.obj
+    folders = context.folders
     profile = load_profile(folders, name, ARGUMENT)
     kind, place = _environment(venv, conda, container_image)
     flags = (group, runs_root, login, host, place, python, module, interface)
@@ -127,9 +127,9 @@ def setup(
     if all(flag is None for flag in flags):
         if not is_for_people():
             raise UsageError(f"clusters setup {name}: say what to write, as in --group G --runs-root DIR --venv DIR")
-        answers = _asked(invocation, profile)
+        answers = _asked(context, profile)
     elif runs_root is None:
-        answers = _with_work_area(invocation, profile, answers)
+        answers = _with_work_area(context, profile, answers)
     path = write_overlay(folders, name, answers)
     if path is None:
         say(f"nothing is written: all of this holds for {name} already")
@@ -138,7 +138,7 @@ def setup(
     say(f"llmctl doctor --cluster {name} says whether it works")
 
 
-def _asked(invocation: Invocation, profile: "ClusterProfile") -> "Answers":
+def _asked(context: Context, profile: "ClusterProfile") -> "Answers":
     """What the user answers to one question after the other; the present values are offered."""
     from llmctl.operate.cluster_setup import Answers
 
@@ -152,7 +152,7 @@ def _asked(invocation: Invocation, profile: "ClusterProfile") -> "Answers":
     group = profile.group
     if profile.group_required or profile.scheduler in ("slurm", "sge", "pbs"):
         group = question.ask("Group, project or account to bill", default=profile.group or "")
-    runs = _suggestion(invocation, profile, Answers(login=login, group=group, hosts=hosts))
+    runs = _suggestion(context, profile, Answers(login=login, group=group, hosts=hosts))
     kind = question.choice("Environment of the jobs", (*_KINDS, "none"), profile.environment.kind or "none")
     path = None if kind == "none" else question.ask(_what(kind), default=profile.environment.path or "")
     modules = question.ask("Modules to load, with spaces between", default=" ".join(profile.environment.modules))
@@ -167,7 +167,7 @@ def _asked(invocation: Invocation, profile: "ClusterProfile") -> "Answers":
     )
 
 
-def _suggestion(invocation: Invocation, profile: "ClusterProfile", answers: "Answers") -> str | None:
+def _suggestion(context: Context, profile: "ClusterProfile", answers: "Answers") -> str | None:
     """Folder for the runs: the one there is, or where they belong at the site."""
     from llmctl.operate.cluster_setup import suggested_runs_root, user_on
 
@@ -175,17 +175,17 @@ def _suggestion(invocation: Invocation, profile: "ClusterProfile", answers: "Ans
         return profile.runs_root
     hosts = answers.hosts or profile.hosts
     host = profile.login.host if answers.login is None else answers.login
-    user = user_on(hosts[0] if hosts else host, invocation.environment)
+    user = user_on(hosts[0] if hosts else host, context.environment)
     return suggested_runs_root(profile, group=answers.group or profile.group, user=user)
 
 
-def _with_work_area(invocation: Invocation, profile: "ClusterProfile", answers: "Answers") -> "Answers":
+def _with_work_area(context: Context, profile: "ClusterProfile", answers: "Answers") -> "Answers":
     """The answers, with the site's own place for runs where neither profile nor flags name one."""
     from dataclasses import replace
 
     if profile.runs_root is not None:
         return answers
-    runs = _suggestion(invocation, profile, answers)
+    runs = _suggestion(context, profile, answers)
     if runs is None:
         return answers
     say(f"runs_root: {runs}, where work belongs on {profile.name}; --runs-root names another")
@@ -259,11 +259,11 @@ def _write(path: Path, text: str) -> None:
         raise ProfileError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _check_written(invocation: Invocation, name: str, path: Path) -> None:
+def _check_written(context: Context, name: str, path: Path) -> None:
     from llmctl.site.profile import load_profile
 
     try:
-        load_profile(invocation.folders, name, ARGUMENT)
+        load_profile(context.folders, name, ARGUMENT)
     except LlmctlError:
         path.unlink()
         raise

@@ -7,7 +7,7 @@ import typer
 from llmctl.cli.cluster_files import new, setup
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
-from llmctl.context import Invocation
+from llmctl.context import Context
 from llmctl.errors import LlmctlError
 from llmctl.site.profile_names import ARGUMENT, cluster_names, profile_files
 
@@ -28,8 +28,8 @@ def clusters() -> None:
 @app.command("list")
 def list_clusters(ctx: typer.Context, as_json: _JSON = False) -> None:
     """Every cluster that there is a profile for."""
-    invocation: Invocation = ctx.obj
-    rows = [_row(invocation, name) for name in cluster_names(invocation.folders)]
+    context: Context = ctx.obj
+    rows = [_row(context, name) for name in cluster_names(context.folders)]
     if as_json:
         print_json(rows)
     elif is_for_people():
@@ -49,9 +49,9 @@ def show(ctx: typer.Context, name: _CLUSTER, as_json: _JSON = False) -> None:
     """The values that hold for one cluster, each with where it comes from; the rest are llmctl's defaults."""
     from llmctl.site.profile_origins import annotated_lines, origins
 
-    invocation: Invocation = ctx.obj
-    folders = invocation.folders
-    profile = invocation.profile(name, ARGUMENT)
+    context: Context = ctx.obj
+    folders = context.folders
+    profile = context.profile(name, ARGUMENT)
     files = profile_files(folders, name)
     found = origins(folders, name)
     values = profile.model_dump(mode="json")
@@ -61,7 +61,7 @@ def show(ctx: typer.Context, name: _CLUSTER, as_json: _JSON = False) -> None:
         return
     words = {path: "yours" if path.is_relative_to(folders.clusters) else "bundled" for path in files}
     marks = {key: words[path] for key, path in found.items()}
-    if invocation.environment.get("LLMCTL_RUNS_ROOT"):
+    if context.environment.get("LLMCTL_RUNS_ROOT"):
         marks["runs_root"] = "LLMCTL_RUNS_ROOT"
     for path in files:
         print(f"# {path}  ({words[path]})")
@@ -77,19 +77,19 @@ def validate(
     ] = None,
 ) -> int:
     """Check profiles: keys and values, and on the cluster that runs_root can hold runs and the jobs' Python starts."""
-    from llmctl.context import settle_profile
+    from llmctl.context import resolve_profile_paths
     from llmctl.submit.environment_checks import check_job_python
     from llmctl.submit.path_checks import check_runs_root
 
-    invocation: Invocation = ctx.obj
+    context: Context = ctx.obj
     worst = 0
-    for name in names or cluster_names(invocation.folders):
+    for name in names or cluster_names(context.folders):
         try:
-            profile = invocation.profile(name, ARGUMENT)
-            if names or _is_in_use(invocation, name):
-                profile = settle_profile(profile, invocation)
-                check_runs_root(profile, invocation)
-                check_job_python(profile, invocation)
+            profile = context.profile(name, ARGUMENT)
+            if names or _is_in_use(context, name):
+                profile = resolve_profile_paths(profile, context)
+                check_runs_root(profile, context)
+                check_job_python(profile, context)
         except LlmctlError as error:
             say(f"llmctl: {error.message}")
             worst = max(worst, error.exit_code)
@@ -98,15 +98,15 @@ def validate(
     return worst
 
 
-def _is_in_use(invocation: Invocation, name: str) -> bool:
+def _is_in_use(context: Context, name: str) -> bool:
     """Whether the user has set a cluster up: a bundled profile alone is of a site where they may have no account."""
-    return name == "local" or (invocation.folders.clusters / f"{name}.yaml").is_file()
+    return name == "local" or (context.folders.clusters / f"{name}.yaml").is_file()
 
 
-def _row(invocation: Invocation, name: str) -> dict[str, Any]:
-    files = [str(path) for path in profile_files(invocation.folders, name)]
+def _row(context: Context, name: str) -> dict[str, Any]:
+    files = [str(path) for path in profile_files(context.folders, name)]
     try:
-        profile: ClusterProfile = invocation.profile(name, ARGUMENT)
+        profile: ClusterProfile = context.profile(name, ARGUMENT)
     except LlmctlError as error:
         return {"name": name, "scheduler": "", "description": f"not valid: {error.message}", "files": files}
     return {"name": name, "scheduler": profile.scheduler, "description": profile.description, "files": files}

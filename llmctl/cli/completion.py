@@ -2,19 +2,19 @@
 
 import typer
 
-from llmctl.context import Invocation
+from llmctl.context import Context
 
 
 def complete_cluster(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of clusters that there is a profile for."""
     from llmctl.site.profile_names import cluster_names
 
-    invocation: Invocation = ctx.obj
-    return [name for name in cluster_names(invocation.folders) if name.startswith(incomplete)]
+    context: Context = ctx.obj
+    return [name for name in cluster_names(context.folders) if name.startswith(incomplete)]
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Run ids, the newest first, with the state last seen."""
-    invocation: Invocation = ctx.obj
-    entries = invocation.index.entries()[::-1]
+    context: Context = ctx.obj
+    entries = context.index.entries()[::-1]
     return [(entry.run_id, entry.last_state or "") for entry in entries if entry.run_id.startswith(incomplete)]

@@ -7,7 +7,7 @@ import typer
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.data_prepare import EPILOG, prepare
 from llmctl.cli.data_train_tokenizer import train_tokenizer
-from llmctl.context import Invocation
+from llmctl.context import Context
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -105,7 +105,7 @@ def merge(
     return _run(ctx.obj, cluster, ["merge-data", f"--output-prefix={output}", "--input", *paths])
 
 
-def _run(invocation: Invocation, cluster: str | None, words: list[str]) -> int:
+def _run(context: Context, cluster: str | None, words: list[str]) -> int:
     from llmctl.operate.trainer_command import run_trainer_command
 
-    return run_trainer_command(invocation, invocation.profile(*invocation.cluster(cluster)), words)
+    return run_trainer_command(context, context.profile(*context.cluster(cluster)), words)

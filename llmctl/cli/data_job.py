@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmctl.cli.completion import complete_cluster
-from llmctl.context import Invocation
+from llmctl.context import Context
 
 if TYPE_CHECKING:
     from llmctl.operate.data_jobs import DataWork
@@ -57,7 +57,7 @@ def trainer_words(given: Mapping[str, Any], flags: Mapping[str, str]) -> list[st
     return words
 
 
-def start(invocation: Invocation, work: "DataWork", given: Mapping[str, Any]) -> int:
+def start(context: Context, work: "DataWork", given: Mapping[str, Any]) -> int:
     """Do ``work`` here, or submit its job, by the values of a command's parameters; gives the exit code."""
     from llmctl.cli.plan_output import carry_out, follow_started, show_plan
     from llmctl.operate.data_jobs import plan_data_work
@@ -67,11 +67,11 @@ def start(invocation: Invocation, work: "DataWork", given: Mapping[str, Any]) ->
         Flag(flag, f"job.{key}", given[key], adds=key == "mounts") for key, flag in JOB_FLAGS.items() if given.get(key)
     ]
     as_json, follow = given["as_json"], given["follow"]
-    plan = plan_data_work(invocation, invocation.cluster(given["cluster"]), work, flags, dry_run=given["dry_run"])
+    plan = plan_data_work(context, context.cluster(given["cluster"]), work, flags, dry_run=given["dry_run"])
     if isinstance(plan, int):
         return plan
     if given["dry_run"]:
-        show_plan(plan, invocation, as_json=as_json, more={})
+        show_plan(plan, context, as_json=as_json, more={})
         return 0
-    record = carry_out(plan, invocation, as_json=as_json, follow=follow, more={})
-    return follow_started(record, invocation, as_json=as_json) if follow else 0
+    record = carry_out(plan, context, as_json=as_json, follow=follow, more={})
+    return follow_started(record, context, as_json=as_json) if follow else 0

@@ -7,7 +7,7 @@ import typer
 
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console
-from llmctl.context import Invocation
+from llmctl.context import Context
 from llmctl.doctor.examine import examine, exit_code
 from llmctl.doctor.python import Check
 
@@ -30,11 +30,11 @@ def doctor(
     Every line begins with ok, note (it could not be told from here), warning or FAULT, and a line that needs it is
     followed by what puts it right. The exit code is 0, or the class of the first fault: 3 profile, 4 connection.
     """
-    invocation: Invocation = ctx.obj
-    profile = invocation.profile(*invocation.cluster(cluster))
+    context: Context = ctx.obj
+    profile = context.profile(*context.cluster(cluster))
     checks: list[Check] = []
     console = rich_console() if is_for_people() and not as_json else None
-    for check in examine(invocation, profile):
+    for check in examine(context, profile):
         checks.append(check)
         if as_json:
             continue

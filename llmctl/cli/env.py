@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from llmctl.cli.completion import complete_cluster
-from llmctl.context import Invocation
+from llmctl.context import Context
 from llmctl.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -39,6 +39,6 @@ def kernels(
         raise UsageError(f"--json: {action} prints no document; leave it out")
     from llmctl.operate.trainer_command import run_kernels_command
 
-    invocation: Invocation = ctx.obj
-    profile = invocation.profile(*invocation.cluster(cluster))
-    return run_kernels_command(invocation, profile, [action, *(["--json"] if as_json else [])])
+    context: Context = ctx.obj
+    profile = context.profile(*context.cluster(cluster))
+    return run_kernels_command(context, profile, [action, *(["--json"] if as_json else [])])

@@ -7,7 +7,7 @@ import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.cli.console import say
-from llmctl.context import Invocation
+from llmctl.context import Context
 from llmctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,42 +56,42 @@ def interactive(
     debugger.
     """
     given = {key: value for key, value in locals().items() if key in _JOB_FLAGS and value is not None}
-    invocation: Invocation = ctx.obj
+    context: Context = ctx.obj
     if run is not None:
-        return _visit(invocation, run, rank, cluster, given)
+        return _attach(context, run, rank, cluster, given)
     if rank is not None:
         raise UsageError("--rank: says which rank of a run; give --run RUN too")
     from llmctl.operate.interactive import new_session
     from llmctl.submit.resolve import Flag
 
-    profile = invocation.profile(*invocation.cluster(cluster))
+    profile = context.profile(*context.cluster(cluster))
     _check_offered(profile, given)
     flags = [Flag(_JOB_FLAGS[key], f"job.{key}", value) for key, value in given.items()]
-    return _enter(new_session(invocation, profile, flags))
+    return _enter(new_session(context, profile, flags))
 
 
-def _visit(invocation: Invocation, run: str, rank: int | None, cluster: str | None, given: Mapping[str, Any]) -> int:
-    from llmctl.context import ClusterReach
-    from llmctl.operate.attach import visit_run
-    from llmctl.operate.interactive import visit_session
+def _attach(context: Context, run: str, rank: int | None, cluster: str | None, given: Mapping[str, Any]) -> int:
+    from llmctl.context import ClusterSession
+    from llmctl.operate.attach import attach_to_run
+    from llmctl.operate.interactive import attach_session
     from llmctl.runs.record import RunRecord
 
-    entry = invocation.index.find(run)
+    entry = context.index.find(run)
     if cluster not in (None, entry.cluster):
         raise UsageError(f"--cluster {cluster}: {entry.run_id} is on {entry.cluster}; leave --cluster out")
     if given:
         flag = _JOB_FLAGS[next(iter(given))]
         raise UsageError(f"{flag}: {entry.run_id} has its nodes already; leave {flag} out")
-    reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
-    visit = visit_run(RunRecord.load(entry.run_dir, reach.hands), reach, rank)
-    if visit.remark:
-        say(visit.remark)
-    return _enter(visit_session(invocation, reach.profile, visit))
+    session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
+    attachment = attach_to_run(RunRecord.load(entry.run_dir, session.transport), session, rank)
+    if attachment.warning:
+        say(attachment.warning)
+    return _enter(attach_session(context, session.profile, attachment))
 
 
 def _enter(session: "Session") -> int:
-    if session.remark:
-        say(session.remark)
+    if session.warning:
+        say(session.warning)
     return session.run()
 
 

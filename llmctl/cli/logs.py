@@ -12,7 +12,7 @@ import typer
 
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
-from llmctl.context import ClusterReach, Invocation
+from llmctl.context import ClusterSession, Context
 from llmctl.errors import RecordError, UsageError
 from llmctl.job_state import JobState
 from llmctl.operate.follow import default_choice, follow_run, pending_words
@@ -23,7 +23,7 @@ from llmctl.runs.logs import LogLine, clean, last_lines
 from llmctl.runs.observe import observe_run
 from llmctl.runs.record import RunRecord
 from llmctl.transport.file_reads import FileRead
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 LINES_OF_ONE = 100
 LINES_OF_MANY = 20
@@ -63,12 +63,12 @@ def logs(
     if follow and download is not None:
         raise UsageError("--download: copies what is there now; leave out -f")
     choice = LogChoice("job") if job else LogChoice.parse(rank) if rank is not None else None
-    invocation: Invocation = ctx.obj
-    entry = invocation.index.find(run)
-    reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
-    found = _find(RunRecord.load(entry.run_dir, reach.hands), reach, choice, attempt, follow)
+    context: Context = ctx.obj
+    entry = context.index.find(run)
+    session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
+    found = _find(RunRecord.load(entry.run_dir, session.transport), session, choice, attempt, follow)
     if download is not None:
-        return _download(found, (invocation.cwd / download).resolve())
+        return _download(found, (context.cwd / download).resolve())
     _say_what_failed(found)
     count = lines if lines is not None else LINES_OF_ONE if len(found.files) < 2 else LINES_OF_MANY
     ends = _show_last(found, count, whole_only=follow)
@@ -76,7 +76,7 @@ def logs(
     if not follow:
         return 0
     return follow_run(
-        found.record, reach.hands, backend=reach.backend, choice=choice, attempt=found.attempt, offsets=ends
+        found.record, session.transport, backend=session.backend, choice=choice, attempt=found.attempt, offsets=ends
     )
 
 
@@ -85,16 +85,18 @@ class Found:
     """The log files meant: source -> path, and the errors of the attempt, the cause first."""
 
     record: RunRecord
-    reach: ClusterReach
+    session: ClusterSession
     choice: LogChoice
     attempt: int | None
     files: dict[str, str]
     errors: tuple[RankError, ...]
 
 
-def _find(record: RunRecord, reach: ClusterReach, choice: LogChoice | None, attempt: int | None, follow: bool) -> Found:
-    hands = reach.hands
-    attempts = attempt_numbers(record, hands)
+def _find(
+    record: RunRecord, session: ClusterSession, choice: LogChoice | None, attempt: int | None, follow: bool
+) -> Found:
+    transport = session.transport
+    attempts = attempt_numbers(record, transport)
     if attempt is not None and attempt not in attempts:
         there = f"there are attempts {spans(attempts)}" if attempts else "it has made none yet"
         raise RecordError(f"{record.run_id}: there is no attempt {attempt}; {there}")
@@ -103,10 +105,10 @@ def _find(record: RunRecord, reach: ClusterReach, choice: LogChoice | None, atte
     number = attempt if attempt is not None else max(attempts, default=None)
     if number is None:
         chosen = choice or LogChoice("job")
-        return Found(record, reach, chosen, None, LogChoice("job").files(str(record.run_dir), 0, [], []), ())
+        return Found(record, session, chosen, None, LogChoice("job").files(str(record.run_dir), 0, [], []), ())
     folder = f"{record.run_dir}/attempts/{number}"
-    names, error_names = hands.list_names([folder, f"{folder}/errors"])
-    errors = _errors(hands, [f"{folder}/errors/{name}" for name in error_names if not name.startswith(".")])
+    names, error_names = transport.list_names([folder, f"{folder}/errors"])
+    errors = _errors(transport, [f"{folder}/errors/{name}" for name in error_names if not name.startswith(".")])
     chosen = choice or default_choice(record, names)
     absence = chosen.absence(names)
     if absence and not follow:
@@ -114,11 +116,11 @@ def _find(record: RunRecord, reach: ClusterReach, choice: LogChoice | None, atte
     if absence:
         say(f"{record.run_id}: {absence}; waiting for it")
     files = chosen.files(str(record.run_dir), number, names, [error.rank for error in errors])
-    return Found(record, reach, chosen, number, files, errors)
+    return Found(record, session, chosen, number, files, errors)
 
 
-def _errors(hands: Hands, paths: Sequence[str]) -> tuple[RankError, ...]:
-    parts = hands.read_parts([FileRead(path) for path in paths])
+def _errors(transport: Transport, paths: Sequence[str]) -> tuple[RankError, ...]:
+    parts = transport.read_parts([FileRead(path) for path in paths])
     parsed = [parse_error(part.data) for part in parts if part is not None]
     errors = tuple(sorted((one for one in parsed if one is not None), key=lambda error: (error.time, error.rank)))
     cause = first_error(errors)
@@ -136,7 +138,7 @@ def _say_what_failed(found: Found) -> None:
 
 def _show_last(found: Found, count: int, *, whole_only: bool) -> dict[str, int]:
     """Print the last lines of every file; where following goes on, by source."""
-    ends = last_lines(found.reach.hands.read_parts, list(found.files.values()), count, whole_only=whole_only)
+    ends = last_lines(found.session.transport.read_parts, list(found.files.values()), count, whole_only=whole_only)
     shown = {source: tail for source, tail in zip(found.files, ends, strict=True) if tail[0]}
     _show_traceback(found, {source: texts for source, (texts, _) in shown.items()})
     for source, (texts, _) in shown.items():
@@ -163,9 +165,9 @@ def _why_nothing(found: Found) -> str:
     """Why a run has printed nothing: most likely it has not begun."""
     if found.attempt is not None:
         return f"nothing has been printed yet; llmctl status {found.record.run_id} says how it is"
-    hands = found.reach.hands
-    view = observe_run(found.record, hands, found.reach.watch())
-    how = pending_words(view, hands.now()) if view.state is JobState.PENDING else f"{view.state}: {view.detail}"
+    transport = found.session.transport
+    view = observe_run(found.record, transport, found.session.watch())
+    how = pending_words(view, transport.now()) if view.state is JobState.PENDING else f"{view.state}: {view.detail}"
     return f"nothing has been printed yet; {how}"
 
 
@@ -173,19 +175,19 @@ def _download(found: Found, folder: Path) -> int:
     """Copy every file to ``folder``, each under a temporary name until it is whole."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        copied = [_copy(found.reach.hands, path, folder / Path(path).name) for path in found.files.values()]
+        copied = [_copy(found.session.transport, path, folder / Path(path).name) for path in found.files.values()]
     except OSError as error:
         raise UsageError(f"--download: {folder} cannot be written: {error.strerror}") from None
     print(f"{sum(copied)} files in {folder}")
     return 0
 
 
-def _copy(hands: Hands, source: str, target: Path) -> bool:
+def _copy(transport: Transport, source: str, target: Path) -> bool:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             while True:
-                (part,) = hands.read_parts([FileRead(source, file.tell())])
+                (part,) = transport.read_parts([FileRead(source, file.tell())])
                 if part is None:
                     return False
                 file.write(part.data)

@@ -18,7 +18,7 @@ import typer.core
 import typer.main
 
 from llmctl import __version__
-from llmctl.context import Invocation
+from llmctl.context import Context
 from llmctl.errors import BUG, INTERRUPTED, ConfigFileError, LlmctlError, UsageError
 
 # command -> (module, what it does). The module has ``app``, a Typer with one command, or with several and a callback.
@@ -133,16 +133,16 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end
     debug = "--debug" in words
     try:
         _check_text(words)
-        invocation = Invocation.of(
+        context = Context.of(
             ("llmctl", *arguments), command, os.environ if environment is None else environment, _working_directory()
         )
-        at_end.callback(invocation.close)
+        at_end.callback(context.close)
         if "--" in arguments and not set(words) & TAKES_COMMAND:
             raise UsageError(f"-- COMMAND goes with {' and '.join(sorted(TAKES_COMMAND))} only")
         if "--" in arguments and not command:
             raise UsageError("--: is followed by no COMMAND; give one, or leave -- out")
         result = typer.main.get_command(app).main(
-            words or ["--help"], prog_name="llmctl", standalone_mode=False, obj=invocation
+            words or ["--help"], prog_name="llmctl", standalone_mode=False, obj=context
         )
     except LlmctlError as error:
         return _report(error.message, error.exit_code, debug)

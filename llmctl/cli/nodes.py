@@ -9,7 +9,7 @@ import typer
 from llmctl.backends.base import NodeReport
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
-from llmctl.context import ClusterReach, Invocation
+from llmctl.context import ClusterSession, Context
 from llmctl.operate.nodes import NodeGroup, QueueSummary, group_nodes, read_nodes, summarize
 
 COLUMNS = ("QUEUES", "STATE", "NODES", "GPUS", "CORES", "MEMORY", "NAMES", "REASON")
@@ -30,9 +30,9 @@ def nodes(
 
     GPUS and CORES are those in use of those there are.
     """
-    invocation: Invocation = ctx.obj
-    name, origin = invocation.cluster(cluster)
-    found = read_nodes(ClusterReach.of(invocation, name, origin))
+    context: Context = ctx.obj
+    name, origin = context.cluster(cluster)
+    found = read_nodes(ClusterSession.of(context, name, origin))
     if as_json:
         queues = [asdict(summary) for summary in summarize(found)]
         print_json({"cluster": name, "nodes": [asdict(node) for node in found], "queues": queues})

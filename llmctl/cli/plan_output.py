@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from llmctl.cli.console import print_json, say
 
 if TYPE_CHECKING:
-    from llmctl.context import Invocation
+    from llmctl.context import Context
     from llmctl.runs.record import RunRecord
     from llmctl.submit.plan import Plan
 
 
-def show_plan(plan: "Plan", invocation: "Invocation", *, as_json: bool, more: Mapping[str, Any]) -> None:
+def show_plan(plan: "Plan", context: "Context", *, as_json: bool, more: Mapping[str, Any]) -> None:
     """``--dry-run``: the script and the submit commands, byte for byte what would be run. Writes nothing.
 
     Args:
         plan: what would be done.
-        invocation: of this call.
+        context: of this call.
         as_json: as one JSON document instead.
         more: further fields of the document.
     """
-    _say_beforehand(plan, invocation)
+    _say_beforehand(plan, context)
     if not as_json:
         sys.stdout.flush()
         sys.stdout.buffer.write(plan.rendered.as_bytes())
@@ -32,25 +32,23 @@ def show_plan(plan: "Plan", invocation: "Invocation", *, as_json: bool, more: Ma
     print_json({**_summary(plan.record, plan), **more, "script": plan.rendered.script, "commands": commands})
 
 
-def carry_out(
-    plan: "Plan", invocation: "Invocation", *, as_json: bool, follow: bool, more: Mapping[str, Any]
-) -> "RunRecord":
+def carry_out(plan: "Plan", context: "Context", *, as_json: bool, follow: bool, more: Mapping[str, Any]) -> "RunRecord":
     """Submit, and say what was started; returns the record with the new submission.
 
     Args:
         plan: to be carried out.
-        invocation: of this call.
+        context: of this call.
         as_json: one JSON document on standard output.
         follow: the run is followed afterwards, which says more.
         more: further fields of the document.
     """
-    from llmctl.operate.notices import remember_notice
+    from llmctl.operate.notices import remember_site_message
     from llmctl.submit.execute import perform
 
-    _say_beforehand(plan, invocation)
+    _say_beforehand(plan, context)
     with suppress(OSError):  # else it is told again
-        remember_notice(plan.profile, invocation.folders)
-    record = perform(plan, invocation, say)
+        remember_site_message(plan.profile, context.folders)
+    record = perform(plan, context, say)
     if as_json:
         print_json({**_summary(record, plan), **more})
         sys.stdout.flush()
@@ -66,28 +64,28 @@ def carry_out(
     return record
 
 
-def follow_started(record: "RunRecord", invocation: "Invocation", *, as_json: bool) -> int:
+def follow_started(record: "RunRecord", context: "Context", *, as_json: bool) -> int:
     """Show the run until it ends; returns the exit code.
 
     Args:
         record: of the run.
-        invocation: of this call.
+        context: of this call.
         as_json: a document stands on standard output; what is followed goes to standard error.
     """
-    from llmctl.context import ClusterReach
+    from llmctl.context import ClusterSession
     from llmctl.operate.follow import follow_run
     from llmctl.operate.follow_output import PlainOutput
 
-    reach = ClusterReach.of(invocation, record.cluster, f"run {record.run_id}")
+    session = ClusterSession.of(context, record.cluster, f"run {record.run_id}")
     output = PlainOutput(sys.stderr) if as_json else None
-    return follow_run(record, reach.hands, backend=reach.backend, output=output)
+    return follow_run(record, session.transport, backend=session.backend, output=output)
 
 
-def _say_beforehand(plan: "Plan", invocation: "Invocation") -> None:
-    from llmctl.operate.notices import untold_notice
+def _say_beforehand(plan: "Plan", context: "Context") -> None:
+    from llmctl.operate.notices import unseen_site_message
 
-    notice = untold_notice(plan.profile, invocation.folders)
-    for line in (notice and f"{plan.profile.name}: {notice}", *plan.remarks, plan.cost and f"asks for {plan.cost}"):
+    notice = unseen_site_message(plan.profile, context.folders)
+    for line in (notice and f"{plan.profile.name}: {notice}", *plan.warnings, plan.cost and f"asks for {plan.cost}"):
         if line:
             say(line)
 

@@ -7,7 +7,7 @@ import typer
 
 from llmctl.cli.completion import complete_run
 from llmctl.cli.console import say
-from llmctl.context import Invocation
+from llmctl.context import Context
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -34,25 +34,25 @@ def resume(
 ) -> int:
     """Go on with a run that has ended, from its latest checkpoint, with the config and code that it has."""
     from llmctl.cli.plan_output import carry_out, follow_started, show_plan
-    from llmctl.context import ClusterReach
+    from llmctl.context import ClusterSession
     from llmctl.operate.resume import check_ended, check_work_left, start_point
     from llmctl.runs.record import RunRecord
     from llmctl.submit.plan import plan_resume
 
-    invocation: Invocation = ctx.obj
-    entry = invocation.index.find(run)
-    reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
-    with nullcontext() if dry_run else reach.hands.lock(f"{entry.run_dir}/.lock"):
-        record = RunRecord.load(entry.run_dir, reach.hands)
+    context: Context = ctx.obj
+    entry = context.index.find(run)
+    session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
+    with nullcontext() if dry_run else session.transport.lock(f"{entry.run_dir}/.lock"):
+        record = RunRecord.load(entry.run_dir, session.transport)
         if not dry_run:
-            check_ended(record, reach)
-        plan = plan_resume(invocation, record, nodes=nodes, settings=settings or (), dry_run=dry_run)
-        point = start_point(plan.record, reach.hands)
+            check_ended(record, session)
+        plan = plan_resume(context, record, nodes=nodes, settings=settings or (), dry_run=dry_run)
+        point = start_point(plan.record, session.transport)
         check_work_left(plan.record, point)
         say(f"{record.run_id}: {point.sentence}")
         more = {"resumes_from": point.iteration}
         if dry_run:
-            show_plan(plan, invocation, as_json=as_json, more=more)
+            show_plan(plan, context, as_json=as_json, more=more)
             return 0
-        record = carry_out(plan, invocation, as_json=as_json, follow=follow, more=more)
-    return follow_started(record, invocation, as_json=as_json) if follow else 0
+        record = carry_out(plan, context, as_json=as_json, follow=follow, more=more)
+    return follow_started(record, context, as_json=as_json) if follow else 0

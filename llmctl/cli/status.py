@@ -9,7 +9,7 @@ import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
-from llmctl.context import Invocation
+from llmctl.context import Context
 from llmctl.durations import clock, spoken
 from llmctl.errors import SchedulerError, UsageError
 from llmctl.job_state import JobState
@@ -41,7 +41,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def status(
-    context: typer.Context,
+    ctx: typer.Context,
     runs: Annotated[
         list[str] | None,
         typer.Argument(metavar="RUN", help="Run id, its beginning, run name or job id.", autocompletion=complete_run),
@@ -62,9 +62,9 @@ def status(
     """
     if watch and as_json:
         raise UsageError("--watch: --json writes one document; leave one of the two out")
-    invocation: Invocation = context.obj
-    entries, more = _select(invocation, runs or [], cluster, every)
-    survey = RunSurvey(invocation, interval_s=INTERVAL_S if watch else 0.0)
+    context: Context = ctx.obj
+    entries, more = _select(context, runs or [], cluster, every)
+    survey = RunSurvey(context, interval_s=INTERVAL_S if watch else 0.0)
     if watch:
         _watch(survey, entries, remember=not runs)
     else:
@@ -81,20 +81,18 @@ def status(
         raise next(iter(survey.unreachable.values()))
 
 
-def _select(
-    invocation: Invocation, references: Sequence[str], cluster: str, every: bool
-) -> tuple[list[IndexEntry], int]:
+def _select(context: Context, references: Sequence[str], cluster: str, every: bool) -> tuple[list[IndexEntry], int]:
     """The runs to show, newest first, and how many were left away."""
     if cluster:
-        profile = invocation.profile(cluster)
+        profile = context.profile(cluster)
         try:
-            invocation.index.rebuild(Path(invocation.runs_root(profile)), invocation.connect(profile))
+            context.index.rebuild(Path(context.runs_root(profile)), context.connect(profile))
         except SchedulerError as error:
             say(f"{cluster}: its runs_root cannot be looked through: {error.message}")
     if references:
-        found = [invocation.index.find(reference) for reference in references]
+        found = [context.index.find(reference) for reference in references]
         return list(dict.fromkeys(entry for entry in found if cluster in ("", entry.cluster))), 0
-    entries = [entry for entry in invocation.index.entries() if cluster in ("", entry.cluster)][::-1]
+    entries = [entry for entry in context.index.entries() if cluster in ("", entry.cluster)][::-1]
     if every:
         return entries, 0
     finished = [entry for entry in entries if has_finished(entry)]

@@ -5,7 +5,7 @@ from typing import Any
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
-from llmctl.context import Invocation
+from llmctl.context import Context
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -92,23 +92,23 @@ def submit(
     from llmctl.submit.plan import Request, plan_submission
     from llmctl.submit.resolve import Flag
 
-    invocation: Invocation = ctx.obj
+    context: Context = ctx.obj
     request = Request(
         config=config,
-        cluster=invocation.cluster(cluster),
+        cluster=context.cluster(cluster),
         flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key == "mounts") for key in given),
         settings=tuple(settings or ()),
         env=tuple(env or ()),
         secrets=tuple(secrets or ()),
         after=after,
-        command=invocation.command,
+        command=context.command,
         run_id=run_id,
         installed=installed,
         dry_run=dry_run,
     )
-    plan = plan_submission(invocation, request)
+    plan = plan_submission(context, request)
     if dry_run:
-        show_plan(plan, invocation, as_json=as_json, more={})
+        show_plan(plan, context, as_json=as_json, more={})
         return 0
-    record = carry_out(plan, invocation, as_json=as_json, follow=follow, more={})
-    return follow_started(record, invocation, as_json=as_json) if follow else 0
+    record = carry_out(plan, context, as_json=as_json, follow=follow, more={})
+    return follow_started(record, context, as_json=as_json) if follow else 0

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmctl.context import Invocation
+from llmctl.context import Context
 from llmctl.doctor.cluster import judge_container, judge_group, judge_node, judge_places, judge_scheduler, probes
 from llmctl.doctor.probes import PYTHON_PROGRAM, Section, parse_gpus, parse_python, parse_sections, probe_script
 from llmctl.doctor.python import Check, judge_driver, judge_python
@@ -20,25 +20,25 @@ from llmctl.submit.render import environment_script, job_python
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
-    from llmctl.transport.protocol import Hands
+    from llmctl.transport.protocol import Transport
 
 _SCRIPT_TIMEOUT_S = 240
 _PYTHON_TIMEOUT_S = 240
 """Importing torch from a cold network file system takes minutes."""
 
 
-def examine(invocation: Invocation, profile: "ClusterProfile") -> Iterator[Check]:
+def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
     """The checks of one cluster, each as soon as it is known; ends early where nothing further can be asked."""
-    hands, connection = _connection(invocation, profile)
+    transport, connection = _connection(context, profile)
     yield from connection
-    if hands is None:
+    if transport is None:
         return
-    root, trouble = _runs_root(invocation, profile)
+    root, trouble = _runs_root(context, profile)
     try:
-        facts = hands.look_at([root])[0] if root is not None else None
+        facts = transport.look_at([root])[0] if root is not None else None
         nearest = facts.nearest if facts is not None and facts.nearest_kind == "folder" else None
         began = time.time()
-        answer = hands.run(["bash", "-c", probe_script(probes(profile, nearest))], timeout_s=_SCRIPT_TIMEOUT_S)
+        answer = transport.run(["bash", "-c", probe_script(probes(profile, nearest))], timeout_s=_SCRIPT_TIMEOUT_S)
     except SchedulerError as error:
         again = "try again; if it lasts, the node is overloaded"
         yield Check("questions", "FAULT", error.message, again, error.exit_code)
@@ -46,11 +46,11 @@ def examine(invocation: Invocation, profile: "ClusterProfile") -> Iterator[Check
     ended = time.time()
     sections = _Answers(parse_sections(answer.stdout))
     yield from judge_scheduler(profile, sections)
-    yield from judge_group(profile, invocation.environment.get("LLMCTL_GROUP") or profile.group, sections)
+    yield from judge_group(profile, context.environment.get("LLMCTL_GROUP") or profile.group, sections)
     if root is not None and facts is not None:
         yield from judge_places(profile, root, facts, sections)
     yield from trouble
-    python, checks = _python(invocation, profile, hands)
+    python, checks = _python(context, profile, transport)
     yield from checks
     is_own = profile.scheduler in ("local", "ssh")
     yield judge_driver(parse_gpus(sections["gpus"].text), python, expected=is_own)
@@ -60,9 +60,9 @@ def examine(invocation: Invocation, profile: "ClusterProfile") -> Iterator[Check
         from llmctl.doctor.hosts import ask_hosts, judge_hosts
         from llmctl.transport.host_group import HostGroup
 
-        assert isinstance(hands, HostGroup)
-        interpreter = _interpreter(invocation, profile, hands)
-        yield from judge_hosts(profile, ask_hosts(hands, interpreter, root), interpreter)
+        assert isinstance(transport, HostGroup)
+        interpreter = _interpreter(context, profile, transport)
+        yield from judge_hosts(profile, ask_hosts(transport, interpreter, root), interpreter)
 
 
 def exit_code(checks: list[Check]) -> int:
@@ -77,44 +77,44 @@ class _Answers(dict[str, Section]):
         return Section(127, "")
 
 
-def _connection(invocation: Invocation, profile: "ClusterProfile") -> tuple["Hands | None", list[Check]]:
+def _connection(context: Context, profile: "ClusterProfile") -> tuple["Transport | None", list[Check]]:
     if profile.scheduler == "ssh" and not profile.hosts:
         mend = f"llmctl clusters setup {profile.name} --host A --host B"
         return None, [Check("connection", "FAULT", "the profile names no machine", mend)]
     began = time.monotonic()
     try:
-        hands = invocation.connect(profile)
-        hands.home()
+        transport = context.connect(profile)
+        transport.home()
     except LlmctlError as error:
         host = profile.hosts[0] if profile.hosts else profile.login.host
         mend = f"ssh {host}   # shows more" if host is not None else ""
         return None, [Check("connection", "FAULT", error.message, mend, error.exit_code)]
-    took = f", {time.monotonic() - began:.1f} s" if hands.is_remote else ""
-    return hands, [Check("connection", "ok", f"{hands.host}{took}")]
+    took = f", {time.monotonic() - began:.1f} s" if transport.is_remote else ""
+    return transport, [Check("connection", "ok", f"{transport.host}{took}")]
 
 
-def _runs_root(invocation: Invocation, profile: "ClusterProfile") -> tuple[str | None, list[Check]]:
+def _runs_root(context: Context, profile: "ClusterProfile") -> tuple[str | None, list[Check]]:
     try:
-        return invocation.runs_root(profile), []
+        return context.runs_root(profile), []
     except ProfileError as error:
         mend = f"llmctl clusters setup {profile.name} --runs-root DIR"
         return None, [Check("runs_root", "FAULT", error.message.splitlines()[0], mend)]
 
 
 def _python(
-    invocation: Invocation, profile: "ClusterProfile", hands: "Hands"
+    context: Context, profile: "ClusterProfile", transport: "Transport"
 ) -> tuple[dict[str, Any] | None, list[Check]]:
     """Facts about the jobs' Python, None where it cannot be asked, and what is to be said about it."""
     software = profile.environment
-    argv = [_interpreter(invocation, profile, hands), "-c", PYTHON_PROGRAM]
+    argv = [_interpreter(context, profile, transport), "-c", PYTHON_PROGRAM]
     if software.kind == "container":
         image = str(software.path)
         if profile.container.runtime not in ("apptainer", "singularity") or not image.startswith("/"):
             return None, [Check("python", "note", f"is in the image {image}, which is not started on this node")]
         argv = [profile.container.runtime, "exec", image, *argv]
     try:
-        script = environment_script(profile, _folders_there(invocation, hands))
-        answer = hands.run(["bash", "-c", script, "bash", *argv], timeout_s=_PYTHON_TIMEOUT_S)
+        script = environment_script(profile, _folders_there(context, transport))
+        answer = transport.run(["bash", "-c", script, "bash", *argv], timeout_s=_PYTHON_TIMEOUT_S)
     except SchedulerError as error:
         return None, [Check("environment", "FAULT", error.message, _mend_environment(profile))]
     facts = parse_python(answer.stdout)
@@ -129,13 +129,13 @@ def _python(
     return facts, [*checks, *judge_python(facts, kind.gpu if kind is not None else None)]
 
 
-def _folders_there(invocation: Invocation, hands: "Hands") -> UserFolders:
-    return replace(invocation.folders, home=Path(hands.home()))
+def _folders_there(context: Context, transport: "Transport") -> UserFolders:
+    return replace(context.folders, home=Path(transport.home()))
 
 
-def _interpreter(invocation: Invocation, profile: "ClusterProfile", hands: "Hands") -> str:
-    own = "python3" if hands.is_remote else sys.executable
-    return job_python(profile, _folders_there(invocation, hands), own)
+def _interpreter(context: Context, profile: "ClusterProfile", transport: "Transport") -> str:
+    own = "python3" if transport.is_remote else sys.executable
+    return job_python(profile, _folders_there(context, transport), own)
 
 
 def _mend_environment(profile: "ClusterProfile", said: str = "") -> str:

@@ -40,7 +40,7 @@ def ask_hosts(group: "HostGroup", python: str, runs_root: str | None) -> dict[st
 
     def ask(host: str) -> Answer:
         try:
-            return parse_sections(group.hands_of(host).run(["bash", "-c", script], timeout_s=_TIMEOUT_S).stdout)
+            return parse_sections(group.transport_of(host).run(["bash", "-c", script], timeout_s=_TIMEOUT_S).stdout)
         except SchedulerError as error:
             return error
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmctl.context import ClusterReach
+from llmctl.context import ClusterSession
 from llmctl.durations import spoken
 from llmctl.errors import RecordError, SchedulerError
 from llmctl.job_state import JobState
@@ -15,14 +15,14 @@ from llmctl.runs.logs import rank_logs
 from llmctl.runs.observe import observe_run
 from llmctl.runs.record import RunRecord
 from llmctl.transport.file_reads import FileRead
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 SILENT_S = 60.0
 """A rank that has written no heartbeat for so long may have ended."""
 
 
 @dataclass(frozen=True)
-class VisitedJob:
+class AttachedJob:
     """The scheduler's job of a run, and the node of it that is meant."""
 
     job_id: str
@@ -30,20 +30,20 @@ class VisitedJob:
 
 
 @dataclass(frozen=True)
-class RunVisit:
+class Attachment:
     """A run whose environment is wanted.
 
     Attributes:
         record: of the run.
         variables: those of its jobs that can be given to a visitor; secrets are not.
-        remark: what the visitor should know; may be empty.
+        warning: what the visitor should know; may be empty.
         place: where the run is; None: on this machine.
     """
 
     record: RunRecord
     variables: Mapping[str, str]
-    remark: str = ""
-    place: VisitedJob | None = None
+    warning: str = ""
+    place: AttachedJob | None = None
 
     @property
     def is_on_cpu(self) -> bool:
@@ -51,37 +51,37 @@ class RunVisit:
         return bool((self.record.config or {}).get("training", {}).get("device") == "cpu")
 
 
-def visit_run(record: RunRecord, reach: ClusterReach, rank: int | None) -> RunVisit:
+def attach_to_run(record: RunRecord, session: ClusterSession, rank: int | None) -> Attachment:
     """What a visitor of a run is given; with ``rank``, also which process that rank is.
 
     Raises:
         RecordError: the rank is not there, says which are; or the run's job is gone, or not there yet.
         SchedulerError: nobody can tell whether the run has a job.
     """
-    job_id = _living_job(record, reach) if reach.profile.scheduler != "local" else None
+    job_id = _living_job(record, session) if session.profile.scheduler != "local" else None
     variables = dict(record.job.get("env", {}))
-    newest = find_attempts([record], reach.hands)[0].newest
+    newest = find_attempts([record], session.transport)[0].newest
     if newest is not None:
         variables["LLMCTL_ATTEMPT"] = str(newest.number)
-    beat, remark = None, ""
+    beat, warning = None, ""
     if rank is not None:
-        beat = _heartbeat_of(record, newest, rank, reach.hands)
-        is_alive = beat is not None and (job_id is not None or _lives(record, beat, reach.hands))
-        remark = _remark(rank, beat if is_alive else None)
+        beat = _heartbeat_of(record, newest, rank, session.transport)
+        is_alive = beat is not None and (job_id is not None or _lives(record, beat, session.transport))
+        warning = _warning(rank, beat if is_alive else None)
         variables["LLMCTL_RANK"] = str(rank)
         if beat is not None and is_alive:
             variables["LLMCTL_RANK_PID"] = str(beat.pid)
     if job_id is None:
-        return RunVisit(record, variables, remark)
-    host = _node_of(rank, beat, newest, reach.hands) if newest is not None else None
+        return Attachment(record, variables, warning)
+    host = _node_of(rank, beat, newest, session.transport) if newest is not None else None
     if host is None:
         raise RecordError(f"{record.run_id}: its job {job_id} does not say yet which nodes it has; try again")
-    return RunVisit(record, variables, remark or f"on {host}, its head node", VisitedJob(job_id, host))
+    return Attachment(record, variables, warning or f"on {host}, its head node", AttachedJob(job_id, host))
 
 
-def _living_job(record: RunRecord, reach: ClusterReach) -> str:
+def _living_job(record: RunRecord, session: ClusterSession) -> str:
     """The id of the job that runs now."""
-    view = observe_run(record, reach.hands, reach.watch())
+    view = observe_run(record, session.transport, session.watch())
     job_ids = [job.job_id for job in record.submissions[-1].jobs] if record.submissions else []
     job_ids = job_ids or list(view.job_ids[-1:])
     why = f": {view.detail}" if view.detail else ""
@@ -95,26 +95,28 @@ def _living_job(record: RunRecord, reach: ClusterReach) -> str:
     return job_ids[0]
 
 
-def _heartbeat_of(record: RunRecord, newest: AttemptBeginning | None, rank: int, hands: Hands) -> Heartbeat | None:
+def _heartbeat_of(
+    record: RunRecord, newest: AttemptBeginning | None, rank: int, transport: Transport
+) -> Heartbeat | None:
     if newest is None:
         raise RecordError(f"{record.run_id}: there is no rank {rank}; it has made no attempt yet")
-    (names,) = hands.list_names([str(newest.directory)])
+    (names,) = transport.list_names([str(newest.directory)])
     present = rank_logs(names)
     if rank not in present:
         there = f"there are ranks {spans(sorted(present))}" if present else "no rank has started yet"
         raise RecordError(f"{record.run_id}: there is no rank {rank} in attempt {newest.number}; {there}")
-    (part,) = hands.read_parts([FileRead(f"{newest.directory}/heartbeat/rank-{rank:05d}.json")])
+    (part,) = transport.read_parts([FileRead(f"{newest.directory}/heartbeat/rank-{rank:05d}.json")])
     return parse_heartbeat(part.data if part is not None else None)
 
 
-def _lives(record: RunRecord, heartbeat: Heartbeat, hands: Hands) -> bool:
+def _lives(record: RunRecord, heartbeat: Heartbeat, transport: Transport) -> bool:
     # Only what carries the run in its environment: the pid in an old heartbeat may be another process's by now.
-    return heartbeat.pid in {one.pid for one in hands.processes_of_run(str(record.run_dir), [])}
+    return heartbeat.pid in {one.pid for one in transport.processes_of_run(str(record.run_dir), [])}
 
 
-def _node_of(rank: int | None, beat: Heartbeat | None, newest: AttemptBeginning, hands: Hands) -> str | None:
+def _node_of(rank: int | None, beat: Heartbeat | None, newest: AttemptBeginning, transport: Transport) -> str | None:
     """The node of a rank, by the name that the scheduler knows it by; the head's for no rank."""
-    slots = _slots(hands, f"{newest.directory}/hostfile")
+    slots = _slots(transport, f"{newest.directory}/hostfile")
     if rank is None:
         return slots[0][0] if slots else newest.started.host if newest.started is not None else None
     if beat is not None and beat.host:
@@ -130,15 +132,15 @@ def _node_of(rank: int | None, beat: Heartbeat | None, newest: AttemptBeginning,
     return beat.host if beat is not None else None
 
 
-def _slots(hands: Hands, hostfile: str) -> list[tuple[str, int]]:
+def _slots(transport: Transport, hostfile: str) -> list[tuple[str, int]]:
     """Hosts of an attempt and how many ranks each has, the head first, as job.sh writes them."""
-    (part,) = hands.read_parts([FileRead(hostfile)])
+    (part,) = transport.read_parts([FileRead(hostfile)])
     lines = part.data.decode(errors="replace").splitlines() if part is not None else []
     pairs = [line.split(" slots=", 1) for line in lines if " slots=" in line]
     return [(name, int(count)) for name, count in pairs if count.isdecimal()]
 
 
-def _remark(rank: int, beat: Heartbeat | None) -> str:
+def _warning(rank: int, beat: Heartbeat | None) -> str:
     if beat is None:
         return f"rank {rank} has ended"
     doing = f"in phase {beat.phase} of iteration {beat.iteration}"

@@ -15,7 +15,7 @@ from llmctl.runs.record import RunRecord
 from llmctl.runs.view import RunView
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.processes import ProcessIdentity
-from llmctl.transport.protocol import Hands, hands_for
+from llmctl.transport.protocol import Transport, transport_for
 
 GRACE_S = 10.0
 """Seconds to save: enough for a step and a small checkpoint; whoever wants more says --grace."""
@@ -30,7 +30,7 @@ class CancelOutcome:
 
 
 def cancel_run(
-    record: RunRecord, hands: Hands, backend: QueueBackend | None = None, *, grace_s: float = GRACE_S
+    record: RunRecord, transport: Transport, backend: QueueBackend | None = None, *, grace_s: float = GRACE_S
 ) -> CancelOutcome:
     """End a run; one that has ended already stays as it is.
 
@@ -39,7 +39,7 @@ def cancel_run(
 
     Args:
         record: of the run.
-        hands: the machine of its files, and of its processes or its scheduler's commands.
+        transport: the machine of its files, and of its processes or its scheduler's commands.
         backend: of its scheduler; None where jobs are processes.
         grace_s: seconds to save.
 
@@ -47,20 +47,20 @@ def cancel_run(
         SchedulerError: something could not be ended, or nobody can tell whether it is this run's.
         RecordError: the record cannot be written, or another llmctl is at work on the run.
     """
-    with hands.lock(f"{record.run_dir}/.lock"):
-        record = RunRecord.load(record.run_dir, hands)
+    with transport.lock(f"{record.run_dir}/.lock"):
+        record = RunRecord.load(record.run_dir, transport)
         if backend is None:
-            return _cancel_processes(record, hands, grace_s)
-        view = observe_run(record, hands, SchedulerWatch(backend, hands))
+            return _cancel_processes(record, transport, grace_s)
+        view = observe_run(record, transport, SchedulerWatch(backend, transport))
         had_ended = view.state.is_finished
         if not had_ended:
-            record = _cancel_in_queue(record, hands, backend, grace_s)
-            view = observe_run(record, hands, SchedulerWatch(backend, hands))
+            record = _cancel_in_queue(record, transport, backend, grace_s)
+            view = observe_run(record, transport, SchedulerWatch(backend, transport))
         return CancelOutcome(view, had_ended)
 
 
 def end_without_record(
-    run_dir: Path, hands: Hands, backend: QueueBackend | None = None, *, grace_s: float = GRACE_S
+    run_dir: Path, transport: Transport, backend: QueueBackend | None = None, *, grace_s: float = GRACE_S
 ) -> str:
     """End what still runs of a run whose record is gone or damaged; what that was, empty if there was nothing.
 
@@ -70,56 +70,56 @@ def end_without_record(
         SchedulerError: something could not be ended, or the scheduler is silent.
     """
     if backend is not None:
-        return "its job" if end_by_name(run_dir.name, backend, hands) else ""
-    present = hands.processes_of_run(str(run_dir), [])
-    _end(run_dir, [], hands, grace_s)
+        return "its job" if end_by_name(run_dir.name, backend, transport) else ""
+    present = transport.processes_of_run(str(run_dir), [])
+    _end(run_dir, [], transport, grace_s)
     return f"{len(present)} processes" if present else ""
 
 
-def _cancel_in_queue(record: RunRecord, hands: Hands, backend: QueueBackend, grace_s: float) -> RunRecord:
-    marked = record.with_cancel_requested(hands.now())
+def _cancel_in_queue(record: RunRecord, transport: Transport, backend: QueueBackend, grace_s: float) -> RunRecord:
+    marked = record.with_cancel_requested(transport.now())
 
     def mark(attempt: int | None) -> None:
-        marked.save(hands)
+        marked.save(transport)
         if attempt is not None:
-            _mark(record, attempt, hands, grace_s)
+            _mark(record, attempt, transport, grace_s)
 
-    QueueCancel(record, backend, hands, grace_s, mark).end()
+    QueueCancel(record, backend, transport, grace_s, mark).end()
     return marked
 
 
-def _cancel_processes(record: RunRecord, hands: Hands, grace_s: float) -> CancelOutcome:
-    hands = hands_for(hands, int(record.job.get("nodes") or 1))
-    beginning = newest_attempt(record, hands)
-    view = observe_run(record, hands)
+def _cancel_processes(record: RunRecord, transport: Transport, grace_s: float) -> CancelOutcome:
+    transport = transport_for(transport, int(record.job.get("nodes") or 1))
+    beginning = newest_attempt(record, transport)
+    view = observe_run(record, transport)
     leaders = leaders_of(record, beginning)
     run_dir = str(record.run_dir)
-    if is_elsewhere(beginning, leaders, hands) and not view.state.is_finished:
+    if is_elsewhere(beginning, leaders, transport) and not view.state.is_finished:
         raise SchedulerError(f"{record.run_id}: {view.detail}", transient=False)
-    if view.state.is_finished and not hands.processes_of_run(run_dir, leaders):
+    if view.state.is_finished and not transport.processes_of_run(run_dir, leaders):
         return CancelOutcome(view, had_ended=True)
     if view.state is JobState.PENDING and not leaders:
         raise SchedulerError(f"{record.run_id} is being submitted at this moment", transient=True)
     if not view.state.is_finished:
-        record = record.with_cancel_requested(hands.now())
-        record.save(hands)
+        record = record.with_cancel_requested(transport.now())
+        record.save(transport)
         if beginning is not None:
-            _mark(record, beginning.number, hands, grace_s)
-    _end(record.run_dir, leaders, hands, grace_s)
-    return CancelOutcome(observe_run(record, hands), had_ended=view.state.is_finished)
+            _mark(record, beginning.number, transport, grace_s)
+    _end(record.run_dir, leaders, transport, grace_s)
+    return CancelOutcome(observe_run(record, transport), had_ended=view.state.is_finished)
 
 
-def _end(run_dir: Path, leaders: Sequence[ProcessIdentity], hands: Hands, grace_s: float) -> None:
-    left = hands.end_run(str(run_dir), leaders, grace_s=grace_s)
+def _end(run_dir: Path, leaders: Sequence[ProcessIdentity], transport: Transport, grace_s: float) -> None:
+    left = transport.end_run(str(run_dir), leaders, grace_s=grace_s)
     if left:
         pids = ", ".join(str(identity.pid) for identity in left)
         raise SchedulerError(f"{run_dir.name}: processes {pids} could not be ended", transient=True)
 
 
-def _mark(record: RunRecord, attempt: int, hands: Hands, grace_s: float) -> None:
+def _mark(record: RunRecord, attempt: int, transport: Transport, grace_s: float) -> None:
     """attempts/K/cancel tells job.sh that this is a cancel, and how many seconds the trainer has to save."""
     path = f"{record.run_dir}/attempts/{attempt}/cancel"
     try:
-        hands.write_files([FileWrite(path, f"{round(grace_s)}\n".encode())])
+        transport.write_files([FileWrite(path, f"{round(grace_s)}\n".encode())])
     except OSError as error:
         raise RecordError(f"{record.run_dir}: cannot be written: {error.strerror}") from None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmctl.context import Invocation, is_remote
+from llmctl.context import Context, is_remote
 from llmctl.errors import UsageError
 from llmctl.operate.trainer_command import run_trainer_command
 from llmctl.submit.plan import Plan, Request, plan_submission
@@ -50,7 +50,7 @@ class DataWork:
 
 
 def plan_data_work(
-    invocation: Invocation, cluster: tuple[str, str], work: DataWork, flags: Sequence[Flag], *, dry_run: bool
+    context: Context, cluster: tuple[str, str], work: DataWork, flags: Sequence[Flag], *, dry_run: bool
 ) -> Plan | int:
     """The job that does ``work``; the exit code where none is needed, because it is done, or cannot be.
 
@@ -58,7 +58,7 @@ def plan_data_work(
     where the job is submitted from, but for jobs in containers, whose Python does not run there.
 
     Args:
-        invocation: of this call.
+        context: of this call.
         cluster: its name, and where the name came from.
         work: what is to be done.
         flags: of the job.
@@ -67,19 +67,19 @@ def plan_data_work(
     Raises:
         LlmctlError: the job cannot be submitted, or the trainer not be started.
     """
-    profile = invocation.profile(*cluster)
+    profile = context.profile(*cluster)
     given = {flag.key: flag.value for flag in flags}
     nodes = int(given.get("job.nodes", 1))
     if profile.scheduler == "local" and nodes == 1 and not dry_run:
-        return run_trainer_command(invocation, profile, [work.command, *work.words])
+        return run_trainer_command(context, profile, [work.command, *work.words])
     _check(profile, nodes, work)
     in_container = "job.container" in given or profile.environment.kind == "container"
     if not dry_run and not in_container:
-        code = run_trainer_command(invocation, profile, [work.command, "--check", *work.words])
+        code = run_trainer_command(context, profile, [work.command, "--check", *work.words])
         if code:
             return code
     own = "python3" if is_remote(profile) else sys.executable
-    python = job_python(profile, invocation.folders, own, in_container=in_container)
+    python = job_python(profile, context.folders, own, in_container=in_container)
     request = Request(
         config=None,
         cluster=cluster,
@@ -87,7 +87,7 @@ def plan_data_work(
         command=work.job_command(python),
         dry_run=dry_run,
     )
-    return plan_submission(invocation, request)
+    return plan_submission(context, request)
 
 
 def _check(profile: "ClusterProfile", nodes: int, work: DataWork) -> None:

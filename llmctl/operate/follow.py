@@ -23,7 +23,7 @@ from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import INTERVAL_S
 from llmctl.runs.view import RunView
 from llmctl.transport.file_reads import FileRead
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 POLL_S = 0.25
 """Between two looks at the log on this machine: quick enough to be called live."""
@@ -40,7 +40,7 @@ acregmin)."""
 
 def follow_run(
     record: RunRecord,
-    hands: Hands,
+    transport: Transport,
     *,
     backend: QueueBackend | None = None,
     choice: LogChoice | None = None,
@@ -53,7 +53,7 @@ def follow_run(
 
     Args:
         record: of the run.
-        hands: the machine where the run directory is.
+        transport: the machine where the run directory is.
         backend: of the cluster's scheduler; None where jobs are processes.
         choice: the logs to show; None: rank 0, and before it writes, job.sh and the agent of node 0.
         attempt: that ``offsets`` are about; a later one is shown from its start.
@@ -69,11 +69,11 @@ def follow_run(
     """
     output = output or choose_output(record.name, _train_iters(record))
     try:
-        session = _Session(record, hands, backend, choice, attempt, dict(offsets or {}), output)
+        session = _Session(record, transport, backend, choice, attempt, dict(offsets or {}), output)
         with output:
             view = session.run(sleep)
     except KeyboardInterrupt:
-        output.remark(
+        output.warning(
             f"llmctl: no longer following; {record.run_id} goes on"
             f"\nfollow again: llmctl logs -f {record.run_id}   end it: llmctl cancel {record.run_id}"
         )
@@ -102,7 +102,7 @@ class _Session:
     def __init__(
         self,
         record: RunRecord,
-        hands: Hands,
+        transport: Transport,
         backend: QueueBackend | None,
         choice: LogChoice | None,
         attempt: int | None,
@@ -110,22 +110,22 @@ class _Session:
         output: FollowOutput,
     ) -> None:
         self._record = record
-        self._hands = hands
-        self._scheduler = SchedulerWatch(backend, hands, interval_s=INTERVAL_S) if backend else None
+        self._transport = transport
+        self._scheduler = SchedulerWatch(backend, transport, interval_s=INTERVAL_S) if backend else None
         self._choice = choice
         if len(record.submissions) > 1 and "job" not in offsets:
             # job.log goes on over submissions: what earlier ones left there is not this one's.
-            (part,) = hands.read_parts([FileRead(f"{record.run_dir}/job.log", limit=0)])
+            (part,) = transport.read_parts([FileRead(f"{record.run_dir}/job.log", limit=0)])
             offsets["job"] = part.size if part is not None else 0
         self._offsets = offsets
         self._output = output
-        self._follower = LogFollower(hands.read_parts)
-        self._metrics = MetricsReader(f"{record.run_dir}/metrics.jsonl", hands.read_parts)
+        self._follower = LogFollower(transport.read_parts)
+        self._metrics = MetricsReader(f"{record.run_dir}/metrics.jsonl", transport.read_parts)
         self._memory = DetailsMemory()
         self._attempt = attempt
         self._has_metrics = False
-        self._remarked = ""
-        self._pause_s = REMOTE_POLL_S[0] if hands.is_remote else POLL_S
+        self._with_warning = ""
+        self._pause_s = REMOTE_POLL_S[0] if transport.is_remote else POLL_S
         self._has_prefix = False
         self._waits_for_rank_0 = False
 
@@ -143,14 +143,14 @@ class _Session:
                 if not error.transient:
                     raise
                 if not wait_s:
-                    self._output.remark(
+                    self._output.warning(
                         f"llmctl: connection lost: {error.message}; {self._record.run_id} is not touched"
                     )
                 wait_s = min(2 * wait_s, RECONNECT_S[1]) or RECONNECT_S[0]
                 sleep(wait_s)
                 continue
             if wait_s:
-                self._output.remark(f"llmctl: connected again to {self._hands.host}")
+                self._output.warning(f"llmctl: connected again to {self._transport.host}")
                 wait_s = 0.0
             if view.state.is_finished:
                 return view
@@ -171,35 +171,35 @@ class _Session:
                 self._choose_files()
             came = self._show_new()
             if view.state.is_finished:
-                if self._scheduler is not None or self._hands.is_remote:
+                if self._scheduler is not None or self._transport.is_remote:
                     sleep(SETTLE_S)
                     self._show_new()
                 self._show([*self._follower.flush()])
                 return view
-            if self._hands.is_remote:
+            if self._transport.is_remote:
                 self._pause_s = REMOTE_POLL_S[0] if came else min(1.5 * self._pause_s, REMOTE_POLL_S[1])
             sleep(self._pause_s)
         return view
 
     def _look_at_run(self) -> RunView:
         with suppress(RecordError):
-            self._record = RunRecord.load(self._record.run_dir, self._hands)
-        view = observe_run(self._record, self._hands, self._scheduler, self._memory)
-        about, words = _remark(view, self._scheduler is not None, self._hands.now())
-        if about and about != self._remarked:
-            self._output.remark(f"llmctl: {view.run_id} {words}")
-        self._remarked = about
+            self._record = RunRecord.load(self._record.run_dir, self._transport)
+        view = observe_run(self._record, self._transport, self._scheduler, self._memory)
+        about, words = _warning(view, self._scheduler is not None, self._transport.now())
+        if about and about != self._with_warning:
+            self._output.warning(f"llmctl: {view.run_id} {words}")
+        self._with_warning = about
         return view
 
     def _choose_files(self) -> None:
-        beginning = newest_attempt(self._record, self._hands)
+        beginning = newest_attempt(self._record, self._transport)
         if beginning is None:
             return
         if self._attempt not in (None, beginning.number):
-            self._output.remark(f"llmctl: attempt {beginning.number} of {self._record.run_id}")
+            self._output.warning(f"llmctl: attempt {beginning.number} of {self._record.run_id}")
             self._offsets = {}
         self._attempt = beginning.number
-        names, errors = self._hands.list_names([str(beginning.directory), f"{beginning.directory}/errors"])
+        names, errors = self._transport.list_names([str(beginning.directory), f"{beginning.directory}/errors"])
         choice = self._choice or default_choice(self._record, names)
         files = choice.files(str(self._record.run_dir), beginning.number, names, ranks_of_errors(errors))
         if self._choice is None and self._record.config is not None:
@@ -235,7 +235,7 @@ def pending_words(view: RunView, now: float) -> str:
     return f"{view.state}{since}: {view.detail}"
 
 
-def _remark(view: RunView, has_queue: bool, now: float) -> tuple[str, str]:
+def _warning(view: RunView, has_queue: bool, now: float) -> tuple[str, str]:
     """What a remark would be about, so that it is not made twice, and its words; empty if there is nothing to say."""
     if view.state is JobState.PENDING and has_queue and view.detail:
         # When it is expected to start changes with every round of the scheduler.

@@ -31,7 +31,7 @@ class FollowOutput(Protocol):
     def show(self, lines: Sequence[str]) -> None:
         """Lines of the log."""
 
-    def remark(self, text: str) -> None:
+    def warning(self, text: str) -> None:
         """A remark of llmctl's own, which is no output of the run."""
 
     def progress(self, metrics: MetricsTable, state: str) -> None:
@@ -60,7 +60,7 @@ class PlainOutput:
         if lines:
             print("\n".join(lines), file=self._stream, flush=True)
 
-    def remark(self, text: str) -> None:
+    def warning(self, text: str) -> None:
         """On standard error, so that a pipe carries the log alone."""
         print(text, file=sys.stderr, flush=True)
 
@@ -104,7 +104,7 @@ class TerminalOutput(PlainOutput):
             # Soft-wrapped: the terminal breaks long lines, so that copying one gives it whole.
             self._progress.console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
-    def remark(self, text: str) -> None:
+    def warning(self, text: str) -> None:
         """Above the line of progress."""
         self._progress.console.print(text, style="yellow", markup=False, soft_wrap=True)
 

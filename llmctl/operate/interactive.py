@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llmctl.backends import load_backend
 from llmctl.backends.base import JobRequest
-from llmctl.context import Invocation, is_remote, settle_profile
+from llmctl.context import Context, is_remote, resolve_profile_paths
 from llmctl.errors import ProfileError
 from llmctl.site.container import ContainerPlan, plan_container
 from llmctl.site.job import JobSpec
@@ -24,11 +24,11 @@ from llmctl.submit.request import build_request, check_group, launcher_of, resou
 from llmctl.submit.resolve import Flag, resolve
 from llmctl.submit.site_limits import check_limits
 from llmctl.submit.snapshot import store_own_code
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 if TYPE_CHECKING:
     from llmctl.backends.base import QueueBackend
-    from llmctl.operate.attach import RunVisit
+    from llmctl.operate.attach import Attachment
     from llmctl.transport.host_group import HostGroup
 
 NAME = "llmctl-interactive"
@@ -40,81 +40,81 @@ class Session:
     """One command for a person's terminal.
 
     Attributes:
-        hands: the machine it is started on.
+        transport: the machine it is started on.
         argv: the command.
         cwd: where it is started; None: the home directory.
-        remark: what the person should know; may be empty.
+        warning: what the person should know; may be empty.
     """
 
-    hands: Hands
+    transport: Transport
     argv: Sequence[str]
     cwd: str | None
-    remark: str = ""
+    warning: str = ""
 
     def run(self) -> int:
         """Exit status of the command, 128 + N when signal N ended it."""
-        return self.hands.run_interactive(self.argv, cwd=self.cwd)
+        return self.transport.run_interactive(self.argv, cwd=self.cwd)
 
 
-def new_session(invocation: Invocation, profile: ClusterProfile, flags: Sequence[Flag]) -> Session:
+def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]) -> Session:
     """A shell, or the command of the invocation, on a node that is asked for; on this machine where there is no queue.
 
     Raises:
         UsageError, ConfigFileError, ProfileError: what is asked for cannot be, by flag or file.
         SchedulerError: the cluster cannot be reached.
     """
-    profile = settle_profile(profile, invocation)
-    request = _request(invocation, profile, flags)
-    hands = invocation.connect(profile)
-    remark = check_container_runtime(profile, invocation, hands, request)
-    container = _without_import(request.container, hands)
+    profile = resolve_profile_paths(profile, context)
+    request = _request(context, profile, flags)
+    transport = context.connect(profile)
+    warning = check_container_runtime(profile, context, transport, request)
+    container = _without_import(request.container, transport)
     script = interactive_script(
         profile,
-        invocation.folders,
-        _python(profile, invocation, container),
+        context.folders,
+        _python(profile, context, container),
         on_cpu=not request.gpus_per_node,
         resource_type=request.resource_type,
-        env=tuple(_code_variables(invocation, profile, hands).items()),
+        env=tuple(_code_variables(context, profile, transport).items()),
         container=container,
     )
     # The other runtimes are entered by the script itself, once the modules that they may need are loaded.
     inside = container if container is not None and container.runtime == "pyxis" else None
     backend = load_backend(profile.scheduler)
-    argv = backend.interactive_argv(replace(request, container=inside), script, invocation.command)
-    return Session(hands, argv, _cwd(invocation, profile), remark)
+    argv = backend.interactive_argv(replace(request, container=inside), script, context.command)
+    return Session(transport, argv, _cwd(context, profile), warning)
 
 
-def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVisit") -> Session:
+def attach_session(context: Context, profile: ClusterProfile, attachment: "Attachment") -> Session:
     """A shell, or the command of the invocation, in the environment of a run, and beside it where it runs."""
-    profile = settle_profile(profile, invocation)
-    if visit.place is not None:
-        check_ssh(visit.record.job, profile)
-    container, remark = _container_of(visit, profile, invocation)
+    profile = resolve_profile_paths(profile, context)
+    if attachment.place is not None:
+        check_ssh(attachment.record.job, profile)
+    container, warning = _container_of(attachment, profile, context)
     script = interactive_script(
         profile,
-        invocation.folders,
-        _python(profile, invocation, container),
-        on_cpu=visit.is_on_cpu or (profile.scheduler == "local" and not visible_gpus(invocation)),
-        resource_type=visit.record.job.get("resource_type") or profile.defaults.resource_type,
-        run_id=visit.record.run_id,
-        run_dir=visit.record.run_dir,
-        env=tuple(visit.variables.items()),
+        context.folders,
+        _python(profile, context, container),
+        on_cpu=attachment.is_on_cpu or (profile.scheduler == "local" and not visible_gpus(context)),
+        resource_type=attachment.record.job.get("resource_type") or profile.defaults.resource_type,
+        run_id=attachment.record.run_id,
+        run_dir=attachment.record.run_dir,
+        env=tuple(attachment.variables.items()),
         container=container,
     )
     backend = load_backend(profile.scheduler)
-    hands = invocation.connect(profile)
-    if visit.place is None or not backend.has_queue:
-        request = JobRequest(profile, job_name=NAME, run_dir=str(visit.record.run_dir))
-        argv = backend.interactive_argv(request, script, invocation.command)
-        if visit.place is not None:
-            hands = cast("HostGroup", hands).called(visit.place.host)
+    transport = context.connect(profile)
+    if attachment.place is None or not backend.has_queue:
+        request = JobRequest(profile, job_name=NAME, run_dir=str(attachment.record.run_dir))
+        argv = backend.interactive_argv(request, script, context.command)
+        if attachment.place is not None:
+            transport = cast("HostGroup", transport).called(attachment.place.host)
     else:
-        visiting = cast("QueueBackend", backend).visit_argv
-        cores = _cores_of(visit, profile)
+        visiting = cast("QueueBackend", backend).attach_argv
+        cores = _cores_of(attachment, profile)
         # The other runtimes are entered by the script itself.
         inside = container if container is not None and container.runtime == "pyxis" else None
-        argv = visiting(visit.place.job_id, visit.place.host, script, invocation.command, inside, cores=cores)
-    return Session(hands, argv, _cwd(invocation, profile), remark)
+        argv = visiting(attachment.place.job_id, attachment.place.host, script, context.command, inside, cores=cores)
+    return Session(transport, argv, _cwd(context, profile), warning)
 
 
 def check_ssh(job: Mapping[str, Any], profile: ClusterProfile) -> None:
@@ -133,32 +133,32 @@ def check_ssh(job: Mapping[str, Any], profile: ClusterProfile) -> None:
 
 
 def _container_of(
-    visit: "RunVisit", profile: ClusterProfile, invocation: Invocation
+    attachment: "Attachment", profile: ClusterProfile, context: Context
 ) -> tuple[ContainerPlan | None, str]:
     """The container that a visitor of a run is in, and what to say where it is not that of the ranks.
 
     pyxis lets a running one be joined by its name; with the other runtimes it is one more of the same image, which sees
     the node's processes all the same.
     """
-    if visit.place is None:
+    if attachment.place is None:
         return None, ""
-    job, own_mounts = JobSpec.from_plain(visit.record.job), (str(visit.record.run_dir.parent),)
-    plan = plan_container(job, profile, cwd=visit.record.cwd or str(invocation.cwd), own_mounts=own_mounts)
+    job, own_mounts = JobSpec.from_plain(attachment.record.job), (str(attachment.record.run_dir.parent),)
+    plan = plan_container(job, profile, cwd=attachment.record.cwd or str(context.cwd), own_mounts=own_mounts)
     if plan is not None and plan.runtime == "pyxis" and profile.container.name is None:
         return None, (
             "on the node itself, without the image's software: pyxis joins a container by its name only; "
-            f"set container.name in {profile_files(invocation.folders, profile.name)[-1]} for the next run"
+            f"set container.name in {profile_files(context.folders, profile.name)[-1]} for the next run"
         )
     return plan, ""
 
 
-def _cores_of(visit: "RunVisit", profile: ClusterProfile) -> int | None:
+def _cores_of(attachment: "Attachment", profile: ClusterProfile) -> int | None:
     """The cores that a run's job has on each node."""
-    job = JobSpec.from_plain(visit.record.job)
+    job = JobSpec.from_plain(attachment.record.job)
     resource = profile.resource_types.get(resource_type_of(job, profile) or "")
     if resource is None:
         return None
-    ranks = job.gpus_per_node or (0 if visit.is_on_cpu else resource.gpus) or 1
+    ranks = job.gpus_per_node or (0 if attachment.is_on_cpu else resource.gpus) or 1
     launcher = launcher_of(job, profile)
     return JobRequest(
         profile, NAME, "", ranks_per_node=ranks, cores_per_node=resource.cores, launcher=launcher
@@ -170,16 +170,16 @@ def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": ":".join(path for path in (code, environ.get("PYTHONPATH", "")) if path)}
 
 
-def _request(invocation: Invocation, profile: ClusterProfile, flags: Sequence[Flag]) -> JobRequest:
+def _request(context: Context, profile: ClusterProfile, flags: Sequence[Flag]) -> JobRequest:
     """What is asked for, checked as for a submission."""
-    resolved = resolve(invocation, profile, None, flags, job_only=True)
+    resolved = resolve(context, profile, None, flags, job_only=True)
     job: JobSpec = check_job(resolved, check_job_section(resolved), NAME)
     check_offered(resolved, job, profile)
     root = str(profile.runs_root)
     if profile.scheduler == "local":
-        return JobRequest(profile, job_name=NAME, run_dir=root, gpus_per_node=len(visible_gpus(invocation)))
-    check_group(job, profile, invocation.folders)
-    check_container(resolved, job, profile, invocation.folders)
+        return JobRequest(profile, job_name=NAME, run_dir=root, gpus_per_node=len(visible_gpus(context)))
+    check_group(job, profile, context.folders)
+    check_container(resolved, job, profile, context.folders)
     check_limits(resolved, job, profile, is_interactive=True)
     ranks_per_node, gpus_per_node = size_of_node(resolved, job, profile, False)
     return build_request(
@@ -190,32 +190,32 @@ def _request(invocation: Invocation, profile: ClusterProfile, flags: Sequence[Fl
         ranks_per_node=ranks_per_node,
         gpus_per_node=gpus_per_node,
         own_mounts=(root,),
-        cwd=str(invocation.cwd),
+        cwd=str(context.cwd),
     )
 
 
-def _without_import(container: ContainerPlan | None, hands: Hands) -> ContainerPlan | None:
+def _without_import(container: ContainerPlan | None, transport: Transport) -> ContainerPlan | None:
     """With pyxis nothing of ours runs before the container does: an image that is not imported yet pyxis fetches."""
     if container is None or container.runtime != "pyxis" or container.imported is None:
         return container
-    (facts,) = hands.look_at([container.imported])
+    (facts,) = transport.look_at([container.imported])
     return container if facts.kind == "file" else replace(container, imported=None)
 
 
-def _code_variables(invocation: Invocation, profile: ClusterProfile, hands: Hands) -> dict[str, str]:
+def _code_variables(context: Context, profile: ClusterProfile, transport: Transport) -> dict[str, str]:
     """The trainer as jobs find it, from a snapshot that is made where there is none yet."""
     root = Path(str(profile.runs_root))
     try:
-        code = store_own_code(root, hands)[1]
+        code = store_own_code(root, transport)[1]
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
-    return code_variables(str(code), {} if is_remote(profile) else invocation.environment)
+    return code_variables(str(code), {} if is_remote(profile) else context.environment)
 
 
-def _python(profile: ClusterProfile, invocation: Invocation, container: ContainerPlan | None) -> str:
+def _python(profile: ClusterProfile, context: Context, container: ContainerPlan | None) -> str:
     own = "python3" if is_remote(profile) else sys.executable
-    return job_python(profile, invocation.folders, own, in_container=container is not None)
+    return job_python(profile, context.folders, own, in_container=container is not None)
 
 
-def _cwd(invocation: Invocation, profile: ClusterProfile) -> str | None:
-    return None if is_remote(profile) else os.fspath(invocation.cwd)
+def _cwd(context: Context, profile: ClusterProfile) -> str | None:
+    return None if is_remote(profile) else os.fspath(context.cwd)

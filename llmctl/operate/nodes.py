@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from llmctl.backends.base import NodeReport, QueueBackend
-from llmctl.context import ClusterReach
+from llmctl.context import ClusterSession
 from llmctl.errors import SchedulerError
 from llmctl.runs.scheduler_query import run_patiently, said
 from llmctl.transport.host_group import HostGroup
-from llmctl.transport.protocol import Hands, program_of
+from llmctl.transport.protocol import Transport, program_of
 
 STATES = ("idle", "mixed", "allocated", "draining", "drained", "down", "unknown")
 """In the order to be shown: what can be had first, what is broken last."""
@@ -58,33 +58,33 @@ class QueueSummary:
     gpus_idle: int | None
 
 
-def read_nodes(reach: ClusterReach) -> list[NodeReport]:
+def read_nodes(session: ClusterSession) -> list[NodeReport]:
     """The nodes of a cluster, in order of name.
 
     Raises:
         SchedulerError: the scheduler does not answer, or no machine can be reached.
     """
-    if reach.backend is not None:
-        found = _ask(reach.backend, reach.hands)
-    elif isinstance(reach.hands, HostGroup):
-        found = _read_hosts(reach.hands)
+    if session.backend is not None:
+        found = _ask(session.backend, session.transport)
+    elif isinstance(session.transport, HostGroup):
+        found = _read_hosts(session.transport)
     else:
-        found = [read_machine(reach.hands)]
+        found = [read_machine(session.transport)]
     return sorted(found, key=lambda node: _sort_key(node.name))
 
 
-def read_machine(hands: Hands) -> NodeReport:
+def read_machine(transport: Transport) -> NodeReport:
     """One machine without a scheduler: what it has, and how much of it is in use at this moment."""
     # By a command: these files cannot be read from their end, and have no size.
-    host, online, load, *memory = [*_lines(hands, _MACHINE), "", "", ""]
+    host, online, load, *memory = [*_lines(transport, _MACHINE), "", "", ""]
     cores = _count_span(online)
     busy = float(load.split()[0]) if re.match(r"\d+\.\d+ ", load) else 0.0
     total = re.search(r"^MemTotal:\s+(\d+) kB", "\n".join(memory), re.MULTILINE)
-    gpus = _lines(hands, _GPUS)
-    used = len(set(_lines(hands, _GPU_PROCESSES)) & set(gpus))
+    gpus = _lines(transport, _GPUS)
+    used = len(set(_lines(transport, _GPU_PROCESSES)) & set(gpus))
     share = used / len(gpus) if gpus else busy / cores if cores else 0.0
     return NodeReport(
-        name=host or hands.host,
+        name=host or transport.host,
         state="idle" if share < 0.05 else "allocated" if share > 0.95 else "mixed",
         raw=f"load {busy:g}",
         gpus=len(gpus),
@@ -125,10 +125,10 @@ def fold_names(names: Iterable[str]) -> str:
     return ", ".join(_fold(prefix, numbers, suffix, width) for (prefix, suffix, width), numbers in groups.items())
 
 
-def _ask(backend: QueueBackend, hands: Hands) -> list[NodeReport]:
+def _ask(backend: QueueBackend, transport: Transport) -> list[NodeReport]:
     outputs = []
     for argv in backend.nodes_argv():
-        result = run_patiently(backend, argv, hands)
+        result = run_patiently(backend, argv, transport)
         if result.exit_status != 0:
             advice = backend.advice(result.stderr)
             raise SchedulerError(
@@ -146,9 +146,9 @@ def _read_hosts(hosts: HostGroup) -> list[NodeReport]:
     """Every host of a group, all at once; one out of reach is down."""
     problems = []
 
-    def read(host: str, hands: Hands) -> NodeReport:
+    def read(host: str, transport: Transport) -> NodeReport:
         try:
-            return replace(read_machine(hands), name=host)
+            return replace(read_machine(transport), name=host)
         except SchedulerError as error:
             problems.append(error)
             return NodeReport(host, "down", "unreachable", reason=error.message)
@@ -159,9 +159,9 @@ def _read_hosts(hosts: HostGroup) -> list[NodeReport]:
     return list(found.values())
 
 
-def _lines(hands: Hands, argv: Sequence[str]) -> list[str]:
+def _lines(transport: Transport, argv: Sequence[str]) -> list[str]:
     try:
-        result = hands.run(argv, timeout_s=_TIMEOUT_S)
+        result = transport.run(argv, timeout_s=_TIMEOUT_S)
     except SchedulerError as error:
         if error.transient:
             raise

@@ -5,7 +5,7 @@ from llmctl.site.profile import ClusterProfile
 from llmctl.transport.file_writes import FileWrite, write_files
 
 
-def untold_notice(profile: ClusterProfile, folders: UserFolders) -> str:
+def unseen_site_message(profile: ClusterProfile, folders: UserFolders) -> str:
     """The profile's notice, unless this user has been told it; a changed one is new."""
     if not profile.notice:
         return ""
@@ -17,7 +17,7 @@ def untold_notice(profile: ClusterProfile, folders: UserFolders) -> str:
     return "" if told == _digest(profile.notice) else " ".join(profile.notice.split())
 
 
-def remember_notice(profile: ClusterProfile, folders: UserFolders) -> None:
+def remember_site_message(profile: ClusterProfile, folders: UserFolders) -> None:
     """Note that this user has been told it.
 
     Raises:

@@ -13,7 +13,7 @@ from llmctl.runs.job_status import SchedulerWatch, question_of
 from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import Patience, find_job, run_patiently, said
 from llmctl.runs.state import JobAnswer
-from llmctl.transport.protocol import CommandResult, Hands, program_of
+from llmctl.transport.protocol import CommandResult, Transport, program_of
 
 BEYOND_GRACE_S = 15.0
 """What job.sh gets on top of the grace: it ends its agents, and the file system has to show exit.json here."""
@@ -32,7 +32,7 @@ class QueueCancel:
     Attributes:
         record: of the run.
         backend: of its scheduler.
-        hands: the machine where the scheduler's commands are run.
+        transport: the machine where the scheduler's commands are run.
         grace_s: seconds that it gets to save.
         mark: writes attempts/K/cancel, which job.sh sees within a second; called before anything is waited for.
         sleep: waits.
@@ -40,7 +40,7 @@ class QueueCancel:
 
     record: RunRecord
     backend: QueueBackend
-    hands: Hands
+    transport: Transport
     grace_s: float
     mark: Callable[[int | None], None]
     sleep: Callable[[float], None] = field(default=time.sleep)
@@ -78,7 +78,7 @@ class QueueCancel:
         assert job.report is not None
         job_id = job.report.job_id
         for command in self.backend.cancel_commands([job_id]):
-            result = run_patiently(self.backend, command.argv, self.hands, self._patience)
+            result = run_patiently(self.backend, command.argv, self.transport, self._patience)
             # Ending a job that has ended meanwhile is refused by most schedulers: the queue tells what is true.
             if result.exit_status != 0 and self._is_there(self._ask() or job):
                 raise _refusal(self.record.run_id, self.backend, command.argv, result)
@@ -94,12 +94,12 @@ class QueueCancel:
         deadline = time.monotonic() + self.grace_s + BEYOND_GRACE_S
         while True:
             # Listing the folder makes a network file system look again, which remembers that a file was not there.
-            (names,) = self.hands.list_names([str(directory)])
+            (names,) = self.transport.list_names([str(directory)])
             if "exit.json" in names:
                 return True
             if time.monotonic() >= deadline:
                 return False
-            self.sleep(1.0 if self.hands.is_remote else 0.25)
+            self.sleep(1.0 if self.transport.is_remote else 0.25)
 
     def _wait_until_gone(self, patience_s: float) -> JobAnswer:
         deadline = time.monotonic() + patience_s
@@ -112,12 +112,12 @@ class QueueCancel:
             self.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
 
     def _attempt(self) -> AttemptBeginning | None:
-        return find_attempts([self.record], self.hands)[0].newest
+        return find_attempts([self.record], self.transport)[0].newest
 
     def _ask(self) -> JobAnswer | None:
         # A watch of its own for each question: what the queue said before is of no use here.
-        question = question_of(self.record, find_attempts([self.record], self.hands)[0])
-        return SchedulerWatch(self.backend, self.hands, patience=self._patience).ask_queue([question])[0]
+        question = question_of(self.record, find_attempts([self.record], self.transport)[0])
+        return SchedulerWatch(self.backend, self.transport, patience=self._patience).ask_queue([question])[0]
 
     @property
     def _patience(self) -> Patience:
@@ -128,19 +128,19 @@ class QueueCancel:
         return job.report is not None and not job.state.is_finished
 
 
-def end_by_name(run_id: str, backend: QueueBackend, hands: Hands) -> bool:
+def end_by_name(run_id: str, backend: QueueBackend, transport: Transport) -> bool:
     """End the job of a run whose record is gone: by its name, which holds the run id. Whether there was one.
 
     Raises:
         SchedulerError: the scheduler is silent, or refuses.
     """
-    report, answer = find_job(backend, backend.job_name(run_id), hands)
+    report, answer = find_job(backend, backend.job_name(run_id), transport)
     if not answer.is_answer:
         raise SchedulerError(f"{run_id}: nothing was ended: {answer.problem}", transient=True)
     if report is None or report.state.is_finished:
         return False
     for command in backend.cancel_commands([report.job_id]):
-        result = run_patiently(backend, command.argv, hands)
+        result = run_patiently(backend, command.argv, transport)
         if result.exit_status != 0:
             raise _refusal(run_id, backend, command.argv, result)
     return True

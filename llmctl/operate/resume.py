@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmctl.context import ClusterReach
+from llmctl.context import ClusterSession
 from llmctl.errors import RecordError, SchedulerError, UsageError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import newest_attempt
@@ -13,7 +13,7 @@ from llmctl.runs.observe import leaders_of, observe_run
 from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import find_job
 from llmctl.transport.file_reads import FileRead
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 LATEST = "latest_checkpointed_iteration.txt"
 _COMPLETE = re.compile(r"iter_(\d{7,})")
@@ -27,22 +27,22 @@ class StartPoint:
     sentence: str
 
 
-def check_ended(record: RunRecord, reach: ClusterReach) -> None:
+def check_ended(record: RunRecord, session: ClusterSession) -> None:
     """Refuse to start a run a second time while the first may still write to its directory.
 
     Raises:
         RecordError: it still runs (names the job), or nobody can tell whether it does.
         SchedulerError: the cluster cannot be reached.
     """
-    hands = reach.hands
-    view = observe_run(record, hands, reach.watch())
+    transport = session.transport
+    view = observe_run(record, transport, session.watch())
     if view.state.is_finished:
         return
     jobs = record.submissions[-1].jobs if record.submissions else ()
     names = ", ".join(f"{job.job_id} on {job.host}" for job in jobs) or "not recorded"
-    leaders = leaders_of(record, newest_attempt(record, hands))
+    leaders = leaders_of(record, newest_attempt(record, transport))
     is_unborn = view.state is JobState.UNKNOWN and not leaders
-    if is_unborn and not _was_taken(record, reach):
+    if is_unborn and not _was_taken(record, session):
         return  # submit was cut off before it had started anything
     if view.state is JobState.UNKNOWN:
         raise RecordError(f"{record.run_id} may still be running (job {names}): {view.detail}")
@@ -52,31 +52,33 @@ def check_ended(record: RunRecord, reach: ClusterReach) -> None:
     )
 
 
-def _was_taken(record: RunRecord, reach: ClusterReach) -> bool:
+def _was_taken(record: RunRecord, session: ClusterSession) -> bool:
     """Whether a submission that no job is recorded of has started something, or waits somewhere, all the same."""
-    if reach.backend is None:
-        return bool(reach.hands.processes_of_run(str(record.run_dir), []))
+    if session.backend is None:
+        return bool(session.transport.processes_of_run(str(record.run_dir), []))
     if record.submissions and record.submissions[-1].jobs:
         return True
     earlier = {job.job_id for submission in record.submissions for job in submission.jobs}
-    report, answer = find_job(reach.backend, reach.backend.job_name(record.run_id), reach.hands, known_ids=earlier)
+    report, answer = find_job(
+        session.backend, session.backend.job_name(record.run_id), session.transport, known_ids=earlier
+    )
     if not answer.is_answer:
         raise SchedulerError(f"{record.run_id} may still be running: {answer.problem}", transient=True)
     return report is not None and not report.state.is_finished
 
 
-def start_point(record: RunRecord, hands: Hands) -> StartPoint:
+def start_point(record: RunRecord, transport: Transport) -> StartPoint:
     """Where the next attempt of a run begins, by the checkpoints that are there now.
 
     Args:
         record: as it will be submitted.
-        hands: transport to where the checkpoints are.
+        transport: transport to where the checkpoints are.
     """
     if record.config is None:
         return StartPoint(None, "runs its command again")
     settings: Mapping[str, Any] = record.config.get("checkpoint", {})
     folder = settings.get("save") or str(record.run_dir / "checkpoints")
-    iteration = _latest_iteration(folder, hands)
+    iteration = _latest_iteration(folder, transport)
     total = record.config.get("training", {}).get("train_iters")
     if iteration is not None:
         return StartPoint(iteration, f"resumes from iteration {iteration} of {total}")
@@ -99,11 +101,11 @@ def check_work_left(record: RunRecord, point: StartPoint) -> None:
         )
 
 
-def _latest_iteration(folder: str, hands: Hands) -> int | None:
-    (part,) = hands.read_parts([FileRead(f"{folder}/{LATEST}", limit=64)])
+def _latest_iteration(folder: str, transport: Transport) -> int | None:
+    (part,) = transport.read_parts([FileRead(f"{folder}/{LATEST}", limit=64)])
     text = part.data.decode(errors="replace").strip() if part is not None else ""
     if text.isdecimal():
         return int(text)
     # The pointer may have been lost in a crash; the trainer then takes the newest sound checkpoint, as we do here.
-    (names,) = hands.list_names([folder])
+    (names,) = transport.list_names([folder])
     return max((int(match[1]) for name in names if (match := _COMPLETE.fullmatch(name))), default=None)

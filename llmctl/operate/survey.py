@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmctl.context import ClusterReach, Invocation
+from llmctl.context import ClusterSession, Context
 from llmctl.durations import spoken
 from llmctl.errors import LlmctlError, RecordError, SchedulerError
 from llmctl.job_state import JobState
@@ -28,15 +28,15 @@ class RunSurvey:
     """Looks at runs, once or again and again.
 
     Attributes:
-        invocation: this call of llmctl.
+        context: this call of llmctl.
         interval_s: between two calls of a scheduler; in between its last answer is taken.
         unreachable: cluster -> why it cannot be reached, of the last look.
     """
 
-    invocation: Invocation
+    context: Context
     interval_s: float = 0.0
     unreachable: dict[str, SchedulerError] = field(default_factory=dict)
-    _reaches: dict[str, tuple[ClusterReach, SchedulerWatch | None]] = field(default_factory=dict)
+    _reaches: dict[str, tuple[ClusterSession, SchedulerWatch | None]] = field(default_factory=dict)
     _away_until: dict[str, tuple[float, SchedulerError]] = field(default_factory=dict)
     _memory: DetailsMemory = field(default_factory=DetailsMemory)
     _ended: dict[str, RunView] = field(default_factory=dict)
@@ -62,10 +62,10 @@ class RunSurvey:
         try:
             if away is not None and time.monotonic() < until:
                 raise away
-            reach, scheduler = self._reach(cluster, entries, remember)
-            loaded = load_records(entries, reach)
+            session, scheduler = self._session(cluster, entries, remember)
+            loaded = load_records(entries, session)
             records = [record for record in loaded if isinstance(record, RunRecord)]
-            seen = iter(observe_runs(records, reach.hands, scheduler, self._memory))
+            seen = iter(observe_runs(records, session.transport, scheduler, self._memory))
         except SchedulerError as error:
             self.unreachable[cluster] = error
             if self.interval_s and error is not away:
@@ -78,29 +78,29 @@ class RunSurvey:
         views, ended = [], []
         for entry, record in zip(entries, loaded, strict=True):
             if isinstance(record, RecordError):
-                views.append(_without_record(entry, record, self.invocation))
+                views.append(_without_record(entry, record, self.context))
                 continue
             views.append(next(seen))
             self._note(entry, views[-1])
             if views[-1].state.is_finished and not has_finished(entry):
                 ended.append(record)
         with suppress(SchedulerError):
-            reach.remove_secrets(self.invocation, ended)
+            session.remove_secrets(self.context, ended)
         return views
 
-    def _reach(
+    def _session(
         self, cluster: str, entries: Sequence[IndexEntry], remember: bool
-    ) -> tuple[ClusterReach, SchedulerWatch | None]:
+    ) -> tuple[ClusterSession, SchedulerWatch | None]:
         if cluster not in self._reaches:
-            reach = ClusterReach.of(self.invocation, cluster, f"run {entries[0].run_id}")
+            session = ClusterSession.of(self.context, cluster, f"run {entries[0].run_id}")
             known = {
                 entry.run_id: (JobState(entry.last_state), entry.last_seen)
                 for entry in entries
                 if has_finished(entry) and entry.last_seen is not None
             }
             self._reaches[cluster] = (
-                reach,
-                reach.watch(interval_s=self.interval_s, remembered=known, asks_again=not remember),
+                session,
+                session.watch(interval_s=self.interval_s, remembered=known, asks_again=not remember),
             )
         return self._reaches[cluster]
 
@@ -108,7 +108,7 @@ class RunSurvey:
         now = time.time()
         is_old = not view.state.is_finished and now - (entry.last_seen or 0.0) > SEEN_EVERY_S
         if entry.last_state != view.state.value or is_old:
-            self.invocation.index.update_state(entry.run_id, view.state.value, now)
+            self.context.index.update_state(entry.run_id, view.state.value, now)
 
 
 def has_finished(entry: IndexEntry) -> bool:
@@ -116,15 +116,15 @@ def has_finished(entry: IndexEntry) -> bool:
     return entry.last_state in {state.value for state in JobState if state.is_finished}
 
 
-def load_records(entries: Sequence[IndexEntry], reach: ClusterReach) -> list[RunRecord | RecordError]:
+def load_records(entries: Sequence[IndexEntry], session: ClusterSession) -> list[RunRecord | RecordError]:
     """The records of runs of one cluster, in order; an error for one that cannot be read."""
-    return load_run_records([entry.run_dir for entry in entries], reach.hands)
+    return load_run_records([entry.run_dir for entry in entries], session.transport)
 
 
-def _without_record(entry: IndexEntry, error: RecordError, invocation: Invocation) -> RunView:
+def _without_record(entry: IndexEntry, error: RecordError, context: Context) -> RunView:
     detail = error.message + (f"; last seen {entry.last_state}" if entry.last_state else "")
     if isinstance(error, RecordAbsent):
-        detail += f"; to forget the run, remove {invocation.index.folder / entry.run_id}.json"
+        detail += f"; to forget the run, remove {context.index.folder / entry.run_id}.json"
     return _unknown(entry, detail)
 
 

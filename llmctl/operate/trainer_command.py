@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmctl.context import Invocation, is_remote, settle_profile
+from llmctl.context import Context, is_remote, resolve_profile_paths
 from llmctl.doctor.python import ARCHITECTURES
 from llmctl.errors import ProfileError
 from llmctl.operate.interactive import code_variables
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
 
 
-def run_trainer_command(invocation: Invocation, profile: "ClusterProfile", words: Sequence[str]) -> int:
+def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequence[str]) -> int:
     """Run ``python -m trainer WORDS`` on the machine that the jobs of ``profile`` are submitted from; its exit status.
 
     The code is the snapshot that a job would run, and the cache is that of jobs. On this machine paths are relative
@@ -29,33 +29,33 @@ def run_trainer_command(invocation: Invocation, profile: "ClusterProfile", words
         ProfileError: the jobs' Python cannot be started here, or runs_root cannot be written.
         SchedulerError: the machine cannot be reached.
     """
-    profile = settle_profile(profile, invocation)
+    profile = resolve_profile_paths(profile, context)
     software, root = profile.environment, Path(str(profile.runs_root))
     if software.kind == "container":
         raise ProfileError(
             f"the jobs of {profile.name} run in the image {software.path}, which is not started on this node\n"
             f"llmctl interactive --cluster {profile.name} -- python3 -m trainer {shlex.join(words)}"
         )
-    check_job_python(profile, invocation)
-    hands = invocation.connect(profile)
+    check_job_python(profile, context)
+    transport = context.connect(profile)
     try:
-        code = store_own_code(root, hands)[1]
+        code = store_own_code(root, transport)[1]
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
     remote = is_remote(profile)
-    python = job_python(profile, invocation.folders, "python3" if remote else sys.executable)
+    python = job_python(profile, context.folders, "python3" if remote else sys.executable)
     script = interactive_script(
         profile,
-        invocation.folders,
+        context.folders,
         python,
         on_cpu=True,
-        env=tuple(code_variables(str(code), {} if remote else invocation.environment).items()),
+        env=tuple(code_variables(str(code), {} if remote else context.environment).items()),
     )
     argv = ["bash", "-c", script, "bash", python, "-m", "trainer", *words]
-    return hands.run_interactive(argv, cwd=None if remote else os.fspath(invocation.cwd))
+    return transport.run_interactive(argv, cwd=None if remote else os.fspath(context.cwd))
 
 
-def run_kernels_command(invocation: Invocation, profile: "ClusterProfile", words: Sequence[str]) -> int:
+def run_kernels_command(context: Context, profile: "ClusterProfile", words: Sequence[str]) -> int:
     """Run ``python -m trainer kernels WORDS`` where a cluster's jobs are submitted from; its exit status.
 
     What is built here is found by the jobs: the cache is theirs.
@@ -64,7 +64,7 @@ def run_kernels_command(invocation: Invocation, profile: "ClusterProfile", words
         ProfileError: the jobs' Python cannot be started here, or runs_root cannot be written.
         SchedulerError: the machine cannot be reached.
     """
-    return run_trainer_command(invocation, profile, ["kernels", *words, *_architectures(profile, words[0])])
+    return run_trainer_command(context, profile, ["kernels", *words, *_architectures(profile, words[0])])
 
 
 def _architectures(profile: "ClusterProfile", action: str) -> list[str]:

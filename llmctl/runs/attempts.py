@@ -21,7 +21,7 @@ from llmctl.runs.facts import (
 )
 from llmctl.runs.record import RunRecord
 from llmctl.transport.file_reads import FilePart, FileRead
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 _SMALL = 16 * 1024
 """Bytes read of a file with one small object: a connection carries many of them at once if little is wished for."""
@@ -60,10 +60,10 @@ class RunAttempts:
     of_submission: int = 0
 
 
-def find_attempts(records: Sequence[RunRecord], hands: Hands) -> list[RunAttempts]:
+def find_attempts(records: Sequence[RunRecord], transport: Transport) -> list[RunAttempts]:
     """The attempts of each run, in order: two round trips."""
     folders = [PurePosixPath(str(record.run_dir)) / "attempts" for record in records]
-    listed = hands.list_names([str(folder) for folder in folders]) if folders else []
+    listed = transport.list_names([str(folder) for folder in folders]) if folders else []
     numbers = [sorted(int(name) for name in names if name.isdecimal()) for names in listed]
     reads: list[FileRead] = []
     for folder, present in zip(folders, numbers, strict=True):
@@ -75,7 +75,7 @@ def find_attempts(records: Sequence[RunRecord], hands: Hands) -> list[RunAttempt
                 *(FileRead(path, limit=_SMALL) for path in small),
                 FileRead(f"{newest}/hostfile", limit=_HOSTFILE),
             ]
-    parts = iter(hands.read_parts(reads) if reads else [])
+    parts = iter(transport.read_parts(reads) if reads else [])
     found = []
     for record, folder, present in zip(records, folders, numbers, strict=True):
         own = [next(parts) for _ in range(min(len(present), MOST_STARTS) + 3)] if present else []
@@ -83,14 +83,14 @@ def find_attempts(records: Sequence[RunRecord], hands: Hands) -> list[RunAttempt
     return found
 
 
-def newest_attempt(record: RunRecord, hands: Hands) -> AttemptBeginning | None:
+def newest_attempt(record: RunRecord, transport: Transport) -> AttemptBeginning | None:
     """The last attempt of the run's last submission; None if it has made none yet."""
-    return find_attempts([record], hands)[0].newest
+    return find_attempts([record], transport)[0].newest
 
 
-def attempt_numbers(record: RunRecord, hands: Hands) -> list[int]:
+def attempt_numbers(record: RunRecord, transport: Transport) -> list[int]:
     """Numbers of all attempts that a run has made, ascending."""
-    (names,) = hands.list_names([str(record.run_dir / "attempts")])
+    (names,) = transport.list_names([str(record.run_dir / "attempts")])
     return sorted(int(name) for name in names if name.isdecimal())
 
 
@@ -138,7 +138,7 @@ class DetailsMemory:
 def read_details(
     beginnings: Sequence[AttemptBeginning | None],
     further: Sequence[FileRead],
-    hands: Hands,
+    transport: Transport,
     memory: DetailsMemory | None = None,
 ) -> tuple[list[AttemptFacts | None], list[FilePart | None]]:
     """Heartbeats and errors of the attempts where they matter, and the parts of ``further``: two round trips.
@@ -146,7 +146,7 @@ def read_details(
     Args:
         beginnings: the attempts.
         further: more files to read on the way.
-        hands: the machine of all these files.
+        transport: the machine of all these files.
         memory: what was read at earlier looks.
     """
     memory = memory or DetailsMemory()
@@ -154,7 +154,7 @@ def read_details(
     kept = [memory.heartbeats(one) for one in wanted]
     folders = [f"{one.directory}{name}" for one in wanted for name in ("", "/errors")]
     folders += [f"{one.directory}/heartbeat" for one, known in zip(wanted, kept, strict=True) if known is None]
-    listed = hands.list_names(folders) if folders else []
+    listed = transport.list_names(folders) if folders else []
     beating = iter(listed[2 * len(wanted) :])
     beats = [_json_names(next(beating)) if known is None else [] for known in kept]
     errors = [
@@ -165,7 +165,7 @@ def read_details(
     for one, beat_names, error_names in zip(wanted, beats, errors, strict=True):
         reads += [FileRead(f"{one.directory}/heartbeat/{name}", limit=_SMALL) for name in beat_names]
         reads += [FileRead(f"{one.directory}/errors/{name}") for name in error_names]
-    found = hands.read_parts(reads) if reads else []
+    found = transport.read_parts(reads) if reads else []
     parts = iter(found[len(further) :])
     details = {}
     for position, one in enumerate(wanted):

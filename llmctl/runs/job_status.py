@@ -15,7 +15,7 @@ from llmctl.runs.attempts import RunAttempts
 from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import PATIENT, Patience, QueueAnswer, find_job, read_accounting, read_queue
 from llmctl.runs.state import SUBMITTING_S, JobAnswer
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 RECENTLY_S = 600.0
 """An accounting may be this late: it is written in batches, and its database may be away for minutes."""
@@ -45,18 +45,18 @@ class SchedulerWatch:
     def __init__(
         self,
         backend: QueueBackend,
-        hands: Hands,
+        transport: Transport,
         *,
         interval_s: float = 0.0,
         remembered: Mapping[str, tuple[JobState, float]] | None = None,
         asks_again: bool = False,
         patience: Patience = PATIENT,
     ) -> None:
-        """Ask ``backend``'s commands through ``hands``.
+        """Ask ``backend``'s commands through ``transport``.
 
         Args:
             backend: of the scheduler.
-            hands: the machine where its commands are run.
+            transport: the machine where its commands are run.
             interval_s: between two calls; in between the last answer is taken.
             remembered: runs that were seen to have ended: run id -> state, and when that was seen. They are not asked
                 about unless they have been submitted again since.
@@ -64,7 +64,7 @@ class SchedulerWatch:
             patience: with a scheduler that fails for the moment; one that is asked again anyway needs none.
         """
         self.backend = backend
-        self._hands = hands
+        self._transport = transport
         self._interval_s = interval_s
         self._remembered = dict(remembered or {})
         self._asks_again = asks_again
@@ -80,10 +80,10 @@ class SchedulerWatch:
         lost = [question for question in asked if not question.job_ids]
         ids = [job_id for question in asked for job_id in question.job_ids]
         if self._queue.is_due(ids, self._interval_s):
-            self._queue.keep(read_queue(self.backend, ids, self._hands, self._patience), ids)
+            self._queue.keep(read_queue(self.backend, ids, self._transport, self._patience), ids)
             self._attempts = {question.record.run_id: question.attempt for question in asked}
         found = {question.record.run_id: self._find(question) for question in lost}
-        return [self._settled(question, self._memory(question), found) for question in questions]
+        return [self._resolved(question, self._memory(question), found) for question in questions]
 
     def ask_accounting(self, questions: Sequence[JobQuestion], signs_of_life: Sequence[float]) -> list[JobAnswer]:
         """The accounting's word on jobs that the queue does not know any more: one call for all.
@@ -94,14 +94,14 @@ class SchedulerWatch:
         """
         ids = [job_id for question in questions for job_id in question.job_ids]
         if ids and self._accounting.is_due(ids, self._interval_s):
-            self._accounting.keep(read_accounting(self.backend, ids, self._hands, self._patience), ids)
+            self._accounting.keep(read_accounting(self.backend, ids, self._transport, self._patience), ids)
         answers = []
         for question, sign in zip(questions, signs_of_life, strict=True):
-            answer = self._by_accounting(question, self._accounting.answer, self._hands.now() - sign)
+            answer = self._by_accounting(question, self._accounting.answer, self._transport.now() - sign)
             answers.append(answer if answer.state.is_finished else self._memory(question) or answer)
         return answers
 
-    def _settled(
+    def _resolved(
         self, question: JobQuestion, memory: JobAnswer | None, found: Mapping[str, JobAnswer | None]
     ) -> JobAnswer | None:
         if memory is not None and not self._asks_again:
@@ -120,7 +120,7 @@ class SchedulerWatch:
             return None
         # Seen by this machine's clock, submitted by the cluster's.
         age = time.time() - seen
-        if submissions and self._hands.now() - submissions[-1].time < age:
+        if submissions and self._transport.now() - submissions[-1].time < age:
             return None
         return JobAnswer(state, f"it was {state} when it was seen {spoken(age)} ago", source="memory")
 
@@ -160,7 +160,7 @@ class SchedulerWatch:
     def _find(self, question: JobQuestion) -> JobAnswer | None:
         """A submission without a job id: submit was cut off, or its answer was lost."""
         submissions = question.record.submissions
-        if not submissions or self._hands.now() - submissions[-1].time < SUBMITTING_S:
+        if not submissions or self._transport.now() - submissions[-1].time < SUBMITTING_S:
             return None
         name = self.backend.job_name(question.record.run_id)
         when, known = self._found.get(name, (None, None))
@@ -171,7 +171,7 @@ class SchedulerWatch:
         return known
 
     def _by_name(self, name: str, earlier: Collection[str]) -> JobAnswer:
-        report, answer = find_job(self.backend, name, self._hands, self._patience, known_ids=earlier)
+        report, answer = find_job(self.backend, name, self._transport, self._patience, known_ids=earlier)
         if report is not None:
             return JobAnswer(report.state, words_of(report), source="queue", report=report)
         if not answer.is_answer:

@@ -20,7 +20,7 @@ from llmctl.runs.view import RunView, build_view
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.processes import ProcessIdentity, ProcessReport
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 _TAIL = 4096
 """Bytes of job.log in which its last line is looked for."""
@@ -28,7 +28,7 @@ _TAIL = 4096
 
 def observe_runs(
     records: Sequence[RunRecord],
-    hands: Hands,
+    transport: Transport,
     scheduler: SchedulerWatch | None = None,
     memory: DetailsMemory | None = None,
 ) -> list[RunView]:
@@ -36,28 +36,33 @@ def observe_runs(
 
     Args:
         records: of the runs.
-        hands: the machine where their directories are.
+        transport: the machine where their directories are.
         scheduler: of the cluster; None where jobs are processes.
         memory: of those who look again and again.
     """
     tails = [tail_of(f"{record.run_dir}/metrics.jsonl") for record in records]
     views = []
-    for record, facts, tail in zip(records, *_gather(records, hands, scheduler, tails, memory), strict=True):
+    for record, facts, tail in zip(records, *_gather(records, transport, scheduler, tails, memory), strict=True):
         metrics = table_of_tail(tail)
         views.append(build_view(record, replace(facts, iteration_time_s=metrics.iteration_time_s()), metrics))
     return views
 
 
 def observe_run(
-    record: RunRecord, hands: Hands, scheduler: SchedulerWatch | None = None, memory: DetailsMemory | None = None
+    record: RunRecord,
+    transport: Transport,
+    scheduler: SchedulerWatch | None = None,
+    memory: DetailsMemory | None = None,
 ) -> RunView:
     """The view of one run."""
-    return observe_runs([record], hands, scheduler, memory)[0]
+    return observe_runs([record], transport, scheduler, memory)[0]
 
 
-def gather_facts(records: Sequence[RunRecord], hands: Hands, scheduler: SchedulerWatch | None = None) -> list[RunFacts]:
+def gather_facts(
+    records: Sequence[RunRecord], transport: Transport, scheduler: SchedulerWatch | None = None
+) -> list[RunFacts]:
     """What the state of each run is decided from, in order."""
-    return _gather(records, hands, scheduler, [])[0]
+    return _gather(records, transport, scheduler, [])[0]
 
 
 def leaders_of(record: RunRecord, beginning: AttemptBeginning | None) -> list[ProcessIdentity]:
@@ -65,39 +70,39 @@ def leaders_of(record: RunRecord, beginning: AttemptBeginning | None) -> list[Pr
     return [leader for _, leader in _hosts_and_leaders(record, beginning)]
 
 
-def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessIdentity], hands: Hands) -> bool:
+def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessIdentity], transport: Transport) -> bool:
     """Whether a run was started on another machine, whose processes cannot be seen from this one.
 
     A job.sh that lives here settles it: a machine's name may have changed since.
     """
-    report = hands.inspect_processes(leaders)
+    report = transport.inspect_processes(leaders)
     return beginning is not None and not any(report.alive) and _is_other_host(beginning.started, report)
 
 
 def _gather(
     records: Sequence[RunRecord],
-    hands: Hands,
+    transport: Transport,
     scheduler: SchedulerWatch | None,
     further: Sequence[FileRead],
     memory: DetailsMemory | None = None,
 ) -> tuple[list[RunFacts], list[FilePart | None]]:
-    attempts = find_attempts(records, hands)
+    attempts = find_attempts(records, transport)
     jobs: dict[int, JobAnswer | None] = {}
     open_ones = [index for index in range(len(records)) if not _has_ended(records[index], attempts[index], scheduler)]
     if scheduler is not None:
         questions = [question_of(records[index], attempts[index]) for index in open_ones]
         jobs.update(zip(open_ones, scheduler.ask_queue(questions), strict=True))
     else:
-        jobs.update(_ask_processes({index: (records[index], attempts[index].newest) for index in open_ones}, hands))
+        jobs.update(_ask_processes({index: (records[index], attempts[index].newest) for index in open_ones}, transport))
     gone = [index for index in open_ones if _is_gone(jobs[index])]
     if gone:
         # Listing a folder makes a network file system look again, which remembers that a file was not there.
         folders = [str(one.directory) for index in gone if (one := attempts[index].newest) is not None]
         if folders:
-            hands.list_names(folders)
-        for index, again in zip(gone, find_attempts([records[index] for index in gone], hands), strict=True):
+            transport.list_names(folders)
+        for index, again in zip(gone, find_attempts([records[index] for index in gone], transport), strict=True):
             attempts[index] = again
-    details, parts = read_details([one.newest for one in attempts], further, hands, memory)
+    details, parts = read_details([one.newest for one in attempts], further, transport, memory)
     left = [index for index in gone if details[index] is None or _ending_missing(details[index])]
     if scheduler is not None:
         _ask_accounting(
@@ -105,15 +110,15 @@ def _gather(
         )
     else:
         for index in left:
-            jobs[index] = _with_survivors(jobs[index], records[index], attempts[index].newest, hands)
-    now = hands.now() if records else 0.0
+            jobs[index] = _with_survivors(jobs[index], records[index], attempts[index].newest, transport)
+    now = transport.now() if records else 0.0
     facts = [
         _facts(record, attempts[index], details[index], jobs.get(index), now) for index, record in enumerate(records)
     ]
-    return _with_last_words(facts, records, hands), parts
+    return _with_last_words(facts, records, transport), parts
 
 
-def _with_last_words(facts: list[RunFacts], records: Sequence[RunRecord], hands: Hands) -> list[RunFacts]:
+def _with_last_words(facts: list[RunFacts], records: Sequence[RunRecord], transport: Transport) -> list[RunFacts]:
     """What stands last in job.log of jobs that ended before they made an attempt: often all that is known of why.
 
     job.log goes on over submissions: of a resumed run, these could be the words of an earlier job.
@@ -125,7 +130,7 @@ def _with_last_words(facts: list[RunFacts], records: Sequence[RunRecord], hands:
         if len(records[index].submissions) == 1
     ]
     reads = [FileRead(f"{records[index].run_dir}/job.log", offset=-_TAIL, limit=_TAIL) for index in silent]
-    parts = hands.read_parts(reads) if reads else []
+    parts = transport.read_parts(reads) if reads else []
     for index, part in zip(silent, parts, strict=True):
         lines = part.data.decode(errors="replace").split("\n") if part is not None else []
         said = [" ".join(line.split()) for line in lines if line.strip()]
@@ -206,11 +211,11 @@ def _hosts_and_leaders(record: RunRecord, beginning: AttemptBeginning | None) ->
 
 
 def _ask_processes(
-    runs: dict[int, tuple[RunRecord, AttemptBeginning | None]], hands: Hands
+    runs: dict[int, tuple[RunRecord, AttemptBeginning | None]], transport: Transport
 ) -> dict[int, JobAnswer | None]:
     """Whether job.sh of each run lives: one round trip for each machine."""
     leaders = {index: _hosts_and_leaders(*run) for index, run in runs.items()}
-    alive, reports = inspect_leaders([leader for group in leaders.values() for leader in group], hands)
+    alive, reports = inspect_leaders([leader for group in leaders.values() for leader in group], transport)
     answers: dict[int, JobAnswer | None] = {}
     position = 0
     for index, group in leaders.items():
@@ -223,21 +228,21 @@ def _ask_processes(
 
 
 def inspect_leaders(
-    leaders: Sequence[tuple[str, ProcessIdentity]], hands: Hands
+    leaders: Sequence[tuple[str, ProcessIdentity]], transport: Transport
 ) -> tuple[list[bool | None], list[ProcessReport]]:
     """Which of these processes live, and what their machine says of itself; a machine out of reach leaves it open.
 
     Args:
         leaders: (host, process).
-        hands: one machine, which all of them are looked for on, or a group of hosts.
+        transport: one machine, which all of them are looked for on, or a group of hosts.
     """
-    group = hands if isinstance(hands, HostGroup) else None
+    group = transport if isinstance(transport, HostGroup) else None
     places = dict.fromkeys(host if group is not None else "" for host, _ in leaders)
     alive: list[bool | None] = [None] * len(leaders)
     reports = [ProcessReport("", None, ())] * len(leaders)
     for place in places:
         members = [index for index, (host, _) in enumerate(leaders) if group is None or host == place]
-        one = group.hands_of(place) if group is not None else hands
+        one = group.transport_of(place) if group is not None else transport
         try:
             report = one.inspect_processes([leaders[index][1] for index in members])
         except SchedulerError as error:
@@ -250,11 +255,11 @@ def inspect_leaders(
 
 
 def _with_survivors(
-    job: JobAnswer | None, record: RunRecord, beginning: AttemptBeginning | None, hands: Hands
+    job: JobAnswer | None, record: RunRecord, beginning: AttemptBeginning | None, transport: Transport
 ) -> JobAnswer | None:
     if job is None or not job.state.is_finished:
         return job
-    return replace(job, survivors=len(hands.processes_of_run(str(record.run_dir), leaders_of(record, beginning))))
+    return replace(job, survivors=len(transport.processes_of_run(str(record.run_dir), leaders_of(record, beginning))))
 
 
 def _process_answer(

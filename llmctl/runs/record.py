@@ -17,7 +17,7 @@ from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite, write_files
 
 if TYPE_CHECKING:
-    from llmctl.transport.protocol import Hands
+    from llmctl.transport.protocol import Transport
 
 SCHEMA = 1
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -105,19 +105,19 @@ class RunRecord:
     cwd: str | None = None
 
     @classmethod
-    def load(cls, run_dir: Path, hands: "Hands") -> "RunRecord":
+    def load(cls, run_dir: Path, transport: "Transport") -> "RunRecord":
         """The record of a run directory.
 
         Args:
-            run_dir: on the machine of ``hands``.
-            hands: the machine.
+            run_dir: on the machine of ``transport``.
+            transport: the machine.
 
         Raises:
             RecordAbsent: there is none.
             RecordError: it cannot be read.
             SchedulerError: the machine cannot be reached.
         """
-        (found,) = load_records([run_dir], hands)
+        (found,) = load_records([run_dir], transport)
         if isinstance(found, RecordError):
             raise found
         return found
@@ -148,8 +148,8 @@ class RunRecord:
         # The directory may have been moved: where it was found is where it is.
         return cls(**{**fields, "run_dir": run_dir, "command": tuple(values["command"]), "submissions": submissions})
 
-    def save(self, hands: "Hands") -> None:
-        """Write run.json, all or nothing, on the machine of ``hands``.
+    def save(self, transport: "Transport") -> None:
+        """Write run.json, all or nothing, on the machine of ``transport``.
 
         Raises:
             RecordError: it cannot be written.
@@ -157,7 +157,7 @@ class RunRecord:
         """
         path = self.run_dir / "run.json"
         try:
-            hands.write_files([FileWrite(str(path), self.as_json())])
+            transport.write_files([FileWrite(str(path), self.as_json())])
         except OSError as error:
             raise RecordError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -181,7 +181,7 @@ class RecordAbsent(RecordError):
     """A run directory without a record, or none at all."""
 
 
-def load_records(run_dirs: Sequence[Path], hands: "Hands") -> list[RunRecord | RecordError]:
+def load_records(run_dirs: Sequence[Path], transport: "Transport") -> list[RunRecord | RecordError]:
     """The records of run directories of one machine, in order; an error for one that cannot be read.
 
     One round trip, whatever their number, and another where some cannot be read.
@@ -190,9 +190,9 @@ def load_records(run_dirs: Sequence[Path], hands: "Hands") -> list[RunRecord | R
         SchedulerError: the machine cannot be reached.
     """
     paths = [str(run_dir / "run.json") for run_dir in run_dirs]
-    parts = hands.read_parts([FileRead(path, limit=_LIMIT) for path in paths])
+    parts = transport.read_parts([FileRead(path, limit=_LIMIT) for path in paths])
     lost = [path for path, part in zip(paths, parts, strict=True) if part is None]
-    facts = dict(zip(lost, hands.look_at(lost), strict=True)) if lost else {}
+    facts = dict(zip(lost, transport.look_at(lost), strict=True)) if lost else {}
     found: list[RunRecord | RecordError] = []
     for run_dir, path, part in zip(run_dirs, paths, parts, strict=True):
         try:
@@ -284,7 +284,7 @@ class RunIndex:
         if entry is not None:
             self._write(replace(entry, last_state=str(state), last_seen=seen))
 
-    def rebuild(self, runs_root: Path, hands: "Hands") -> list[IndexEntry]:
+    def rebuild(self, runs_root: Path, transport: "Transport") -> list[IndexEntry]:
         """Enter every run found in ``runs_root`` of a machine; returns the entries of these, oldest first.
 
         Entries of runs elsewhere are kept. A directory without a readable record is passed over.
@@ -292,9 +292,9 @@ class RunIndex:
         Raises:
             SchedulerError: the machine cannot be reached.
         """
-        (names,) = hands.list_names([str(runs_root)])
+        (names,) = transport.list_names([str(runs_root)])
         found = set()
-        for record in load_records([runs_root / name for name in names if RUN_ID.fullmatch(name)], hands):
+        for record in load_records([runs_root / name for name in names if RUN_ID.fullmatch(name)], transport):
             if isinstance(record, RunRecord):
                 self.add(record)
                 found.add(record.run_id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from llmctl.backends.base import JobReport, QueueBackend
 from llmctl.errors import SchedulerError
-from llmctl.transport.protocol import CommandResult, Hands
+from llmctl.transport.protocol import CommandResult, Transport
 
 TIMEOUT_S = 90.0
 """Above the minute for which Slurm's clients themselves try to reach a controller whose configuration is wrong."""
@@ -53,16 +53,16 @@ class QueueAnswer:
 
 
 def read_queue(
-    backend: QueueBackend, job_ids: Sequence[str], hands: Hands, patience: Patience = PATIENT
+    backend: QueueBackend, job_ids: Sequence[str], transport: Transport, patience: Patience = PATIENT
 ) -> QueueAnswer:
     """What the queue says of jobs: one call, and again only where that failed for the moment."""
     if not job_ids:
         return QueueAnswer()
-    return _ask(backend, backend.status_argv(job_ids), backend.parse_status, hands, patience)
+    return _ask(backend, backend.status_argv(job_ids), backend.parse_status, transport, patience)
 
 
 def read_accounting(
-    backend: QueueBackend, job_ids: Sequence[str], hands: Hands, patience: Patience = PATIENT
+    backend: QueueBackend, job_ids: Sequence[str], transport: Transport, patience: Patience = PATIENT
 ) -> QueueAnswer:
     """What the accounting says of jobs that have left the queue: one call, as ``read_queue``."""
     if not job_ids:
@@ -70,13 +70,13 @@ def read_accounting(
     argv = backend.accounting_argv(job_ids)
     if argv is None:
         return QueueAnswer(is_answer=False, problem="this scheduler keeps none")
-    return _ask(backend, argv, backend.parse_accounting, hands, patience)
+    return _ask(backend, argv, backend.parse_accounting, transport, patience)
 
 
 def find_job(
     backend: QueueBackend,
     job_name: str,
-    hands: Hands,
+    transport: Transport,
     patience: Patience = PATIENT,
     *,
     known_ids: Collection[str] = (),
@@ -88,11 +88,11 @@ def find_job(
     Args:
         backend: of the scheduler.
         job_name: as ``job_name`` of the backend gave it.
-        hands: the machine where its commands are run.
+        transport: the machine where its commands are run.
         patience: with a scheduler that fails for the moment.
         known_ids: jobs that are not meant: those of earlier submissions of the run have the same name.
     """
-    answer = _ask(backend, backend.find_argv(job_name), backend.parse_status, hands, patience)
+    answer = _ask(backend, backend.find_argv(job_name), backend.parse_status, transport, patience)
     named = [report for report in answer.reports.values() if report.name == job_name and report.job_id not in known_ids]
     living = [report for report in named if not report.state.is_finished]
     return max(living or named, key=lambda report: _number(report.job_id), default=None), answer
@@ -105,7 +105,7 @@ def _number(job_id: str) -> int:
 
 
 def run_patiently(
-    backend: QueueBackend, argv: Sequence[str], hands: Hands, patience: Patience = PATIENT
+    backend: QueueBackend, argv: Sequence[str], transport: Transport, patience: Patience = PATIENT
 ) -> CommandResult:
     """Run a scheduler's command, and run it again a few times where it failed for the moment.
 
@@ -115,7 +115,7 @@ def run_patiently(
     begun = time.monotonic()
     for pause_s in (*patience.pauses_s, None):
         try:
-            result: CommandResult | SchedulerError = hands.run(argv, timeout_s=TIMEOUT_S)
+            result: CommandResult | SchedulerError = transport.run(argv, timeout_s=TIMEOUT_S)
         except SchedulerError as error:
             result = error
         if isinstance(result, SchedulerError):
@@ -140,11 +140,11 @@ def _ask(
     backend: QueueBackend,
     argv: Sequence[str],
     parse: Callable[[str], dict[str, JobReport]],
-    hands: Hands,
+    transport: Transport,
     patience: Patience,
 ) -> QueueAnswer:
     try:
-        result = run_patiently(backend, argv, hands, patience)
+        result = run_patiently(backend, argv, transport, patience)
     except SchedulerError as error:
         return QueueAnswer(is_answer=False, problem=error.message)
     if result.exit_status == 0 or backend.is_answer(result.exit_status, result.stderr):

@@ -8,7 +8,7 @@ from llmctl.errors import ConfigFileError, LlmctlError, RecordError
 from llmctl.runs.record import RunRecord
 from llmctl.site.job import JobError, JobSpec, parse_time
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.path_checks import PathWish
+from llmctl.submit.path_checks import PathCheck
 from llmctl.submit.resolve import Resolved, unknown_job_key
 from llmctl.transport.file_writes import PathFacts
 from trainer.config import ConfigError, JobConfig, TrainConfig, build_config
@@ -138,7 +138,7 @@ def check_layout(resolved: Resolved, config: TrainConfig, nodes: int, ranks_per_
         ) from None
 
 
-def snapshot_wish(record: RunRecord) -> PathWish:
+def snapshot_check(record: RunRecord) -> PathCheck:
     """A run goes on with the code that it began with: its snapshot of the trainer is still there."""
     code = f"{record.run_dir}/code/trainer"
 
@@ -150,7 +150,7 @@ def snapshot_wish(record: RunRecord) -> PathWish:
             remedy = f"llmctl submit {record.run_dir}/config.yaml --set checkpoint.load={record.run_dir}/checkpoints"
         return RecordError(f"{code}: the snapshot of the trainer that the run began with is gone\n{remedy}")
 
-    return PathWish(code, judge)
+    return PathCheck(code, judge)
 
 
 def _job_refusal(resolved: Resolved, error: "ValidationError") -> LlmctlError:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from llmctl.backends import load_queue_backend
-from llmctl.context import ClusterReach, Invocation
+from llmctl.context import ClusterSession, Context
 from llmctl.errors import UsageError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import find_attempts
@@ -21,19 +21,19 @@ class JobsBefore:
     Attributes:
         ids: of the jobs of a run's last submission; none if there is nothing to wait for any more.
         is_any: start however they end; otherwise only if they end well.
-        remarks: what the user should know.
+        warnings: what the user should know.
     """
 
     ids: tuple[str, ...] = ()
     is_any: bool = False
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def jobs_before(invocation: Invocation, after: str, profile: ClusterProfile, *, asks_scheduler: bool) -> JobsBefore:
+def jobs_before(context: Context, after: str, profile: ClusterProfile, *, asks_scheduler: bool) -> JobsBefore:
     """The jobs of a run's last submission. Grid Engine cannot tell ends apart: any lets the job start.
 
     Args:
-        invocation: of this call.
+        context: of this call.
         after: run id, a unique prefix of one, a run's name or a job id; ``any:`` before it.
         profile: of the cluster that the new job goes to.
         asks_scheduler: otherwise only the run's own files say whether it has ended.
@@ -48,15 +48,15 @@ def jobs_before(invocation: Invocation, after: str, profile: ClusterProfile, *, 
         raise UsageError(
             f"--after {after}: names no run; give --after RUN, or --after any:RUN to start however it ends"
         )
-    entry = invocation.index.find(reference)
+    entry = context.index.find(reference)
     if entry.cluster != profile.name:
         raise UsageError(
             f"--after {after}: {entry.run_id} is on {entry.cluster}, and {profile.name} cannot wait for its jobs; "
             "submit when it has ended"
         )
-    reach = ClusterReach.of(invocation, entry.cluster, f"run {entry.run_id}")
-    record = RunRecord.load(entry.run_dir, reach.hands)
-    state, detail = _state(record, reach) if asks_scheduler else _state_by_files(record, reach)
+    session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
+    record = RunRecord.load(entry.run_dir, session.transport)
+    state, detail = _state(record, session) if asks_scheduler else _state_by_files(record, session)
     if state is JobState.COMPLETED or (is_any and state is not None and state.is_finished):
         return JobsBefore()
     if state is not None and state.is_finished:
@@ -70,19 +70,19 @@ def jobs_before(invocation: Invocation, after: str, profile: ClusterProfile, *, 
             f"--after {after}: {entry.run_id} has no job to wait for; llmctl status {entry.run_id} says how it is"
         )
     backend = load_queue_backend(profile.scheduler)
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     if not is_any and backend is not None and not backend.tells_ends_apart:
-        remarks = (f"--after {after}: {profile.name} cannot tell how a job ended: this one starts however it ends",)
-    return JobsBefore(tuple(job.job_id for job in jobs), is_any, remarks)
+        warnings = (f"--after {after}: {profile.name} cannot tell how a job ended: this one starts however it ends",)
+    return JobsBefore(tuple(job.job_id for job in jobs), is_any, warnings)
 
 
-def _state(record: RunRecord, reach: ClusterReach) -> tuple[JobState | None, str]:
-    view = observe_run(record, reach.hands, reach.watch())
+def _state(record: RunRecord, session: ClusterSession) -> tuple[JobState | None, str]:
+    view = observe_run(record, session.transport, session.watch())
     return view.state, view.detail
 
 
-def _state_by_files(record: RunRecord, reach: ClusterReach) -> tuple[JobState | None, str]:
-    beginning = find_attempts([record], reach.hands)[0].newest
+def _state_by_files(record: RunRecord, session: ClusterSession) -> tuple[JobState | None, str]:
+    beginning = find_attempts([record], session.transport)[0].newest
     ending = beginning.ending if beginning is not None else None
     if ending is None or not ending.is_final:
         return None, ""

@@ -4,12 +4,12 @@ import sys
 from dataclasses import dataclass
 
 from llmctl.backends.base import JobRequest
-from llmctl.context import Invocation, is_remote
+from llmctl.context import Context, is_remote
 from llmctl.errors import ProfileError
 from llmctl.site.profile import ClusterProfile
 from llmctl.site.profile_names import profile_files
 from llmctl.submit.render import environment_script, job_python
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 _LOOK_TIMEOUT_S = 60.0
 _IMPORT_TIMEOUT_S = 300.0
@@ -52,7 +52,7 @@ def check_own_torch(python: str) -> None:
 
 
 def check_torch(
-    profile: ClusterProfile, invocation: Invocation, hands: Hands, python: str, request: JobRequest
+    profile: ClusterProfile, context: Context, transport: Transport, python: str, request: JobRequest
 ) -> TorchFound | None:
     """Refuse to train with a Python without torch, or with a torch for CPUs on GPUs. None: nothing was imported.
 
@@ -62,17 +62,17 @@ def check_torch(
     """
     software = profile.environment
     is_plain = not (software.modules or software.setup or software.kind)
-    if python == sys.executable and is_plain and not hands.is_remote and not request.gpus_per_node:
+    if python == sys.executable and is_plain and not transport.is_remote and not request.gpus_per_node:
         check_own_torch(python)
         return None
-    script = environment_script(profile, invocation.folders)
+    script = environment_script(profile, context.folders)
     argv = ["bash", "-c", script, "bash", python, "-c", _PROBE]
-    answer = hands.run(argv, timeout_s=_IMPORT_TIMEOUT_S)
+    answer = transport.run(argv, timeout_s=_IMPORT_TIMEOUT_S)
     if answer.exit_status == 3:
         raise _no_torch(python)
     words = answer.stdout.split()[-3:]
     if answer.exit_status != 0 or len(words) != 3:
-        file = profile_files(invocation.folders, profile.name)[-1]
+        file = profile_files(context.folders, profile.name)[-1]
         said = " ".join(answer.stderr.split())[-300:] or f"exit status {answer.exit_status}"
         raise ProfileError(f"{file}: environment: {python} does not start: {said}\nllmctl clusters validate checks it")
     found = TorchFound(words[0], words[1], words[2].strip("-"))
@@ -85,7 +85,7 @@ def check_torch(
     return found
 
 
-def check_job_python(profile: ClusterProfile, invocation: Invocation) -> None:
+def check_job_python(profile: ClusterProfile, context: Context) -> None:
     """Refuse an environment whose Python does not start, or has no torch. One in an image is not looked into.
 
     Raises:
@@ -93,13 +93,15 @@ def check_job_python(profile: ClusterProfile, invocation: Invocation) -> None:
         SchedulerError: the machine or the Python does not answer.
     """
     own = "" if is_remote(profile) else sys.executable
-    python = job_python(profile, invocation.folders, own)
+    python = job_python(profile, context.folders, own)
     if profile.environment.kind != "container" and python:
         request = JobRequest(profile, job_name="", run_dir="")
-        check_torch(profile, invocation, invocation.connect(profile), python, request)
+        check_torch(profile, context, context.connect(profile), python, request)
 
 
-def check_container_runtime(profile: ClusterProfile, invocation: Invocation, hands: Hands, request: JobRequest) -> str:
+def check_container_runtime(
+    profile: ClusterProfile, context: Context, transport: Transport, request: JobRequest
+) -> str:
     """Refuse a container where nothing starts it: a Slurm without pyxis, or modules that cannot be loaded.
 
     Returns:
@@ -113,30 +115,30 @@ def check_container_runtime(profile: ClusterProfile, invocation: Invocation, han
         return ""
     runtime = request.container.runtime
     if runtime == "pyxis":
-        _check_pyxis(profile, hands)
+        _check_pyxis(profile, transport)
         return ""
-    script = environment_script(profile, invocation.folders)
+    script = environment_script(profile, context.folders)
     look = f"command -v {runtime} >/dev/null || echo missing"
-    answer = hands.run(["bash", "-c", script, "bash", "bash", "-c", look], timeout_s=_LOOK_TIMEOUT_S)
-    file = profile_files(invocation.folders, profile.name)[-1]
+    answer = transport.run(["bash", "-c", script, "bash", "bash", "-c", look], timeout_s=_LOOK_TIMEOUT_S)
+    file = profile_files(context.folders, profile.name)[-1]
     if answer.exit_status != 0:
         said = " ".join(answer.stderr.split())[-300:] or f"exit status {answer.exit_status}"
-        raise ProfileError(f"{file}: environment: it cannot be set up on {hands.host}: {said}")
+        raise ProfileError(f"{file}: environment: it cannot be set up on {transport.host}: {said}")
     if answer.stdout.split()[-1:] != ["missing"]:
         return ""
-    missing = f"{hands.host} has no {runtime}"
+    missing = f"{transport.host} has no {runtime}"
     mend = f"add its module to environment.modules in {file}"
     if profile.scheduler == "ssh":
         raise ProfileError(f"{missing}, which runs the image; {mend}, or install it")
     return f"{missing}; unless the compute nodes have it without a module, {mend}"
 
 
-def _check_pyxis(profile: ClusterProfile, hands: Hands) -> None:
-    answer = hands.run(["srun", "--help"], timeout_s=_LOOK_TIMEOUT_S)
+def _check_pyxis(profile: ClusterProfile, transport: Transport) -> None:
+    answer = transport.run(["srun", "--help"], timeout_s=_LOOK_TIMEOUT_S)
     if "--container-image" not in answer.stdout + answer.stderr:
         raise ProfileError(
-            f"cluster {profile.name}: container.runtime is pyxis, but srun on {hands.host} has no --container-image\n"
-            "leave the image out, or set container.runtime to enroot or apptainer if the site has one of them"
+            f"cluster {profile.name}: container.runtime is pyxis; srun on {transport.host} has no --container-image\n"
+            "leave the image out, or set container.runtime to enroot or apptainer if the site has either"
         )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from llmctl.backends import load_queue_backend
 from llmctl.backends.base import SubmittedJob
-from llmctl.context import Invocation, secrets_bytes
+from llmctl.context import Context, secrets_bytes
 from llmctl.errors import LlmctlError, RecordError, SchedulerError
 from llmctl.runs.record import RunRecord, Submission
 from llmctl.submit.environment_checks import check_container_runtime, check_torch
@@ -19,7 +19,7 @@ from llmctl.submit.path_checks import runs_root_error
 from llmctl.submit.plan import Plan
 from llmctl.submit.start import QueueSubmission, SubmissionLost, start_here
 from llmctl.transport.file_writes import FileWrite
-from llmctl.transport.protocol import Hands, hands_for
+from llmctl.transport.protocol import Transport, transport_for
 
 if TYPE_CHECKING:
     from llmctl.transport.host_group import HostGroup
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 
-def perform(plan: Plan, invocation: Invocation, tell: Tell) -> RunRecord:
+def perform(plan: Plan, context: Context, tell: Tell) -> RunRecord:
     """Carry out a plan: write the run directory, enter the run in the index, start the job, note its id.
 
     Args:
         plan: of the submission.
-        invocation: of this call.
+        context: of this call.
         tell: says on standard error what was found and what is being waited for.
 
     Raises:
@@ -41,18 +41,18 @@ def perform(plan: Plan, invocation: Invocation, tell: Tell) -> RunRecord:
         SubmissionLost: nobody can tell whether the job was accepted; the run stays as it is.
         SchedulerError: the job was not accepted; a new run leaves nothing behind.
     """
-    hands = hands_for(invocation.connect(plan.profile), plan.job.nodes)
-    _check_software(plan, invocation, hands, tell)
-    submission = Submission(plan.number, hands.now())
-    before = None if plan.is_new else RunRecord.load(plan.record.run_dir, hands)
+    transport = transport_for(context.connect(plan.profile), plan.job.nodes)
+    _check_software(plan, context, transport, tell)
+    submission = Submission(plan.number, transport.now())
+    before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
     try:
-        record = _prepare(plan, invocation, hands, submission, before)
+        record = _prepare(plan, context, transport, submission, before)
         try:
-            jobs = _start(plan, invocation, hands, tell)
+            jobs = _start(plan, context, transport, tell)
         except SubmissionLost:
             raise
         except (LlmctlError, OSError):
-            _undo(plan, invocation, hands, before)
+            _undo(plan, context, transport, before)
             raise
         except KeyboardInterrupt:  # perhaps after the start: what runs keeps its directory
             name = record.run_id
@@ -60,20 +60,20 @@ def perform(plan: Plan, invocation: Invocation, tell: Tell) -> RunRecord:
             raise
     except OSError as error:
         problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
-        raise runs_root_error(plan.profile, invocation, problem) from None
+        raise runs_root_error(plan.profile, context, problem) from None
     record = record.with_submission(replace(submission, jobs=jobs))
-    invocation.index.add(record)  # first, since it is here: a connection may be lost before the record is written
-    _save(record, hands)
+    context.index.add(record)  # first, since it is here: a connection may be lost before the record is written
+    _save(record, transport)
     return record
 
 
-def _save(record: RunRecord, hands: Hands) -> None:
+def _save(record: RunRecord, transport: Transport) -> None:
     """Note the jobs; over a new connection where the old one was lost at this moment."""
     try:
-        record.save(hands)
+        record.save(transport)
     except SchedulerError:
         try:
-            record.save(hands)
+            record.save(transport)
         except LlmctlError as error:
             jobs = ", ".join(job.job_id for job in record.submissions[-1].jobs)
             raise RecordError(
@@ -82,56 +82,56 @@ def _save(record: RunRecord, hands: Hands) -> None:
             ) from None
 
 
-def _check_software(plan: Plan, invocation: Invocation, hands: Hands, tell: Tell) -> None:
+def _check_software(plan: Plan, context: Context, transport: Transport, tell: Tell) -> None:
     # Here and not in the plan: what would be run can be looked at where it cannot be run.
-    remark = check_container_runtime(plan.profile, invocation, hands, plan.request)
-    if remark:
-        tell(remark)
+    warning = check_container_runtime(plan.profile, context, transport, plan.request)
+    if warning:
+        tell(warning)
     if plan.record.config is None or plan.request.container is not None:
         return
-    found = check_torch(plan.profile, invocation, hands, plan.placed.place.python, plan.request)
+    found = check_torch(plan.profile, context, transport, plan.placed.place.python, plan.request)
     if found is not None:
-        tell(f"{hands.host}: {found}")
+        tell(f"{transport.host}: {found}")
 
 
 def _prepare(
-    plan: Plan, invocation: Invocation, hands: Hands, submission: Submission, before: RunRecord | None
+    plan: Plan, context: Context, transport: Transport, submission: Submission, before: RunRecord | None
 ) -> RunRecord:
     """Everything but the start; whatever cuts it off, a Ctrl-C too, nothing of it is left."""
     if plan.is_new:
         try:
-            hands.make_folder(str(plan.record.run_dir), mode=0o700, exclusive=True)
+            transport.make_folder(str(plan.record.run_dir), mode=0o700, exclusive=True)
         except FileExistsError:
             raise RecordError(f"{plan.record.run_dir} is there already; submit again for another run id") from None
     try:
-        record = (_send_code(plan, hands) if plan.is_new else plan.record).with_submission(submission)
+        record = (_send_code(plan, transport) if plan.is_new else plan.record).with_submission(submission)
         for folder in plan.placed.folders:
-            hands.make_folder(folder)
-        hands.write_files(_files(plan, record, invocation))
-        invocation.index.add(record)
+            transport.make_folder(folder)
+        transport.write_files(_files(plan, record, context))
+        context.index.add(record)
     except BaseException:
-        _undo(plan, invocation, hands, before)
+        _undo(plan, context, transport, before)
         raise
     return record
 
 
-def _send_code(plan: Plan, hands: Hands) -> RunRecord:
+def _send_code(plan: Plan, transport: Transport) -> RunRecord:
     """Put the code in its place; returns the record with its address."""
     from llmctl.submit.snapshot import own_code_links, store_own_code
 
     record, run_dir = plan.record, plan.record.run_dir
     if plan.user_code is None:
-        hands.make_folder(f"{run_dir}/code/user")
+        transport.make_folder(f"{run_dir}/code/user")
     else:
-        hands.put_tree(f"{run_dir}/code/user", {name: path for path, name in plan.user_code.files})
+        transport.put_tree(f"{run_dir}/code/user", {name: path for path, name in plan.user_code.files})
     if plan.installed:
         return record
-    address, _ = store_own_code(run_dir.parent, hands)
-    hands.link(own_code_links(run_dir, address))
+    address, _ = store_own_code(run_dir.parent, transport)
+    transport.link(own_code_links(run_dir, address))
     return replace(record, code={**record.code, "trainer": address})
 
 
-def _files(plan: Plan, record: RunRecord, invocation: Invocation) -> list[FileWrite]:
+def _files(plan: Plan, record: RunRecord, context: Context) -> list[FileWrite]:
     """All that is written at once; the record last, which makes a directory a run."""
     run_dir, files = record.run_dir, []
     if record.config is not None:
@@ -142,37 +142,37 @@ def _files(plan: Plan, record: RunRecord, invocation: Invocation) -> list[FileWr
         files.append(FileWrite(f"{run_dir}/config.yaml", text.encode()))
     secrets = plan.placed.place.secrets_file
     if secrets is not None:
-        files.append(FileWrite(str(secrets), secrets_bytes(plan.job.secrets, invocation.environment)))
+        files.append(FileWrite(str(secrets), secrets_bytes(plan.job.secrets, context.environment)))
     script = plan.rendered.script.encode("utf-8", "surrogateescape")
     files.append(FileWrite(str(plan.rendered.path), script, 0o700))
     return [*files, FileWrite(f"{run_dir}/run.json", record.as_json())]
 
 
-def _start(plan: Plan, invocation: Invocation, hands: Hands, tell: Tell) -> tuple[SubmittedJob, ...]:
+def _start(plan: Plan, context: Context, transport: Transport, tell: Tell) -> tuple[SubmittedJob, ...]:
     run_dir = str(plan.record.run_dir)
     if plan.profile.scheduler == "ssh":
         from llmctl.submit.start_ssh import address_of_second, start_on_group
 
-        peer = address_of_second(plan.profile, plan.request, invocation.environment)
+        peer = address_of_second(plan.profile, plan.request, context.environment)
         in_container = plan.request.container is not None
-        group = cast("HostGroup", hands)
+        group = cast("HostGroup", transport)
         return start_on_group(plan.rendered.commands, run_dir, plan.number, group, in_container=in_container, peer=peer)
     backend = load_queue_backend(plan.profile.scheduler)
     if backend is None:
-        return start_here(plan.rendered.commands, run_dir, hands)
+        return start_here(plan.rendered.commands, run_dir, transport)
     known = {job.job_id for submission in plan.record.submissions for job in submission.jobs}
-    queue = QueueSubmission(plan.record.run_id, run_dir, backend, hands, known, tell)
+    queue = QueueSubmission(plan.record.run_id, run_dir, backend, transport, known, tell)
     return tuple(queue.submit(command) for command in plan.rendered.commands)
 
 
-def _undo(plan: Plan, invocation: Invocation, hands: Hands, before: RunRecord | None) -> None:
+def _undo(plan: Plan, context: Context, transport: Transport, before: RunRecord | None) -> None:
     """Nothing was started: leave nothing of it behind. A run that was there gets its record back."""
     with suppress(OSError, LlmctlError):
         if before is None:
-            invocation.index.remove(plan.record.run_id)
+            context.index.remove(plan.record.run_id)
         else:
-            invocation.index.add(before)
+            context.index.add(before)
         made = [plan.placed.place.secrets_file, plan.record.run_dir if before is None else None]
-        hands.remove([str(path) for path in made if path is not None])
+        transport.remove([str(path) for path in made if path is not None])
         if before is not None:
-            before.save(hands)
+            before.save(transport)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from llmctl.backends.base import JobRequest
-from llmctl.context import Invocation, is_remote, secrets_file
+from llmctl.context import Context, is_remote, secrets_file
 from llmctl.errors import ProfileError
 from llmctl.site.container import is_file
 from llmctl.site.job import JobSpec
@@ -38,7 +38,7 @@ class PlacedJob:
 
 
 def place_job(
-    invocation: Invocation,
+    context: Context,
     resolved: Resolved,
     job: JobSpec,
     config: TrainConfig | None,
@@ -53,7 +53,7 @@ def place_job(
     """Decide and render.
 
     Args:
-        invocation: of this call.
+        context: of this call.
         resolved: names the culprit.
         job: what is asked for.
         config: of a training run; None for a COMMAND.
@@ -69,11 +69,11 @@ def place_job(
         ProfileError: another machine's Python is not named.
     """
     on_cpu = config is not None and config.training.device == "cpu"
-    gpus, ranks, asked = _size(invocation, resolved, job, profile, on_cpu=on_cpu)
+    gpus, ranks, asked = _size(context, resolved, job, profile, on_cpu=on_cpu)
     if config is not None:
         check_layout(resolved, config, job.nodes, ranks)
-    secrets = secrets_file(invocation, profile, run_dir, submission) if job.secrets else None
-    working_dir = _working_dir(invocation, job, profile, run_dir, cwd)
+    secrets = secrets_file(context, profile, run_dir, submission) if job.secrets else None
+    working_dir = _working_dir(context, job, profile, run_dir, cwd)
     written = (*_outside(_written(config), job, profile), cache_folder(str(run_dir.parent)))
     mounts = [str(run_dir), f"{run_dir.parent}/.code", *written, *_outside(_read(config), job, profile)]
     mounts += [str(working_dir)] if job.command and working_dir != run_dir else []
@@ -88,7 +88,7 @@ def place_job(
         ranks_per_node=ranks,
         gpus_per_node=asked,
         own_mounts=tuple(dict.fromkeys(mounts)),
-        cwd=str(invocation.cwd),
+        cwd=str(context.cwd),
     )
     if request.container is not None:
         check_own_mounts(mounts, request.container.runtime)
@@ -96,54 +96,54 @@ def place_job(
         run_id=run_dir.name,
         run_dir=run_dir,
         submission=submission,
-        python=_python(invocation, job, profile, in_container=request.container is not None),
+        python=_python(context, job, profile, in_container=request.container is not None),
         gpus=gpus,
         ranks_per_node=ranks,
         working_dir=working_dir,
         secrets_file=Path(secrets) if secrets is not None else None,
     )
-    rendered = render(job, profile, place, invocation.folders, request)
+    rendered = render(job, profile, place, context.folders, request)
     return PlacedJob(rendered, request, place, written if request.container is not None else ())
 
 
 def _size(
-    invocation: Invocation, resolved: Resolved, job: JobSpec, profile: ClusterProfile, *, on_cpu: bool
+    context: Context, resolved: Resolved, job: JobSpec, profile: ClusterProfile, *, on_cpu: bool
 ) -> tuple[tuple[tuple[str, ...], ...], int, int]:
     """Each node's GPUs where this machine is the cluster, and per node the ranks and the GPUs that are asked for."""
     if profile.scheduler != "local":
         return (), *size_of_node(resolved, job, profile, on_cpu)
-    gpus = place_on_this_machine(resolved, job, visible_gpus(invocation), on_cpu=on_cpu)
+    gpus = place_on_this_machine(resolved, job, visible_gpus(context), on_cpu=on_cpu)
     return gpus, len(gpus[0]) if gpus else 1, len(gpus[0]) if gpus else 0
 
 
-def image_file(invocation: Invocation, job: JobSpec, profile: ClusterProfile) -> str | None:
+def image_file(context: Context, job: JobSpec, profile: ClusterProfile) -> str | None:
     """The file of the job's image, if it is one. A relative one counts from here, where the machine is this one."""
     software = profile.environment
     image = job.container or (software.path if software.kind == "container" else None)
     if image is None or not is_file(image):
         return None
-    return image if is_remote(profile) else str(invocation.cwd / image)
+    return image if is_remote(profile) else str(context.cwd / image)
 
 
-def _python(invocation: Invocation, job: JobSpec, profile: ClusterProfile, *, in_container: bool) -> str:
+def _python(context: Context, job: JobSpec, profile: ClusterProfile, *, in_container: bool) -> str:
     # Our own interpreter means nothing on another machine; a COMMAND needs one only to find where to meet.
     own = sys.executable if not is_remote(profile) else "python3" if job.command else ""
-    python = job_python(profile, invocation.folders, own, in_container=in_container)
+    python = job_python(profile, context.folders, own, in_container=in_container)
     if python:
         return python
     raise ProfileError(
         f"cluster {profile.name}: environment is unset, and which Python of {profile.login.host or profile.hosts[0]} "
         f"runs the job cannot be guessed\nset environment: {{kind: venv, path: ...}} in "
-        f"{invocation.folders.clusters / profile.name}.yaml; llmctl clusters setup {profile.name} asks for it"
+        f"{context.folders.clusters / profile.name}.yaml; llmctl clusters setup {profile.name} asks for it"
     )
 
 
-def _working_dir(invocation: Invocation, job: JobSpec, profile: ClusterProfile, run_dir: Path, cwd: str | None) -> Path:
+def _working_dir(context: Context, job: JobSpec, profile: ClusterProfile, run_dir: Path, cwd: str | None) -> Path:
     if job.code:
         return run_dir / "code" / "user"
     if is_remote(profile):
         return run_dir
-    return Path(cwd) if cwd is not None else invocation.cwd
+    return Path(cwd) if cwd is not None else context.cwd
 
 
 def _written(config: TrainConfig | None) -> list[str]:

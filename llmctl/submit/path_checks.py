@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmctl.context import Invocation
+from llmctl.context import Context
 from llmctl.errors import LlmctlError, ProfileError, UsageError
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
@@ -12,7 +12,7 @@ from llmctl.site.profile_names import profile_files
 from llmctl.submit.container_checks import on_host
 from llmctl.submit.resolve import Resolved
 from llmctl.transport.file_writes import PathFacts
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
@@ -21,30 +21,30 @@ _DATA_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path
 
 
 @dataclass(frozen=True)
-class PathWish:
+class PathCheck:
     """One path, and what is said about it: an error, or None if it is as it should be."""
 
     path: str
     judge: Callable[[PathFacts], LlmctlError | None]
 
 
-def check_wishes(wishes: Sequence[PathWish], hands: Hands) -> None:
+def run_path_checks(checks: Sequence[PathCheck], transport: Transport) -> None:
     """Look at all paths in one round trip.
 
     Raises:
         LlmctlError: the first that is not as it should be.
         SchedulerError: the machine cannot be reached.
     """
-    facts = hands.look_at([wish.path for wish in wishes])
-    for wish, seen in zip(wishes, facts, strict=True):
-        problem = wish.judge(seen)
+    facts = transport.look_at([check.path for check in checks])
+    for check, seen in zip(checks, facts, strict=True):
+        problem = check.judge(seen)
         if problem is not None:
             raise problem
 
 
-def config_wishes(
+def config_checks(
     resolved: Resolved, config: "TrainConfig", job: JobSpec, profile: ClusterProfile
-) -> Iterator[PathWish]:
+) -> Iterator[PathCheck]:
     """Data, tokenizer and checkpoint must be there; folders that are written must be writable.
 
     Raises:
@@ -57,7 +57,7 @@ def config_wishes(
             "is unset: give the prefix of a .bin/.idx pair, which `python -m trainer preprocess` makes from text, "
             "or set data.mock_data=true",
         )
-    yield from _data_wishes(resolved, config, mounts)
+    yield from _data_checks(resolved, config, mounts)
     named = [(f"data.{key}", getattr(data, key)) for key in ("tokenizer_model", "vocab_file", "merge_file")]
     for key, place in (*named, ("checkpoint.load", config.checkpoint.load)):
         if place is not None:
@@ -67,7 +67,7 @@ def config_wishes(
             yield _writable(resolved, key, place, mounts)
 
 
-def _data_wishes(resolved: Resolved, config: "TrainConfig", mounts: Sequence[str]) -> Iterator[PathWish]:
+def _data_checks(resolved: Resolved, config: "TrainConfig", mounts: Sequence[str]) -> Iterator[PathCheck]:
     pair = "name the prefix of a .bin/.idx pair, which `python -m trainer preprocess` makes from text"
     for key in _DATA_KEYS:
         for part in config.data.blend(key):
@@ -79,7 +79,7 @@ def _data_wishes(resolved: Resolved, config: "TrainConfig", mounts: Sequence[str
                 yield _present(resolved, f"data.{key}", part.prefix, "name a file or folder of text", mounts)
 
 
-def runs_root_wish(profile: ClusterProfile, invocation: Invocation) -> PathWish:
+def runs_root_check(profile: ClusterProfile, context: Context) -> PathCheck:
     """The folder of the runs can be made and written.
 
     Raises:
@@ -88,26 +88,26 @@ def runs_root_wish(profile: ClusterProfile, invocation: Invocation) -> PathWish:
     root = profile.runs_root or ""
     wrong = next((letter for letter in root if letter == ":" or ord(letter) < 32), None)
     if wrong is not None:
-        raise runs_root_error(profile, invocation, f"PYTHONPATH and hostfiles cannot carry {wrong!r}; name another")
+        raise runs_root_error(profile, context, f"PYTHONPATH and hostfiles cannot carry {wrong!r}; name another")
 
     def judge(facts: PathFacts) -> LlmctlError | None:
         problem = why_unwritable(root, facts)
-        return runs_root_error(profile, invocation, problem) if problem else None
+        return runs_root_error(profile, context, problem) if problem else None
 
-    return PathWish(root, judge)
+    return PathCheck(root, judge)
 
 
-def check_runs_root(profile: ClusterProfile, invocation: Invocation) -> None:
+def check_runs_root(profile: ClusterProfile, context: Context) -> None:
     """Refuse a folder for the runs that cannot be made or written.
 
     Raises:
         ProfileError: names the folder, what is wrong with it, and where it is set.
         SchedulerError: the machine cannot be reached.
     """
-    check_wishes([runs_root_wish(profile, invocation)], invocation.connect(profile))
+    run_path_checks([runs_root_check(profile, context)], context.connect(profile))
 
 
-def new_run_wish(run_dir: str, run_id: str) -> PathWish:
+def new_run_check(run_dir: str, run_id: str) -> PathCheck:
     """A --run-id is not taken."""
 
     def judge(facts: PathFacts) -> LlmctlError | None:
@@ -115,10 +115,10 @@ def new_run_wish(run_dir: str, run_id: str) -> PathWish:
             return None
         return UsageError(f"--run-id {run_id}: {run_dir} is there already; a run id is used once, leave the flag out")
 
-    return PathWish(run_dir, judge)
+    return PathCheck(run_dir, judge)
 
 
-def image_wish(resolved: Resolved, image: str) -> PathWish:
+def image_check(resolved: Resolved, image: str) -> PathCheck:
     """The file of an image is there.
 
     Raises:
@@ -140,19 +140,19 @@ def why_unwritable(folder: str, facts: PathFacts) -> str:
     return ""
 
 
-def runs_root_error(profile: ClusterProfile, invocation: Invocation, problem: str) -> ProfileError:
+def runs_root_error(profile: ClusterProfile, context: Context, problem: str) -> ProfileError:
     """The refusal of runs_root, naming where its value came from and where to set another."""
-    if invocation.environment.get("LLMCTL_RUNS_ROOT"):
+    if context.environment.get("LLMCTL_RUNS_ROOT"):
         where = "LLMCTL_RUNS_ROOT"
     else:
-        where = f"{profile_files(invocation.folders, profile.name)[-1]}: runs_root"
-    remedy = f"set LLMCTL_RUNS_ROOT, or runs_root in {invocation.folders.clusters / profile.name}.yaml"
+        where = f"{profile_files(context.folders, profile.name)[-1]}: runs_root"
+    remedy = f"set LLMCTL_RUNS_ROOT, or runs_root in {context.folders.clusters / profile.name}.yaml"
     return ProfileError(f"{where}: {profile.runs_root} cannot hold the runs: {problem}\n{remedy}")
 
 
 def _present(
     resolved: Resolved, key: str, path: str, remedy: str, mounts: Sequence[str], kind: str | None = None
-) -> PathWish:
+) -> PathCheck:
     _check_absolute(resolved, key, path)
 
     def judge(facts: PathFacts) -> LlmctlError | None:
@@ -160,10 +160,10 @@ def _present(
             return None
         return resolved.refusal(key, f"there is no {path}; {remedy}")
 
-    return PathWish(on_host(path, mounts) or path, judge)
+    return PathCheck(on_host(path, mounts) or path, judge)
 
 
-def _writable(resolved: Resolved, key: str, path: str, mounts: Sequence[str]) -> PathWish:
+def _writable(resolved: Resolved, key: str, path: str, mounts: Sequence[str]) -> PathCheck:
     _check_absolute(resolved, key, path)
     place = on_host(path, mounts) or path
 
@@ -173,7 +173,7 @@ def _writable(resolved: Resolved, key: str, path: str, mounts: Sequence[str]) ->
             return None
         return resolved.refusal(key, f"{path} cannot be written: {problem}; name another, or leave it out")
 
-    return PathWish(place, judge)
+    return PathCheck(place, judge)
 
 
 def _check_absolute(resolved: Resolved, key: str, path: str) -> None:

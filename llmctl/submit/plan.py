@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from llmctl import __version__
 from llmctl.backends import load_backend
 from llmctl.backends.base import JobRequest
-from llmctl.context import Invocation, check_secrets, is_remote, settle_profile
+from llmctl.context import Context, check_secrets, is_remote, resolve_profile_paths
 from llmctl.errors import RecordError, UsageError
 from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
 from llmctl.site.job import JobError, JobSpec
@@ -18,12 +18,19 @@ from llmctl.submit import checks
 from llmctl.submit.container_checks import check_container
 from llmctl.submit.cost import JobCost
 from llmctl.submit.layout import PlacedJob, image_file, place_job
-from llmctl.submit.path_checks import PathWish, check_wishes, config_wishes, image_wish, new_run_wish, runs_root_wish
+from llmctl.submit.path_checks import (
+    PathCheck,
+    config_checks,
+    image_check,
+    new_run_check,
+    run_path_checks,
+    runs_root_check,
+)
 from llmctl.submit.render import RenderedJob
 from llmctl.submit.request import check_group, check_launcher
 from llmctl.submit.resolve import Flag, Origin, Resolved, find_config, parse_settings, resolve
 from llmctl.submit.site_limits import check_limits
-from llmctl.transport.protocol import hands_for
+from llmctl.transport.protocol import transport_for
 from trainer.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -75,7 +82,7 @@ class Plan:
         user_code: the user's project, if any of it is taken along.
         installed: use the environment's trainer.
         is_new: whether the run directory is to be made.
-        remarks: what the user should know, for standard error.
+        warnings: what the user should know, for standard error.
     """
 
     record: RunRecord
@@ -86,7 +93,7 @@ class Plan:
     user_code: "UserCode | None"
     installed: bool
     is_new: bool
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def rendered(self) -> RenderedJob:
@@ -109,16 +116,16 @@ class Plan:
         return JobCost.of(self.request) if self.has_queue else None
 
 
-def plan_submission(invocation: Invocation, request: Request) -> Plan:
+def plan_submission(context: Context, request: Request) -> Plan:
     """Resolve, check and render; reads files, writes and starts nothing.
 
     Raises:
         UsageError, ConfigFileError, ProfileError: the first thing that is wrong, by flag or by file and key.
     """
-    profile = settle_profile(invocation.profile(*request.cluster), invocation)
+    profile = resolve_profile_paths(context.profile(*request.cluster), context)
     is_command = bool(request.command)
-    path, remark = (None, "") if is_command and request.config is None else find_config(invocation, request.config)
-    resolved = resolve(invocation, profile, path, _flags(request), job_only=is_command)
+    path, warning = (None, "") if is_command and request.config is None else find_config(context, request.config)
+    resolved = resolve(context, profile, path, _flags(request), job_only=is_command)
     if request.after is not None:  # known to the command line only: it names a run, which no config can
         resolved = replace(resolved, origins={**resolved.origins, "job.after": Origin("--after", is_flag=True)})
     config = None if is_command else checks.check_config(resolved)
@@ -127,17 +134,17 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
     job = checks.check_job(resolved, section, _as_name(default_name), after=request.after, command=request.command)
     run_id = _run_id(request.run_id, job.name)
     run_dir = Path(str(profile.runs_root)) / run_id
-    wishes = [new_run_wish(str(run_dir), run_id)] if request.run_id is not None else []
-    remarks = _check(invocation, resolved, job, config, profile, wishes=wishes, dry_run=request.dry_run)
-    user_code = _find_user_code(job, invocation)
+    path_checks = [new_run_check(str(run_dir), run_id)] if request.run_id is not None else []
+    warnings = _check(context, resolved, job, config, profile, path_checks=path_checks, dry_run=request.dry_run)
+    user_code = _find_user_code(job, context)
     after: dict[str, Any] = {}
     if job.after is not None:
         from llmctl.submit.dependencies import jobs_before
 
-        before = jobs_before(invocation, job.after, profile, asks_scheduler=not request.dry_run)
+        before = jobs_before(context, job.after, profile, asks_scheduler=not request.dry_run)
         after = {"after_ids": before.ids, "after_any": before.is_any}
-        remarks = (*remarks, *before.remarks)
-    placed = place_job(invocation, resolved, job, config, profile, run_dir, submission=1, **after)
+        warnings = (*warnings, *before.warnings)
+    placed = place_job(context, resolved, job, config, profile, run_dir, submission=1, **after)
     record = RunRecord(
         run_id=run_id,
         name=job.name,
@@ -145,7 +152,7 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
         llmctl_version=__version__,
         cluster=profile.name,
         run_dir=run_dir,
-        command=invocation.argv,
+        command=context.argv,
         job=job.as_plain(),
         config=None if config is None else _plain_config(config),
         origins={key: origin.text for key, origin in sorted(resolved.origins.items())},
@@ -154,7 +161,7 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
             "commit": user_code.commit if user_code else None,
             "diff": user_code.diff if user_code else None,
         },
-        cwd=None if is_remote(profile) else str(invocation.cwd),
+        cwd=None if is_remote(profile) else str(context.cwd),
     )
     return Plan(
         record=record,
@@ -165,12 +172,12 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
         user_code=user_code,
         installed=request.installed,
         is_new=True,
-        remarks=(*([remark] if remark else []), *remarks),
+        warnings=(*([warning] if warning else []), *warnings),
     )
 
 
 def plan_resume(
-    invocation: Invocation,
+    context: Context,
     record: RunRecord,
     *,
     nodes: int | None = None,
@@ -180,7 +187,7 @@ def plan_resume(
     """The next submission of a run, in its run directory and with its code. Whether the run has ended is not asked.
 
     Args:
-        invocation: environment (values of secrets), working directory and folders.
+        context: environment (values of secrets), working directory and folders.
         record: of the run.
         nodes: another number of nodes.
         settings: ``key=value`` laid over the run's config.
@@ -190,9 +197,9 @@ def plan_resume(
         UsageError, ConfigFileError, ProfileError: the first thing that is wrong, by flag or by file and key.
         RecordError: the record's job cannot be understood, or the run's code is gone.
     """
-    profile = settle_profile(invocation.profile(record.cluster, f"run {record.run_id}"), invocation)
+    profile = resolve_profile_paths(context.profile(record.cluster, f"run {record.run_id}"), context)
     flags = [*parse_settings(settings), *([Flag("--nodes", "job.nodes", nodes)] if nodes is not None else [])]
-    resolved = _resolve_again(invocation, profile, record, flags)
+    resolved = _resolve_again(context, profile, record, flags)
     config = None if record.config is None else checks.check_config(resolved)
     section = config.job if config is not None else checks.check_job_section(resolved)
     try:
@@ -201,10 +208,10 @@ def plan_resume(
         raise RecordError(f"{record.run_dir / 'run.json'}: job: {error}") from None
     job = checks.check_job(resolved, section, record.name, after=None, command=before.command)
     job = replace(job, name=record.name)
-    wishes = [checks.snapshot_wish(record)]
-    remarks = _check(invocation, resolved, job, config, profile, wishes=wishes, dry_run=dry_run)
+    path_checks = [checks.snapshot_check(record)]
+    warnings = _check(context, resolved, job, config, profile, path_checks=path_checks, dry_run=dry_run)
     number = max((submission.number for submission in record.submissions), default=0) + 1
-    placed = place_job(invocation, resolved, job, config, profile, record.run_dir, submission=number, cwd=record.cwd)
+    placed = place_job(context, resolved, job, config, profile, record.run_dir, submission=number, cwd=record.cwd)
     origins = {**record.origins, **{key: origin.text for key, origin in resolved.origins.items() if origin.is_flag}}
     return Plan(
         record=replace(
@@ -220,7 +227,7 @@ def plan_resume(
         user_code=None,
         installed=record.code.get("trainer") is None,
         is_new=False,
-        remarks=remarks,
+        warnings=warnings,
     )
 
 
@@ -236,12 +243,10 @@ def _flags(request: Request) -> list[Flag]:
     return flags
 
 
-def _resolve_again(
-    invocation: Invocation, profile: ClusterProfile, record: RunRecord, flags: Sequence[Flag]
-) -> Resolved:
+def _resolve_again(context: Context, profile: ClusterProfile, record: RunRecord, flags: Sequence[Flag]) -> Resolved:
     """The record's values in the place of a config file, with the flags of this resume over them."""
     values = dict(record.config) if record.config is not None else {"job": _job_section(record.job)}
-    over = resolve(invocation, profile, None, flags, job_only=record.config is None)
+    over = resolve(context, profile, None, flags, job_only=record.config is None)
     file = str(record.run_dir / "config.yaml")
     origins = {key: Origin(file) for key in record.origins} | dict(over.origins)
     return Resolved(overlay(values, over.values), origins, file, values)
@@ -256,13 +261,13 @@ def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(
-    invocation: Invocation,
+    context: Context,
     resolved: Resolved,
     job: JobSpec,
     config: TrainConfig | None,
     profile: ClusterProfile,
     *,
-    wishes: Sequence[PathWish],
+    path_checks: Sequence[PathCheck],
     dry_run: bool,
 ) -> tuple[str, ...]:
     """Everything that is refused before the queue, but for the size; returns what the user should know.
@@ -271,34 +276,34 @@ def _check(
     """
     checks.check_offered(resolved, job, profile)
     check_launcher(resolved, job, profile)
-    check_group(job, profile, invocation.folders)
-    check_container(resolved, job, profile, invocation.folders)
+    check_group(job, profile, context.folders)
+    check_container(resolved, job, profile, context.folders)
     check_limits(resolved, job, profile)
     if profile.scheduler == "ssh":
         from llmctl.submit.ssh_checks import check_hosts, check_unshared
 
         check_hosts(resolved, job, profile)
         check_unshared(resolved, job, config, profile)
-    check_secrets(job.secrets, invocation.environment)
-    paths = list(config_wishes(resolved, config, job, profile)) if config is not None else []
-    image = image_file(invocation, job, profile)
-    paths += [image_wish(resolved, image)] if image is not None else []
-    paths += [runs_root_wish(profile, invocation), *wishes]
-    hands = hands_for(invocation.connect(profile), job.nodes)
-    if dry_run and hands.is_remote:
-        return (f"not looked at on {hands.host}: {', '.join(dict.fromkeys(wish.path for wish in paths))}",)
+    check_secrets(job.secrets, context.environment)
+    paths = list(config_checks(resolved, config, job, profile)) if config is not None else []
+    image = image_file(context, job, profile)
+    paths += [image_check(resolved, image)] if image is not None else []
+    paths += [runs_root_check(profile, context), *path_checks]
+    transport = transport_for(context.connect(profile), job.nodes)
+    if dry_run and transport.is_remote:
+        return (f"not looked at on {transport.host}: {', '.join(dict.fromkeys(check.path for check in paths))}",)
     if profile.scheduler == "ssh":
-        cast("HostGroup", hands).check_reachable()
-    check_wishes(paths, hands)
+        cast("HostGroup", transport).check_reachable()
+    run_path_checks(paths, transport)
     return ()
 
 
-def _find_user_code(job: JobSpec, invocation: Invocation) -> "UserCode | None":
+def _find_user_code(job: JobSpec, context: Context) -> "UserCode | None":
     if not job.code:
         return None
     from llmctl.submit.snapshot import find_user_code
 
-    return find_user_code(job.code, invocation.transport)
+    return find_user_code(job.code, context.transport)
 
 
 def _run_id(asked: str | None, name: str) -> str:

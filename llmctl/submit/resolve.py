@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmctl.context import Invocation, expand, is_remote
+from llmctl.context import Context, expand, is_remote
 from llmctl.errors import ConfigFileError, LlmctlError, UsageError
 from llmctl.paths import UserFolders, bundled
 from llmctl.site.profile import ClusterProfile, expand_home, overlay
@@ -118,18 +118,18 @@ class Resolved:
         return given
 
 
-def find_config(invocation: Invocation, argument: str | None) -> tuple[Path, str]:
+def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
     """The config file meant, and a remark for the user where it was not named.
 
     Raises:
         UsageError: the file named is not there.
     """
     if argument is not None:
-        path = invocation.cwd / expand_home(argument, invocation.folders)
+        path = context.cwd / expand_home(argument, context.folders)
         if not path.is_file():
             raise UsageError(f"CONFIG: there is no file {argument}; name one, or leave it out for the bundled example")
         return path, ""
-    own = invocation.cwd / DEFAULT_CONFIG
+    own = context.cwd / DEFAULT_CONFIG
     if own.is_file():
         return own, f"using ./{DEFAULT_CONFIG}"
     example = bundled("examples") / EXAMPLE
@@ -159,12 +159,12 @@ def parse_settings(settings: Sequence[str], flag: str = "--set") -> list[Flag]:
 
 
 def resolve(
-    invocation: Invocation, profile: ClusterProfile, config: Path | None, flags: Sequence[Flag], *, job_only: bool
+    context: Context, profile: ClusterProfile, config: Path | None, flags: Sequence[Flag], *, job_only: bool
 ) -> Resolved:
     """All layers, laid over each other. Nothing is checked but that they can be.
 
     Args:
-        invocation: environment, working directory and folders.
+        context: environment, working directory and folders.
         profile: of the cluster; gives the group.
         config: the config file; None for a COMMAND without one.
         flags: of the command line, the last one wins.
@@ -174,21 +174,21 @@ def resolve(
         ConfigFileError: the file cannot be read.
         UsageError: a flag sets a key below a plain value.
     """
-    layers = _Layers(invocation.folders, invocation.connect(profile).home if is_remote(profile) else None)
+    layers = _Layers(context.folders, context.connect(profile).home if is_remote(profile) else None)
     if profile.group is not None:
-        layers.add("job.group", profile.group, Origin("profile"), invocation.cwd)
+        layers.add("job.group", profile.group, Origin("profile"), context.cwd)
     if config is not None:
         for section, values in _read(config).items():
             if not job_only or section == "job":
                 layers.add(section, values, Origin(str(config)), config.parent)
-    if invocation.environment.get("LLMCTL_GROUP"):
-        layers.add("job.group", invocation.environment["LLMCTL_GROUP"], Origin("LLMCTL_GROUP"), invocation.cwd)
+    if context.environment.get("LLMCTL_GROUP"):
+        layers.add("job.group", context.environment["LLMCTL_GROUP"], Origin("LLMCTL_GROUP"), context.cwd)
     below = dict(layers.values)
     for given in flags:
         if job_only and not given.key.startswith("job."):
             raise UsageError(f"{given.flag} {given.key}: a COMMAND has no training config; only job.* can be set")
         value = [*layers.listed(given.key), *given.value] if given.adds else given.value
-        layers.add(given.key, value, Origin(given.flag, is_flag=True), invocation.cwd)
+        layers.add(given.key, value, Origin(given.flag, is_flag=True), context.cwd)
     return Resolved(layers.values, layers.origins, str(config or "the command line"), below)
 
 

@@ -1,7 +1,7 @@
 """The code that a run goes on with: a snapshot of llmctl's own trainer, and of the user's project.
 
 The trainer's snapshot is content-addressed: ``<runs_root>/.code/<sha256>/{trainer,csrc}``, made once and linked to from
-every run that uses it. Hands.put_tree makes it aside and renames it, so that a half-made one is never found.
+every run that uses it. Transport.put_tree makes it aside and renames it, so that a half-made one is never found.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llmctl.errors import ConfigFileError
 from llmctl.paths import bundled, trainer_package
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 LIMIT_MB = 50
 _NEVER = frozenset({"__pycache__", ".git"})
@@ -51,7 +51,7 @@ def digest(files: dict[str, Path]) -> str:
     return total.hexdigest()
 
 
-def store_own_code(runs_root: Path, hands: Hands) -> tuple[str, Path]:
+def store_own_code(runs_root: Path, transport: Transport) -> tuple[str, Path]:
     """The content address of the trainer's snapshot, and its folder on a machine, made if it is not there yet.
 
     Raises:
@@ -60,7 +60,7 @@ def store_own_code(runs_root: Path, hands: Hands) -> tuple[str, Path]:
     files = own_code()
     address = digest(files)
     folder = runs_root / ".code" / address
-    hands.put_tree(str(folder), files)
+    transport.put_tree(str(folder), files)
     return address, folder
 
 
@@ -69,7 +69,7 @@ def own_code_links(run_dir: Path, address: str) -> dict[str, str]:
     return {f"{run_dir}/code/{name}": f"../../.code/{address}/{name}" for name in ("trainer", "csrc")}
 
 
-def find_user_code(paths: Sequence[str], hands: Hands) -> UserCode:
+def find_user_code(paths: Sequence[str], transport: Transport) -> UserCode:
     """The files that ``job.code`` names; of a git repository the tracked and the untracked that it does not ignore.
 
     A folder's own name is kept below code/user, so that ``code: [mypkg]`` is imported as ``mypkg``; with a
@@ -87,7 +87,7 @@ def find_user_code(paths: Sequence[str], hands: Hands) -> UserCode:
         if not root.exists():
             raise ConfigFileError(f"job.code: there is no {root}; name files and folders of your project")
         prefix = "" if text.endswith("/.") else root.name
-        listed, commit, changed = _list_project(root, hands)
+        listed, commit, changed = _list_project(root, transport)
         commits.append(commit)
         state.update(changed)
         for path in listed:
@@ -105,15 +105,17 @@ def find_user_code(paths: Sequence[str], hands: Hands) -> UserCode:
     return UserCode(tuple((path, name) for name, path in sorted(named.items())), commit, diff)
 
 
-def _list_project(root: Path, hands: Hands) -> tuple[list[Path], str | None, bytes]:
+def _list_project(root: Path, transport: Transport) -> tuple[list[Path], str | None, bytes]:
     """Files below ``root``, the commit checked out, and bytes that tell what differs from it."""
     folder = root if root.is_dir() else root.parent
     git = ["git", "-C", str(folder)]
-    top = hands.run([*git, "rev-parse", "--show-toplevel"], timeout_s=_GIT_TIMEOUT_S) if shutil.which("git") else None
+    top = (
+        transport.run([*git, "rev-parse", "--show-toplevel"], timeout_s=_GIT_TIMEOUT_S) if shutil.which("git") else None
+    )
     if top is None or top.exit_status != 0:
         return list(_files(root)), None, b""
     where = str(root)
-    listed = hands.run(
+    listed = transport.run(
         [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--full-name", "--", where],
         timeout_s=_GIT_TIMEOUT_S,
     )
@@ -122,13 +124,13 @@ def _list_project(root: Path, hands: Hands) -> tuple[list[Path], str | None, byt
     files = sorted({path for path in (Path(top.stdout.strip()) / name for name in names) if path.is_file()})
     real = root.resolve()
     files = [root / path.resolve().relative_to(real) if path.resolve() != real else root for path in files]
-    head = hands.run([*git, "rev-parse", "HEAD"], timeout_s=_GIT_TIMEOUT_S)
+    head = transport.run([*git, "rev-parse", "HEAD"], timeout_s=_GIT_TIMEOUT_S)
     commit = head.stdout.strip() if head.exit_status == 0 else None
-    return files, commit, _changes(git, where, commit, hands)
+    return files, commit, _changes(git, where, commit, transport)
 
 
-def _changes(git: list[str], where: str, commit: str | None, hands: Hands) -> bytes:
-    others = hands.run(
+def _changes(git: list[str], where: str, commit: str | None, transport: Transport) -> bytes:
+    others = transport.run(
         [*git, "ls-files", "-z", "--others", "--exclude-standard", "--", where], timeout_s=_GIT_TIMEOUT_S
     ).stdout
     untracked = "".join(
@@ -137,7 +139,7 @@ def _changes(git: list[str], where: str, commit: str | None, hands: Hands) -> by
         if name
     )
     against = [commit] if commit else ["--cached"]
-    diff = hands.run([*git, "diff", "--binary", *against, "--", where], timeout_s=_GIT_TIMEOUT_S).stdout
+    diff = transport.run([*git, "diff", "--binary", *against, "--", where], timeout_s=_GIT_TIMEOUT_S).stdout
     return (diff + untracked).encode()
 
 

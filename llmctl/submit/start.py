@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from llmctl.backends.base import HostCommand, QueueBackend, SubmittedJob
 from llmctl.errors import SchedulerError
 from llmctl.runs.scheduler_query import Patience, find_job, said
-from llmctl.transport.protocol import CommandResult, Hands, program_of
+from llmctl.transport.protocol import CommandResult, Transport, program_of
 
 TIMEOUT_S = 120.0
 """Above the minute for which Slurm's clients try to reach a controller, and what a site's filter may take."""
@@ -36,7 +36,7 @@ class QueueSubmission:
         run_id: of the run, for messages.
         run_dir: where the command is run.
         backend: of the scheduler.
-        hands: the machine where its commands are run.
+        transport: the machine where its commands are run.
         known_ids: jobs of earlier submissions of the run, which have the same name.
         tell: says what is being waited for.
         sleep: waits.
@@ -45,7 +45,7 @@ class QueueSubmission:
     run_id: str
     run_dir: str
     backend: QueueBackend
-    hands: Hands
+    transport: Transport
     known_ids: Collection[str]
     tell: Tell
     sleep: Callable[[float], None] = field(default=time.sleep)
@@ -71,7 +71,7 @@ class QueueSubmission:
     def _try(self, command: HostCommand) -> SubmittedJob | CommandResult:
         """The job, or what was said where the scheduler could not take it for the moment, and surely has not."""
         try:
-            result = self.hands.run(command.argv, timeout_s=TIMEOUT_S, cwd=self.run_dir)
+            result = self.transport.run(command.argv, timeout_s=TIMEOUT_S, cwd=self.run_dir)
         except SchedulerError as error:
             if not error.transient:
                 raise  # it could not even be started
@@ -95,7 +95,7 @@ class QueueSubmission:
         for pause_s in LOOK_PAUSES_S:
             self.sleep(pause_s)
             patience = Patience(sleep=self.sleep)
-            report, answer = find_job(self.backend, name, self.hands, patience, known_ids=self.known_ids)
+            report, answer = find_job(self.backend, name, self.transport, patience, known_ids=self.known_ids)
             if report is not None:
                 self.tell(f"found it: job {report.job_id}")
                 return SubmittedJob(command.host, report.job_id)
@@ -120,7 +120,7 @@ class QueueSubmission:
         )
 
 
-def start_here(commands: Sequence[HostCommand], run_dir: str, hands: Hands) -> tuple[SubmittedJob, ...]:
+def start_here(commands: Sequence[HostCommand], run_dir: str, transport: Transport) -> tuple[SubmittedJob, ...]:
     """Start job.sh on this machine, where there is no scheduler.
 
     Raises:
@@ -128,7 +128,7 @@ def start_here(commands: Sequence[HostCommand], run_dir: str, hands: Hands) -> t
     """
     started = []
     for command in commands:
-        identity = hands.start_detached(command.argv, cwd=run_dir, log=f"{run_dir}/job.log")
+        identity = transport.start_detached(command.argv, cwd=run_dir, log=f"{run_dir}/job.log")
         pid = identity.pid
         started.append(SubmittedJob(command.host, str(pid), pid, identity.start_time, identity.boot_id))
     return tuple(started)

@@ -17,7 +17,7 @@ from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.host_members import bare
 from llmctl.transport.processes import ProcessIdentity
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 from llmctl.transport.ssh.failures import ConnectionLost
 from llmctl.transport.ssh.ssh_config import resolve
 
@@ -97,7 +97,7 @@ class _Start:
 
     def run(self) -> tuple[SubmittedJob, ...]:
         head, *others = self._commands
-        self._start(head, self._group.hands_of(head))
+        self._start(head, self._group.transport_of(head))
         self._wait_for_beginning(head)
         if others:
             self._meet(head, others)
@@ -113,7 +113,7 @@ class _Start:
         leaders = [_identity(job) for job in self._jobs.values()]
         try:
             left = self._group.on_each(
-                sorted(self._touched), lambda _, hands: hands.end_run(self._run_dir, leaders, grace_s=0)
+                sorted(self._touched), lambda _, transport: transport.end_run(self._run_dir, leaders, grace_s=0)
             )
             problem = "; ".join(
                 f"{len(some)} processes on {host} could not be ended" for host, some in left.items() if some
@@ -130,12 +130,12 @@ class _Start:
                 transient=True,
             ) from None
 
-    def _start(self, host: str, hands: Hands) -> None:
+    def _start(self, host: str, transport: Transport) -> None:
         node = self._nodes[host]
         log = f"{self._run_dir}/job{f'-{node:05d}' if node else ''}.log"
         self._touched.add(host)
         try:
-            identity = hands.start_detached(self._commands[host].argv, cwd=self._run_dir, log=log)
+            identity = transport.start_detached(self._commands[host].argv, cwd=self._run_dir, log=log)
         except ConnectionLost:
             raise  # it may have been started
         except (SchedulerError, OSError) as error:
@@ -160,7 +160,7 @@ class _Start:
         path = f"{self._attempt_dir}/rendezvous"
         data = self._wait_for_file(head, path, HEAD_PATIENCE_S, "has not said where the ranks meet")
         if not self._group.shared:
-            self._group.on_each(others, lambda _, hands: hands.write_files([FileWrite(path, data)]))
+            self._group.on_each(others, lambda _, transport: transport.write_files([FileWrite(path, data)]))
 
     def _wait_for_beginning(self, host: str) -> None:
         node = self._nodes[host]
@@ -173,25 +173,27 @@ class _Start:
         Raises:
             SchedulerError: the job.sh has ended without it, or it does not come in time.
         """
-        hands, job = self._group.hands_of(host), self._jobs[host]
+        transport, job = self._group.transport_of(host), self._jobs[host]
         deadline, pause_s = time.monotonic() + patience_s, _POLL_S[0]
         while True:
             # First whether it lives: what it wrote before it ended is seen.
-            (lives,) = hands.inspect_processes([_identity(job)]).alive
-            (part,) = hands.read_parts([FileRead(path, limit=4096)])
+            (lives,) = transport.inspect_processes([_identity(job)]).alive
+            (part,) = transport.read_parts([FileRead(path, limit=4096)])
             if part is not None and part.data:
                 return part.data
             if lives is False:
-                raise SchedulerError(f"{host}: job.sh ended at once: {self._last_words(host, hands)}", transient=False)
+                raise SchedulerError(
+                    f"{host}: job.sh ended at once: {self._last_words(host, transport)}", transient=False
+                )
             if time.monotonic() > deadline:
                 raise SchedulerError(f"{host}: {what} after {patience_s:.0f} s", transient=True)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S[1])
 
-    def _last_words(self, host: str, hands: Hands) -> str:
+    def _last_words(self, host: str, transport: Transport) -> str:
         node = self._nodes[host]
         paths = [f"{self._attempt_dir}/node-{node:05d}.log", f"{self._run_dir}/job{f'-{node:05d}' if node else ''}.log"]
-        for part in hands.read_parts([FileRead(path, -_LOG_TAIL, _LOG_TAIL) for path in paths]):
+        for part in transport.read_parts([FileRead(path, -_LOG_TAIL, _LOG_TAIL) for path in paths]):
             text = part.data.decode(errors="replace").strip() if part is not None else ""
             if text:
                 return " | ".join(text.splitlines()[-3:])

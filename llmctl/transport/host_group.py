@@ -1,4 +1,4 @@
-"""Several hosts as one: the Hands of a cluster that is a list of machines. Each host has a connection of its own.
+"""Several hosts as one: the Transport of a cluster that is a list of machines. Each host has a connection of its own.
 
 With one file system for all (``shared``) files are read and written through one of them, the first that answers.
 Without, every host has its own run directory: what is written is written to all of them, and what is read is read from
@@ -18,7 +18,7 @@ from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.file_writes import FileWrite, PathFacts
 from llmctl.transport.host_members import (
     HostMember,
-    WatchedHands,
+    WatchedTransport,
     alive_anywhere,
     ask_each,
     ask_named,
@@ -28,16 +28,16 @@ from llmctl.transport.host_members import (
     short_name,
 )
 from llmctl.transport.processes import ProcessIdentity, ProcessReport
-from llmctl.transport.protocol import CommandResult, Hands
+from llmctl.transport.protocol import CommandResult, Transport
 
 T = TypeVar("T")
 
 
 class HostGroup:
-    """Hands on several hosts (see llmctl.transport.protocol).
+    """Transport on several hosts (see llmctl.transport.protocol).
 
-    ``run``, ``run_interactive`` and ``start_detached`` act on one host: the first that answers. ``hands_of`` gives the
-    hands of a certain one.
+    ``run``, ``run_interactive`` and ``start_detached`` act on one host: the first that answers. For a certain host see
+    ``transport_of``.
 
     Attributes:
         hosts: as the profile names them, the head first.
@@ -45,16 +45,18 @@ class HostGroup:
 
     is_remote = True
 
-    def __init__(self, hands: Mapping[str, Hands], *, shared: bool = True, runs_root: str | None = None) -> None:
+    def __init__(
+        self, transport: Mapping[str, Transport], *, shared: bool = True, runs_root: str | None = None
+    ) -> None:
         """Take the hands of each host.
 
         Args:
-            hands: host -> its hands, the head first.
+            transport: host -> its hands, the head first.
             shared: whether ``runs_root`` is one folder that all hosts see.
             runs_root: that folder; what is written elsewhere, such as below the home directory, goes to every host.
         """
-        self.hosts = tuple(hands)
-        self._members = {host: HostMember(host, one) for host, one in hands.items()}
+        self.hosts = tuple(transport)
+        self._members = {host: HostMember(host, one) for host, one in transport.items()}
         self._shared = shared
         self._runs_root = runs_root
         self._chosen: HostMember | None = None
@@ -69,24 +71,24 @@ class HostGroup:
         """Whether all hosts see the same run directory."""
         return self._shared
 
-    def hands_of(self, host: str) -> Hands:
-        """Hands on one host; for a name that is none of ours, which a machine may have for itself, on all of them."""
+    def transport_of(self, host: str) -> Transport:
+        """Transport on one host; on all hosts if the name is unknown: a machine may have a name of its own."""
         member = self._members.get(host)
-        return cast("Hands", WatchedHands(member)) if member is not None else self
+        return cast("Transport", WatchedTransport(member)) if member is not None else self
 
-    def called(self, name: str) -> Hands:
-        """Hands on the host that the profile, or the machine itself, calls so.
+    def called(self, name: str) -> Transport:
+        """Transport on the host that the profile, or the machine itself, calls so.
 
         Raises:
             SchedulerError: there is none in reach.
         """
         for host in self.hosts:
             if name in (host, host.rpartition("@")[2]):
-                return self.hands_of(host)
-        reports, problems = self._gather(lambda hands: hands.inspect_processes([]))
+                return self.transport_of(host)
+        reports, problems = self._gather(lambda transport: transport.inspect_processes([]))
         found = next((host for host, report in reports.items() if short_name(report.host) == short_name(name)), None)
         if found is not None:
-            return self.hands_of(found)
+            return self.transport_of(found)
         if problems:
             raise joined(problems)
         raise SchedulerError(f"none of {', '.join(self.hosts)} calls itself {name}", transient=False)
@@ -99,7 +101,7 @@ class HostGroup:
         few._chosen = self._chosen if self._chosen in few._members.values() else None
         return few
 
-    def on_each(self, hosts: Sequence[str], act: Callable[[str, Hands], T]) -> dict[str, T]:
+    def on_each(self, hosts: Sequence[str], act: Callable[[str, Transport], T]) -> dict[str, T]:
         """What some of the hosts answer, all at once.
 
         Args:
@@ -110,7 +112,7 @@ class HostGroup:
             SchedulerError: one failed; all have been asked.
         """
         members = [self._members[host] for host in hosts]
-        answers, problems = ask_each(members, lambda member: act(member.host, member.hands))
+        answers, problems = ask_each(members, lambda member: act(member.host, member.transport))
         if problems:
             raise joined(problems)
         return answers
@@ -121,17 +123,17 @@ class HostGroup:
         Raises:
             SchedulerError: one cannot be reached; names it.
         """
-        self._everywhere(lambda hands: hands.home())
+        self._everywhere(lambda transport: transport.home())
 
     # --- One of them
 
     def home(self) -> str:
         """The user's home directory."""
-        return self._look(lambda hands: hands.home())
+        return self._look(lambda transport: transport.home())
 
     def now(self) -> float:
         """The time by the clock of the first host that answers."""
-        return self._look(lambda hands: hands.now())
+        return self._look(lambda transport: transport.now())
 
     def run(
         self,
@@ -143,41 +145,41 @@ class HostGroup:
         stdin: bytes = b"",
     ) -> CommandResult:
         """Run a command on the first host that answers; see llmctl.transport.protocol."""
-        return self._one().hands.run(argv, timeout_s=timeout_s, cwd=cwd, env=env, stdin=stdin)
+        return self._one().transport.run(argv, timeout_s=timeout_s, cwd=cwd, env=env, stdin=stdin)
 
     def run_interactive(self, argv: Sequence[str], *, cwd: str | None = None) -> int:
         """Run a command of the first host that answers on our own terminal; see llmctl.transport.protocol."""
-        return self._one().hands.run_interactive(argv, cwd=cwd)
+        return self._one().transport.run_interactive(argv, cwd=cwd)
 
     def start_detached(self, argv: Sequence[str], *, cwd: str, log: str) -> ProcessIdentity:
         """Start a command on the first host that answers; see llmctl.transport.protocol."""
-        return self._one().hands.start_detached(argv, cwd=cwd, log=log)
+        return self._one().transport.start_detached(argv, cwd=cwd, log=log)
 
     def lock(self, path: str) -> AbstractContextManager[None]:
         """Hold a lock file on the first host that answers."""
-        return self._one().hands.lock(path)
+        return self._one().transport.lock(path)
 
     # --- Files
 
     def read_parts(self, reads: Sequence[FileRead]) -> list[FilePart | None]:
         """See file_reads: of each file what the first host that has it answers."""
         if self._shared:
-            return self._look(lambda hands: hands.read_parts(reads))
-        answers = self._answers(lambda hands: hands.read_parts(reads))
+            return self._look(lambda transport: transport.read_parts(reads))
+        answers = self._answers(lambda transport: transport.read_parts(reads))
         return [next((part for part in parts if part is not None), None) for parts in zip(*answers, strict=True)]
 
     def list_names(self, directories: Sequence[str]) -> list[list[str]]:
         """See file_reads: the names that any host has."""
         if self._shared:
-            return self._look(lambda hands: hands.list_names(directories))
-        answers = self._answers(lambda hands: hands.list_names(directories))
+            return self._look(lambda transport: transport.list_names(directories))
+        answers = self._answers(lambda transport: transport.list_names(directories))
         return [sorted({name for names in group for name in names}) for group in zip(*answers, strict=True)]
 
     def look_at(self, paths: Sequence[str]) -> list[PathFacts]:
         """See file_acts: what is there on all hosts, and can be done on all of them."""
         if self._shared:
-            return self._look(lambda hands: hands.look_at(paths))
-        answers = self._everywhere(lambda hands: hands.look_at(paths))
+            return self._look(lambda transport: transport.look_at(paths))
+        answers = self._everywhere(lambda transport: transport.look_at(paths))
         return [common_facts(facts) for facts in zip(*answers.values(), strict=True)]
 
     def write_files(self, files: Sequence[FileWrite]) -> None:
@@ -185,23 +187,23 @@ class HostGroup:
         common = [file for file in files if self._is_common(file.path)]
         own = [file for file in files if not self._is_common(file.path)]
         if own:
-            self._everywhere(lambda hands: hands.write_files(own))
+            self._everywhere(lambda transport: transport.write_files(own))
         if common:
-            self._one().hands.write_files(common)
+            self._one().transport.write_files(common)
 
     def make_folder(self, path: str, *, mode: int = 0o777, exclusive: bool = False) -> None:
         """See file_acts. Made on all hosts or, where it is there on one and must not be, on none."""
         if self._is_common(path):
-            self._one().hands.make_folder(path, mode=mode, exclusive=exclusive)
+            self._one().transport.make_folder(path, mode=mode, exclusive=exclusive)
             return
         made: list[HostMember] = []
         try:
             for member in self._members.values():
-                ask_named(member, lambda hands: hands.make_folder(path, mode=mode, exclusive=exclusive))
+                ask_named(member, lambda transport: transport.make_folder(path, mode=mode, exclusive=exclusive))
                 made.append(member)
         except FileExistsError:
             for member in made:
-                member.hands.remove([path])
+                member.transport.remove([path])
             raise
 
     def remove(self, paths: Sequence[str]) -> None:
@@ -209,24 +211,24 @@ class HostGroup:
         common = [path for path in paths if self._is_common(path)]
         own = [path for path in paths if not self._is_common(path)]
         if common:
-            self._one().hands.remove(common)
+            self._one().transport.remove(common)
         if own:
-            self._everywhere(lambda hands: hands.remove(own))
+            self._everywhere(lambda transport: transport.remove(own))
 
     def put_tree(self, folder: str, files: Mapping[str, Path]) -> None:
         """See llmctl.transport.protocol."""
-        self._change(folder, lambda hands: hands.put_tree(folder, files))
+        self._change(folder, lambda transport: transport.put_tree(folder, files))
 
     def link(self, links: Mapping[str, str]) -> None:
         """See file_acts."""
         for path, target in links.items():
-            self._change(path, lambda hands, path=path, target=target: hands.link({path: target}))  # type: ignore[misc]
+            self._change(path, lambda transport, path=path, target=target: transport.link({path: target}))  # type: ignore[misc]
 
     # --- Processes
 
     def inspect_processes(self, identities: Sequence[ProcessIdentity]) -> ProcessReport:
         """Which of these processes live on any host; None for one that may live on a host out of reach."""
-        reports, problems = self._gather(lambda hands: hands.inspect_processes(identities))
+        reports, problems = self._gather(lambda transport: transport.inspect_processes(identities))
         if not reports:
             raise next(iter(problems.values()))
         first = next(iter(reports.values()))
@@ -238,7 +240,7 @@ class HostGroup:
 
     def processes_of_run(self, run_dir: str, leaders: Sequence[ProcessIdentity]) -> list[ProcessIdentity]:
         """Processes of a run on all hosts."""
-        found = self._everywhere(lambda hands: hands.processes_of_run(run_dir, leaders))
+        found = self._everywhere(lambda transport: transport.processes_of_run(run_dir, leaders))
         return [identity for identities in found.values() for identity in identities]
 
     def end_run(self, run_dir: str, leaders: Sequence[ProcessIdentity], *, grace_s: float) -> list[ProcessIdentity]:
@@ -247,13 +249,13 @@ class HostGroup:
         Raises:
             SchedulerError: a host could not be asked; the others have been.
         """
-        left = self._everywhere(lambda hands: hands.end_run(run_dir, leaders, grace_s=grace_s))
+        left = self._everywhere(lambda transport: transport.end_run(run_dir, leaders, grace_s=grace_s))
         return [identity for identities in left.values() for identity in identities]
 
     def close(self) -> None:
         """Let go of all hosts."""
         for member in self._members.values():
-            member.hands.close()
+            member.transport.close()
 
     # --- How it is done
 
@@ -266,20 +268,20 @@ class HostGroup:
             root = self.home() + root[1:]
         return root is None or path == root or path.startswith(root.rstrip("/") + "/")
 
-    def _change(self, path: str, act: Callable[[Hands], object]) -> None:
+    def _change(self, path: str, act: Callable[[Transport], object]) -> None:
         if self._is_common(path):
-            act(self._one().hands)
+            act(self._one().transport)
         else:
             self._everywhere(act)
 
     def _one(self) -> "HostMember":
         """The host that speaks for all: the one chosen before, else the first that answers."""
         if self._chosen is None:
-            self._look(lambda hands: hands.home())
+            self._look(lambda transport: transport.home())
         assert self._chosen is not None
         return self._chosen
 
-    def _look(self, act: Callable[[Hands], T]) -> T:
+    def _look(self, act: Callable[[Transport], T]) -> T:
         """What one host answers; where it cannot be reached, what another does."""
         first = self._chosen or self._members[self.hosts[0]]
         try:
@@ -291,7 +293,7 @@ class HostGroup:
         self._chosen = first
         return answer
 
-    def _look_elsewhere(self, lost: "HostMember", problem: SchedulerError, act: Callable[[Hands], T]) -> T:
+    def _look_elsewhere(self, lost: "HostMember", problem: SchedulerError, act: Callable[[Transport], T]) -> T:
         others = [member for member in self._members.values() if member is not lost]
         answers, _ = ask_each(others, lambda member: member.ask(act))
         if not answers:
@@ -301,10 +303,10 @@ class HostGroup:
         self._chosen = self._members[host]
         return answers[host]
 
-    def _gather(self, act: Callable[[Hands], T]) -> tuple[dict[str, T], dict[str, SchedulerError]]:
+    def _gather(self, act: Callable[[Transport], T]) -> tuple[dict[str, T], dict[str, SchedulerError]]:
         return ask_each(list(self._members.values()), lambda member: member.ask(act))
 
-    def _answers(self, act: Callable[[Hands], T]) -> list[T]:
+    def _answers(self, act: Callable[[Transport], T]) -> list[T]:
         """What the hosts in reach answer; at least one does."""
         answers, problems = self._gather(act)
         refused = next((error for error in problems.values() if not error.transient), None)
@@ -312,7 +314,7 @@ class HostGroup:
             raise refused or next(iter(problems.values()))
         return list(answers.values())
 
-    def _everywhere(self, act: Callable[[Hands], T]) -> dict[str, T]:
+    def _everywhere(self, act: Callable[[Transport], T]) -> dict[str, T]:
         """What every host answers; all are asked before one that failed is told of."""
         answers, problems = self._gather(act)
         if problems:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from llmctl.errors import SchedulerError
 from llmctl.transport.file_writes import PathFacts
-from llmctl.transport.protocol import Hands
+from llmctl.transport.protocol import Transport
 
 HOLD_OFF_S = 5.0
 """A host that could not be reached is not tried again for this long: every try takes seconds."""
@@ -21,13 +21,13 @@ T = TypeVar("T")
 class HostMember:
     """One host and its hands. Remembers for a moment that it could not be reached."""
 
-    def __init__(self, host: str, hands: Hands) -> None:
+    def __init__(self, host: str, transport: Transport) -> None:
         self.host = host
-        self.hands = hands
+        self.transport = transport
         self._problem: SchedulerError | None = None
         self._until = 0.0
 
-    def ask(self, act: Callable[[Hands], T]) -> T:
+    def ask(self, act: Callable[[Transport], T]) -> T:
         """What the host answers.
 
         Raises:
@@ -36,7 +36,7 @@ class HostMember:
         if self._problem is not None and time.monotonic() < self._until:
             raise self._problem
         try:
-            answer = act(self.hands)
+            answer = act(self.transport)
         except SchedulerError as error:
             self._problem, self._until = error, time.monotonic() + HOLD_OFF_S
             raise
@@ -44,7 +44,7 @@ class HostMember:
         return answer
 
 
-class WatchedHands:
+class WatchedTransport:
     """The hands of one host, whose failures its group hears of too."""
 
     def __init__(self, member: HostMember) -> None:
@@ -52,8 +52,10 @@ class WatchedHands:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("inspect_processes", "processes_of_run", "read_parts", "list_names", "look_at"):
-            return lambda *args, **options: self._member.ask(lambda hands: getattr(hands, name)(*args, **options))
-        return getattr(self._member.hands, name)
+            return lambda *args, **options: self._member.ask(
+                lambda transport: getattr(transport, name)(*args, **options)
+            )
+        return getattr(self._member.transport, name)
 
 
 def joined(problems: Mapping[str, SchedulerError]) -> SchedulerError:
@@ -99,7 +101,7 @@ def short_name(name: str) -> str:
     return name.partition(".")[0].lower()
 
 
-def ask_named(member: HostMember, act: Callable[[Hands], T]) -> T:
+def ask_named(member: HostMember, act: Callable[[Transport], T]) -> T:
     """What a host answers; a file that cannot be changed is told of with the host's name."""
     try:
         return member.ask(act)

@@ -1,4 +1,4 @@
-"""Hands on this machine. The only place, with llmctl.transport.ssh, that starts processes."""
+"""Transport on this machine. The only place, with llmctl.transport.ssh, that starts processes."""
 
 import shutil
 import time
@@ -17,7 +17,7 @@ _STDERR_TAIL = 2000
 
 @dataclass(frozen=True)
 class LocalTransport:
-    """Hands on this machine (see llmctl.transport.protocol).
+    """Transport on this machine (see llmctl.transport.protocol).
 
     Attributes:
         environment: variables of the processes it starts. A detached job does not get the variables of the run that

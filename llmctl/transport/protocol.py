@@ -1,7 +1,7 @@
-"""Hands: all that llmctl does to a machine, its own or the login node of a cluster, in as few round trips as possible.
+"""Transport: files, commands and processes of one machine, in as few round trips as possible.
 
-``transport.LocalTransport`` does it here; ``remote.RemoteTransport`` sends the same wishes to the same functions
-(file_reads, file_acts, processes) on the other side of one ssh connection. Whoever takes Hands works in both places.
+``local.LocalTransport`` acts on this machine; ``ssh.transport.RemoteTransport`` sends the same requests to the same
+functions (file_reads, file_writes, processes) at the other end of one ssh connection.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ def program_of(argv: Sequence[str]) -> str:
     return argv[3] if len(argv) > 3 and tuple(argv[:2]) == ("sh", "-c") else argv[0]
 
 
-class Hands(Protocol):
+class Transport(Protocol):
     """One machine's file system, processes and commands. Paths are that machine's, absolute.
 
     File acts raise OSError with errno, file name and strerror as if they were done here. Every call may raise
@@ -125,7 +125,7 @@ class Hands(Protocol):
         """Let go of the machine; the next call reaches for it again."""
 
 
-def hands_for(hands: Hands, nodes: int) -> Hands:
-    """Hands on the machines of a job: of a group of hosts the first so many, else all there is."""
-    first: Callable[[int], Hands] | None = getattr(hands, "first", None)
-    return first(nodes) if first is not None else hands
+def transport_for(transport: Transport, nodes: int) -> Transport:
+    """Transport on the machines of a job: of a group of hosts the first so many, else all there is."""
+    first: Callable[[int], Transport] | None = getattr(transport, "first", None)
+    return first(nodes) if first is not None else transport

@@ -32,21 +32,21 @@ def client_environ(hosts: SshHosts, folder: Path, *lines: str, without: str = ""
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **variables}
 
 
-def hands_on(
+def transport_on(
     host: str, environ: dict[str, str], terminal: Terminal | None = None, **options: object
 ) -> RemoteTransport:
-    """Hands on a host that nobody can be asked about, unless there is a terminal; ``remarks`` holds what they say."""
-    remarks: list[str] = []
+    """Transport on a host without a terminal to ask on; ``warnings`` collects its warnings."""
+    warnings: list[str] = []
     route = Route(host, environ, terminal=terminal or Terminal("/nonexistent"))
-    hands = RemoteTransport(route, remark=remarks.append, **options)  # type: ignore[arg-type]
-    hands.remarks = remarks  # type: ignore[attr-defined]
-    return hands
+    transport = RemoteTransport(route, warning=warnings.append, **options)  # type: ignore[arg-type]
+    transport.warnings = warnings  # type: ignore[attr-defined]
+    return transport
 
 
 @contextmanager
-def hands(*args: object, **options: object) -> Iterator[RemoteTransport]:
-    """Hands on a host, let go of at the end."""
-    made = hands_on(*args, **options)  # type: ignore[arg-type]
+def transport(*args: object, **options: object) -> Iterator[RemoteTransport]:
+    """Transport on a host, let go of at the end."""
+    made = transport_on(*args, **options)  # type: ignore[arg-type]
     try:
         yield made
     finally:
@@ -55,7 +55,7 @@ def hands(*args: object, **options: object) -> Iterator[RemoteTransport]:
 
 def refusal(host: str, environ: dict[str, str], *, transient: bool, **options: object) -> str:
     """What is said of a host that cannot be used."""
-    with hands(host, environ, **options) as made, pytest.raises(SchedulerError) as caught:
+    with transport(host, environ, **options) as made, pytest.raises(SchedulerError) as caught:
         made.home()
     assert caught.value.transient is transient, caught.value.message
     assert len(caught.value.message.splitlines()) <= 2

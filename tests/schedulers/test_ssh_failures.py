@@ -1,4 +1,4 @@
-"""Hands over real ssh when something goes wrong on the way, and commands on a person's terminal."""
+"""Transport over real ssh when something goes wrong on the way, and commands on a person's terminal."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ import pytest
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.ssh.failures import ConnectionLost
-from tests.schedulers.ssh_clients import client_environ, hands, master, refusal
+from tests.schedulers.ssh_clients import client_environ, master, refusal, transport
 from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts
 from tests.testbeds.waiting import wait_for
 
@@ -75,7 +75,7 @@ def lost(made: object, found: dict[str, float], name: str) -> None:
 def test_a_cut_network_is_noticed_in_front_of_the_jump_host_and_behind_it(ssh_hosts: SshHosts) -> None:
     environ, found = ssh_hosts.environ(), {}
     log = ssh_hosts.local / "log"
-    with hands("gate", environ) as direct, hands("h2", environ) as behind, hands("h1", environ) as through:
+    with transport("gate", environ) as direct, transport("h2", environ) as behind, transport("h1", environ) as through:
         for made in (direct, behind, through):
             made.write_files([FileWrite(str(log), b"abcdef")])
         ssh_hosts.cut_network("h2")
@@ -86,8 +86,8 @@ def test_a_cut_network_is_noticed_in_front_of_the_jump_host_and_behind_it(ssh_ho
         assert 5 < found["behind"] < 30
         # Looking goes on by itself, and says what has happened.
         assert behind.read_parts([FileRead(str(log), 2)])[0].data == b"cdef"
-        assert behind.remarks[0] == "connection to h2 lost; connecting again"
-        assert behind.remarks[1].startswith("reconnected to h2 after ")
+        assert behind.warnings[0] == "connection to h2 lost; connecting again"
+        assert behind.warnings[1].startswith("reconnected to h2 after ")
         ssh_hosts.cut_network("gate")
         threads = [threading.Thread(target=lost, args=(direct, found, "direct"))]
         threads[0].start()
@@ -99,13 +99,13 @@ def test_a_cut_network_is_noticed_in_front_of_the_jump_host_and_behind_it(ssh_ho
         healing.join()
         threads[0].join(10)
         assert 5 < found["direct"] < 30
-        assert through.remarks[0] == "connection to h1 lost; connecting again"
-        assert through.remarks[1].startswith("reconnected to h1 after ")
+        assert through.warnings[0] == "connection to h1 lost; connecting again"
+        assert through.warnings[1].startswith("reconnected to h1 after ")
     wait_for(lambda: not ssh_hosts.processes("sleep 70"), 40, "the end of commands that nobody waits for")
 
 
 def test_an_ended_session_and_jobs_that_live_on(ssh_hosts: SshHosts) -> None:
-    with hands("h2", ssh_hosts.environ()) as made:
+    with transport("h2", ssh_hosts.environ()) as made:
         job = made.start_detached(["sleep", "50"], cwd="/", log=str(ssh_hosts.local / "job.log"))
         timer = threading.Timer(0.5, ssh_hosts.drop_sessions, ["h2"])
         timer.start()

@@ -1,4 +1,4 @@
-"""Hands over real ssh: hosts behind a jump host, keys of all kinds, and every way in which a connection can fail."""
+"""RemoteTransport over real ssh: jump hosts, keys of all kinds, and every way a connection can fail."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.ssh.master_connection import MasterConnection
 from llmctl.transport.ssh.paramiko_connection import ParamikoConnection
-from tests.schedulers.ssh_clients import Person, client_environ, hands, master, refusal
+from tests.schedulers.ssh_clients import Person, client_environ, master, refusal, transport
 from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts
 from tests.testbeds.waiting import wait_for
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 
 def test_a_host_behind_a_jump_host(ssh_hosts: SshHosts, tmp_path: Path) -> None:
-    with hands("h1", ssh_hosts.environ()) as made:
+    with transport("h1", ssh_hosts.environ()) as made:
         done = made.run(["sh", "-c", "hostname; cat; exit 3"], timeout_s=10, stdin=b"\0\xff")
         assert (done.exit_status, done.stdout) == (3, "h1\n\0\ufffd")
         assert made.home() == str(ssh_hosts.state / "home")
@@ -51,7 +51,7 @@ def test_a_host_behind_a_jump_host(ssh_hosts: SshHosts, tmp_path: Path) -> None:
 
 def test_a_proxy_command_and_the_profiles_own_jump_host(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     through = f"Host {ssh_hosts.address('h2')}\n  ProxyCommand ssh -W [%h]:%p gate"
-    with hands(ssh_hosts.address("h2"), client_environ(ssh_hosts, tmp_path, through, without="ProxyJump")) as made:
+    with transport(ssh_hosts.address("h2"), client_environ(ssh_hosts, tmp_path, through, without="ProxyJump")) as made:
         assert made.run(["hostname"], timeout_s=10).stdout == "h2\n"
     from llmctl.transport.ssh import connect
 
@@ -69,7 +69,7 @@ def test_a_running_control_master_is_used_and_left_running(ssh_hosts: SshHosts, 
     assert "does not let root in" in refusal("h1", keyless, transient=False)
     with master(environ, "h1"):
         (tmp_path / "file").write_bytes(os.urandom(1_000_000))
-        with hands("h1", keyless) as made:
+        with transport("h1", keyless) as made:
             assert made.run(["hostname"], timeout_s=10).stdout == "h1\n"
             assert isinstance(made._connection, MasterConnection)
             made._connection.sftp().close()
@@ -85,7 +85,7 @@ def test_the_control_master_of_a_jump_host_is_used(ssh_hosts: SshHosts, tmp_path
     lines = (path, "Host h1", f"  IdentityFile {ssh_hosts.key}")
     behind = client_environ(ssh_hosts, tmp_path / "behind", *lines, without="IdentityFile")
     assert "gate: the host does not let root in" in refusal("h1", behind, transient=False)
-    with master(client_environ(ssh_hosts, tmp_path / "user", path), "gate"), hands("h1", behind) as made:
+    with master(client_environ(ssh_hosts, tmp_path / "user", path), "gate"), transport("h1", behind) as made:
         assert made.run(["hostname"], timeout_s=10).stdout == "h1\n"
         assert isinstance(made._connection, ParamikoConnection)
 
@@ -102,7 +102,7 @@ def test_a_login_shell_that_prints_and_a_host_without_sftp(ssh_hosts: SshHosts, 
     try:
         wait_for(lambda: ssh_hosts._listens("h3"), 10, "sshd")
         (tmp_path / "file").write_bytes(os.urandom(9_000_000))
-        with hands("h3", ssh_hosts.environ()) as made:
+        with transport("h3", ssh_hosts.environ()) as made:
             made.put_tree(str(ssh_hosts.local / "code"), {"file": tmp_path / "file"})
             assert made.run(["hostname"], timeout_s=10).stdout == "h3\n"
         assert (ssh_hosts.local_of("h3") / "code" / "file").read_bytes() == (tmp_path / "file").read_bytes()
@@ -145,7 +145,7 @@ def test_a_hashed_entry_an_alias_and_the_key_type_that_is_known(ssh_hosts: SshHo
     known.write_text("\n".join([*alias, *(line for line in text if not line.startswith("h1,"))]) + "\n")
     subprocess.run(["ssh-keygen", "-H", "-f", str(known)], check=True, capture_output=True)
     lines = ("Host h1", "  HostKeyAlias mine", "Host *", f"  UserKnownHostsFile {known}")
-    with hands("h1", client_environ(ssh_hosts, tmp_path / "c", *lines)) as made:
+    with transport("h1", client_environ(ssh_hosts, tmp_path / "c", *lines)) as made:
         assert made.run(["hostname"], timeout_s=10).stdout == "h1\n"
 
 
@@ -164,12 +164,12 @@ def test_an_encrypted_key_is_asked_for_once(ssh_hosts: SshHosts, tmp_path: Path)
     environ = client_environ(ssh_hosts, tmp_path / "c", f"IdentityFile {key}", without=str(ssh_hosts.key))
     assert "encrypted, and nobody to ask: add it to the agent with ssh-add" in refusal("h1", environ, transient=False)
     person = Person((f"Enter passphrase for key '{key}': ", "open sesame"))
-    with hands("h1", environ, person.terminal) as made:
+    with transport("h1", environ, person.terminal) as made:
         # Two hosts on the way, one question; and none again after the connection was lost.
         assert made.run(["hostname"], timeout_s=10).stdout == "h1\n"
         ssh_hosts.drop_sessions("gate")
         assert made.list_names(["/nonexistent"]) == [[]]
-        assert made.remarks[-1].startswith("reconnected to h1")
+        assert made.warnings[-1].startswith("reconnected to h1")
     assert (person.seen.count("Enter passphrase"), person.unused) == (1, [])
     assert "open sesame" not in person.seen
     person.leave()
@@ -188,7 +188,7 @@ def test_keys_of_the_agent(ssh_hosts: SshHosts, tmp_path: Path) -> None:
         subprocess.run(["ssh-add", "-q", str(ssh_hosts.key)], env={**os.environ, "SSH_AUTH_SOCK": socket}, check=True)
         lines = ("Host *", "  IdentitiesOnly no", "  IdentityAgent SSH_AUTH_SOCK")
         environ = client_environ(ssh_hosts, tmp_path / "c", *lines, without="IdentityFile", SSH_AUTH_SOCK=socket)
-        with hands("h1", environ) as made:
+        with transport("h1", environ) as made:
             assert made.run(["hostname"], timeout_s=10).stdout == "h1\n"
     finally:
         agent.terminate()
@@ -228,7 +228,7 @@ def test_a_code_on_top_of_the_key_is_asked_for_once_and_never_in_the_middle(aski
     assert "it takes keyboard-interactive" in told
     assert "there is no terminal: log in beforehand, with `ssh -fNM h4`" in told
     person = Person(("(root@10.98.3.4) Password: ", "wrong"), ("Password: ", "s3cret"))
-    with hands("h4", environ, person.terminal) as made:
+    with transport("h4", environ, person.terminal) as made:
         assert made.run(["hostname"], timeout_s=10).stdout == "h4\n"
         assert person.unused == []
         asked = person.seen.count("Password")

@@ -113,7 +113,7 @@ class ScriptedBackend:
             )
         return found
 
-    def visit_argv(
+    def attach_argv(
         self,
         job_id: str,
         host: str,

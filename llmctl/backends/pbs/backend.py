@@ -151,7 +151,7 @@ class PbsBackend:
         count = str(len(options))
         return ["bash", "-c", SUBMIT, "bash", root, _asked(request), ENTER, count, *options, script, "bash", *command]
 
-    def visit_argv(
+    def attach_argv(
         self,
         job_id: str,
         host: str,

@@ -148,7 +148,7 @@ class SgeBackend:
         told = f"llmctl: asks Grid Engine for {nodes}{kind}; if nothing is free it says so"
         return terminal.ask_argv(told, options, script, command)
 
-    def visit_argv(
+    def attach_argv(
         self,
         job_id: str,
         host: str,
@@ -160,7 +160,7 @@ class SgeBackend:
     ) -> list[str]:
         """``qrsh -inherit``, or ssh where the job takes no tasks."""
         del container, cores
-        return terminal.visit_argv(job_id, host, script, command)
+        return terminal.attach_argv(job_id, host, script, command)
 
     def status_argv(self, job_ids: Sequence[str]) -> list[str]:
         """All of the user's jobs, with their whole names."""

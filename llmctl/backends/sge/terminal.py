@@ -79,7 +79,7 @@ def ask_argv(told: str, options: Sequence[str], script: str, command: Sequence[s
     return ["bash", "-c", _ASK, "bash", told, _words(script, command), *options]
 
 
-def visit_argv(job_id: str, host: str, script: str, command: Sequence[str]) -> list[str]:
+def attach_argv(job_id: str, host: str, script: str, command: Sequence[str]) -> list[str]:
     """Runs a script as a task of a job that runs, on one of its hosts; the login node must be a submit host."""
     return ["bash", "-c", _VISIT, "bash", host, _base64(_ENTER), _words(script, command), job_id]
 

@@ -96,7 +96,7 @@ class SlurmBackend:
         argv = ["salloc", f"--immediate={_PATIENCE_S}", *options, "srun", *step]
         return _on_terminal(argv, request.container, script, command, told)
 
-    def visit_argv(
+    def attach_argv(
         self,
         job_id: str,
         host: str,

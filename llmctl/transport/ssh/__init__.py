@@ -1,11 +1,11 @@
-"""Hands on machines that are reached by ssh: one connection each, made when it is first used."""
+"""Transport on machines that are reached by ssh: one connection each, made when it is first used."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
-    from llmctl.transport.protocol import Hands
+    from llmctl.transport.protocol import Transport
     from llmctl.transport.ssh.terminal import Terminal
     from llmctl.transport.ssh.transport import RemoteTransport
 
@@ -19,7 +19,7 @@ def connect(
     terminal: "Terminal | None" = None,
     patience_s: tuple[float, float] | None = None,
 ) -> "RemoteTransport":
-    """Hands on a host. Nothing is connected yet: the first call does it, and says what is in the way.
+    """Transport on a host. Nothing is connected yet: the first call does it, and says what is in the way.
 
     Args:
         host: as the ssh command knows it.
@@ -37,8 +37,8 @@ def connect(
     return RemoteTransport(route, python=python, first_patience_s=first, reconnect_patience_s=again)
 
 
-def hands_of(profile: "ClusterProfile", environment: Mapping[str, str]) -> "Hands":
-    """Hands of a cluster whose machines are reached by ssh: its login node, or all of its hosts.
+def connect_cluster(profile: "ClusterProfile", environment: Mapping[str, str]) -> "Transport":
+    """Transport of a cluster whose machines are reached by ssh: its login node, or all of its hosts.
 
     Raises:
         ProfileError: the profile names no machine.

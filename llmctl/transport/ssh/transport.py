@@ -1,4 +1,4 @@
-"""Hands on another machine: the same functions, run there by an agent (see agent_program) over one connection."""
+"""Transport on another machine: the same functions, run there by an agent (see agent_program) over one connection."""
 
 import sys
 import tarfile
@@ -34,7 +34,7 @@ _DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 class RemoteTransport:
-    """Hands on a host that is reached by ssh (see llmctl.transport.protocol). Connected when it is first used.
+    """Transport on a host that is reached by ssh (see llmctl.transport.protocol). Connected when it is first used.
 
     A call that only looks is repeated once on a new connection when the old one is lost, and says so. What changes
     something is never repeated here: whoever asked for it knows how to find out whether it was done.
@@ -50,7 +50,7 @@ class RemoteTransport:
         route: Route,
         *,
         python: str | None = None,
-        remark: Callable[[str], None] | None = None,
+        warning: Callable[[str], None] | None = None,
         first_patience_s: float = FIRST_PATIENCE_S,
         reconnect_patience_s: float = RECONNECT_PATIENCE_S,
     ) -> None:
@@ -59,14 +59,14 @@ class RemoteTransport:
         Args:
             route: the way to the host.
             python: Python 3.7 or later on the host. Unset: the first that is found there.
-            remark: told what the user should know while work goes on. Unset: a line on standard error.
+            warning: told what the user should know while work goes on. Unset: a line on standard error.
             first_patience_s: see FIRST_PATIENCE_S.
             reconnect_patience_s: see RECONNECT_PATIENCE_S.
         """
         self.host = route.host
         self._route = route
         self._python = python
-        self._remark = remark or _say
+        self._warning = warning or _say
         self._patience = (first_patience_s, reconnect_patience_s)
         self._connection: Connection | None = None
         self._agent: AgentClient | None = None
@@ -247,10 +247,10 @@ class RemoteTransport:
         began = time.monotonic()
         if self._was_connected and self._agent is not None:
             self._lock_was_lost = bool(self._locks)
-            self._remark(f"connection to {self.host} lost; connecting again")
+            self._warning(f"connection to {self.host} lost; connecting again")
             self.close()
             self._agent = self._start(self._patience[1])
-            self._remark(f"reconnected to {self.host} after {time.monotonic() - began:.0f} s")
+            self._warning(f"reconnected to {self.host} after {time.monotonic() - began:.0f} s")
         else:
             self._agent = self._start(self._patience[0])
             self._was_connected = True

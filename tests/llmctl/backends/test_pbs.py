@@ -261,7 +261,7 @@ def test_what_else_is_said_of_nodes():
 
 def test_a_visit_survives_whatever_shell_the_user_has_on_the_node():
     odd = ["a b", "$(id)", "'", '"!', "-x", "", "*", "line\nline", os.fsdecode(b"\xff")]
-    argv = PBS.visit_argv("12.pbs1", "hnode001", 'printf "%s\\0" "$@"', odd)
+    argv = PBS.attach_argv("12.pbs1", "hnode001", 'printf "%s\\0" "$@"', odd)
     assert argv[:2] == ["bash", "-c"]
     assert argv[4] == "hnode001"
     assert "\n" not in argv[5]
@@ -271,7 +271,7 @@ def test_a_visit_survives_whatever_shell_the_user_has_on_the_node():
 
 
 def test_the_words_of_a_visit_are_plain():
-    argv = PBS.visit_argv("12.pbs1", "hnode001", "exit 3", ["x"])
+    argv = PBS.attach_argv("12.pbs1", "hnode001", "exit 3", ["x"])
     word = argv[5].partition("<<<")[2].partition(")")[0]
     assert base64.b64decode(word) == b"exit 3\0bash\0x\0"
     assert subprocess.run(["sh", "-c", argv[5]], check=False).returncode == 3

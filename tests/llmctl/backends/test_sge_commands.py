@@ -55,8 +55,8 @@ def test_a_slow_accounting_tells_of_the_newest_jobs_in_its_time(tmp_path, monkey
     text = f'echo "$2" >>"$(dirname "$0")/asked"; if [[ $2 == 9 ]]; then sleep 30; fi; cat {RECORDED}/qacct_ended.txt'
     (tmp_path / "qacct").write_text(f"#!/bin/bash\n{text}\n")
     (tmp_path / "qacct").chmod(0o755)
-    hands = LocalTransport({"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    answer = read_accounting(SGE, ["8", "9", "26"], hands)
+    transport = LocalTransport({"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    answer = read_accounting(SGE, ["8", "9", "26"], transport)
     assert (tmp_path / "asked").read_text().split() == ["26", "9"]
     assert answer.reports["26"].state is JobState.COMPLETED
     assert (answer.is_answer, answer.problem) == (
@@ -85,7 +85,7 @@ def test_a_command_reaches_the_node_as_it_is(tmp_path, words):
 
 
 def test_a_visitor_is_a_task_of_the_job(tmp_path):
-    argv = SGE.visit_argv("41", "g0002", 'printf "%s\\0" "$@"; kill -KILL $$', ["a b", "it's"])
+    argv = SGE.attach_argv("41", "g0002", 'printf "%s\\0" "$@"; kill -KILL $$', ["a b", "it's"])
     done = run_with(tmp_path, argv, qrsh=QRSH)
     assert done.stdout.decode().split("\0")[:-1] == ["a b", "it's"]
     # Not killed itself: Grid Engine would end the job.
@@ -94,7 +94,7 @@ def test_a_visitor_is_a_task_of_the_job(tmp_path):
 
 
 def test_a_job_that_takes_no_tasks_is_visited_by_ssh(tmp_path):
-    argv = SGE.visit_argv("41", "g0002", 'echo "$@"; exit 5', ["a  b"])
+    argv = SGE.attach_argv("41", "g0002", 'echo "$@"; exit 5', ["a  b"])
     ssh = 'if [[ $1 == -T && $2 == g0002 ]]; then exec /bin/sh -c "$3"; fi; exit 99'
     done = run_with(tmp_path, argv, qrsh="exit 1", ssh=ssh)
     assert (done.stdout, done.returncode) == (b"a  b\n", 5)

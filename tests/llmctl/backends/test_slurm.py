@@ -378,7 +378,7 @@ def test_a_shell_in_an_allocation_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_visit_beside_a_rank(tmp_path: Path) -> None:
-    argv = BACKEND.visit_argv("17", "n3", 'exec "$@"', ["printf", "%s", "a'b\n"], cores=96)
+    argv = BACKEND.attach_argv("17", "n3", 'exec "$@"', ["printf", "%s", "a'b\n"], cores=96)
     done = subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"a'b\n", b"")
     said = (tmp_path / "srun.said").read_text().split("\n")
@@ -389,11 +389,11 @@ def test_containers_are_entered_by_name(tmp_path: Path) -> None:
     site = {"runtime": "pyxis", "name": "llm:create", "save": "/shared/changed.sqsh"}
     profile = ClusterProfile(name="s", scheduler="slurm", container=site)  # type: ignore[arg-type]
     plan = ContainerPlan("pyxis", "reg#img", None, ("/a:/a",), profile.container)
-    argv = BACKEND.visit_argv("17", "n3", "true", (), plan)
+    argv = BACKEND.attach_argv("17", "n3", "true", (), plan)
     subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, timeout=20, check=True)
     said = (tmp_path / "srun.said").read_text().split("\n")
     # What a visitor leaves behind is not written over the run's own image.
     assert "--container-name=llm:exec" in said and not [word for word in said if word.startswith("--container-save")]
     unnamed = profile.container.model_copy(update={"name": None})
-    nameless = BACKEND.visit_argv("17", "n3", "true", (), ContainerPlan("pyxis", "/i.sqsh", None, (), unnamed))
+    nameless = BACKEND.attach_argv("17", "n3", "true", (), ContainerPlan("pyxis", "/i.sqsh", None, (), unnamed))
     assert "--container" not in nameless[-1]

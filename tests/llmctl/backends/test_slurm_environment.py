@@ -12,9 +12,9 @@ import pytest
 from llmctl.backends.base import JobRequest
 from llmctl.backends.slurm.backend import SlurmBackend
 from llmctl.cli.main import main
-from llmctl.context import Invocation
-from llmctl.operate.attach import RunVisit, VisitedJob
-from llmctl.operate.interactive import visit_session
+from llmctl.context import Context
+from llmctl.operate.attach import AttachedJob, Attachment
+from llmctl.operate.interactive import attach_session
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
 from tests.llmctl.run_directories import make_run
@@ -44,7 +44,7 @@ COMMANDS: dict[str, list[Sequence[str]]] = {
     "scancel": [command.argv for command in BACKEND.cancel_commands(["1"])],
     "scontrol": [*BACKEND.nodes_argv()],
     "salloc": [BACKEND.interactive_argv(REQUEST, "true", ())],
-    "srun": [BACKEND.visit_argv("1", "n1", "true", ())],
+    "srun": [BACKEND.attach_argv("1", "n1", "true", ())],
 }
 
 
@@ -93,8 +93,8 @@ def test_a_visitor_gets_the_cores_that_the_job_has_on_a_node(
     profile = ClusterProfile(**values, defaults={"resource_type": "gpu"})  # type: ignore[arg-type]
     made = make_run(tmp_path, "r", cluster="s")
     record = replace(made.record, job=JobSpec.from_plain({"name": "r", **job}).as_plain())
-    invocation = Invocation.of(("llmctl",), ("true",), {"HOME": str(tmp_path)}, tmp_path)
-    argv = visit_session(invocation, profile, RunVisit(record, {}, place=VisitedJob("17", "n3"))).argv
+    context = Context.of(("llmctl",), ("true",), {"HOME": str(tmp_path)}, tmp_path)
+    argv = attach_session(context, profile, Attachment(record, {}, place=AttachedJob("17", "n3"))).argv
     asked = re.findall(r"--cpus-per-task=(\d+)", argv[-1])
     assert asked == ([str(cores)] if cores is not None else [])
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from llmctl.context import Invocation
-from llmctl.operate.attach import RunVisit, VisitedJob
-from llmctl.operate.interactive import visit_session
+from llmctl.context import Context
+from llmctl.operate.attach import AttachedJob, Attachment
+from llmctl.operate.interactive import attach_session
 from llmctl.paths import UserFolders
 from llmctl.site.profile import ClusterProfile, ContainerProfile
 from tests.llmctl.run_directories import make_run
@@ -20,8 +20,8 @@ def session_of(folder: Path, scheduler: str, site: ContainerProfile, image: str 
     folders = UserFolders(home=folder, config=folder / "config", state=folder / "state")
     folders.clusters.mkdir(parents=True)
     (folders.clusters / "site.yaml").touch()
-    invocation = Invocation((), ("hostname",), {}, folder, folders)
-    return visit_session(invocation, profile, RunVisit(record, {"LLMCTL_RANK": "3"}, "", VisitedJob("17", "n2")))
+    context = Context((), ("hostname",), {}, folder, folders)
+    return attach_session(context, profile, Attachment(record, {"LLMCTL_RANK": "3"}, "", AttachedJob("17", "n2")))
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_a_visitor_enters_the_image_of_the_run(tmp_path, scheduler, runtime):
     assert f"container=({runtime} " in script
     assert "container+=(/images/one.img)" in script
     assert f"{tmp_path}/runs:{tmp_path}/runs" in script
-    assert session.remark == ""
+    assert session.warning == ""
 
 
 @pytest.mark.parametrize(("name", "joins"), [(None, False), ("llm", True)])
 def test_pyxis_joins_a_container_by_its_name_only(tmp_path, name, joins):
     session = session_of(tmp_path, "slurm", ContainerProfile(runtime="pyxis", name=name), "/images/one.sqsh")
     assert ("--container-name=llm:exec" in " ".join(session.argv)) == joins
-    assert ("set container.name" in session.remark) == (not joins)
+    assert ("set container.name" in session.warning) == (not joins)
 
 
 @pytest.mark.parametrize("scheduler", ["sge", "pbs", "slurm"])
@@ -48,4 +48,4 @@ def test_pyxis_joins_a_container_by_its_name_only(tmp_path, name, joins):
 def test_every_scheduler_takes_a_visitor_in_an_image_and_in_none(tmp_path, scheduler, image):
     session = session_of(tmp_path, scheduler, ContainerProfile(runtime="apptainer"), image)
     assert session.argv
-    assert session.remark == ""
+    assert session.warning == ""

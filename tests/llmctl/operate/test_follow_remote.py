@@ -17,7 +17,7 @@ class Lines:
     shows_progress = False
 
     def __init__(self):
-        self.lines, self.remarks = [], []
+        self.lines, self.warnings = [], []
 
     def __enter__(self):
         return self
@@ -28,8 +28,8 @@ class Lines:
     def show(self, lines):
         self.lines += lines
 
-    def remark(self, text):
-        self.remarks.append(text)
+    def warning(self, text):
+        self.warnings.append(text)
 
     def progress(self, *_):
         raise AssertionError("nobody asked for progress")
@@ -94,16 +94,16 @@ def test_sixty_four_ranks_and_a_minute_cost_at_most_two_calls_of_the_scheduler(c
     calls = []
     clock.at(59.0, lambda: calls.append(len(cluster.backend.calls())))
     clock.at(100.0, lambda: leave(attempt, "completed"))
-    hands, shown = Far(), Lines()
+    transport, shown = Far(), Lines()
     assert (
         follow_run(
-            made.record, hands, backend=cluster.backend, choice=LogChoice("all"), output=shown, sleep=clock.sleep
+            made.record, transport, backend=cluster.backend, choice=LogChoice("all"), output=shown, sleep=clock.sleep
         )
         == 0
     )
     assert calls[0] <= 2
     assert len(shown.lines) == 64
-    logs = [paths for paths in hands.reads if any(path.endswith(".log") for path in paths)]
+    logs = [paths for paths in transport.reads if any(path.endswith(".log") for path in paths)]
     assert {len(paths) for paths in logs} == {64}, "all ranks in one round trip"
     assert max(clock.pauses) == 3.0, "looks become fewer while nothing comes"
     assert len(logs) < 50
@@ -128,27 +128,27 @@ def test_a_lost_connection_is_remarked_once_and_nothing_is_lost_or_shown_twice(c
     attempt = made.start_attempt()
     append(attempt / "rank-00000.log", "one\n")
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
-    hands, shown = Far(), Lines()
+    transport, shown = Far(), Lines()
     lost = SchedulerError("the connection to login.far was lost", transient=True)
-    clock.at(5, lambda: hands.failures.extend([lost] * 4))
+    clock.at(5, lambda: transport.failures.extend([lost] * 4))
     clock.at(5, lambda: append(attempt / "rank-00000.log", "two\n"))
     clock.at(60, lambda: leave(attempt, "completed"))
-    assert follow_run(made.record, hands, backend=cluster.backend, output=shown, sleep=clock.sleep) == 0
+    assert follow_run(made.record, transport, backend=cluster.backend, output=shown, sleep=clock.sleep) == 0
     assert shown.lines == ["one", "two"]
-    assert [line for line in shown.remarks if "connection lost" in line] == [
+    assert [line for line in shown.warnings if "connection lost" in line] == [
         f"llmctl: connection lost: {lost.message}; demo-1 is not touched"
     ]
-    assert shown.remarks[-1] == "llmctl: connected again to login.far"
+    assert shown.warnings[-1] == "llmctl: connected again to login.far"
 
 
 def test_what_cannot_be_mended_by_waiting_ends_the_following(cluster, clock):
     made = cluster.run()
     made.start_attempt()
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
-    hands = Far()
-    clock.at(5, lambda: hands.failures.append(SchedulerError("the host key has changed", transient=False)))
+    transport = Far()
+    clock.at(5, lambda: transport.failures.append(SchedulerError("the host key has changed", transient=False)))
     with pytest.raises(SchedulerError, match="host key"):
-        follow_run(made.record, hands, backend=cluster.backend, output=Lines(), sleep=clock.sleep)
+        follow_run(made.record, transport, backend=cluster.backend, output=Lines(), sleep=clock.sleep)
 
 
 def test_a_pending_run_says_why_and_again_when_that_changes(cluster, clock):
@@ -159,7 +159,7 @@ def test_a_pending_run_says_why_and_again_when_that_changes(cluster, clock):
     clock.at(150, lambda: leave(made.start_attempt(), "completed"))
     shown = Lines()
     assert follow_run(made.record, Far(), backend=cluster.backend, output=shown, sleep=clock.sleep) == 0
-    assert shown.remarks == [
+    assert shown.warnings == [
         "llmctl: demo-1 pending for 5 min: nodes are busy; expected to start 14:00",
         "llmctl: demo-1 pending for 5 min: others go first",
     ]
@@ -175,7 +175,7 @@ def test_a_silent_scheduler_ends_no_following(cluster, clock):
     shown = Lines()
     with pytest.raises(FollowedRunFailed, match="stopped at iteration 42, saved"):
         follow_run(made.record, Far(), backend=cluster.backend, output=shown, sleep=clock.sleep)
-    assert shown.remarks == ["llmctl: demo-1 unknown: the scheduler does not answer: no route to it"]
+    assert shown.warnings == ["llmctl: demo-1 unknown: the scheduler does not answer: no route to it"]
     assert len(cluster.backend.calls()) <= 3600 / 30 + 1
 
 

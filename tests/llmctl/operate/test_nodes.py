@@ -7,7 +7,7 @@ import pytest
 
 from llmctl.backends.base import NodeReport
 from llmctl.cli.main import main
-from llmctl.context import ClusterReach
+from llmctl.context import ClusterSession
 from llmctl.errors import SchedulerError
 from llmctl.operate.nodes import fold_names, group_nodes, read_machine, read_nodes, summarize
 from llmctl.transport.host_group import HostGroup
@@ -139,8 +139,8 @@ def test_hosts_behind_ssh_are_read_at_once_and_one_out_of_reach_is_down():
 
     profile = SimpleNamespace(scheduler="ssh")
     group = HostGroup({"h1": Machine(), "h2": Away()})
-    found = read_nodes(ClusterReach(profile, group, None))
+    found = read_nodes(ClusterSession(profile, group, None))
     assert [(node.name, node.state) for node in found] == [("h1", "mixed"), ("h2", "down")]
     assert "no route to host" in found[1].reason
     with pytest.raises(SchedulerError, match="no route"):
-        read_nodes(ClusterReach(profile, HostGroup({"h2": Away()}), None))
+        read_nodes(ClusterSession(profile, HostGroup({"h2": Away()}), None))

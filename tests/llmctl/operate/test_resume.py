@@ -8,7 +8,7 @@ import time
 import pytest
 
 from llmctl.cli.main import main
-from llmctl.context import ClusterReach
+from llmctl.context import ClusterSession
 from llmctl.errors import RecordError, UsageError
 from llmctl.operate.resume import StartPoint, check_ended, check_work_left, start_point
 from llmctl.runs.record import RunIndex, RunRecord
@@ -18,7 +18,7 @@ from llmctl.transport.processes import identify, processes_of_run
 from tests.llmctl.run_directories import leave, make_run, recycled
 
 HANDS = LocalTransport({})
-REACH = ClusterReach(ClusterProfile(name="local", scheduler="local"), HANDS, None)
+REACH = ClusterSession(ClusterProfile(name="local", scheduler="local"), HANDS, None)
 
 
 @pytest.fixture

@@ -69,13 +69,13 @@ def test_a_thousand_runs_cost_one_call_of_the_scheduler_and_a_handful_of_round_t
         records.append(made.record)
     states = ("PENDING", "RUNNING")
     cluster.backend.says("queue", *(f"{number}|{states[number % 2]}" for number in range(1000)))
-    hands = Counting({"PATH": "/usr/bin:/bin"})
+    transport = Counting({"PATH": "/usr/bin:/bin"})
     begun = time.process_time()
-    views = observe_runs(records, hands, SchedulerWatch(cluster.backend, hands))
+    views = observe_runs(records, transport, SchedulerWatch(cluster.backend, transport))
     assert time.process_time() - begun < 3.0
     assert [view.state for view in views] == [JobState.PENDING, JobState.RUNNING] * 500
     assert len(cluster.backend.calls()) == 1
-    assert len(hands.trips) <= 5
+    assert len(transport.trips) <= 5
 
 
 def test_accounting_is_asked_once_and_only_about_jobs_that_have_left(cluster, capsys):
@@ -266,7 +266,7 @@ def test_a_cluster_out_of_reach_hides_no_other(cluster, tmp_path, capsys, monkey
     def connect(_, profile):
         return Unreachable({}) if profile.name == "away" else near
 
-    monkeypatch.setattr("llmctl.context.Invocation.connect", connect)
+    monkeypatch.setattr("llmctl.context.Context.connect", connect)
     found = documents(capsys)
     assert (found["demo-1"]["state"], found["far-1"]["state"]) == ("running", "running")
     detail = found["far-1"]["detail"]
@@ -294,8 +294,8 @@ def test_who_watches_does_not_wait_for_a_cluster_out_of_reach_at_every_look(clus
         now[0] += 10
 
     made.start_attempt()
-    hands = Flaky({"PATH": "/usr/bin:/bin"})
-    monkeypatch.setattr("llmctl.context.Invocation.connect", lambda *_: hands)
+    transport = Flaky({"PATH": "/usr/bin:/bin"})
+    monkeypatch.setattr("llmctl.context.Context.connect", lambda *_: transport)
     monkeypatch.setattr("llmctl.operate.survey.time.monotonic", lambda: now[0])
     monkeypatch.setattr("llmctl.cli.status.time.sleep", pass_time)
     assert main(["status", "--watch"]) == 0

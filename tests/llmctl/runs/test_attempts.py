@@ -19,7 +19,7 @@ RANKS = 40
 
 
 class Counting(LocalTransport):
-    """Hands that count the files they read and the folders they list."""
+    """Transport that count the files they read and the folders they list."""
 
     def __init__(self):
         super().__init__({"PATH": "/usr/bin:/bin"})
@@ -60,69 +60,69 @@ def clock(monkeypatch):
 
 def test_heartbeats_are_read_once_in_a_while_and_errors_once(running, clock):
     cluster, made, attempt = running
-    hands, memory = Counting(), DetailsMemory()
+    transport, memory = Counting(), DetailsMemory()
 
     def look():
         clock[0] += 1
-        return observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory)
+        return observe_run(made.record, transport, SchedulerWatch(cluster.backend, transport), memory)
 
     assert [look().state for _ in range(10)] == [JobState.RUNNING] * 10
-    assert hands.count("heartbeat") == RANKS
-    assert sum(path.endswith("/heartbeat") for path in hands.listed) == 1
+    assert transport.count("heartbeat") == RANKS
+    assert sum(path.endswith("/heartbeat") for path in transport.listed) == 1
     fail(attempt, 3, "boom", age_s=0)
     assert "boom" in look().detail
     assert "boom" in look().detail
-    assert hands.count("errors") == 1
+    assert transport.count("errors") == 1
     clock[0] += 20
     look()
-    assert hands.count("heartbeat") == 2 * RANKS
+    assert transport.count("heartbeat") == 2 * RANKS
     leave(attempt, "failed", code=1)
     assert look().state is JobState.FAILED
-    assert hands.count("heartbeat") == 3 * RANKS
+    assert transport.count("heartbeat") == 3 * RANKS
 
 
 def test_heartbeats_do_not_grow_old_by_being_kept(running, clock):
     cluster, made, attempt = running
-    hands, memory = Counting(), DetailsMemory()
+    transport, memory = Counting(), DetailsMemory()
     for rank in range(RANKS):
         beat(attempt, rank, age_s=20)
     clock[0] -= 14
-    assert observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory).detail == ""
+    assert observe_run(made.record, transport, SchedulerWatch(cluster.backend, transport), memory).detail == ""
     clock[0] += 14
     for path in (attempt / "heartbeat").iterdir():
         path.write_text(json.dumps({**json.loads(path.read_text()), "time": time.time() - 40}))
-    again = observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory)
+    again = observe_run(made.record, transport, SchedulerWatch(cluster.backend, transport), memory)
     assert (again.state, again.detail) == (JobState.RUNNING, "")
     clock[0] += 2
-    again = observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory)
+    again = observe_run(made.record, transport, SchedulerWatch(cluster.backend, transport), memory)
     assert "no heartbeat for 40 s" in again.detail
 
 
 def test_a_first_heartbeat_is_seen_at_once(running):
     cluster, made, attempt = running
-    hands, memory = Counting(), DetailsMemory()
+    transport, memory = Counting(), DetailsMemory()
     beats = [path.rename(attempt / path.name) for path in (attempt / "heartbeat").iterdir()]
-    observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory)
-    assert hands.count("heartbeat") == 0
+    observe_run(made.record, transport, SchedulerWatch(cluster.backend, transport), memory)
+    assert transport.count("heartbeat") == 0
     beats[0].rename(attempt / "heartbeat" / beats[0].name)
-    observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands), memory)
-    assert hands.count("heartbeat") == 1
+    observe_run(made.record, transport, SchedulerWatch(cluster.backend, transport), memory)
+    assert transport.count("heartbeat") == 1
 
 
 def test_the_folder_of_a_job_that_has_left_is_opened_before_exit_json_is_read_again(running):
     """A network file system remembers for up to a minute that a file was not there, unless its folder is opened."""
     cluster, made, attempt = running
     cluster.backend.says("queue")
-    hands = Counting()
-    observe_run(made.record, hands, SchedulerWatch(cluster.backend, hands))
-    exits = [number for number, path in enumerate(hands.acts) if path == f"{attempt}/exit.json"]
+    transport = Counting()
+    observe_run(made.record, transport, SchedulerWatch(cluster.backend, transport))
+    exits = [number for number, path in enumerate(transport.acts) if path == f"{attempt}/exit.json"]
     assert len(exits) == 2
-    assert str(attempt) in hands.acts[exits[0] : exits[1]]
+    assert str(attempt) in transport.acts[exits[0] : exits[1]]
 
 
 def test_watching_remembers_too(running, monkeypatch):
     _, _, attempt = running
-    hands, looks, look = Counting(), [], RunSurvey.look
+    transport, looks, look = Counting(), [], RunSurvey.look
 
     def look_and_end(self, *arguments, **options):
         looks.append(None)
@@ -130,8 +130,8 @@ def test_watching_remembers_too(running, monkeypatch):
             leave(attempt, "completed")
         return look(self, *arguments, **options)
 
-    monkeypatch.setattr("llmctl.context.Invocation.connect", lambda *_: hands)
+    monkeypatch.setattr("llmctl.context.Context.connect", lambda *_: transport)
     monkeypatch.setattr(RunSurvey, "look", look_and_end)
     monkeypatch.setattr("llmctl.cli.status.WATCH_INTERVAL_S", 0.01)
     assert main(["status", "--watch"]) == 0
-    assert hands.count("heartbeat") == RANKS
+    assert transport.count("heartbeat") == RANKS

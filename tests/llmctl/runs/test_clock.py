@@ -10,10 +10,10 @@ from tests.llmctl.transport.agents import PipeRoute, agent
 @pytest.mark.parametrize("offset_s", [-3600.0, 3600.0])
 def test_the_time_there_is_told_with_every_answer(monkeypatch, offset_s):
     true_time = time.time
-    hands = agent(PipeRoute())
+    transport = agent(PipeRoute())
     with monkeypatch.context() as wrong:
         wrong.setattr(time, "time", lambda: true_time() + offset_s)
-        assert abs(hands.now() - true_time()) < 5
-        hands.list_names(["/"])
-        assert abs(hands.now() - true_time()) < 5
-    hands.close()
+        assert abs(transport.now() - true_time()) < 5
+        transport.list_names(["/"])
+        assert abs(transport.now() - true_time()) < 5
+    transport.close()

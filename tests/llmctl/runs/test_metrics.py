@@ -10,10 +10,10 @@ def line(iteration, attempt=1, **values):
 
 def test_only_whole_lines_count_and_only_new_bytes_are_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    wishes = []
+    checks = []
 
     def read(reads):
-        wishes.extend(reads)
+        checks.extend(reads)
         return read_parts(reads)
 
     reader = MetricsReader(str(path), read)
@@ -23,7 +23,7 @@ def test_only_whole_lines_count_and_only_new_bytes_are_read(tmp_path):
     with path.open("a") as file:
         file.write(line(2)[10:] + line(3))
     assert [row["iteration"] for row in reader.poll()] == [2, 3]
-    assert wishes[-1] == FileRead(str(path), len(line(1)) + 10)
+    assert checks[-1] == FileRead(str(path), len(line(1)) + 10)
     assert reader.poll() == []
     assert reader.table.newest["iteration"] == 3
 

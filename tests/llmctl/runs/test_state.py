@@ -336,10 +336,10 @@ def test_many_runs_are_asked_in_a_fixed_number_of_round_trips(tmp_path):
             run = make_run(tmp_path, f"demo-{number:04d}").submit(identify(job.pid))
             beat(run.start_attempt(), 0, age_s=1)
             runs.append(run.record)
-        hands = Counting()
+        transport = Counting()
         begun = time.process_time()
-        assert {seen.state for seen in observe_runs(runs, hands)} == {JobState.RUNNING}
-        assert len(hands.trips) <= 6
+        assert {seen.state for seen in observe_runs(runs, transport)} == {JobState.RUNNING}
+        assert len(transport.trips) <= 6
         assert time.process_time() - begun < 1.0
 
 

@@ -237,9 +237,9 @@ class LostAnswers(LocalTransport):
 def submission(place: Path, known: tuple[str, ...] = ()) -> QueueSubmission:
     (place / "runs/r").mkdir(parents=True)
     (place / "runs/r/job.sh").write_text("#SBATCH --job-name=r\n")
-    hands = LostAnswers({"PATH": f"{place}/bin:/usr/bin:/bin"})
+    transport = LostAnswers({"PATH": f"{place}/bin:/usr/bin:/bin"})
     backend = load_queue_backend("slurm")
-    return QueueSubmission("r", f"{place}/runs/r", backend, hands, known, lambda _: None, lambda _: None)
+    return QueueSubmission("r", f"{place}/runs/r", backend, transport, known, lambda _: None, lambda _: None)
 
 
 def test_a_dropped_connection_is_no_reason_to_submit_twice(place):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llmctl.context import Invocation
+from llmctl.context import Context
 from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, SchedulerError, UsageError
 from llmctl.runs.record import RunRecord
 from llmctl.submit.environment_checks import check_torch
@@ -49,7 +49,7 @@ class NoMachine:
 
 
 @pytest.fixture
-def invocation(tmp_path, monkeypatch):
+def context(tmp_path, monkeypatch):
     """A laptop with the cluster ``far``; ``there`` is the home on its login node, where sbatch is a stand-in."""
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here / ".config/llmctl/clusters", there / "bin", there / "venv/bin"):
@@ -62,7 +62,7 @@ def invocation(tmp_path, monkeypatch):
     (here / "c.yaml").write_text(yaml.safe_dump(CONFIG))
     monkeypatch.chdir(here)
     environment = {"HOME": str(here), "LLMCTL_GROUP": "g1", "PATH": os.environ["PATH"], "TOKEN": "s3cret"}
-    made = Invocation.of(("llmctl", "submit"), (), environment, here)
+    made = Context.of(("llmctl", "submit"), (), environment, here)
     made.connections["far"] = OtherMachine({"PATH": f"{there}/bin:/usr/bin:/bin"}, str(there))
     return made
 
@@ -89,24 +89,24 @@ def write_profile(here: Path, **changes: object) -> None:
     (here / ".config/llmctl/clusters/far.yaml").write_text(yaml.safe_dump(values))
 
 
-def plan(invocation: Invocation, *settings: str, **more):
+def plan(context: Context, *settings: str, **more):
     settings = ("training.device=cpu", *settings) if not more.get("command") else settings
-    return plan_submission(invocation, Request("c.yaml", ("far", "--cluster"), settings=settings, run_id="r", **more))
+    return plan_submission(context, Request("c.yaml", ("far", "--cluster"), settings=settings, run_id="r", **more))
 
 
-def test_a_run_is_written_and_submitted_on_the_other_machine(invocation, tmp_path):
+def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
     there, said = tmp_path / "there", []
     (there / "data").mkdir()
     for end in ("bin", "idx"):
         (there / f"data/t.{end}").touch()
     record = perform(
-        plan(invocation, "data.mock_data=false", "data.data_path=[~/data/t]", secrets=("TOKEN",)),
-        invocation,
+        plan(context, "data.mock_data=false", "data.data_path=[~/data/t]", secrets=("TOKEN",)),
+        context,
         said.append,
     )
     assert record.run_dir == there / "runs/r"
     assert said == [f"{HOST}: python 3.11.4, torch 2.5.1+cu124 for GPUs (12.4)"]
-    assert RunRecord.load(record.run_dir, invocation.connections["far"]).submissions == record.submissions
+    assert RunRecord.load(record.run_dir, context.connections["far"]).submissions == record.submissions
     assert record.cwd is None
     assert (there / "runs/r/code/trainer/__init__.py").is_file()
     config = yaml.safe_load((there / "runs/r/config.yaml").read_text())
@@ -118,47 +118,47 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(invocation, tmp_pat
     everything = [path for path in (there / "runs/r").rglob("*") if path.is_file() and path.name != "activate"]
     assert not [path for path in everything if b"s3cret" in path.read_bytes()]
     assert f"{there}/venv/bin/python" in (there / "runs/r/job.sh").read_text()
-    assert [entry.job_ids for entry in invocation.index.entries()] == [("100",)]
+    assert [entry.job_ids for entry in context.index.entries()] == [("100",)]
     assert not (tmp_path / "here/runs").exists()
 
 
-def test_a_refusal_there_leaves_nothing_there_and_nothing_here(invocation, tmp_path):
+def test_a_refusal_there_leaves_nothing_there_and_nothing_here(context, tmp_path):
     (tmp_path / "there/bin/mood").write_text("refused\n")
     with pytest.raises(LlmctlError, match="Invalid account"):
-        perform(plan(invocation, secrets=("TOKEN",)), invocation, lambda _: None)
+        perform(plan(context, secrets=("TOKEN",)), context, lambda _: None)
     assert sorted(path.name for path in (tmp_path / "there/runs").iterdir()) == [".code", ".secrets"]
     assert list((tmp_path / "there/runs/.secrets").iterdir()) == []
-    assert invocation.index.entries() == []
+    assert context.index.entries() == []
 
 
-def test_paths_are_the_other_machines(invocation, tmp_path):
+def test_paths_are_the_other_machines(context, tmp_path):
     (tmp_path / "here/t.json").touch()
     with pytest.raises(UsageError, match=r"--set data.tokenizer_model: t.json is relative.*beginning with / or ~/"):
-        plan(invocation, "data.tokenizer_model=t.json")
+        plan(context, "data.tokenizer_model=t.json")
     with pytest.raises(UsageError, match=f"there is no {tmp_path}/there/t.json"):
-        plan(invocation, "data.tokenizer_model=~/t.json")
+        plan(context, "data.tokenizer_model=~/t.json")
     (tmp_path / "there/t.json").touch()
-    assert plan(invocation, "data.tokenizer_model=~/t.json").record.config["data"]["tokenizer_model"].endswith("t.json")
+    assert plan(context, "data.tokenizer_model=~/t.json").record.config["data"]["tokenizer_model"].endswith("t.json")
 
 
-def test_a_dry_run_touches_the_other_machine_only_for_its_home(invocation, tmp_path):
+def test_a_dry_run_touches_the_other_machine_only_for_its_home(context, tmp_path):
     write_profile(tmp_path / "here", runs_root="/work/runs", environment={"kind": "venv", "path": "/work/venv"})
-    invocation.connections["far"] = NoMachine()
-    dry = plan(invocation, dry_run=True)
+    context.connections["far"] = NoMachine()
+    dry = plan(context, dry_run=True)
     assert "/work/runs/r" in dry.rendered.script
-    assert dry.remarks == (f"not looked at on {HOST}: /work/runs, /work/runs/r",)
+    assert dry.warnings == (f"not looked at on {HOST}: /work/runs, /work/runs/r",)
     with pytest.raises(AssertionError, match="look_at was asked for"):
-        plan(invocation)
+        plan(context)
     write_profile(tmp_path / "here")
     with pytest.raises(AssertionError, match="home was asked for"):
-        plan(invocation, dry_run=True)
+        plan(context, dry_run=True)
 
 
-def test_our_own_python_means_nothing_there(invocation, tmp_path):
+def test_our_own_python_means_nothing_there(context, tmp_path):
     write_profile(tmp_path / "here", environment={})
     with pytest.raises(ProfileError, match="which Python of login.example runs the job cannot be guessed"):
-        plan(invocation)
-    command = plan(invocation, command=("hostname",))
+        plan(context)
+    command = plan(context, command=("hostname",))
     assert command.placed.place.working_dir == tmp_path / "there/runs/r"
 
 
@@ -170,27 +170,27 @@ def test_our_own_python_means_nothing_there(invocation, tmp_path):
         ("", 1, "does not start"),
     ],
 )
-def test_torch_is_asked_for_before_the_queue(invocation, tmp_path, versions, status, words):
+def test_torch_is_asked_for_before_the_queue(context, tmp_path, versions, status, words):
     write_python(tmp_path / "there", versions, status)
     made = plan_submission(
-        invocation, Request("c.yaml", ("far", "--cluster"), settings=("training.device=cuda",), run_id="r")
+        context, Request("c.yaml", ("far", "--cluster"), settings=("training.device=cuda",), run_id="r")
     )
     with pytest.raises(ProfileError, match=words):
-        perform(made, invocation, lambda _: None)
+        perform(made, context, lambda _: None)
     assert not (tmp_path / "there/runs").exists()
 
 
-def test_a_torch_for_cpus_will_do_on_cpus(invocation, tmp_path):
+def test_a_torch_for_cpus_will_do_on_cpus(context, tmp_path):
     write_python(tmp_path / "there", "3.11.4 2.5.1+cpu -")
-    made = plan(invocation)
-    hands = invocation.connections["far"]
-    found = check_torch(made.profile, invocation, hands, made.placed.place.python, made.request)
+    made = plan(context)
+    transport = context.connections["far"]
+    found = check_torch(made.profile, context, transport, made.placed.place.python, made.request)
     assert str(found) == "python 3.11.4, torch 2.5.1+cpu for CPUs"
 
 
-def test_a_config_without_data_says_what_to_give(invocation):
+def test_a_config_without_data_says_what_to_give(context):
     with pytest.raises((UsageError, ConfigFileError), match="data.data_path"):
-        plan(invocation, "data.mock_data=false")
+        plan(context, "data.mock_data=false")
 
 
 @dataclass(frozen=True)
@@ -203,10 +203,10 @@ class LosesRecords(OtherMachine):
         LocalTransport.write_files(files)
 
 
-def test_a_job_whose_record_could_not_be_written_is_said_to_be_submitted(invocation, tmp_path):
+def test_a_job_whose_record_could_not_be_written_is_said_to_be_submitted(context, tmp_path):
     there = tmp_path / "there"
-    invocation.connections["far"] = LosesRecords({"PATH": f"{there}/bin:/usr/bin:/bin"}, str(there))
+    context.connections["far"] = LosesRecords({"PATH": f"{there}/bin:/usr/bin:/bin"}, str(there))
     with pytest.raises(RecordError, match="r was submitted as job 100, but its record could not be written"):
-        perform(plan(invocation), invocation, lambda _: None)
-    assert RunRecord.load(there / "runs/r", invocation.connections["far"]).submissions[0].jobs == ()
-    assert [entry.job_ids for entry in invocation.index.entries()] == [("100",)]
+        perform(plan(context), context, lambda _: None)
+    assert RunRecord.load(there / "runs/r", context.connections["far"]).submissions[0].jobs == ()
+    assert [entry.job_ids for entry in context.index.entries()] == [("100",)]

@@ -61,8 +61,8 @@ class PipeRoute:
 
 
 def agent(route, **options):
-    """Hands through an agent; what it remarks is collected in ``remarks``."""
-    remarks = []
-    hands = RemoteTransport(route, remark=remarks.append, **options)
-    hands.remarks = remarks
-    return hands
+    """Transport through an agent; what it remarks is collected in ``warnings``."""
+    warnings = []
+    transport = RemoteTransport(route, warning=warnings.append, **options)
+    transport.warnings = warnings
+    return transport

@@ -29,37 +29,37 @@ def wait_for(condition, patience_s=10.0):
     return value
 
 
-def agent_pid(hands):
-    return int(hands.run(["sh", "-c", "echo $PPID"], timeout_s=10).stdout)
+def agent_pid(transport):
+    return int(transport.run(["sh", "-c", "echo $PPID"], timeout_s=10).stdout)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_login_shell_starts_the_agent(shell):
-    hands = agent(PipeRoute(shell, "-c", SHELL=shutil.which(shell)))
-    assert hands.run(["echo", "a  'b' !c"], timeout_s=10).stdout == "a  'b' !c\n"
-    hands.close()
+    transport = agent(PipeRoute(shell, "-c", SHELL=shutil.which(shell)))
+    assert transport.run(["echo", "a  'b' !c"], timeout_s=10).stdout == "a  'b' !c\n"
+    transport.close()
 
 
 def test_what_a_login_shell_prints_first_is_passed_over():
     banner = 'printf "Welcome\\nto the cluster\\000\\377"; echo note >&2; eval "$0"'
-    hands = agent(PipeRoute("sh", "-c", banner))
-    assert hands.list_names(["/nonexistent"]) == [[]]
-    hands.close()
+    transport = agent(PipeRoute("sh", "-c", banner))
+    assert transport.list_names(["/nonexistent"]) == [[]]
+    transport.close()
 
 
 def test_commands_have_what_the_login_shell_sets_up(tmp_path):
     (tmp_path / ".profile").write_text('echo "Message of the day"\nexport SITE="a b"\nPATH=/site/bin:$PATH\n')
-    hands = agent(PipeRoute(HOME=str(tmp_path)))
-    said = hands.run(["sh", "-c", 'echo "$SITE"; echo "${PATH%%:*}"; pwd'], timeout_s=10)
+    transport = agent(PipeRoute(HOME=str(tmp_path)))
+    said = transport.run(["sh", "-c", 'echo "$SITE"; echo "${PATH%%:*}"; pwd'], timeout_s=10)
     assert said.stdout == f"a b\n/site/bin\n{tmp_path}\n"
-    hands.close()
+    transport.close()
 
 
 def test_a_profile_that_breaks_leaves_the_plain_environment(tmp_path):
     (tmp_path / ".profile").write_text("exit 3\n")
-    hands = agent(PipeRoute(HOME=str(tmp_path), PLAIN="yes"))
-    assert hands.run(["sh", "-c", "echo $PLAIN"], timeout_s=10).stdout == "yes\n"
-    hands.close()
+    transport = agent(PipeRoute(HOME=str(tmp_path), PLAIN="yes"))
+    assert transport.run(["sh", "-c", "echo $PLAIN"], timeout_s=10).stdout == "yes\n"
+    transport.close()
 
 
 def test_an_account_without_a_shell_is_told_with_its_own_words():
@@ -73,9 +73,9 @@ def test_a_python_that_is_too_old_or_broken_is_passed_over(tmp_path):
     (tmp_path / "python3.13").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     for name in ("python3", "python3.13"):
         (tmp_path / name).chmod(0o755)
-    hands = agent(PipeRoute(PATH=f"{tmp_path}:/usr/bin:/bin"))
-    assert hands.list_names(["/nonexistent"]) == [[]]
-    hands.close()
+    transport = agent(PipeRoute(PATH=f"{tmp_path}:/usr/bin:/bin"))
+    assert transport.list_names(["/nonexistent"]) == [[]]
+    transport.close()
 
 
 def test_no_python_at_all(tmp_path):
@@ -90,10 +90,10 @@ def test_the_python_that_is_named_is_used(tmp_path):
     named = tmp_path / "my python"
     named.write_text(f'#!/bin/sh\ntouch {tmp_path}/used\nexec {sys.executable} "$@"\n')
     named.chmod(0o755)
-    hands = agent(PipeRoute(HOME=str(tmp_path)), python="~/my python")
-    hands.home()
+    transport = agent(PipeRoute(HOME=str(tmp_path)), python="~/my python")
+    transport.home()
     assert (tmp_path / "used").exists()
-    hands.close()
+    transport.close()
 
 
 def test_the_program_holds_on_the_oldest_python():
@@ -107,90 +107,90 @@ def test_the_program_holds_on_the_oldest_python():
 
 def test_a_call_that_looks_is_repeated_after_a_lost_connection_and_says_so(tmp_path):
     route = PipeRoute()
-    hands = agent(route)
+    transport = agent(route)
     (tmp_path / "log").write_bytes(b"abc")
-    assert hands.read_parts([FileRead(str(tmp_path / "log"))])[0].data == b"abc"
-    os.kill(agent_pid(hands), signal.SIGKILL)
-    assert hands.read_parts([FileRead(str(tmp_path / "log"), 1)])[0].data == b"bc"
-    assert hands.remarks == ["connection to login lost; connecting again", "reconnected to login after 0 s"]
-    hands.close()
+    assert transport.read_parts([FileRead(str(tmp_path / "log"))])[0].data == b"abc"
+    os.kill(agent_pid(transport), signal.SIGKILL)
+    assert transport.read_parts([FileRead(str(tmp_path / "log"), 1)])[0].data == b"bc"
+    assert transport.warnings == ["connection to login lost; connecting again", "reconnected to login after 0 s"]
+    transport.close()
 
 
 def test_a_connection_lost_in_the_middle_of_looking(tmp_path, monkeypatch):
     monkeypatch.setattr(agent_module, "SILENCE_S", 0.6)
     monkeypatch.setattr(agent_module, "PING_S", 0.2)
     route = PipeRoute()
-    hands = agent(route)
-    pid = agent_pid(hands)
+    transport = agent(route)
+    pid = agent_pid(transport)
     (tmp_path / "log").write_bytes(b"x")
     os.kill(pid, signal.SIGSTOP)
     try:
-        assert hands.read_parts([FileRead(str(tmp_path / "log"))])[0].data == b"x"
+        assert transport.read_parts([FileRead(str(tmp_path / "log"))])[0].data == b"x"
     finally:
         os.kill(pid, signal.SIGKILL)
     assert len(route.opened) == 2
-    assert hands.remarks[-1].startswith("reconnected to login after")
-    hands.close()
+    assert transport.warnings[-1].startswith("reconnected to login after")
+    transport.close()
 
 
 def test_what_changes_something_is_never_repeated(tmp_path):
     route = PipeRoute()
-    hands = agent(route)
+    transport = agent(route)
     script = f"echo once >>{tmp_path}/count; kill -9 $PPID; sleep 1"
     with pytest.raises(ConnectionLost, match="lost while `sh` ran; whether it was done is not known") as caught:
-        hands.run(["sh", "-c", script], timeout_s=10)
+        transport.run(["sh", "-c", script], timeout_s=10)
     assert (caught.value.transient, caught.value.exit_status, caught.value.argv[0]) == (True, None, "sh")
     assert (tmp_path / "count").read_text() == "once\n"
     assert len(route.opened) == 1
     # Known to be gone before anything was sent: the next call is for a new connection.
-    hands.write_files([FileWrite(str(tmp_path / "file"), b"")])
-    assert hands.remarks[-1].startswith("reconnected")
-    hands.close()
+    transport.write_files([FileWrite(str(tmp_path / "file"), b"")])
+    assert transport.warnings[-1].startswith("reconnected")
+    transport.close()
 
 
 def test_a_lock_that_went_with_its_connection_stops_the_work_under_it(tmp_path):
-    hands = agent(PipeRoute())
+    transport = agent(PipeRoute())
     with (
         pytest.raises(ConnectionLost, match="and with it the lock on the run"),
-        hands.lock(str(tmp_path / ".lock")),
+        transport.lock(str(tmp_path / ".lock")),
     ):
-        os.kill(agent_pid(hands), signal.SIGKILL)
-        wait_for(lambda: not hands._agent.is_open)
-        assert hands.list_names([str(tmp_path)]) == [[".lock"]]
-        hands.write_files([FileWrite(str(tmp_path / "file"), b"")])
-    hands.write_files([FileWrite(str(tmp_path / "file"), b"")])
-    with hands.lock(str(tmp_path / ".lock")):
+        os.kill(agent_pid(transport), signal.SIGKILL)
+        wait_for(lambda: not transport._agent.is_open)
+        assert transport.list_names([str(tmp_path)]) == [[".lock"]]
+        transport.write_files([FileWrite(str(tmp_path / "file"), b"")])
+    transport.write_files([FileWrite(str(tmp_path / "file"), b"")])
+    with transport.lock(str(tmp_path / ".lock")):
         pass
-    hands.close()
+    transport.close()
 
 
 def test_a_silent_agent_counts_as_lost(monkeypatch):
     monkeypatch.setattr(agent_module, "SILENCE_S", 0.6)
     monkeypatch.setattr(agent_module, "PING_S", 0.2)
-    hands = agent(PipeRoute())
-    pid = agent_pid(hands)
+    transport = agent(PipeRoute())
+    pid = agent_pid(transport)
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(ConnectionLost, match="connection lost while `true` ran"):
-            hands.run(["true"], timeout_s=30)
+            transport.run(["true"], timeout_s=30)
     finally:
         os.kill(pid, signal.SIGKILL)
-        hands.close()
+        transport.close()
 
 
 def test_an_agent_at_work_for_long_is_not_lost(monkeypatch):
     monkeypatch.setattr(agent_module, "SILENCE_S", 0.6)
     monkeypatch.setattr(agent_module, "PING_S", 0.2)
-    hands = agent(PipeRoute())
-    assert hands.run(["sleep", "1.5"], timeout_s=30).exit_status == 0
-    hands.close()
+    transport = agent(PipeRoute())
+    assert transport.run(["sleep", "1.5"], timeout_s=30).exit_status == 0
+    transport.close()
 
 
 def test_the_agent_and_its_command_end_with_the_caller(tmp_path):
     route = PipeRoute()
-    hands = agent(route)
-    pid = agent_pid(hands)
-    hands._agent._send(
+    transport = agent(route)
+    pid = agent_pid(transport)
+    transport._agent._send(
         {
             "number": 99,
             "act": "run",
@@ -199,16 +199,16 @@ def test_the_agent_and_its_command_end_with_the_caller(tmp_path):
         }
     )
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-    hands.close()
+    transport.close()
     wait_for(lambda: identify(pid) is None)
     wait_for(lambda: identify(int((tmp_path / "pid").read_text())) is None)
 
 
 def test_failures_that_may_pass_are_tried_again_within_bounds():
     passing = SchedulerError("login: nothing listens on port 22", transient=True)
-    hands = agent(PipeRoute(failures=[passing]))
-    assert hands.list_names(["/nonexistent"]) == [[]]
-    hands.close()
+    transport = agent(PipeRoute(failures=[passing]))
+    assert transport.list_names(["/nonexistent"]) == [[]]
+    transport.close()
     with pytest.raises(SchedulerError, match="nothing listens"):
         agent(PipeRoute(failures=[passing] * 9), first_patience_s=0.5).home()
     with pytest.raises(SchedulerError, match="key has changed"):
@@ -216,17 +216,17 @@ def test_failures_that_may_pass_are_tried_again_within_bounds():
 
 
 def test_an_interrupted_call_leaves_the_next_one_its_own_answer():
-    hands = agent(PipeRoute())
-    hands.home()
+    transport = agent(PipeRoute())
+    transport.home()
     with pytest.raises(KeyboardInterrupt):
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         try:
-            hands.run(["sleep", "1"], timeout_s=30)
+            transport.run(["sleep", "1"], timeout_s=30)
         finally:
             signal.signal(signal.SIGALRM, before)
-    assert hands.run(["echo", "mine"], timeout_s=10).stdout == "mine\n"
-    hands.close()
+    assert transport.run(["echo", "mine"], timeout_s=10).stdout == "mine\n"
+    transport.close()
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -32,8 +32,8 @@ CONFIG = {
 }
 
 
-class HandsBelow(LocalTransport):
-    """Hands of a stand-in for a host: paths are looked for below a folder of its own; it can be out of reach."""
+class TransportBelow(LocalTransport):
+    """Transport of a stand-in for a host: paths are looked for below a folder of its own; it can be out of reach."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__({"HOME": "/home/me"})
@@ -65,12 +65,12 @@ class HandsBelow(LocalTransport):
 
 
 @pytest.fixture
-def hands(tmp_path):
-    return {host: HandsBelow(tmp_path / host) for host in PROFILE.hosts}
+def transport(tmp_path):
+    return {host: TransportBelow(tmp_path / host) for host in PROFILE.hosts}
 
 
-def cut_off(hands: HandsBelow, *, transient: bool = True) -> None:
-    object.__setattr__(hands, "problem", SchedulerError(f"{hands.folder.name}: no answer", transient=transient))
+def cut_off(transport: TransportBelow, *, transient: bool = True) -> None:
+    object.__setattr__(transport, "problem", SchedulerError(f"{transport.folder.name}: no answer", transient=transient))
 
 
 def test_one_command_per_host_and_one_for_mpirun():
@@ -114,13 +114,13 @@ def test_more_nodes_than_hosts_and_scattered_checkpoints_are_refused():
     check_unshared(resolved, JobSpec(name="r", nodes=2), config, PROFILE)
 
 
-def test_without_a_shared_folder_all_write_and_the_first_that_has_it_answers(hands):
-    group = HostGroup(hands, shared=False, runs_root="/runs")
+def test_without_a_shared_folder_all_write_and_the_first_that_has_it_answers(transport):
+    group = HostGroup(transport, shared=False, runs_root="/runs")
     group.write_files([FileWrite("/runs/r/run.json", b"{}")])
-    hands["g3"].write_files([FileWrite("/runs/r/rank-00002.log", b"two")])
+    transport["g3"].write_files([FileWrite("/runs/r/rank-00002.log", b"two")])
     assert [part.data for part in group.read_parts([FileRead("/runs/r/rank-00002.log")])] == [b"two"]
     assert group.list_names(["/runs/r"]) == [["rank-00002.log", "run.json"]]
-    cut_off(hands["g3"])
+    cut_off(transport["g3"])
     assert group.read_parts([FileRead("/runs/r/rank-00002.log")]) == [None]
     assert group.list_names(["/runs/r"]) == [["run.json"]]
     with pytest.raises(SchedulerError, match="g3: no answer") as failure:
@@ -129,34 +129,34 @@ def test_without_a_shared_folder_all_write_and_the_first_that_has_it_answers(han
     assert group.first(2).list_names(["/runs"]) == [["r"]]
 
 
-def test_a_folder_that_one_host_has_already_is_made_on_none(hands, tmp_path):
-    hands["g3"].make_folder("/runs/r")
+def test_a_folder_that_one_host_has_already_is_made_on_none(transport, tmp_path):
+    transport["g3"].make_folder("/runs/r")
     with pytest.raises(FileExistsError):
-        HostGroup(hands, shared=False, runs_root="/runs").make_folder("/runs/r", exclusive=True)
-    assert [(tmp_path / host / "runs/r").exists() for host in hands] == [False, False, True]
+        HostGroup(transport, shared=False, runs_root="/runs").make_folder("/runs/r", exclusive=True)
+    assert [(tmp_path / host / "runs/r").exists() for host in transport] == [False, False, True]
 
 
-def test_shared_files_are_read_through_whoever_answers_but_never_past_a_refusal(hands, capsys):
-    for host in hands:
-        hands[host].write_files([FileWrite("/runs/x", host.encode())])
-    group = HostGroup(hands, shared=True, runs_root="/runs")
+def test_shared_files_are_read_through_whoever_answers_but_never_past_a_refusal(transport, capsys):
+    for host in transport:
+        transport[host].write_files([FileWrite("/runs/x", host.encode())])
+    group = HostGroup(transport, shared=True, runs_root="/runs")
     assert group.read_parts([FileRead("/runs/x")])[0].data == b"g1"
-    cut_off(hands["g1"])
+    cut_off(transport["g1"])
     assert group.read_parts([FileRead("/runs/x")])[0].data == b"me@g2"
     assert "llmctl: g1: no answer; going on through me@g2" in capsys.readouterr().err
     group.write_files([FileWrite("/runs/y", b"")])
-    assert [bool(hands[host].list_names(["/runs"])[0].count("y")) for host in ("me@g2", "g3")] == [True, False]
+    assert [bool(transport[host].list_names(["/runs"])[0].count("y")) for host in ("me@g2", "g3")] == [True, False]
     with pytest.raises(SchedulerError, match="g1: no answer"):  # what is not shared belongs on every host
         group.write_files([FileWrite("/home/me/secret", b"")])
-    refusing = HostGroup(hands, shared=True, runs_root="/runs")
-    cut_off(hands["g1"], transient=False)
+    refusing = HostGroup(transport, shared=True, runs_root="/runs")
+    cut_off(transport["g1"], transient=False)
     with pytest.raises(SchedulerError, match="g1: no answer"):
         refusing.read_parts([FileRead("/runs/x")])
 
 
-def test_a_host_out_of_reach_says_nothing_about_processes(hands):
-    own = hands["g1"].inspect_processes([])
-    group = HostGroup(hands, shared=True, runs_root="/runs")
+def test_a_host_out_of_reach_says_nothing_about_processes(transport):
+    own = transport["g1"].inspect_processes([])
+    group = HostGroup(transport, shared=True, runs_root="/runs")
     assert group.inspect_processes([]).boot_id == own.boot_id
     assert group.called(own.host).host == "this machine"
     with pytest.raises(SchedulerError, match="calls itself nobody"):

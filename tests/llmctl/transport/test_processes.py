@@ -83,13 +83,13 @@ def test_a_run_is_its_environment_its_session_and_its_descendants(run_dir):
         started("bash", "-c", script) as leader,
         started("sleep", "63", LLMCTL_RUN_DIR=run_dir) as worker,
         started("sleep", "64", LLMCTL_RUN_DIR=run_dir + "-other") as neighbour,
-        started("sleep", "65", LLMCTL_RUN_DIR=run_dir, LLMCTL_INTERACTIVE="1") as visitor,
+        started("sleep", "65", LLMCTL_RUN_DIR=run_dir, LLMCTL_INTERACTIVE="1") as attached,
         started("sleep", "66") as unrelated,
     ):
         wait_for(lambda: len(processes_of_run(run_dir, [identify(leader.pid)])) >= 4)
         found = pids(processes_of_run(run_dir, [identify(leader.pid)]))
         assert {leader.pid, worker.pid} <= found
-        assert not found & {neighbour.pid, visitor.pid, unrelated.pid, os.getpid()}
+        assert not found & {neighbour.pid, attached.pid, unrelated.pid, os.getpid()}
         assert pids(processes_of_run(run_dir)) == {worker.pid}
         recycled = replace(identify(leader.pid), start_time=1)
         assert pids(processes_of_run(run_dir, [recycled])) == {worker.pid}
@@ -97,7 +97,7 @@ def test_a_run_is_its_environment_its_session_and_its_descendants(run_dir):
         members = processes_of_run(run_dir, [job])
         assert end_run(run_dir, [job], grace_s=0) == []
         assert not any(is_alive(member) for member in members)
-        assert [other.poll() for other in (neighbour, visitor, unrelated)] == [None, None, None]
+        assert [other.poll() for other in (neighbour, attached, unrelated)] == [None, None, None]
 
 
 def test_a_run_started_from_within_a_run_is_another_run(run_dir):

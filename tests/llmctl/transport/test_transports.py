@@ -18,7 +18,7 @@ from tests.llmctl.transport.agents import PipeRoute, agent
 
 
 @pytest.fixture(params=["local", "agent"])
-def hands(request):
+def transport(request):
     made = LocalTransport(dict(os.environ)) if request.param == "local" else agent(PipeRoute())
     yield made
     made.close()
@@ -36,158 +36,160 @@ def wait_for(condition, patience_s=10.0):
     return value
 
 
-def test_commands_have_input_folder_variables_and_any_exit_status(hands, tmp_path):
+def test_commands_have_input_folder_variables_and_any_exit_status(transport, tmp_path):
     script = "cat; pwd; printf '%s' \"$WORD\"; echo told >&2; exit 3"
-    done = hands.run(
+    done = transport.run(
         ["sh", "-c", script], timeout_s=10, cwd=str(tmp_path), env={"WORD": "a 'b'\n\"$c\""}, stdin=b"in\n"
     )
     assert (done.exit_status, done.stdout, done.stderr) == (3, f"in\n{tmp_path}\na 'b'\n\"$c\"", "told\n")
 
 
-def test_arguments_arrive_byte_for_byte(hands):
+def test_arguments_arrive_byte_for_byte(transport):
     words = ["", "-n", "a b", "'", '"', "$(id)", "`id`", "\\", "!x", "ü", os.fsdecode(b"\xff\xfe"), "a\nb"]
-    done = hands.run(
+    done = transport.run(
         [sys.executable, "-c", "import os,sys; print([os.fsencode(w) for w in sys.argv[1:]])", *words], timeout_s=10
     )
     assert done.stdout == f"{[os.fsencode(word) for word in words]}\n"
 
 
-def test_the_end_by_a_signal_and_bytes_that_are_no_text(hands):
-    done = hands.run(["sh", "-c", r"printf '\377x'; kill -9 $$"], timeout_s=10)
+def test_the_end_by_a_signal_and_bytes_that_are_no_text(transport):
+    done = transport.run(["sh", "-c", r"printf '\377x'; kill -9 $$"], timeout_s=10)
     assert (done.exit_status, done.stdout) == (-9, "\ufffdx")
 
 
-def test_nothing_is_left_of_a_command_whose_time_is_over(hands, tmp_path):
+def test_nothing_is_left_of_a_command_whose_time_is_over(transport, tmp_path):
     pid_file = tmp_path / "pid"
     began = time.monotonic()
     with pytest.raises(SchedulerError, match="sh: no answer within 0.5 s") as caught:
-        hands.run(["sh", "-c", f"sleep 60 & echo $! >{pid_file}; wait"], timeout_s=0.5)
+        transport.run(["sh", "-c", f"sleep 60 & echo $! >{pid_file}; wait"], timeout_s=0.5)
     assert caught.value.transient
     assert time.monotonic() - began < 5
     wait_for(lambda: identify(int(pid_file.read_text())) is None)
 
 
-def test_a_command_that_is_not_there(hands):
+def test_a_command_that_is_not_there(transport):
     with pytest.raises(SchedulerError, match="no-such-command: cannot be started: No such file") as caught:
-        hands.run(["no-such-command"], timeout_s=5)
+        transport.run(["no-such-command"], timeout_s=5)
     assert (caught.value.transient, caught.value.exit_status) == (False, None)
 
 
-def test_a_detached_command_outlives_the_hands(hands, tmp_path):
+def test_a_detached_command_outlives_the_hands(transport, tmp_path):
     log = tmp_path / "log"
     log.write_text("before\n")
-    identity = hands.start_detached(
+    identity = transport.start_detached(
         ["sh", "-c", "echo $PPID $LLMCTL_RUN_DIR; until [ -e go ]; do sleep 0.05; done; echo done"],
         cwd=str(tmp_path),
         log=str(log),
     )
-    hands.close()
+    transport.close()
     assert is_alive(identity)
     (tmp_path / "go").touch()
     wait_for(lambda: log.read_text().endswith("done\n"))
     assert log.read_text().startswith("before\n")
 
 
-def test_parts_and_names(hands, tmp_path):
+def test_parts_and_names(transport, tmp_path):
     (tmp_path / "b").write_bytes(b"0123456789\xff")
     (tmp_path / "a").mkdir()
     path = str(tmp_path / "b")
-    assert hands.read_parts([FileRead(path, 3, 4), FileRead(path, -2), FileRead(path, 99), FileRead(f"{path}x")]) == [
+    assert transport.read_parts(
+        [FileRead(path, 3, 4), FileRead(path, -2), FileRead(path, 99), FileRead(f"{path}x")]
+    ) == [
         FilePart(b"3456", 3, 11),
         FilePart(b"9\xff", 9, 11),
         FilePart(b"", 11, 11),
         None,
     ]
-    assert hands.list_names([str(tmp_path), f"{path}x"]) == [["a", "b"], []]
+    assert transport.list_names([str(tmp_path), f"{path}x"]) == [["a", "b"], []]
 
 
-def test_many_large_parts(hands, tmp_path):
+def test_many_large_parts(transport, tmp_path):
     content = os.urandom(1 << 20)
     reads = []
     for rank in range(70):
         (tmp_path / str(rank)).write_bytes(content[rank:])
         reads.append(FileRead(str(tmp_path / str(rank))))
-    assert [part.data for part in hands.read_parts(reads)] == [content[rank:] for rank in range(70)]
+    assert [part.data for part in transport.read_parts(reads)] == [content[rank:] for rank in range(70)]
 
 
-def test_files_are_written_whole_with_their_mode(hands, tmp_path):
+def test_files_are_written_whole_with_their_mode(transport, tmp_path):
     path = tmp_path / "new" / os.fsdecode(b"n\xffme")
-    hands.write_files([FileWrite(str(path), b"\0\xff", 0o700), FileWrite(str(tmp_path / "b"), b"")])
+    transport.write_files([FileWrite(str(path), b"\0\xff", 0o700), FileWrite(str(tmp_path / "b"), b"")])
     assert path.read_bytes() == b"\0\xff"
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o600
     assert names(path.parent) == [path.name]
 
 
-def test_errors_name_number_words_and_file(hands, tmp_path):
+def test_errors_name_number_words_and_file(transport, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError) as caught:
-        hands.make_folder(str(tmp_path / "file" / "x" / "y"))
+        transport.make_folder(str(tmp_path / "file" / "x" / "y"))
     told = caught.value.errno, caught.value.strerror, str(caught.value.filename)
     assert told == (errno.ENOTDIR, "Not a directory", str(tmp_path / "file" / "x"))
-    hands.make_folder(str(tmp_path / "one"), mode=0o700, exclusive=True)
+    transport.make_folder(str(tmp_path / "one"), mode=0o700, exclusive=True)
     with pytest.raises(FileExistsError):
-        hands.make_folder(str(tmp_path / "one"), exclusive=True)
-    hands.make_folder(str(tmp_path / "one"))
+        transport.make_folder(str(tmp_path / "one"), exclusive=True)
+    transport.make_folder(str(tmp_path / "one"))
 
 
-def test_facts_links_and_removing(hands, tmp_path):
+def test_facts_links_and_removing(transport, tmp_path):
     (tmp_path / "folder" / "inner").mkdir(parents=True)
-    hands.link({str(tmp_path / "link"): "folder"})
-    hands.link({str(tmp_path / "link"): "folder/inner"})
+    transport.link({str(tmp_path / "link"): "folder"})
+    transport.link({str(tmp_path / "link"): "folder/inner"})
     assert (tmp_path / "link").readlink() == Path("folder/inner")
-    facts = hands.look_at([str(tmp_path / "folder"), str(tmp_path / "none" / "below")])
+    facts = transport.look_at([str(tmp_path / "folder"), str(tmp_path / "none" / "below")])
     assert [(one.kind, one.nearest, one.nearest_kind) for one in facts] == [
         ("folder", str(tmp_path / "folder"), "folder"),
         ("", str(tmp_path), "folder"),
     ]
     assert facts[0].can_write and facts[0].free_bytes > 0
-    hands.remove([str(tmp_path / "link"), str(tmp_path / "folder"), str(tmp_path / "none")])
+    transport.remove([str(tmp_path / "link"), str(tmp_path / "folder"), str(tmp_path / "none")])
     assert names(tmp_path) == []
 
 
-def test_a_tree_is_put_whole_and_never_over_another(hands, tmp_path):
+def test_a_tree_is_put_whole_and_never_over_another(transport, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "run").write_bytes(b"#!\n" * 3_000_000)
     (source / "run").chmod(0o755)
     (source / "plain").write_text("x")
     target = tmp_path / "deep" / "target"
-    hands.put_tree(str(target), {"a/run": source / "run", "plain": source / "plain"})
+    transport.put_tree(str(target), {"a/run": source / "run", "plain": source / "plain"})
     assert (target / "a" / "run").read_bytes() == b"#!\n" * 3_000_000
     assert stat.S_IMODE((target / "a" / "run").stat().st_mode) == 0o755
     assert names(target.parent) == ["target"]
-    hands.put_tree(str(target), {"other": source / "plain"})
+    transport.put_tree(str(target), {"other": source / "plain"})
     assert names(target) == ["a", "plain"]
     with pytest.raises(FileNotFoundError):
-        hands.put_tree(str(tmp_path / "deep" / "second"), {"a": source / "plain", "b": source / "none"})
+        transport.put_tree(str(tmp_path / "deep" / "second"), {"a": source / "plain", "b": source / "none"})
     assert names(target.parent) == ["target"]
 
 
-def test_a_lock_is_held_once(hands, tmp_path):
+def test_a_lock_is_held_once(transport, tmp_path):
     path = str(tmp_path / ".lock")
-    with hands.lock(path):
+    with transport.lock(path):
         held = pytest.raises(RecordError, match=f"{tmp_path.name} is being resumed or cancelled")
         with held, LocalTransport({}).lock(path):
             pass
-        assert hands.list_names([str(tmp_path)]) == [[".lock"]]
-    with LocalTransport({}).lock(path), pytest.raises(RecordError), hands.lock(path):
+        assert transport.list_names([str(tmp_path)]) == [[".lock"]]
+    with LocalTransport({}).lock(path), pytest.raises(RecordError), transport.lock(path):
         pass
-    with pytest.raises(RecordError, match="cannot be written"), hands.lock(str(tmp_path / "none" / ".lock")):
+    with pytest.raises(RecordError, match="cannot be written"), transport.lock(str(tmp_path / "none" / ".lock")):
         pass
 
 
-def test_processes_of_a_run(hands, tmp_path):
+def test_processes_of_a_run(transport, tmp_path):
     run_dir = str(tmp_path / "run")
-    leader = hands.start_detached(
+    leader = transport.start_detached(
         ["env", f"LLMCTL_RUN_DIR={run_dir}", "sleep", "60"], cwd=str(tmp_path), log=str(tmp_path / "log")
     )
-    wait_for(lambda: hands.processes_of_run(run_dir, []) == [leader])
-    report = hands.inspect_processes([leader])
+    wait_for(lambda: transport.processes_of_run(run_dir, []) == [leader])
+    report = transport.inspect_processes([leader])
     assert (report.host, report.alive) == (os.uname().nodename, (True,))
-    assert hands.end_run(run_dir, [leader], grace_s=5) == []
-    assert hands.inspect_processes([leader]).alive == (False,)
+    assert transport.end_run(run_dir, [leader], grace_s=5) == []
+    assert transport.inspect_processes([leader]).alive == (False,)
 
 
-def test_the_home_directory(hands):
-    assert hands.home() == str(Path.home())
+def test_the_home_directory(transport):
+    assert transport.home() == str(Path.home())
