@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer.data.command_parser import CommandParser
+from trainer.data.command_parser import CommandParser, print_text
 from trainer.data.errors import DataError
 from trainer.data.index_format import named_prefixes
 from trainer.data.inspecting import Inspection, Lengths, inspect_pair
-from trainer.data.printing import print_text
 from trainer.data.tokenizers.opening import open_tokenizer
 from trainer.data.tokenizers.settings import add_tokenizer_flags, settings_from_flags
 

@@ -21,6 +21,7 @@ from trainer.data.streaming.pieces import Cursor, Pieces
 State = dict[str, Any]
 CONSUMED = 72
 
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Four hundred documents in two files, 25 KB."""
@@ -76,7 +77,9 @@ def rename_a_file(folder: Path) -> None:
 def test_text_of_other_names_or_sizes_is_refused(folder: Path, change: Callable[[Path], None]) -> None:
     state = state_of(folder)
     change(folder)
-    with pytest.raises(DataError, match=r"is of another stream, by files or their sizes; go on with .*finetune$") as caught:
+    with pytest.raises(
+        DataError, match=r"is of another stream, by files or their sizes; go on with .*finetune$"
+    ) as caught:
         gone_on(folder, state)
     assert "\n" not in str(caught.value)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from trainer.data.command_parser import Refused, WithoutEffect
-from trainer.megatron_flags import REFUSED, WITHOUT_EFFECT
-from trainer.tokenizer_types import NOT_OF_TEXT, NOT_OF_TEXT_SAID, TokenizerType
+from trainer.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_SAID, REFUSED, WITHOUT_EFFECT, TokenizerType
 
 if TYPE_CHECKING:
     from trainer.config import DataConfig
