@@ -34,7 +34,7 @@ COMMANDS = {
 }
 _PARALLEL = ("pretrain",)
 _ENCODING = ("preprocess", "pretrain")
-_WITH_ENVIRONMENT = ("generate", "evaluate", "kernels", "masked-samples", "preprocess")
+_WITH_ENVIRONMENT = ("generate", "evaluate", "kernels", "masked-samples")
 
 _USAGE = 2
 _INTERRUPTED = 130

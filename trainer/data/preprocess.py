@@ -9,7 +9,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trainer.data.command_parser import CommandParser, Refused, WithoutEffect
@@ -18,7 +18,6 @@ from trainer.data.index_format import dtype_code
 from trainer.data.manifest import Manifest, manifest_path
 from trainer.data.pair_writer import PairWriter
 from trainer.data.prepare.assembly import Assembled
-from trainer.data.prepare.attempt_name import attempt_of_start
 from trainer.data.prepare.encoding import Recipe, batches, encode_documents
 from trainer.data.prepare.inputs import find_inputs
 from trainer.data.prepare.journal import folder_of
@@ -70,25 +69,20 @@ def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path,
     return manifest
 
 
-def main(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
-    """Run the command; 3 if an input, the tokenizer or the output cannot be used, with one line that says which.
-
-    Args:
-        arguments: of the command.
-        variables: the environment, which tells of Slurm's step; None: of none.
-    """
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; 3 if an input, the tokenizer or the output cannot be used, with one line that says which."""
     options = _parser().parse_args(arguments)
     try:
         with heeding_sigterm():
-            return _run(options, variables or {})
+            return _run(options)
     except ToldToEnd:
-        why = _marks(options, variables or {}).why_told_to_end()
+        why = _marks(options).why_told_to_end()
         return _fail(why or TOLD_TO_END, _code(None if why else signal.SIGTERM))
 
 
-def _run(options: argparse.Namespace, variables: Mapping[str, str]) -> int:
+def _run(options: argparse.Namespace) -> int:
     try:
-        wanted = _wanted(options, variables)
+        wanted = _wanted(options)
         if options.check:
             check(wanted)
             return 0
@@ -121,14 +115,14 @@ def _say(message: str) -> None:
     print(f"trainer preprocess: {message}", file=sys.stderr)
 
 
-def _marks(options: argparse.Namespace, variables: Mapping[str, str]) -> NodeMarks:
+def _marks(options: argparse.Namespace) -> NodeMarks:
     folder = folder_of(Path(options.output_prefix).expanduser())
     # A look at what is there writes nothing.
     nodes = 1 if options.check else options.nodes
-    return NodeMarks(folder, options.node, nodes, options.attempt or attempt_of_start(variables, options.nodes))
+    return NodeMarks(folder, options.node, nodes, options.attempt)
 
 
-def _wanted(options: argparse.Namespace, variables: Mapping[str, str]) -> Preparation:
+def _wanted(options: argparse.Namespace) -> Preparation:
     if not 0 <= options.node < options.nodes:
         raise DataError(f"--node: {options.node} is not one of {options.nodes}: they are numbered from 0")
     prefix = str(Path(options.output_prefix).expanduser())
@@ -141,13 +135,9 @@ def _wanted(options: argparse.Namespace, variables: Mapping[str, str]) -> Prepar
     unfit = next((key for key in options.json_keys if os.sep in key or not key), None)
     if unfit is not None:
         raise DataError(f"--json-keys: {unfit!r} cannot be part of a file's name, which each key is")
-    attempt = options.attempt or attempt_of_start(variables, options.nodes)
-    if options.nodes > 1 and options.node == 0 and not attempt:
-        _say(
-            "--attempt: is not given, so that a node that fails before the others begin is missed for minutes only; "
-            "give all nodes one name that is new at each start, as the number of the job"
-        )
-    with _marks(options, variables).told():
+    if options.nodes > 1 and not options.attempt:
+        raise DataError("--attempt: give all nodes of one start the same name, and another one at each start")
+    with _marks(options).told():
         inputs = find_inputs(options.input, _say if options.node == 0 else None)
     return Preparation(
         inputs=tuple(inputs),
@@ -162,7 +152,7 @@ def _wanted(options: argparse.Namespace, variables: Mapping[str, str]) -> Prepar
         restart=options.restart,
         node=options.node,
         nodes=options.nodes,
-        attempt=attempt,
+        attempt=options.attempt,
         log_documents=options.log_interval,
     )
 

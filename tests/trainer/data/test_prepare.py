@@ -64,8 +64,8 @@ def test_more_processes_and_nodes_make_the_same_bytes(
 ) -> None:
     assert sorted(expected) == [f"n_text_document.{part}" for part in ("bin", "idx", "json")]
     command = ["--input", str(numbers), "--output-prefix", str(tmp_path / "n"), "--workers", "1", *NUMBERS]
-    with preprocess(*command, "--nodes", "2", "--node", "0") as process:
-        assert main([*command, "--nodes", "2", "--node", "1"]) == 0
+    with preprocess(*command, "--nodes", "2", "--attempt", "a", "--node", "0") as process:
+        assert main([*command, "--nodes", "2", "--attempt", "a", "--node", "1"]) == 0
         process.communicate(timeout=60)
     assert process.returncode == 0
     assert contents(tmp_path) == expected
