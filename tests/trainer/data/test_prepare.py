@@ -72,7 +72,7 @@ def test_more_processes_and_nodes_make_the_same_bytes(
 
 
 def preprocess(*arguments: str, **more: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "trainer", "preprocess", *arguments]
+    command = [sys.executable, "-m", "trainer", "data", "prepare", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **more)
 
 
@@ -170,7 +170,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_pair(
     with preprocess(*command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) as process:
         said = process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == 3
-    assert said[-1].startswith(f"trainer preprocess: {tmp_path}/n: cannot be written: File too large (")
+    assert said[-1].startswith(f"llmctl data prepare: {tmp_path}/n: cannot be written: File too large (")
     assert {path.read_text() for path in tmp_path.glob("n_*")} == {"old"}
     assert not list((tmp_path / "n.preparing").rglob("*.partial"))
     assert main(command) == 0

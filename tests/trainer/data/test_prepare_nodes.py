@@ -90,14 +90,14 @@ def test_a_node_that_a_launcher_ends_says_which_one_failed(
     with monkeypatch.context() as at_the_start:
         at_the_start.setattr(pipeline, "_check_text_files", be_told_to_end)
         assert run(source, 0, "--attempt", "run.1") == 143
-        assert capsys.readouterr().err == "trainer preprocess: told to end by SIGTERM\n"
+        assert capsys.readouterr().err == "llmctl data prepare: told to end by SIGTERM\n"
     lines = source.read_bytes().splitlines(keepends=True)
     source.write_bytes(b"".join([*lines[:200], b"{\n", *lines[200:]]))
     assert run(source, 1, "--attempt", "run.1") == 3
     capsys.readouterr()
     monkeypatch.setattr(pipeline, "wait_for_nodes", lambda *_: be_told_to_end(None))
     assert run(source, 0, "--attempt", "run.1") == 3
-    assert f"trainer preprocess: node 1 failed: {source}:201: is not a line" in capsys.readouterr().err
+    assert f"llmctl data prepare: node 1 failed: {source}:201: is not a line" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
 
 
