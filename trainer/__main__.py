@@ -61,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         module = importlib.import_module(COMMANDS[name][0])
         return int(module.main(rest, os.environ) if name in _WITH_ENVIRONMENT else module.main(rest))
     except KeyboardInterrupt:
-        print(f"trainer {name}: interrupted", file=sys.stderr)
+        # Users know the data commands as those of llmctl.
+        print(f"{'llmctl' if words == 2 else 'trainer'} {name}: interrupted", file=sys.stderr)
         return _INTERRUPTED
 
 

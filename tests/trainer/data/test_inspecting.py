@@ -185,7 +185,7 @@ def test_an_interruption_is_one_sentence(
     monkeypatch.setattr("trainer.data.inspect_command.inspect_pair", interrupt)
     monkeypatch.setattr("trainer.data.merging.merge_pairs", interrupt)
     assert main([*command, str(prepared)]) == 130
-    assert capsys.readouterr().err == f"trainer {command[0]}: interrupted\n"
+    assert capsys.readouterr().err == f"llmctl {' '.join(command[:2])}: interrupted\n"
 
 
 def test_a_disk_that_fails_is_a_problem_of_its_pair(
