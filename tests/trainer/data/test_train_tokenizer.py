@@ -47,17 +47,7 @@ def test_training_is_the_same_on_any_number_of_threads(
 ) -> None:
     for threads in ("1", "4"):
         output = tmp_path / threads / name
-        command = [
-            sys.executable,
-            "-m",
-            "trainer",
-            "data",
-            "train-tokenizer",
-            "--input",
-            source,
-            "--vocab-size",
-            str(size),
-        ]
+        command = [sys.executable, "-m", "trainer", "data", "train-tokenizer", source, "--vocab-size", str(size)]
         subprocess.run(
             [*command, "--output", output],
             check=True,
@@ -348,16 +338,7 @@ sys.exit(__main__.main(sys.argv[1:]))
 
 
 def test_learning_ends_at_once_when_it_is_interrupted(source: Path, tmp_path: Path) -> None:
-    words = [
-        "data",
-        "train-tokenizer",
-        "--input",
-        str(source),
-        "--vocab-size",
-        "300",
-        "--output",
-        str(tmp_path / "t.json"),
-    ]
+    words = ["data", "train-tokenizer", str(source), "--vocab-size", "300", "--output", str(tmp_path / "t.json")]
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", _DEAF, *words], stdout=pipe, stderr=pipe, text=True) as process:
         try:
