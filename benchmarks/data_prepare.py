@@ -119,7 +119,7 @@ def digest(files: Sequence[Path]) -> str:
 
 
 def ours(name: str, text: Path, folder: Path, tokenizer: list[str], workers: int) -> Case:
-    command = [sys.executable, "-m", "trainer", "preprocess", "--input", str(text), "--output-prefix", f"{folder}/o"]
+    command = [sys.executable, "-m", "trainer", "data", "prepare", str(text), "--output", f"{folder}/o"]
     command += ["--append-eod", "--workers", str(workers), *tokenizer]
     size = text.stat().st_size
     return Case(name, f"ours, {workers} workers", command, folder, size, _PAIR, {"PYTHONPATH": str(ROOT)})
@@ -130,6 +130,7 @@ def learning(kind: str, text: Path, folder: Path, size: int) -> Case:
         sys.executable,
         "-m",
         "trainer",
+        "data",
         "train-tokenizer",
         "--input",
         str(text),

@@ -16,7 +16,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trainer.data.indexed_dataset import IndexedDataset
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = Path(__file__).with_name("demo.yaml")
@@ -173,7 +178,6 @@ class Demo:
     def _unigram_loss(self, run_dir: Path) -> float:
         from trainer.config import load_config
         from trainer.data.sources import open_sources
-        from trainer.data.unigram import unigram_loss
 
         sources = open_sources(load_config(run_dir / "config.yaml"))
         train, valid = sources["train"], sources["valid"]
@@ -204,6 +208,26 @@ def _losses(metrics: Path) -> list[float]:
 def _state_of(run_id: str, document: Any) -> str:
     runs = document["runs"] if isinstance(document, dict) else document
     return str(next(run["state"] for run in runs if run["run_id"] == run_id))
+
+
+def unigram_loss(tokens: IndexedDataset, train: range, held_out: range, vocab_size: int) -> float:
+    """Mean nats per held-out token under the token frequencies of the training sequences, with one added to each.
+
+    Adding one (Laplace's rule) keeps held-out tokens that training never saw from costing infinitely much.
+    """
+    import numpy as np
+
+    from trainer.data.index_format import CHUNK
+
+    def counts(sequences: range) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        found = np.zeros(vocab_size, np.int64)
+        start, stop = tokens.first_token(sequences.start), tokens.first_token(sequences.stop)
+        for first in range(start, stop, CHUNK):
+            found += np.bincount(tokens.read(first, min(stop, first + CHUNK)), minlength=vocab_size)
+        return found
+
+    seen, wanted = counts(train) + 1, counts(held_out)
+    return float(-(wanted * np.log(seen / seen.sum())).sum() / wanted.sum())
 
 
 def _say(headline: str) -> None:

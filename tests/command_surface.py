@@ -3,12 +3,15 @@
 Commands, arguments and flags are a contract with users and their scripts: they are added to, never renamed.
 """
 
+import argparse
 from collections.abc import Iterator
 from typing import Any
 
 import typer.main
 
+from llmctl.cli.data import DataCommand
 from llmctl.cli.main import COMMANDS, app, load_command
+from trainer.data_flags import parser_of
 
 
 def surface() -> str:
@@ -27,6 +30,8 @@ def _command(path: str, command: Any) -> Iterator[str]:
 
 
 def _parameters(command: Any) -> Iterator[str]:
+    if isinstance(command, DataCommand):
+        yield from _flags_of_the_trainer(str(command.name))
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             yield f"    {parameter.metavar or parameter.name}"
@@ -34,6 +39,17 @@ def _parameters(command: Any) -> Iterator[str]:
         names = " ".join(sorted({*parameter.opts, *parameter.secondary_opts}, key=lambda name: (len(name), name)))
         value = "" if parameter.is_flag else f" {parameter.metavar or parameter.type.name}"
         yield f"    {names}{value}{' ...' if parameter.multiple else ''}"
+
+
+def _flags_of_the_trainer(command: str) -> Iterator[str]:
+    for action in parser_of(command)._actions:
+        if action.help == argparse.SUPPRESS:
+            continue
+        names = " ".join(sorted(action.option_strings, key=lambda name: (len(name), name)))
+        said = "|".join(action.choices) if action.choices else action.metavar
+        value = said[0] if isinstance(said, tuple) else said or ("VALUE" if action.nargs != 0 else "")
+        is_repeatable = isinstance(action, argparse._ExtendAction) or not names
+        yield "    " + " ".join(part for part in (names, value, "..." if is_repeatable else "") if part)
 
 
 if __name__ == "__main__":

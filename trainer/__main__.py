@@ -21,11 +21,11 @@ from trainer.run_directory import RunDirectory
 # main(arguments, environment), and of the parallel ones main(arguments, launch, run, environment).
 COMMANDS = {
     "pretrain": ("trainer.command_line", "train a model: --config FILE and Megatron-LM's flags"),
-    "preprocess": ("trainer.data.preprocess", "turn text into Megatron's .bin/.idx"),
-    "inspect-data": ("trainer.data.inspect_command", "show what .bin/.idx pairs hold, and find damage"),
+    "data prepare": ("trainer.data.preprocess", "what llmctl data prepare runs"),
+    "data inspect": ("trainer.data.inspect_command", "what llmctl data inspect runs"),
+    "data merge": ("trainer.data.merging", "what llmctl data merge runs"),
+    "data train-tokenizer": ("trainer.data.train_tokenizer", "what llmctl data train-tokenizer runs"),
     "masked-samples": ("trainer.data.masked_command", "show what BERT or T5 would be given of a .bin/.idx pair"),
-    "merge-data": ("trainer.data.merging", "join .bin/.idx pairs into one"),
-    "train-tokenizer": ("trainer.data.train_tokenizer", "learn a vocabulary from text"),
     "generate": ("trainer.generate", "continue a prompt with a checkpoint"),
     "evaluate": ("trainer.evaluate", "loss and perplexity of a checkpoint on held-out text"),
     "draw-pipeline": ("trainer.draw_pipeline", "paint a pipeline schedule with its bubble, here and as SVG"),
@@ -33,8 +33,8 @@ COMMANDS = {
     "rendezvous": ("trainer.rendezvous", "print a free port for the ranks of a job to meet at"),
 }
 _PARALLEL = ("pretrain",)
-_ENCODING = ("preprocess", "pretrain")
-_WITH_ENVIRONMENT = ("generate", "evaluate", "kernels", "masked-samples", "preprocess")
+_ENCODING = ("data prepare", "pretrain")
+_WITH_ENVIRONMENT = ("generate", "evaluate", "kernels", "masked-samples")
 
 _USAGE = 2
 _INTERRUPTED = 130
@@ -42,11 +42,12 @@ _INTERRUPTED = 130
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return the exit code of the process."""
-    name = arguments[0] if arguments else "--help"
+    words = 2 if arguments[:1] == ["data"] else 1
+    name, rest = " ".join(arguments[:words]) or "--help", arguments[words:]
     if name in ("-h", "--help"):
         print("usage: python -m trainer COMMAND ...\n")
         for command, (_, what) in COMMANDS.items():
-            print(f"  {command:16} {what}")
+            print(f"  {command:20} {what}")
         return 0
     if name not in COMMANDS:
         print(f"trainer: unknown command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
@@ -55,12 +56,13 @@ def main(arguments: Sequence[str]) -> int:
         # In several processes; threads of the tokenizers library in each would only be in each other's way.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if name in _PARALLEL:
-        return _run_parallel(COMMANDS[name][0], arguments[1:])
+        return _run_parallel(COMMANDS[name][0], rest)
     try:
         module = importlib.import_module(COMMANDS[name][0])
-        return int(module.main(arguments[1:], os.environ) if name in _WITH_ENVIRONMENT else module.main(arguments[1:]))
+        return int(module.main(rest, os.environ) if name in _WITH_ENVIRONMENT else module.main(rest))
     except KeyboardInterrupt:
-        print(f"trainer {name}: interrupted", file=sys.stderr)
+        # Users know the data commands as those of llmctl.
+        print(f"{'llmctl' if words == 2 else 'trainer'} {name}: interrupted", file=sys.stderr)
         return _INTERRUPTED
 
 

@@ -7,7 +7,7 @@ reason, or refused with a sentence. Nothing is dropped silently.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -270,3 +270,20 @@ REFUSED: dict[str, str] = {
     "use_env": _TORCHRUN,
     "use-env": _TORCHRUN,
 }
+
+TokenizerType = Literal[
+    "HuggingFaceTokenizer",
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "Llama2Tokenizer",
+    "GPT2BPETokenizer",
+    "TikTokenizer",
+    "BertWordPieceLowerCase",
+    "BertWordPieceCase",
+    "NullTokenizer",
+]
+"""Its three SentencePiece ones mean the same since it gave up adding tokens of its own."""
+
+NOT_OF_TEXT = ("MultimodalTokenizer", "NullMultimodalTokenizer", "SFTTokenizer")
+"""Its others."""
+NOT_OF_TEXT_SAID = "images and chats are not tokenized here; prepare text, and name the tokenizer below it"

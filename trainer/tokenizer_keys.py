@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, field_validator
 
-from trainer.tokenizer_types import NOT_OF_TEXT, NOT_OF_TEXT_SAID, TokenizerType
+from trainer.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_SAID, TokenizerType
 
 
 class TokenizerKeys(BaseModel):

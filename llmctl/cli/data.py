@@ -1,12 +1,28 @@
-"""``llmctl data``: training data in Megatron-LM's .bin/.idx, and vocabularies, where a cluster's jobs read them."""
+"""``llmctl data``: training data in Megatron-LM's .bin/.idx, and vocabularies, where a cluster's jobs read them.
 
-from typing import Annotated
+The trainer does the work. Its flags are declared in trainer.data_flags, and go to it as they are given.
+"""
+
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from llmctl.cli.completion import complete_cluster
-from llmctl.cli.data_prepare import EPILOG, prepare
-from llmctl.cli.data_train_tokenizer import train_tokenizer
+from llmctl.cli.data_job import (
+    AsJson,
+    Cluster,
+    Container,
+    DryRun,
+    Follow,
+    Group,
+    Mounts,
+    Queue,
+    ResourceType,
+    Time,
+    start,
+    value,
+)
 from llmctl.context import Context
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -15,15 +31,18 @@ _CLUSTER = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The cluster. Default: as for submit.", autocompletion=complete_cluster),
 ]
-_WITH_ADDED_TOKENS = Annotated[
-    bool,
-    typer.Option(
-        "--tokenizer-hf-include-special-tokens", help="The data was prepared with this flag, or by Megatron-LM."
-    ),
-]
-_PATHS = Annotated[
-    list[str], typer.Argument(metavar="PATH...", help="Prefixes of .bin/.idx pairs, one of their files, or folders.")
-]
+_PASSING_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+class DataCommand(typer.core.TyperCommand):
+    """A command whose own flags are those of its job; all others are the trainer's."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the trainer's help, and then our flags."""
+        from trainer.data_flags import parser_of
+
+        formatter.write(parser_of(str(self.name)).format_help())
+        self.format_options(ctx, formatter)
 
 
 @app.callback()
@@ -31,81 +50,74 @@ def data() -> None:
     """Make training data of text, on any cluster; look at it, and join it, where jobs are submitted from."""
 
 
-app.command(epilog=EPILOG)(prepare)
-app.command()(train_tokenizer)
-
-
-@app.command()
-def inspect(
+@app.command(cls=DataCommand, context_settings=_PASSING_ON)
+def prepare(
     ctx: typer.Context,
-    paths: _PATHS,
-    tokenizer_model: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer-model",
-            "--tokenizer",
-            metavar="FILE",
-            help="Decode samples with this tokenizer: its file or folder.",
-        ),
-    ] = None,
-    tokenizer_type: Annotated[
-        str | None,
-        typer.Option(metavar="TYPE", help="Its kind, under Megatron-LM's name. Default: told from the files."),
-    ] = None,
-    vocab_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="vocab.json (GPT-2) or vocab.txt (BERT) of the tokenizer.")
-    ] = None,
-    merge_file: Annotated[str | None, typer.Option(metavar="FILE", help="merges.txt (GPT-2).")] = None,
-    vocab_size: Annotated[int | None, typer.Option(metavar="N", help="How many numbers a NullTokenizer takes.")] = None,
-    vocab_extra_ids: Annotated[int | None, typer.Option(metavar="N", min=0, help="T5: number of <extra_id_i>.")] = None,
-    tiktoken_pattern: Annotated[
-        str | None,
-        typer.Option(metavar="PATTERN", help="r50k, p50k, cl100k, o200k, v1, v2 or a regular expression, if not told."),
-    ] = None,
-    tiktoken_num_special_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Ids before the first rank of a list in JSON. Default: 1000.")
-    ] = None,
-    tokenizer_hf_include_special_tokens: _WITH_ADDED_TOKENS = False,
-    special_tokens: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A token added after the vocabulary. Repeatable.")
-    ] = None,
-    samples: Annotated[int, typer.Option(metavar="N", min=0, help="Show the beginnings of so many documents.")] = 3,
-    verify: Annotated[bool, typer.Option("--verify", help="Read every token, and compare with the checksums.")] = False,
-    cluster: _CLUSTER = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    cluster: Cluster = None,
+    nodes: Annotated[int | None, value("N", "Nodes that share the work.", min=1)] = None,
+    time: Time = None,
+    name: Annotated[str | None, value("N", "Name of the run. Default: prepare.")] = None,
+    group: Group = None,
+    resource_type: ResourceType = None,
+    queue: Queue = None,
+    container: Container = None,
+    mounts: Mounts = None,
+    dry_run: DryRun = False,
+    follow: Follow = False,
+    as_json: AsJson = False,
 ) -> int:
+    """Turn text into Megatron-LM's .bin/.idx: PREFIX_KEY_document, or _sentence, with a manifest."""
+    given = locals()
+    from llmctl.operate.data_jobs import DataWork
+    from trainer.data_flags import parse
+
+    options = parse("prepare", ctx.args)
+    tokenizer = (options.tokenizer_model, options.vocab_file, options.merge_file)
+    paths = (*options.input, options.output_prefix, *(str(path) for path in tokenizer if path is not None))
+    return start(ctx.obj, DataWork("prepare", tuple(ctx.args), paths, by_nodes=True), given)
+
+
+@app.command(cls=DataCommand, context_settings=_PASSING_ON)
+def train_tokenizer(
+    ctx: typer.Context,
+    cluster: Cluster = None,
+    time: Time = None,
+    name: Annotated[str | None, value("N", "Name of the run. Default: train-tokenizer.")] = None,
+    group: Group = None,
+    resource_type: ResourceType = None,
+    queue: Queue = None,
+    container: Container = None,
+    mounts: Mounts = None,
+    dry_run: DryRun = False,
+    follow: Follow = False,
+    as_json: AsJson = False,
+) -> int:
+    """Learn a vocabulary of text; the same text gives the same file. On a cluster it is a job."""
+    given = locals()
+    from llmctl.operate.data_jobs import DataWork
+    from trainer.data_flags import parse
+
+    options = parse("train-tokenizer", ctx.args)
+    paths = (*options.input, str(options.output))
+    return start(ctx.obj, DataWork("train-tokenizer", tuple(ctx.args), paths), given)
+
+
+@app.command(cls=DataCommand, context_settings=_PASSING_ON)
+def inspect(ctx: typer.Context, cluster: _CLUSTER = None) -> int:
     """Show documents, tokens, lengths and samples, and say what is damaged; exit code 3 if anything is."""
-    words = ["inspect-data", "--samples", str(samples)]
-    given = {
-        "--tokenizer-model": tokenizer_model,
-        "--tokenizer-type": tokenizer_type,
-        "--vocab-file": vocab_file,
-        "--merge-file": merge_file,
-        "--vocab-size": vocab_size,
-        "--vocab-extra-ids": vocab_extra_ids,
-        "--tiktoken-pattern": tiktoken_pattern,
-        "--tiktoken-num-special-tokens": tiktoken_num_special_tokens,
-    }
-    words += [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
-    words += ["--tokenizer-hf-include-special-tokens"] if tokenizer_hf_include_special_tokens else []
-    words += ["--tokenizer-special-tokens", *special_tokens] if special_tokens else []
-    words += ["--verify"] if verify else []
-    words += ["--json"] if as_json else []
-    return _run(ctx.obj, cluster, [*words, "--", *paths])
+    return _run(ctx, "inspect", cluster)
 
 
-@app.command()
-def merge(
-    ctx: typer.Context,
-    paths: _PATHS,
-    output: Annotated[str, typer.Option(metavar="PREFIX", help="The pair to write.")],
-    cluster: _CLUSTER = None,
-) -> int:
+@app.command(cls=DataCommand, context_settings=_PASSING_ON)
+def merge(ctx: typer.Context, cluster: _CLUSTER = None) -> int:
     """Join pairs that were made with one tokenizer into one, in the order in which they are named."""
-    return _run(ctx.obj, cluster, ["merge-data", f"--output-prefix={output}", "--input", *paths])
+    return _run(ctx, "merge", cluster)
 
 
-def _run(context: Context, cluster: str | None, words: list[str]) -> int:
+def _run(ctx: typer.Context, command: str, cluster: str | None) -> int:
     from llmctl.operate.trainer_command import run_trainer_command
+    from trainer.data_flags import parse
 
-    return run_trainer_command(context, context.profile(*context.cluster(cluster)), words)
+    parse(command, ctx.args)
+    context: Context = ctx.obj
+    return run_trainer_command(context, context.profile(*context.cluster(cluster)), ["data", command, *ctx.args])

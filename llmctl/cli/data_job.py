@@ -1,4 +1,4 @@
-"""What the commands of ``llmctl data`` that may be jobs have in common: the flags of a job, and how it is started."""
+"""The flags and the start of a data command's job."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,15 +46,6 @@ Mounts = Annotated[
 DryRun = Annotated[bool, switch("--dry-run", "Print the script and the submit command; do nothing.")]
 Follow = Annotated[bool, switch("--follow", "Follow the run until it ends.")]
 AsJson = Annotated[bool, switch("--json", "Print one JSON document of the job.")]
-
-
-def trainer_words(given: Mapping[str, Any], flags: Mapping[str, str]) -> list[str]:
-    """The values of a command's parameters under the trainer's flags, without those that are not given."""
-    words = []
-    for key, flag in flags.items():
-        if given[key] is not None and given[key] is not False:
-            words += [flag] if given[key] is True else [f"{flag}={given[key]}"]
-    return words
 
 
 def start(context: Context, work: "DataWork", given: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
 
 # What a job without GPUs tells glibc is for training: a process that encodes would keep all memory that it ever had.
-_PROGRAM = 'unset MALLOC_MMAP_MAX_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_\nexec "$0" -m trainer {} "$@"'
+_PROGRAM = 'unset MALLOC_MMAP_MAX_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_\nexec "$0" -m trainer data {} "$@"'
 _RESTART = "--restart"
 # A job that is started again, or resumed, goes on with what its first attempt began anew.
 _AT_FIRST = f'if [[ $LLMCTL_ATTEMPT == 1 ]]; then set -- {_RESTART} "$@"; fi\n'
@@ -25,20 +25,18 @@ _NODES = ' --nodes "$NNODES" --node "$NODE_RANK" --attempt "$LLMCTL_RUN_ID.$LLMC
 
 @dataclass(frozen=True)
 class DataWork:
-    """A command of the trainer's that reads text on CPUs.
+    """A command of ``python -m trainer data`` that reads text on CPUs.
 
     Attributes:
-        command: its name.
+        command: its name, and that of its job where the user gives none.
         words: its flags; with --check before them it looks at what they name, and does nothing.
         paths: of the files that ``words`` name.
-        job_name: of its job, where the user gives none.
         by_nodes: several nodes can share it.
     """
 
     command: str
     words: tuple[str, ...]
     paths: tuple[str, ...]
-    job_name: str
     by_nodes: bool = False
 
     def job_command(self, python: str) -> tuple[str, ...]:
@@ -71,11 +69,11 @@ def plan_data_work(
     given = {flag.key: flag.value for flag in flags}
     nodes = int(given.get("job.nodes", 1))
     if profile.scheduler == "local" and nodes == 1 and not dry_run:
-        return run_trainer_command(context, profile, [work.command, *work.words])
+        return run_trainer_command(context, profile, ["data", work.command, *work.words])
     _check(profile, nodes, work)
     in_container = "job.container" in given or profile.environment.kind == "container"
     if not dry_run and not in_container:
-        code = run_trainer_command(context, profile, [work.command, "--check", *work.words])
+        code = run_trainer_command(context, profile, ["data", work.command, "--check", *work.words])
         if code:
             return code
     own = "python3" if is_remote(profile) else sys.executable
@@ -83,7 +81,7 @@ def plan_data_work(
     request = Request(
         config=None,
         cluster=cluster,
-        flags=tuple(_with_defaults(flags, profile, nodes, work.job_name)),
+        flags=tuple(_with_defaults(flags, profile, nodes, work.command)),
         command=work.job_command(python),
         dry_run=dry_run,
     )

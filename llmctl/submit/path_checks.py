@@ -54,7 +54,7 @@ def config_checks(
     if not (data.data_path or data.train_data_path or data.mock_data):
         raise resolved.refusal(
             "data.data_path",
-            "is unset: give the prefix of a .bin/.idx pair, which `python -m trainer preprocess` makes from text, "
+            "is unset: give the prefix of a .bin/.idx pair, which `llmctl data prepare` makes from text, "
             "or set data.mock_data=true",
         )
     yield from _data_checks(resolved, config, mounts)
@@ -68,7 +68,7 @@ def config_checks(
 
 
 def _data_checks(resolved: Resolved, config: "TrainConfig", mounts: Sequence[str]) -> Iterator[PathCheck]:
-    pair = "name the prefix of a .bin/.idx pair, which `python -m trainer preprocess` makes from text"
+    pair = "name the prefix of a .bin/.idx pair, which `llmctl data prepare` makes from text"
     for key in _DATA_KEYS:
         for part in config.data.blend(key):
             if not config.data.streaming:

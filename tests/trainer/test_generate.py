@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from examples.demo import unigram_loss
 from tests.trainer.pretraining_job import Job
 from tests.trainer.reference_gpt import reference_loss
 from trainer import evaluate, generate
@@ -23,7 +24,6 @@ from trainer.data.sources import open_sources
 from trainer.data.tokenizers.opening import open_tokenizer
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.train_tokenizer import train_byte_level_bpe
-from trainer.data.unigram import unigram_loss
 from trainer.generate import choose_token, generate_tokens
 from trainer.serial_model import SerialModel, find_checkpoint, load_serial_model
 

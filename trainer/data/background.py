@@ -1,14 +1,19 @@
-"""Work that Ctrl-C ends at once, though the library that does it would hear of it only when it is done."""
+"""Work in a thread that Ctrl-C ends at once, and processes that end with their parent."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
 _BEAT_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
 
 
 class StillAtWork(KeyboardInterrupt):
@@ -43,3 +48,18 @@ def do_in_background(work: Callable[[], _Result], beat: Callable[[], object]) ->
         if result.done():
             raise
         raise StillAtWork from None
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process once the thread that started it is gone (prctl(2), PR_SET_PDEATHSIG).
+
+    Elsewhere than on Linux nothing happens: a process then ends when it finds its pipe closed, if it looks.
+
+    Args:
+        parent: process that is to be outlived by nobody. If it has ended already, this does not come back.
+    """
+    # There is no C library to ask, or it has no such call.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

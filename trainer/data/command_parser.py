@@ -1,8 +1,10 @@
-"""A parser of flags that says what is wrong in one sentence, and knows flags that others' scripts give."""
+"""A parser of flags that says what is wrong in one sentence, and the output of commands."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -42,3 +44,16 @@ class WithoutEffect(argparse.Action):
 
     def __call__(self, *_: Any) -> None:
         """Pass it over."""
+
+
+def print_text(text: str) -> None:
+    """Print a line or more; characters that the terminal's encoding has not got are spelled out.
+
+    Whoever reads it may stop, as ``head`` does: https://docs.python.org/3/library/signal.html#note-on-sigpipe.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        # Else the interpreter would complain when it flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

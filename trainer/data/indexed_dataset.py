@@ -44,7 +44,7 @@ class IndexedDataset:
         if missing:
             raise DataError(
                 f"{' and '.join(missing)}: no such file; a data path is the common start of {self._bin.name} and "
-                f"{self._idx.name}, as `python -m trainer preprocess` writes them"
+                f"{self._idx.name}, as `llmctl data prepare` writes them"
             )
         try:
             self._status = self._idx.stat()

@@ -1,21 +1,20 @@
-"""``python -m trainer inspect-data``: shows what .bin/.idx pairs hold, and finds damage."""
+"""``llmctl data inspect``: shows what .bin/.idx pairs hold, and finds damage."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer.data.command_parser import CommandParser
+from trainer.data.command_parser import print_text
 from trainer.data.errors import DataError
 from trainer.data.index_format import named_prefixes
 from trainer.data.inspecting import Inspection, Lengths, inspect_pair
-from trainer.data.printing import print_text
 from trainer.data.tokenizers.opening import open_tokenizer
-from trainer.data.tokenizers.settings import add_tokenizer_flags, settings_from_flags
+from trainer.data.tokenizers.settings import settings_from_flags
+from trainer.data_flags import parse
 
 _BAR = 40
 """Characters of the longest bar."""
@@ -23,15 +22,15 @@ _BAR = 40
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; 3 if anything is wrong with the data, or the tokenizer cannot be read."""
-    options = _parser().parse_args(arguments)
+    options = parse("inspect", arguments)
     try:
         settings = settings_from_flags(options)
         tokenizer = open_tokenizer(settings) if settings.is_set else None
         if tokenizer is not None:
             tokenizer.decode([])  # loads the library, which is not there or refuses the file before anything is read
-        prefixes = named_prefixes(options.prefix)
+        prefixes = named_prefixes(map(Path, options.input))
     except DataError as error:
-        print(f"trainer inspect-data: {error}", file=sys.stderr)
+        print(f"llmctl data inspect: {error}", file=sys.stderr)
         return 3
     found = [inspect_pair(prefix, tokenizer, settings.name, options.samples, options.verify) for prefix in prefixes]
     if options.json:
@@ -39,28 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print_text("\n\n".join("\n".join(_describe(inspection)) for inspection in found))
     for problem in (problem for inspection in found for problem in inspection.problems):
-        print(f"trainer inspect-data: {problem}", file=sys.stderr)
+        print(f"llmctl data inspect: {problem}", file=sys.stderr)
     return 3 if any(inspection.problems for inspection in found) else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="python -m trainer inspect-data",
-        description="Show documents, tokens, lengths and samples of .bin/.idx pairs, and what is damaged.",
-    )
-    parser.add_argument("prefix", type=Path, nargs="+", metavar="PATH", help="a prefix, a .bin, an .idx, or a folder")
-    parser.add_argument("--samples", type=_count, default=3, metavar="N", help="beginnings of documents (default 3)")
-    parser.add_argument("--verify", action="store_true", help="read every token, and compare with the checksums")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    add_tokenizer_flags(parser)
-    return parser
-
-
-def _count(word: str) -> int:
-    number = int(word)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{word} is less than 0")
-    return number
 
 
 def _describe(inspection: Inspection) -> Iterator[str]:

@@ -15,17 +15,17 @@ import numpy.typing as npt
 
 from trainer.config_error import ConfigError
 from trainer.data.bert_dataset import BertDataset
-from trainer.data.command_parser import CommandParser
+from trainer.data.command_parser import CommandParser, print_text
 from trainer.data.errors import DataError
 from trainer.data.indexed_dataset import IndexedDataset
 from trainer.data.manifest import read_manifest
 from trainer.data.masking import MaskingRules
-from trainer.data.printing import print_text
 from trainer.data.t5_dataset import T5Dataset
 from trainer.data.tokenizers.opening import open_tokenizer
-from trainer.data.tokenizers.settings import add_tokenizer_flags, settings_from_flags
+from trainer.data.tokenizers.settings import settings_from_flags
 from trainer.data.tokenizers.special_names import sentinel_name
 from trainer.data.tokenizers.tokenizer import SpecialTokens, Tokenizer
+from trainer.data_flags import add_tokenizer_flags
 from trainer.kernels.build_error import BuildError
 from trainer.kernels.build_settings import BuildSettings
 

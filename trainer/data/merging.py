@@ -1,4 +1,4 @@
-"""``python -m trainer merge-data``: many .bin/.idx pairs to one, as Megatron-LM's tools/merge_datasets.py joins them.
+"""``llmctl data merge``: many .bin/.idx pairs to one, as Megatron-LM's tools/merge_datasets.py joins them.
 
 One large pair opens faster than a thousand small ones, and blends as one source.
 """
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.data.command_parser import CommandParser, Refused
 from trainer.data.errors import DataError
 from trainer.data.index_format import CHUNK, DTYPES, files_of, named_prefixes
 from trainer.data.indexed_dataset import IndexedDataset
 from trainer.data.manifest import Manifest, manifest_path, read_manifest
 from trainer.data.pair_writer import PairWriter, remove_partials
+from trainer.data_flags import parse
 
 _BLOCK = 8 * CHUNK
 _NONE = np.zeros(0, np.int64)
@@ -176,27 +176,19 @@ def _copy(source: _Source, writer: PairWriter, report: Callable[[], None]) -> No
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; 3 if the pairs cannot be merged or the result not be written, with one line that says why."""
-    parser = CommandParser(
-        prog="python -m trainer merge-data", description="Join .bin/.idx pairs of one tokenizer into one."
-    )
-    parser.add_argument(
-        "--input", type=Path, nargs="+", required=True, metavar="PATH", help="prefixes, or folders of pairs, in order"
-    )
-    parser.add_argument("--output-prefix", required=True, metavar="PREFIX")
-    parser.add_argument("--multimodal", action=Refused, const="pairs of text alone are read here; leave it out")
-    options = parser.parse_args(arguments)
+    options = parse("merge", arguments)
     output = Path(options.output_prefix).expanduser()
     try:
         if options.output_prefix.endswith(os.sep) or output.name in ("", ".."):
             raise DataError(f"--output-prefix: {options.output_prefix or '.'} is a folder; add a name for the pair")
-        prefixes = named_prefixes(options.input)
+        prefixes = named_prefixes(map(Path, options.input))
         manifest = merge_pairs(prefixes, output, _Progress().report)
     except DataError as error:
-        print(f"trainer merge-data: {error}", file=sys.stderr)
+        print(f"llmctl data merge: {error}", file=sys.stderr)
         return 3
     except OSError as error:
         place = error.filename or output
-        print(f"trainer merge-data: {place}: cannot be used: {error.strerror}", file=sys.stderr)
+        print(f"llmctl data merge: {place}: cannot be used: {error.strerror}", file=sys.stderr)
         return 3
     with IndexedDataset(output) as tokens:
         files = ".bin, .idx and .json" if manifest else ".bin and .idx"

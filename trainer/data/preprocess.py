@@ -1,4 +1,4 @@
-"""``python -m trainer preprocess``: text to Megatron-LM's .bin/.idx and a manifest, by its preprocess_data.py's flags.
+"""``llmctl data prepare``: text to Megatron-LM's .bin/.idx and a manifest, by its preprocess_data.py's flags.
 
 What it does stands in trainer.data.prepare.
 """
@@ -9,29 +9,22 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trainer.data.command_parser import CommandParser, Refused, WithoutEffect
 from trainer.data.errors import DataError
 from trainer.data.index_format import dtype_code
 from trainer.data.manifest import Manifest, manifest_path
 from trainer.data.pair_writer import PairWriter
 from trainer.data.prepare.assembly import Assembled
-from trainer.data.prepare.attempt_name import attempt_of_start
 from trainer.data.prepare.encoding import Recipe, batches, encode_documents
 from trainer.data.prepare.inputs import find_inputs
 from trainer.data.prepare.journal import folder_of
 from trainer.data.prepare.node_marks import TOLD_TO_END, NodeMarks, ToldToEnd, heeding_sigterm
 from trainer.data.prepare.pipeline import Preparation, Unfinished, check, prepare
-from trainer.data.tokenizers.settings import add_tokenizer_flags, settings_from_flags
+from trainer.data.tokenizers.settings import settings_from_flags
 from trainer.data.tokenizers.tokenizer import Tokenizer
-
-_NO_TRIALS = (
-    "numbers of workers are not tried out: without --workers each CPU of the job has one, and any number writes the "
-    "same bytes; leave it out"
-)
-_ALL_DOCUMENTS = "all documents are prepared; leave it out, or cut the input, as by head -n N in.jsonl >less.jsonl"
+from trainer.data_flags import parse
 
 
 def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path, append_eod: bool = True) -> Manifest:
@@ -70,25 +63,21 @@ def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path,
     return manifest
 
 
-def main(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
-    """Run the command; 3 if an input, the tokenizer or the output cannot be used, with one line that says which.
-
-    Args:
-        arguments: of the command.
-        variables: the environment, which tells of Slurm's step; None: of none.
-    """
-    options = _parser().parse_args(arguments)
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; 3 if an input, the tokenizer or the output cannot be used, with one line that says which."""
+    options = parse("prepare", arguments)
+    options.json_keys = options.json_keys or ["text"]
     try:
         with heeding_sigterm():
-            return _run(options, variables or {})
+            return _run(options)
     except ToldToEnd:
-        why = _marks(options, variables or {}).why_told_to_end()
+        why = _marks(options).why_told_to_end()
         return _fail(why or TOLD_TO_END, _code(None if why else signal.SIGTERM))
 
 
-def _run(options: argparse.Namespace, variables: Mapping[str, str]) -> int:
+def _run(options: argparse.Namespace) -> int:
     try:
-        wanted = _wanted(options, variables)
+        wanted = _wanted(options)
         if options.check:
             check(wanted)
             return 0
@@ -118,17 +107,17 @@ def _fail(message: str, code: int) -> int:
 
 
 def _say(message: str) -> None:
-    print(f"trainer preprocess: {message}", file=sys.stderr)
+    print(f"llmctl data prepare: {message}", file=sys.stderr)
 
 
-def _marks(options: argparse.Namespace, variables: Mapping[str, str]) -> NodeMarks:
+def _marks(options: argparse.Namespace) -> NodeMarks:
     folder = folder_of(Path(options.output_prefix).expanduser())
     # A look at what is there writes nothing.
     nodes = 1 if options.check else options.nodes
-    return NodeMarks(folder, options.node, nodes, options.attempt or attempt_of_start(variables, options.nodes))
+    return NodeMarks(folder, options.node, nodes, options.attempt)
 
 
-def _wanted(options: argparse.Namespace, variables: Mapping[str, str]) -> Preparation:
+def _wanted(options: argparse.Namespace) -> Preparation:
     if not 0 <= options.node < options.nodes:
         raise DataError(f"--node: {options.node} is not one of {options.nodes}: they are numbered from 0")
     prefix = str(Path(options.output_prefix).expanduser())
@@ -141,13 +130,9 @@ def _wanted(options: argparse.Namespace, variables: Mapping[str, str]) -> Prepar
     unfit = next((key for key in options.json_keys if os.sep in key or not key), None)
     if unfit is not None:
         raise DataError(f"--json-keys: {unfit!r} cannot be part of a file's name, which each key is")
-    attempt = options.attempt or attempt_of_start(variables, options.nodes)
-    if options.nodes > 1 and options.node == 0 and not attempt:
-        _say(
-            "--attempt: is not given, so that a node that fails before the others begin is missed for minutes only; "
-            "give all nodes one name that is new at each start, as the number of the job"
-        )
-    with _marks(options, variables).told():
+    if options.nodes > 1 and not options.attempt:
+        raise DataError("--attempt: give all nodes of one start the same name, and another one at each start")
+    with _marks(options).told():
         inputs = find_inputs(options.input, _say if options.node == 0 else None)
     return Preparation(
         inputs=tuple(inputs),
@@ -162,7 +147,7 @@ def _wanted(options: argparse.Namespace, variables: Mapping[str, str]) -> Prepar
         restart=options.restart,
         node=options.node,
         nodes=options.nodes,
-        attempt=attempt,
+        attempt=options.attempt,
         log_documents=options.log_interval,
     )
 
@@ -174,7 +159,7 @@ def _processors() -> int:
 
 def _tell(assembled: Assembled, notes: Sequence[str]) -> None:
     for note in notes:
-        print(f"trainer preprocess: {note}", file=sys.stderr)
+        print(f"llmctl data prepare: {note}", file=sys.stderr)
     for prefix, manifest in assembled.manifests:
         print(
             f"{prefix}.bin, .idx and .json: {manifest.documents:,} documents, {manifest.tokens:,} tokens, "
@@ -184,69 +169,7 @@ def _tell(assembled: Assembled, notes: Sequence[str]) -> None:
         named = "\n  ".join(assembled.first_bad)
         more = assembled.bad - len(assembled.first_bad)
         print(
-            f"trainer preprocess: {assembled.bad:,} documents were passed over:\n  {named}"
+            f"llmctl data prepare: {assembled.bad:,} documents were passed over:\n  {named}"
             + (f"\n  and {more:,} more" if more else ""),
             file=sys.stderr,
         )
-
-
-def _count(word: str) -> int:
-    try:
-        number = int(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{word} is less than 1")
-    return number
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="python -m trainer preprocess",
-        description="Tokenize text into PREFIX_KEY_document.bin and .idx, in Megatron-LM's format. Killed at any "
-        "instant, the same command goes on where it was.",
-    )
-    parser.add_argument(
-        "--input",
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="files, patterns or folders: .jsonl, .json and .ndjson hold a document per line, .parquet one per row, "
-        "all others are plain text; .gz, .zst, .bz2 and .xz of them",
-    )
-    parser.add_argument("--output-prefix", required=True, metavar="PREFIX")
-    parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys, or columns, of the text")
-    parser.add_argument(
-        "--text-document", choices=["file", "paragraph", "line"], help="what is a document in plain text (default file)"
-    )
-    parser.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
-    parser.add_argument(
-        "--split-sentences", action="store_true", help="make each sentence a sequence, as BERT and T5 want it"
-    )
-    parser.add_argument("--keep-newlines", action="store_true", help="keep the white space after sentences")
-    parser.add_argument("--on-error", choices=["stop", "skip"], default="stop", help="at what is no document")
-    parser.add_argument("--restart", action="store_true", help="throw away what an unfinished run has done")
-    parser.add_argument("--check", action="store_true", help="look at input, tokenizer and output; write nothing")
-    parser.add_argument("--workers", type=_count, metavar="N", help="processes that encode (default: the CPUs)")
-    parser.add_argument("--log-interval", type=int, default=1, metavar="N", help="documents between lines of progress")
-    several = parser.add_argument_group("several nodes that share a file system")
-    several.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes that run this command")
-    several.add_argument("--node", type=int, default=0, metavar="K", help="the number of this one, from 0")
-    several.add_argument(
-        "--attempt",
-        default="",
-        metavar="NAME",
-        help="the same on all nodes, another one whenever they are started; unset: told from what starts them "
-        "all, if that is one srun, one mpirun of Open MPI, or a job of llmctl",
-    )
-    accepted = parser.add_argument_group("accepted and without effect")
-    accepted.add_argument("--partitions", type=_count, metavar="N", help="inputs are always cut for the workers")
-    accepted.add_argument("--keep-sequential-samples", action="store_true", help="the order is always kept")
-    accepted.add_argument("--lang", metavar="NAME", help="sentences end by rules for all languages")
-    accepted.add_argument("--dataset-impl", choices=["mmap"], help="the only format")
-    accepted.add_argument("--chunk-size", action=WithoutEffect, nargs=1, help="chunks are cut by bytes")
-    for flag in ("--find-optimal-num-workers", "--workers-to-check", "--performance-dir"):
-        parser.add_argument(flag, action=Refused, const=_NO_TRIALS)
-    parser.add_argument("--max-documents", action=Refused, const=_ALL_DOCUMENTS)
-    add_tokenizer_flags(parser)
-    return parser

@@ -1,4 +1,4 @@
-"""``python -m trainer train-tokenizer``: a vocabulary from text files.
+"""``llmctl data train-tokenizer``: a vocabulary from text files.
 
 Byte-level BPE: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2; merges after
 Sennrich et al. 2016 (arXiv:1508.07909), algorithm 1. All 256 bytes are in the vocabulary and nothing is normalised, so
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal, cast
 
 from trainer.data.background import StillAtWork, do_in_background
-from trainer.data.command_parser import CommandParser
 from trainer.data.corpus import Corpus, pieces_at_line_ends
 from trainer.data.errors import DataError
 from trainer.data.prepare.inputs import InputFile, find_inputs, means_one_of
@@ -29,11 +28,10 @@ from trainer.data.tokenizers.train_sentencepiece import smallest_sentencepiece, 
 from trainer.data.tokenizers.train_wordpiece import smallest_wordpiece, train_wordpiece
 from trainer.data.tokenizers.vocabulary_size import check_size, too_little_text
 from trainer.data.tokenizers.wordpiece import CONTINUATION
+from trainer.data_flags import ENDINGS, parse
 
 END_OF_DOCUMENT = "<|endoftext|>"
 _BYTES = 256
-ENDINGS = {"byte-level-bpe": ".json", "unigram": ".model", "bpe": ".model", "wordpiece": ".txt"}
-"""Kind of vocabulary -> what the name of its file ends in; the first kind of an ending is its default."""
 SAMPLE_BYTES = {"byte-level-bpe": 4_000_000_000, "wordpiece": 4_000_000_000, "unigram": 400_000_000, "bpe": 400_000_000}
 """So much of larger inputs is learnt from, unless it is said. The first two kinds hold the different words of the text
 in memory, the others all of it, about twenty times."""
@@ -100,7 +98,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; 3 if an input cannot be read, the size cannot be reached or the file not be written."""
-    options = _parser().parse_args(arguments)
+    options = parse("train-tokenizer", arguments)
     output = options.output.expanduser()
     try:
         kind = _kind(output, options.model)
@@ -108,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
         _check_size(kind, options.vocab_size, options.special_tokens)
         corpus = Corpus(
             tuple(find_inputs(options.input, _say)),
-            tuple(dict.fromkeys(options.json_keys)),
+            tuple(dict.fromkeys(options.json_keys or ["text"])),
             options.sample_bytes or SAMPLE_BYTES[kind],
         )
         _check_output(output, corpus.files)
@@ -145,7 +143,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _say(message: str) -> None:
-    say(f"trainer train-tokenizer: {message}")
+    say(f"llmctl data train-tokenizer: {message}")
 
 
 def _kind(output: Path, model: str | None) -> str:
@@ -220,47 +218,3 @@ def _learn(kind: str, corpus: Corpus, options: argparse.Namespace, progress: Pro
     if kind == "wordpiece":
         return train_wordpiece(read, size, not options.keep_case, names).encode()
     return train_sentencepiece(read(), size, cast(Literal["unigram", "bpe"], kind), names)
-
-
-def _bytes(word: str) -> int:
-    """A number of bytes, as 500M or 2G."""
-    unit = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(word[-1:].upper(), 1)
-    try:
-        number = int(float(word[:-1]) * unit) if unit > 1 else int(word)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of bytes, as 500M or 2G") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{word} is less than 1")
-    return number
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="python -m trainer train-tokenizer", description="Learn a vocabulary.")
-    parser.add_argument(
-        "--input", nargs="+", required=True, metavar="FILE", help="as of preprocess: files, patterns or folders"
-    )
-    parser.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY")
-    parser.add_argument(
-        "--sample-bytes",
-        type=_bytes,
-        metavar="N",
-        help="learn from so much text, in stretches spread evenly over the files, as 500M or 2G; unset: 4G, or 400M "
-        "for unigram and bpe, which hold all of it in memory",
-    )
-    parser.add_argument("--vocab-size", type=int, required=True, metavar="N")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="tokenizer.json, a SentencePiece .model or BERT's vocab.txt",
-    )
-    parser.add_argument(
-        "--model", choices=list(ENDINGS), help="unset: byte-level-bpe; unigram for .model, wordpiece for .txt"
-    )
-    parser.add_argument(
-        "--special-tokens", nargs="+", default=[], metavar="NAME", help="further tokens that no text becomes"
-    )
-    parser.add_argument("--check", action="store_true", help="look at input and output; learn and write nothing")
-    parser.add_argument("--keep-case", action="store_true", help="wordpiece: keep capitals and accents")
-    return parser

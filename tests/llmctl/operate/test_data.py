@@ -35,50 +35,47 @@ def login_node(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    "words",
     [
-        (["inspect", "a b", "c"], ["inspect-data", "--samples", "3", "--", "a b", "c"]),
-        (
-            ["inspect", "a", "--verify", "--json", "--samples", "0", "--tokenizer-model", "t", "--tokenizer-type", "k"],
-            [
-                "inspect-data",
-                "--samples",
-                "0",
-                "--tokenizer-model",
-                "t",
-                "--tokenizer-type",
-                "k",
-                "--verify",
-                "--json",
-                "--",
-                "a",
-            ],
-        ),
-        (
-            ["inspect", "a", "--vocab-file", "v", "--merge-file", "m"],
-            ["inspect-data", "--samples", "3", "--vocab-file", "v", "--merge-file", "m", "--", "a"],
-        ),
-        (
-            ["inspect", "a", "--tokenizer", "t", "--tiktoken-pattern", "v1", "--special-tokens", "<E>"],
-            [
-                *("inspect-data", "--samples", "3", "--tokenizer-model", "t", "--tiktoken-pattern", "v1"),
-                *("--tokenizer-special-tokens", "<E>", "--", "a"),
-            ],
-        ),
-        (
-            [*("inspect", "a", "--tiktoken-num-special-tokens", "10"), "--tokenizer-hf-include-special-tokens"],
-            [
-                *("inspect-data", "--samples", "3", "--tiktoken-num-special-tokens", "10"),
-                *("--tokenizer-hf-include-special-tokens", "--", "a"),
-            ],
-        ),
-        (["merge", "a", "b", "--output", "c"], ["merge-data", "--output-prefix=c", "--input", "a", "b"]),
+        ["inspect", "a b", "c"],
+        ["inspect", "a", "--verify", "--json", "--samples", "0", "--tokenizer-model", "t", "--vocab-file", "v"],
+        ["inspect", "--tokenizer", "t", "--special-tokens", "<E>", "--special-tokens", "<F>", "a"],
+        ["merge", "a", "b", "--output", "c"],
+        ["merge", "--input", "a", "b", "--output-prefix", "c"],
     ],
 )
-def test_flags_reach_the_trainer(login_node, monkeypatch, words, asked):
+def test_flags_reach_the_trainer(login_node, monkeypatch, words):
     monkeypatch.setenv("STATUS", "3")
     assert main(["data", *words, "--cluster", "lab"]) == 3
-    assert (login_node / "argv").read_text().splitlines() == ["-m", "trainer", *asked]
+    assert (login_node / "argv").read_text().splitlines() == ["-m", "trainer", "data", *words]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["inspect", "a", "--samples", "-1"], "llmctl data inspect: argument --samples: '-1' is no number"),
+        (["inspect"], "llmctl data inspect: there is no input; name files or folders"),
+        (["merge", "a"], "llmctl data merge: the following arguments are required: --output"),
+        (["merge", "a", "--output", "b", "--tok", "t"], "llmctl data merge: unrecognized arguments: --tok"),
+        (
+            ["prepare", "a", "--output", "b", "--max-documents", "5"],
+            "llmctl data prepare: --max-documents: all documents",
+        ),
+    ],
+)
+def test_wrong_flags_are_one_sentence_and_start_nothing(login_node, capsys, words, says):
+    assert main(["data", *words, "--cluster", "lab"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(says) and said.count("\n") == 1
+    assert not (login_node / "argv").exists()
+
+
+@pytest.mark.parametrize("command", ["prepare", "train-tokenizer", "inspect", "merge"])
+def test_help_shows_the_flags_of_trainer_and_job(capsys, command):
+    assert main(["data", command, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: llmctl data {command} ")
+    assert "--input" in said and "--cluster NAME" in said
 
 
 def test_on_this_machine(tmp_path, monkeypatch, capfd):

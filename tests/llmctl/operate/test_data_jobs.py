@@ -61,25 +61,25 @@ def test_here_and_by_two_nodes_the_bytes_are_the_same(place, capfd):
         assert dataset[6499].tolist() == [1, 2, 3] * 50 + [1000]
 
 
+def test_megatrons_flags_and_ours_make_the_same_bytes(place):
+    given = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--workers", "1"]
+    ours = [*("prepare", "--json-keys", "title", "in.jsonl", "--json-keys", "text"), "--output", "ours/n", *given]
+    theirs = ["prepare", "--input", "in.jsonl", "--json-keys", "title", "text", "--output-prefix", "theirs/n", *given]
+    assert [main(["data", *words]) for words in (ours, [*theirs, "--dataset-impl", "mmap"])] == [0, 0]
+    made = {path.name: path.read_bytes() for path in (place / "ours").iterdir()}
+    assert {path.name: path.read_bytes() for path in (place / "theirs").iterdir()} == made
+    assert len(made) == 6
+
+
 def test_what_is_wrong_is_found_before_the_queue(place, monkeypatch):
     monkeypatch.setenv("STATUS", "3")
     command = ["data", "prepare", "in.jsonl", "x", "--output", "o", "--tokenizer", "t", "--split-sentences"]
     more = ["--tiktoken-num-special-tokens", "10", "--tokenizer-hf-include-special-tokens"]
     more += ["--tiktoken-pattern", "v1", "--special-tokens", "<E>", "--special-tokens", "<F>"]
     assert main([*command, *more, "--on-error", "skip", "--cluster", "lab", "--nodes", "2"]) == 3
-    words = [
-        "preprocess",
-        "--check",
-        "--output-prefix=o",
-        "--tokenizer-model=t",
-        "--tiktoken-pattern=v1",
-        "--tiktoken-num-special-tokens=10",
-        "--tokenizer-hf-include-special-tokens",
-        "--split-sentences",
-        "--on-error=skip",
-        *("--tokenizer-special-tokens", "<E>", "<F>"),
-    ]
-    assert (place / "argv").read_text().splitlines() == ["-m", "trainer", *words, "--input", "in.jsonl", "x"]
+    words = [*command[2:], *more, "--on-error", "skip"]
+    asked = ["-m", "trainer", "data", "prepare", "--check", *words]
+    assert (place / "argv").read_text().splitlines() == asked
     assert not (place / "state").exists()
 
 
@@ -108,12 +108,11 @@ def test_a_vocabulary_is_learnt_by_a_job_of_one_node(place, capsys, monkeypatch)
     assert main([*command, "--dry-run", "--json"]) == 0
     job = json.loads(capsys.readouterr().out)
     assert "--gpus-per-node" not in job["script"]
-    assert "-m trainer train-tokenizer " in job["script"]
+    assert "-m trainer data train-tokenizer " in job["script"]
     assert "train-tokenizer-" in job["run_id"]
     monkeypatch.setenv("STATUS", "3")
     assert main(command) == 3
-    words = ["--check", "--output=t.model", "--vocab-size=99", "--model=bpe", "--sample-bytes=2G", "--keep-case"]
-    asked = ["-m", "trainer", "train-tokenizer", *words, "--input", "in.jsonl", "x"]
+    asked = ["-m", "trainer", "data", "train-tokenizer", "--check", *command[2:-2]]
     assert (place / "argv").read_text().splitlines() == asked
     assert not (place / "state").exists()
 
@@ -125,14 +124,12 @@ def test_the_job_is_one_of_nodes_without_gpus(capsys):
     job = json.loads(capsys.readouterr().out)
     assert "#SBATCH --nodes=2" in job["script"]
     assert "--gpus-per-node" not in job["script"]
-    assert "-m trainer preprocess --nodes" in job["script"]
+    assert "-m trainer data prepare --nodes" in job["script"]
     assert "prepare-" in job["run_id"]
 
 
 def test_a_job_begins_anew_in_its_first_attempt_alone(place, monkeypatch):
-    work = DataWork(
-        "preprocess", ("--output-prefix=o", "--restart", "--input", "a b"), ("a b", "o"), "p", by_nodes=True
-    )
+    work = DataWork("prepare", ("--output=o", "--restart", "a b"), ("a b", "o"), by_nodes=True)
     monkeypatch.setenv("NNODES", "1")
     monkeypatch.setenv("NODE_RANK", "0")
     monkeypatch.setenv("LLMCTL_RUN_ID", "r")
@@ -140,7 +137,7 @@ def test_a_job_begins_anew_in_its_first_attempt_alone(place, monkeypatch):
         monkeypatch.setenv("LLMCTL_ATTEMPT", attempt)
         subprocess.run(work.job_command(str(place / "python")), check=True, timeout=20)
         words = ["--nodes", "1", "--node", "0", "--attempt", f"r.{attempt}", *restart]
-        asked = ["-m", "trainer", "preprocess", *words, "--output-prefix=o", "--input", "a b"]
+        asked = ["-m", "trainer", "data", "prepare", *words, "--output=o", "a b"]
         assert (place / "argv").read_text().splitlines() == asked
 
 

@@ -1,4 +1,4 @@
-"""``python -m trainer inspect-data``: counts, lengths, samples, and every kind of damage in one sentence."""
+"""``llmctl data inspect``: counts, lengths, samples, and every kind of damage in one sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prepared(tmp_path: Path, tokenizer: Tokenizer) -> Path:
 
 def inspected(prefix: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, object], str]:
     """Exit status, the pair in the JSON document, and what is said on standard error."""
-    status = main(["inspect-data", str(prefix), "--json", *flags])
+    status = main(["data", "inspect", str(prefix), "--json", *flags])
     said = capsys.readouterr()
     (pair,) = json.loads(said.out)["pairs"]
     return status, pair, said.err
@@ -49,7 +49,7 @@ def test_counts_and_samples(
     assert [sample["text"] for sample in pair["samples"]] == [text for text in TEXTS if text]  # type: ignore[index]
     assert pair["contents"]["ends"] == 3  # type: ignore[index]
     assert pair["contents"]["bin_sha256"] == pair["manifest"]["bin_sha256"]  # type: ignore[index]
-    assert main(["inspect-data", str(prepared.parent), *flags]) == 0
+    assert main(["data", "inspect", str(prepared.parent), *flags]) == 0
     shown = capsys.readouterr().out
     assert "documents   5, 2 of them empty" in shown
     assert '"計算ノード"' in shown
@@ -58,7 +58,7 @@ def test_counts_and_samples(
 
 def test_without_a_manifest_or_tokenizer_ids_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "d", [[], list(range(100, 200)), [7]])
-    assert main(["inspect-data", str(tmp_path / "d.idx"), "--samples", "1", "--verify"]) == 0
+    assert main(["data", "inspect", str(tmp_path / "d.idx"), "--samples", "1", "--verify"]) == 0
     shown = capsys.readouterr().out
     assert "unknown: there is no manifest" in shown
     assert "document 1, 100 tokens\n    100 101 102" in shown
@@ -91,7 +91,7 @@ def test_nothing_at_all_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureF
     write(tmp_path / "d", [[], []])
     status, pair, _ = inspected(tmp_path / "d", capsys, "--verify")
     assert (status, pair["documents"], pair["lengths"], pair["samples"]) == (0, 2, None, [])
-    assert main(["inspect-data", str(tmp_path / "d"), "--verify"]) == 0
+    assert main(["data", "inspect", str(tmp_path / "d"), "--verify"]) == 0
 
 
 def flip(path: Path, place: int) -> None:
@@ -107,13 +107,13 @@ def test_damage_is_one_sentence_each(prepared: Path, capsys: pytest.CaptureFixtu
     assert (status, pair["problems"], said) == (0, [], "")
     status, pair, said = inspected(prepared, capsys, "--verify")
     assert status == 3
-    assert said == f"trainer inspect-data: {pair['problems'][0]}\n"  # type: ignore[index]
+    assert said == f"llmctl data inspect: {pair['problems'][0]}\n"  # type: ignore[index]
     assert "d.bin: is damaged: its SHA-256 begins with" in said
     binary.write_bytes(binary.read_bytes()[:-2])
     status, pair, said = inspected(prepared, capsys, "--verify")
     assert (status, pair["dtype"]) == (3, None)
     assert "one of the two is cut off" in said and said.count("\n") == 1
-    assert main(["inspect-data", str(prepared)]) == 3
+    assert main(["data", "inspect", str(prepared)]) == 3
     assert "cannot be opened" in capsys.readouterr().out
 
 
@@ -146,10 +146,10 @@ def test_manifests_without_checksums_are_read(tmp_path: Path) -> None:
 
 
 def test_empty_folders_and_wrong_tokenizers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect-data", str(tmp_path)]) == 3
+    assert main(["data", "inspect", str(tmp_path)]) == 3
     assert "is a folder without a .bin or .idx" in capsys.readouterr().err
     write(tmp_path / "d", [[1]])
-    assert main(["inspect-data", str(tmp_path / "d"), "--tokenizer-model", str(tmp_path / "none.json")]) == 3
+    assert main(["data", "inspect", str(tmp_path / "d"), "--tokenizer-model", str(tmp_path / "none.json")]) == 3
     assert "none.json: cannot read the tokenizer" in capsys.readouterr().err
 
 
@@ -159,7 +159,7 @@ def test_a_decoder_that_is_not_there_is_one_sentence(
     write(tmp_path / "d", [[1]])
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     model = str(vocabularies.folder / "bpe.model")
-    assert main(["inspect-data", str(tmp_path / "d"), "--tokenizer-model", model]) == 3
+    assert main(["data", "inspect", str(tmp_path / "d"), "--tokenizer-model", model]) == 3
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert "bpe.model: needs the package sentencepiece; install it" in said.err
@@ -171,11 +171,11 @@ def test_whoever_reads_it_may_stop(prepared: Path, monkeypatch: pytest.MonkeyPat
     os.close(read)
     with os.fdopen(written, "w") as nobody_reads:
         monkeypatch.setattr(sys, "stdout", nobody_reads)
-        assert main(["inspect-data", str(prepared), *flags]) == 0
+        assert main(["data", "inspect", str(prepared), *flags]) == 0
         nobody_reads.flush()
 
 
-@pytest.mark.parametrize("command", [["inspect-data"], ["merge-data", "--output-prefix", "out", "--input"]])
+@pytest.mark.parametrize("command", [["data", "inspect"], ["data", "merge", "--output-prefix", "out", "--input"]])
 def test_an_interruption_is_one_sentence(
     prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
@@ -185,7 +185,7 @@ def test_an_interruption_is_one_sentence(
     monkeypatch.setattr("trainer.data.inspect_command.inspect_pair", interrupt)
     monkeypatch.setattr("trainer.data.merging.merge_pairs", interrupt)
     assert main([*command, str(prepared)]) == 130
-    assert capsys.readouterr().err == f"trainer {command[0]}: interrupted\n"
+    assert capsys.readouterr().err == f"llmctl {' '.join(command[:2])}: interrupted\n"
 
 
 def test_a_disk_that_fails_is_a_problem_of_its_pair(
@@ -197,4 +197,4 @@ def test_a_disk_that_fails_is_a_problem_of_its_pair(
     monkeypatch.setattr("trainer.data.inspecting._read_contents", fail)
     status, pair, said = inspected(prepared, capsys, "--verify")
     assert (status, pair["documents"], pair["contents"]) == (3, 5, None)
-    assert said == f"trainer inspect-data: {prepared}.bin: cannot be read to its end: Input/output error\n"
+    assert said == f"llmctl data inspect: {prepared}.bin: cannot be read to its end: Input/output error\n"

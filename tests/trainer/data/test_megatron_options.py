@@ -76,7 +76,7 @@ def test_what_cannot_be_is_one_sentence(
         preprocess.main(["--input", str(tmp_path / "in.jsonl"), "--output-prefix", str(tmp_path / "o"), *words])
     said = capsys.readouterr().err
     assert ended.value.code == 2
-    assert said.startswith("trainer preprocess: ") and says in said
+    assert said.startswith("llmctl data prepare: ") and says in said
     assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
@@ -87,8 +87,8 @@ def test_other_commands_say_it_alike(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         inspect_command.main(["p", "--chat-template", "t"])
     merged, inspected = capsys.readouterr().err.splitlines()
-    assert merged == "trainer merge-data: --multimodal: pairs of text alone are read here; leave it out"
-    assert inspected == "trainer inspect-data: --chat-template: chats are not tokenized here; leave it out"
+    assert merged == "llmctl data merge: --multimodal: pairs of text alone are read here; leave it out"
+    assert inspected == "llmctl data inspect: --chat-template: chats are not tokenized here; leave it out"
 
 
 @pytest.mark.parametrize("flag", ["padded-vocab-size", "no-pad-vocab-size", "tiktoken-special-tokens"])

@@ -28,7 +28,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_shards_become_what_megatron_makes_of_them(tmp_path: Path) -> None:
     for shard in ("a", "b", "c"):
         unpack(f"shard_{shard}", tmp_path)
-    assert main(["merge-data", "--input", str(tmp_path), "--output-prefix", str(tmp_path / "out/all")]) == 0
+    assert main(["data", "merge", "--input", str(tmp_path), "--output-prefix", str(tmp_path / "out/all")]) == 0
     with np.load(RECORDED / "formats.npz") as recorded:
         assert files(tmp_path / "out") == {
             f"all.{part}": recorded[f"merged.{part}"].tobytes() for part in ("bin", "idx")
@@ -41,7 +41,7 @@ def test_merged_manifests_are_those_of_the_whole(tmp_path: Path, capsys: pytest.
     for number, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
         describe(tmp_path / f"part{number}", DOCUMENTS[start:stop])
     parts = [str(tmp_path / f"part{number}") for number in range(3)]
-    assert main(["merge-data", "--input", *parts, "--output-prefix", str(tmp_path / "all")]) == 0
+    assert main(["data", "merge", "--input", *parts, "--output-prefix", str(tmp_path / "all")]) == 0
     merged = read_manifest(tmp_path / "all")
     assert merged is not None
     assert merged.text_bytes == 30
@@ -56,7 +56,7 @@ def test_a_folder_without_pairs_is_refused_and_home_is_found(
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "full/a", DOCUMENTS)
     (tmp_path / "empty").mkdir()
-    merge = ["merge-data", "--output-prefix", "~/out", "--input", "~/full"]
+    merge = ["data", "merge", "--output-prefix", "~/out", "--input", "~/full"]
     assert main([*merge, str(tmp_path / "empty")]) == 3
     assert "empty: is a folder without a .bin or .idx" in capsys.readouterr().err
     assert main(merge) == 0
@@ -69,17 +69,17 @@ def test_a_pair_that_is_named_by_all_its_files_counts_once(
     monkeypatch.chdir(tmp_path)
     describe(tmp_path / "a.b", DOCUMENTS)
     named = ["a.b.bin", "a.b.idx", "a.b.json", "./a.b", "."]
-    assert main(["merge-data", "--input", *named, "--output-prefix", "out"]) == 0
+    assert main(["data", "merge", "--input", *named, "--output-prefix", "out"]) == 0
     assert "out.bin, .idx and .json: 1 pair, 60 documents" in capsys.readouterr().out
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "a.b.bin").read_bytes()
-    assert main(["inspect-data", *named[:4], "--samples", "0"]) == 0
+    assert main(["data", "inspect", *named[:4], "--samples", "0"]) == 0
     assert capsys.readouterr().out.count("documents   60") == 1
-    assert main(["merge-data", "--input", "a.b", "a.b", "--output-prefix", "twice"]) == 0
+    assert main(["data", "merge", "--input", "a.b", "a.b", "--output-prefix", "twice"]) == 0
     assert "2 pairs, 120 documents" in capsys.readouterr().out
     for path in tmp_path.glob("twice.*"):
         path.unlink()
     for output in ("new/", ".", "new/.."):
-        assert main(["merge-data", "--input", "a.b", "--output-prefix", output]) == 3
+        assert main(["data", "merge", "--input", "a.b", "--output-prefix", output]) == 3
         assert capsys.readouterr().err.endswith("is a folder; add a name for the pair\n")
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".bin", ".bin", ".idx", ".idx", ".json", ".json"]
 
@@ -145,7 +145,7 @@ def test_damage_that_only_a_checksum_shows_is_not_merged(tmp_path: Path, capsys:
     content[17] ^= 4
     (tmp_path / "a.bin").write_bytes(content)
     before = files(tmp_path)
-    assert main(["merge-data", "--input", str(tmp_path / "a"), "--output-prefix", str(tmp_path / "out")]) == 3
+    assert main(["data", "merge", "--input", str(tmp_path / "a"), "--output-prefix", str(tmp_path / "out")]) == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "a.bin: is damaged: its SHA-256 is not that of its manifest" in said
@@ -175,9 +175,9 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     write(tmp_path / "a", [[1] * 1000] * 5)
     before = files(tmp_path)
     with files_end_at(4000):
-        status = main(["merge-data", "--input", str(tmp_path / "a"), "--output-prefix", str(tmp_path / "out")])
+        status = main(["data", "merge", "--input", str(tmp_path / "a"), "--output-prefix", str(tmp_path / "out")])
     assert status == 3
-    assert capsys.readouterr().err == f"trainer merge-data: {tmp_path}/out: cannot be used: File too large\n"
+    assert capsys.readouterr().err == f"llmctl data merge: {tmp_path}/out: cannot be used: File too large\n"
     assert files(tmp_path) == before
 
 

@@ -64,15 +64,15 @@ def test_more_processes_and_nodes_make_the_same_bytes(
 ) -> None:
     assert sorted(expected) == [f"n_text_document.{part}" for part in ("bin", "idx", "json")]
     command = ["--input", str(numbers), "--output-prefix", str(tmp_path / "n"), "--workers", "1", *NUMBERS]
-    with preprocess(*command, "--nodes", "2", "--node", "0") as process:
-        assert main([*command, "--nodes", "2", "--node", "1"]) == 0
+    with preprocess(*command, "--nodes", "2", "--attempt", "a", "--node", "0") as process:
+        assert main([*command, "--nodes", "2", "--attempt", "a", "--node", "1"]) == 0
         process.communicate(timeout=60)
     assert process.returncode == 0
     assert contents(tmp_path) == expected
 
 
 def preprocess(*arguments: str, **more: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "trainer", "preprocess", *arguments]
+    command = [sys.executable, "-m", "trainer", "data", "prepare", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **more)
 
 
@@ -170,7 +170,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_pair(
     with preprocess(*command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) as process:
         said = process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == 3
-    assert said[-1].startswith(f"trainer preprocess: {tmp_path}/n: cannot be written: File too large (")
+    assert said[-1].startswith(f"llmctl data prepare: {tmp_path}/n: cannot be written: File too large (")
     assert {path.read_text() for path in tmp_path.glob("n_*")} == {"old"}
     assert not list((tmp_path / "n.preparing").rglob("*.partial"))
     assert main(command) == 0

@@ -219,7 +219,7 @@ def test_what_a_folder_leaves_out_is_said(tmp_path: Path, capsys: pytest.Capture
     command = ["--output-prefix", str(tmp_path / "new/o"), *NUMBERS, "--check", "--input"]
     assert main([*command, str(tmp_path)]) == 0
     assert capsys.readouterr().err == (
-        f"trainer preprocess: --input: {tmp_path}: 4 files of other endings (2 .rst, 1 .py, 1 without an ending) are "
+        f"llmctl data prepare: --input: {tmp_path}: 4 files of other endings (2 .rst, 1 .py, 1 without an ending) are "
         "left out; what is named, or meant by a pattern, is read\n"
     )
     for word in ("a.txt", "*.txt", "*.rst"):

@@ -16,8 +16,7 @@ from typing import BinaryIO
 import numpy as np
 import pytest
 
-from trainer.data.index_format import HEADER
-from trainer.data.prepare import chunks, joining, room
+from trainer.data.prepare import chunks, joining
 from trainer.data.prepare.encoding import Block
 from trainer.data.prepare.shard import DamagedShardError, ShardWriter, open_shard
 from trainer.data.preprocess import main
@@ -155,41 +154,6 @@ def test_any_damage_of_a_shard_is_found_before_it_is_believed(tmp_path: Path) ->
             path.write_bytes(damaged)
             with pytest.raises(DamagedShardError, match="is damaged"), open_shard(path, dtype):
                 pass
-
-
-def test_a_disk_that_may_be_full_is_told_once(
-    tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """So much is free that the second shard fits, but not a part of both once more while they are joined: it goes on,
-    as the second chunk may be of other text."""
-    arguments = [*command, "--output-prefix", str(tmp_path / "out/n")]
-    for free, is_told in ((4500, True), (20_000, False)):
-        monkeypatch.setattr(room, "disk_usage", lambda _, free=free: (0, 0, free))
-        assert main(arguments) == 0
-        said = capsys.readouterr().err
-        assert said.count("there are 4.5e-06 GB free, and about ") == is_told
-
-
-def test_the_tables_of_the_index_need_room_too(
-    tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """200 documents of a sequence each, 20 bytes for each; also where a process before this one has encoded them."""
-    arguments = [*command, "--output-prefix", str(tmp_path / "out/n")]
-    monkeypatch.setattr(room, "SAVE_BYTES", 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "trainer.data.prepare.pipeline.assemble", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, ""))
-        )
-        patch.setattr(room, "disk_usage", lambda _: (0, 0, 1 << 40))
-        assert main(arguments) == 3
-    for free, is_told in ((4000, False), (3999, True)):
-        shutil.copytree(tmp_path / "out", tmp_path / f"{free}")
-        monkeypatch.setattr(room, "disk_usage", lambda _, free=free: (0, 0, free))
-        capsys.readouterr()
-        assert main([*command, "--output-prefix", str(tmp_path / f"{free}/n")]) == 0
-        assert ("GB more will be needed" in capsys.readouterr().err) == is_told
-    index = (tmp_path / "4000/n_text_document.idx").stat().st_size
-    assert index == HEADER.size + 8 + 4000
 
 
 def test_what_is_joined_is_removed_and_the_disk_holds_it_once(

@@ -15,7 +15,6 @@ import pytest
 
 from trainer.data.cache_entry import LEFT_OVER_SECONDS
 from trainer.data.prepare import chunks, node_marks, nodes, pipeline
-from trainer.data.prepare.node_marks import attempt_of_step
 from trainer.data.prepare.progress import Progress
 from trainer.data.preprocess import main
 
@@ -39,10 +38,8 @@ def source(tmp_path: Path) -> Path:
 
 
 def run(source: Path, node: int, *more: str) -> int:
-    prefix = str(source.parent / "out/n")
-    return main(
-        ["--input", str(source), "--output-prefix", prefix, "--nodes", "2", "--node", str(node), *NUMBERS, *more]
-    )
+    nodes = ["--nodes", "2", "--node", str(node), "--attempt", "run.0"]
+    return main(["--input", str(source), "--output-prefix", str(source.parent / "out/n"), *nodes, *NUMBERS, *more])
 
 
 def contents(source: Path) -> dict[str, bytes]:
@@ -93,14 +90,14 @@ def test_a_node_that_a_launcher_ends_says_which_one_failed(
     with monkeypatch.context() as at_the_start:
         at_the_start.setattr(pipeline, "_check_text_files", be_told_to_end)
         assert run(source, 0, "--attempt", "run.1") == 143
-        assert capsys.readouterr().err == "trainer preprocess: told to end by SIGTERM\n"
+        assert capsys.readouterr().err == "llmctl data prepare: told to end by SIGTERM\n"
     lines = source.read_bytes().splitlines(keepends=True)
     source.write_bytes(b"".join([*lines[:200], b"{\n", *lines[200:]]))
     assert run(source, 1, "--attempt", "run.1") == 3
     capsys.readouterr()
     monkeypatch.setattr(pipeline, "wait_for_nodes", lambda *_: be_told_to_end(None))
     assert run(source, 0, "--attempt", "run.1") == 3
-    assert f"trainer preprocess: node 1 failed: {source}:201: is not a line" in capsys.readouterr().err
+    assert f"llmctl data prepare: node 1 failed: {source}:201: is not a line" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -135,23 +132,9 @@ def test_a_node_that_fails_before_it_begins_is_heard(
     assert sorted(contents(source)) == [f"n_text_document.{part}" for part in ("bin", "idx", "json")]
 
 
-def test_slurms_step_names_the_attempt() -> None:
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "4"}
-    assert attempt_of_step(step, 4) == "slurm-7.0.2"
-    assert attempt_of_step(step | {"SLURM_RESTART_COUNT": "3"}, 2) == "slurm-7.3.2"
-    # Jobs of a task each have no number in common.
-    assert attempt_of_step(step | {"SLURM_STEP_NUM_TASKS": "1"}, 2) == ""
-    assert attempt_of_step({"SLURM_JOB_ID": "7"}, 1) == attempt_of_step({}, 1) == ""
-
-
-def test_an_attempt_is_told_from_slurm_or_asked_for(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--input", str(source), "--output-prefix", str(source.parent / "out/n"), "--nodes", "2", *NUMBERS]
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    asked = "--attempt: is not given, so that a node that fails before the others begin is missed for minutes only"
-    for more, variables, is_asked in ((["--attempt", "1"], {}, False), ([], step, False), ([], {}, True)):
-        assert [main([*arguments, "--node", node, *more], variables) for node in ("1", "0")] == [0, 0]
-        assert (asked in capsys.readouterr().err) == is_asked
-        shutil.rmtree(source.parent / "out")
+def test_nodes_without_a_name_for_their_start_are_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(source, 0, "--attempt", "") == 3
+    assert "--attempt: give all nodes of one start the same name" in capsys.readouterr().err
 
 
 def test_a_silent_node_is_not_waited_for_without_end(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

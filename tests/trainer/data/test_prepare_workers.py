@@ -240,7 +240,7 @@ def test_whoever_ends_it_sees_no_traceback(tmp_path: Path, end: signal.Signals) 
         os.close(tokenizer)
         said = process.communicate(timeout=60)[1]
     whys = {signal.SIGINT: "interrupted", signal.SIGTERM: "told to end by SIGTERM"}
-    assert said == (f"trainer preprocess: {whys[end]}\n" if end in whys else "")
+    assert said == (f"llmctl data prepare: {whys[end]}\n" if end in whys else "")
     assert process.returncode == (128 + end if end in whys else -end)
 
 
@@ -260,7 +260,7 @@ def test_sigterm_to_all_processes_leaves_what_is_done(tmp_path: Path) -> None:
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + signal.SIGTERM
     kept = r"(1 part is|\d+ parts are) done and kept: the same command goes on from there"
-    assert re.fullmatch(rf"trainer preprocess: told to end by SIGTERM \({kept}\)\n", said), said
+    assert re.fullmatch(rf"llmctl data prepare: told to end by SIGTERM \({kept}\)\n", said), said
     assert not list((tmp_path / "ended").rglob("*.partial"))
     assert main(arguments) == 0
     whole, ended = ({file.name: file.read_bytes() for file in Path(prefix).parent.iterdir()} for prefix in prefixes)

@@ -1,4 +1,4 @@
-"""``python -m trainer preprocess``: what it writes, byte for byte the same twice, and what it refuses."""
+"""``llmctl data prepare``: what it writes, byte for byte the same twice, and what it refuses."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_outputs_that_cannot_be_written_are_one_sentence(
     assert main([*arguments, "--output-prefix", place, "--tokenizer-model", str(tokenizer_file)]) == 3
     assert train_tokenizer.main([*arguments, "--vocab-size", "257", "--output", place]) == 3
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"trainer preprocess: {place}: cannot be written: ")
-    assert second.startswith(f"trainer train-tokenizer: {place}: cannot be written: ")
+    assert first.startswith(f"llmctl data prepare: {place}: cannot be written: ")
+    assert second.startswith(f"llmctl data train-tokenizer: {place}: cannot be written: ")
 
 
 def test_pieces_end_at_lines_and_lose_nothing() -> None:

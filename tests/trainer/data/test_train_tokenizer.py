@@ -30,7 +30,8 @@ from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.tokenizer import Tokenizer
 from trainer.data.tokenizers.train_sentencepiece import train_sentencepiece
 from trainer.data.tokenizers.train_wordpiece import train_wordpiece
-from trainer.data.train_tokenizer import ENDINGS, main, train_byte_level_bpe
+from trainer.data.train_tokenizer import main, train_byte_level_bpe
+from trainer.data_flags import ENDINGS
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_training_is_the_same_on_any_number_of_threads(
 ) -> None:
     for threads in ("1", "4"):
         output = tmp_path / threads / name
-        command = [sys.executable, "-m", "trainer", "train-tokenizer", "--input", source, "--vocab-size", str(size)]
+        command = [sys.executable, "-m", "trainer", "data", "train-tokenizer", source, "--vocab-size", str(size)]
         subprocess.run(
             [*command, "--output", output],
             check=True,
@@ -123,7 +124,7 @@ def test_sizes_that_no_text_fills_are_refused_at_once(
     for size in (-1, 5, smallest - 1):
         assert main([*command, "--vocab-size", str(size), "--check"]) == 3
         said = capsys.readouterr().err
-        assert said == f"trainer train-tokenizer: --vocab-size: {size} is below {smallest}: {holds}; raise it\n"
+        assert said == f"llmctl data train-tokenizer: --vocab-size: {size} is below {smallest}: {holds}; raise it\n"
     assert main([*command, "--vocab-size", str(1 << 31), "--check"]) == 3
     assert "is above 2147483647, the largest id; lower it" in capsys.readouterr().err
     assert main([*command, "--vocab-size", str(smallest), "--check"]) == 0
@@ -286,7 +287,7 @@ def test_what_is_wrong_with_the_text_is_said_of_the_text(
     command = ["--input", str(tmp_path / "in.jsonl"), "--vocab-size", "400", "--output", str(tmp_path / f"t{suffix}")]
     assert main(command) == 3
     said = capsys.readouterr().err
-    assert f"trainer train-tokenizer: {tmp_path}/in.jsonl:{len(TEXTS) + 2}: is not a line of JSON: " in said
+    assert f"llmctl data train-tokenizer: {tmp_path}/in.jsonl:{len(TEXTS) + 2}: is not a line of JSON: " in said
     assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
@@ -337,7 +338,7 @@ sys.exit(__main__.main(sys.argv[1:]))
 
 
 def test_learning_ends_at_once_when_it_is_interrupted(source: Path, tmp_path: Path) -> None:
-    words = ["train-tokenizer", "--input", str(source), "--vocab-size", "300", "--output", str(tmp_path / "t.json")]
+    words = ["data", "train-tokenizer", str(source), "--vocab-size", "300", "--output", str(tmp_path / "t.json")]
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", _DEAF, *words], stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -347,7 +348,7 @@ def test_learning_ends_at_once_when_it_is_interrupted(source: Path, tmp_path: Pa
             said = process.communicate(timeout=30)[1]
         finally:
             process.kill()
-    assert (process.returncode, said) == (130, "trainer train-tokenizer: interrupted\n")
+    assert (process.returncode, said) == (130, "llmctl data train-tokenizer: interrupted\n")
     assert not list(tmp_path.iterdir())
 
 

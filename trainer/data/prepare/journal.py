@@ -21,7 +21,6 @@ from trainer.data.prepare.encoding import Recipe
 from trainer.data.prepare.inputs import InputFile
 from trainer.data.prepare.joining import forget, joined_chunks
 from trainer.data.prepare.node_marks import NodeMarks
-from trainer.data.prepare.shard import DamagedShardError, Footer, read_footer
 
 _PLAN = "plan.json"
 _SHARD = re.compile(r"(\d{8,})\.shard")
@@ -181,19 +180,6 @@ class Journal:
             found = {int(match[1]) for entry in entries if (match := _SHARD.fullmatch(entry.name))}
         # Then alone: shards go when this is known.
         return found | {*range(joined_chunks(self.parts))}
-
-    def written(self, number: int, footer: Footer | None = None) -> tuple[int, int]:
-        """Bytes of the shard of a chunk, and of what it will take in the index; zeros: it is joined, or damaged.
-
-        Args:
-            number: of the chunk.
-            footer: of the shard, if it is known.
-        """
-        path = self.shard(number)
-        try:
-            return path.stat().st_size, (footer or read_footer(path)).index_bytes
-        except (FileNotFoundError, DamagedShardError):
-            return 0, 0
 
     def shard(self, number: int) -> Path:
         """Where the shard of a chunk lies."""

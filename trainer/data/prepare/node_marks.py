@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -41,23 +41,6 @@ def heeding_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def attempt_of_step(variables: Mapping[str, str], nodes: int) -> str:
-    """A name that all tasks of one ``srun`` have in common and no other start has; "" where Slurm did not start us all.
-
-    Slurm's srun(1), "Output environment variables", gives every task the numbers of its job and step, and sbatch(1) how
-    often the job was started again. Jobs of a task each, as those of an array, have no number in common.
-
-    Args:
-        variables: the environment.
-        nodes: how many processes share the preparation.
-    """
-    tasks = variables.get("SLURM_STEP_NUM_TASKS", "")
-    if "SLURM_JOB_ID" not in variables or not tasks.isdecimal() or int(tasks) < nodes:
-        return ""
-    step = [variables.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "RESTART_COUNT", "STEP_ID")]
-    return f"slurm-{'.'.join(step)}"
-
-
 class NodeMarks:
     """The marks of one start of all nodes. Of a preparation on one node there are none.
 
@@ -73,7 +56,6 @@ class NodeMarks:
         self.node = node
         self.nodes = nodes
         self._attempt = hashlib.sha256(attempt.encode()).hexdigest()[:16]
-        self._has_attempt = bool(attempt)
         self._beaten = 0.0
 
     def _path(self, kind: str, node: int) -> Path:
@@ -81,13 +63,8 @@ class NodeMarks:
 
     def forget(self) -> None:
         """Take back what an earlier process of ours told the others."""
-        nodes = [self.node]
-        if self.node == 0 and not self._has_attempt:
-            # Without a name for this start, nothing tells what others have told now from what they told before.
-            nodes = list(range(self.nodes))
-        for node in nodes:
-            self._path("failed", node).unlink(missing_ok=True)
-        self._path("done", self.node).unlink(missing_ok=True)
+        for kind in ("failed", "done"):
+            self._path(kind, self.node).unlink(missing_ok=True)
         self._tell_alive()
 
     def beat(self) -> None:

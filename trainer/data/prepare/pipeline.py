@@ -23,7 +23,6 @@ from trainer.data.prepare.journal import Journal, Plan, folder_of
 from trainer.data.prepare.node_marks import TOLD_TO_END, NodeMarks, ToldToEnd
 from trainer.data.prepare.nodes import is_late, wait_for_nodes
 from trainer.data.prepare.progress import Progress, say
-from trainer.data.prepare.room import Room
 from trainer.data.prepare.shard import Footer
 from trainer.data.prepare.workers import TokenizerFacts, do_chunks, learn_facts, learn_facts_elsewhere, open_same
 from trainer.data.tokenizers.opening import open_tokenizer
@@ -54,8 +53,7 @@ class Preparation:
         restart: throw away what an earlier, unfinished one has done.
         node: our number among ``nodes``.
         nodes: that work on it at the same time, each with every ``nodes``-th chunk; number 0 puts them together.
-        attempt: the same on all nodes, and another one each time that they are started; "": what an earlier start told
-            is not kept apart, so that a failure told before the first node begins is lost.
+        attempt: the same on all nodes, and another one each time that they are started; "": there is one node.
         log_documents: see Progress.
     """
 
@@ -261,21 +259,18 @@ def _encode(
     done = journal.done()
     work = ChunkWork(journal.parts, wanted.recipe, plan.text_document, wanted.skip_bad)
     total = sum(file.size for file in wanted.inputs)
-    room = Room(journal.folder, wanted.inputs)
     with Progress(total // wanted.nodes, documents=wanted.log_documents) as progress:
 
         def to_do() -> Iterator[Chunk]:
             ours = 0
             for chunk in cut_chunks(wanted.inputs, plan.chunk_bytes, plan.text_document):
                 journal.marks.beat()
-                room.begin(chunk)
                 known.append(Chunk(chunk.number, chunk.spans, chunk.input_bytes))
                 if chunk.number % wanted.nodes != wanted.node:
                     continue
                 ours += chunk.input_bytes
                 if chunk.number in done:
                     progress.skip(chunk.input_bytes)
-                    room.count(chunk, *journal.written(chunk.number))
                 else:
                     yield chunk
             progress.expect(ours)
@@ -284,9 +279,6 @@ def _encode(
         with closing(_do(to_do(), work, facts, processes, journal.marks.beat)) as results:
             for chunk, footer in results:
                 progress.advance(chunk.input_bytes, footer.documents)
-                room.count(chunk, *journal.written(chunk.number, footer))
-                room.look()
-    room.look(at_once=True)
     return known
 
 

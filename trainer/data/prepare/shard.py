@@ -28,8 +28,6 @@ _BLOCK = struct.Struct("<IQQQ")
 _LENGTH = struct.Struct("<Q")
 _TAIL = struct.Struct("<QI8s")
 _BUFFER = 1 << 20
-_SEQUENCE_BYTES, _DOCUMENT_BYTES = 12, 8
-"""Of an index: length and offset, and the number of the first sequence (trainer.data.index_format)."""
 
 
 class DamagedShardError(DataError):
@@ -61,11 +59,6 @@ class Footer:
     lines: list[int] = field(default_factory=list)
     bad: int = 0
     first_bad: list[tuple[int, int | None, str]] = field(default_factory=list)
-
-    @property
-    def index_bytes(self) -> int:
-        """What it will take in the indexes of all keys."""
-        return _SEQUENCE_BYTES * self.sequences + _DOCUMENT_BYTES * self.documents * len(self.text_bytes)
 
 
 class ShardWriter:
@@ -121,22 +114,6 @@ class ShardWriter:
         with suppress(OSError):
             self._file.close()
         self._partial.unlink(missing_ok=True)
-
-
-def read_footer(path: Path) -> Footer:
-    """What the chunk held, by a few bytes at the end, which nothing is compared with: for a reckoning.
-
-    Raises:
-        DamagedShardError: there is no footer.
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        end, length, _ = _read_tail(path, file)
-        file.seek(end)
-        try:
-            return Footer(**json.loads(file.read(length)))
-        except (ValueError, TypeError):
-            raise DamagedShardError(path) from None
 
 
 @contextmanager

@@ -41,7 +41,6 @@ class Piece:
         file_size: of the files of ``spans``, all of them, when the run began.
         by_range: the only span is a range that need not begin or end with a document: those that begin in it are meant.
         content: the bytes of the only span, where they had to be decompressed to find it.
-        unit: that it is of, by its number in the order of the files; such a unit alone has several pieces.
     """
 
     spans: tuple[Span, ...]
@@ -49,7 +48,6 @@ class Piece:
     file_size: int
     by_range: bool = False
     content: bytes | None = None
-    unit: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,8 @@ class Pieces:
         # By name, not by folder or time: copied to another place it is the same text.
         told = [[Path(file.path).name, file.size] for file in files]
         self.fingerprint = hashlib.blake2b(json.dumps([told, self._size]).encode(), digest_size=8).hexdigest()
+        times = json.dumps([file.mtime_ns for file in files])
+        self.times = hashlib.blake2b(times.encode(), digest_size=8).hexdigest()
 
     def close(self) -> None:
         """Let another thread that looks for a place in a compressed file, which may take minutes, leave off."""
@@ -150,18 +150,18 @@ class Pieces:
         within = number - (self._ends[place] - group.units)
         file = group.files[0]
         if group.sizes:
-            yield Piece((Span(file.path, row_group=within),), group.sizes[within], file.size, unit=number), None
+            yield Piece((Span(file.path, row_group=within),), group.sizes[within], file.size), None
         elif group.units > 1:
             start, stop = within * self._size, min(file.size, (within + 1) * self._size)
-            yield Piece((Span(file.path, start, stop),), stop - start, file.size, by_range=True, unit=number), None
+            yield Piece((Span(file.path, start, stop),), stop - start, file.size, by_range=True), None
         elif _is_stream(file, self._text_document):
-            yield from self._stretches(file, number, offset)
+            yield from self._stretches(file, offset)
         else:
             spans = tuple(Span(one.path) for one in group.files)
             size = sum(one.size for one in group.files)
-            yield Piece(spans, size, size, unit=number), None
+            yield Piece(spans, size, size), None
 
-    def _stretches(self, file: InputFile, number: int, offset: int) -> Iterator[tuple[Piece, int]]:
+    def _stretches(self, file: InputFile, offset: int) -> Iterator[tuple[Piece, int]]:
         errors = reading_errors()
         by_line = is_by_line(file, self._text_document) is True
         self.reads = file.path
@@ -176,7 +176,7 @@ class Pieces:
                     content = b"".join((content, *rest_of_document(stream, by_line)))
                     stop = offset + len(content)
                     span = Span(file.path, offset, stop)
-                    yield Piece((span,), len(content), file.size, content=content, unit=number), stop
+                    yield Piece((span,), len(content), file.size, content=content), stop
                     offset = stop
         except errors as error:
             raise unreadable(file.path, error) from None

@@ -4,18 +4,16 @@ Pieces of text (trainer.data.streaming.pieces) come in the order of their epoch.
 block; the documents of a block are shuffled, joined, and cut into windows of ``seq_length + 1`` tokens that overlap by
 one, as trainer.data.gpt_dataset does. What is left over begins the next block. A block follows from its place in the
 epoch alone, however many processes encode it and whoever asks; so the place of the last block and what was left over
-before it are all that it takes to go on from any sample, bit for bit. A digest of its tokens goes with them, and one
-of every piece that was read: text that was edited in between does not pass for what it was.
+before it are all that it takes to go on from any sample, bit for bit.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,7 +22,6 @@ import numpy.typing as npt
 
 from trainer.data.errors import DataError
 from trainer.data.streaming.pieces import Cursor, Piece, Pieces
-from trainer.data.streaming.seen_text import SeenText
 from trainer.data.streaming.work import Share
 from trainer.data.streaming.workers import Encoder
 
@@ -39,30 +36,19 @@ class Boundary:
         cursor: its first piece.
         first: number of the first sample that ends in it.
         carry: tokens that were left over before it, int32, at most ``seq_length``.
-        digest: of its own tokens; None where it has not been read yet.
     """
 
     cursor: Cursor
     first: int
     carry: Tokens
-    digest: str | None = None
 
 
 @dataclass(frozen=True)
 class _Block:
-    """The shuffled documents of a block, joined, the pieces that they are of, and where the next one begins.
-
-    Attributes:
-        tokens: of the documents.
-        pieces: in order, each with the digest of what it gave.
-        after: where the next block begins.
-        digest: of ``tokens``.
-    """
+    """The tokens of a block's shuffled documents, and the place where the next block begins."""
 
     tokens: Tokens
-    pieces: tuple[tuple[Piece, int], ...]
     after: Cursor
-    digest: str
 
 
 class StreamedSamples:
@@ -105,7 +91,6 @@ class StreamedSamples:
         self._say: Callable[[str], None] | None = say
         self._lock = threading.Lock()
         self._boundaries = [Boundary(Cursor(), 0, np.zeros(0, np.int32))]
-        self._seen = SeenText(pieces.units)
         # What is in memory: the samples from ``_first`` to before ``_after.first``.
         self._tokens: Tokens = np.zeros(0, np.int32)
         self._first = 0
@@ -128,7 +113,6 @@ class StreamedSamples:
         """Plain values from which ``restore`` can go on at sample ``number``."""
         with self._lock:
             found = self._boundaries[self._place(number)]
-            seen = self._seen.state()
         place = found.cursor
         return {
             "epoch": place.epoch,
@@ -136,8 +120,6 @@ class StreamedSamples:
             "offset": place.offset,
             "first": found.first,
             "carry": found.carry.tolist(),
-            "digest": found.digest,
-            "seen": seen,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -149,11 +131,8 @@ class StreamedSamples:
         try:
             cursor = Cursor(*(int(state[name]) for name in ("epoch", "place", "offset")))
             carry = np.asarray(state["carry"], np.int32)
-            boundary = Boundary(cursor, int(state["first"]), carry, state.get("digest"))
+            boundary = Boundary(cursor, int(state["first"]), carry)
             self._check(boundary)
-            seen = SeenText(self._pieces.units)
-            if "seen" in state:
-                seen.restore(state["seen"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
                 f"data.streaming: the checkpoint's place in the text is damaged, or of another version ({error}); go "
@@ -161,7 +140,6 @@ class StreamedSamples:
             ) from None
         with self._lock:
             self._boundaries = [self._boundaries[0], boundary]
-            self._seen = seen
             self._after = None
 
     def _check(self, boundary: Boundary) -> None:
@@ -198,13 +176,6 @@ class StreamedSamples:
 
     def _load(self, boundary: Boundary) -> None:
         block = self._block(boundary.cursor)
-        with self._lock:
-            other = next((piece for piece, digest in block.pieces if not self._seen.is_same(piece, digest)), None)
-        if other is not None:
-            raise DataError(_edited(other.spans[0].path, len(other.spans)))
-        if boundary.digest not in (None, block.digest):
-            paths = list(dict.fromkeys(span.path for piece, _ in block.pieces for span in piece.spans))
-            raise DataError(_edited(paths[0] if paths else "the text", len(paths)))
         self._tokens = np.concatenate([boundary.carry, block.tokens])
         self._first = boundary.first
         count = max(0, (len(self._tokens) - 1) // self._seq_length)
@@ -216,7 +187,6 @@ class StreamedSamples:
                 # Gone back: what was known beyond comes again.
                 place = next(n for n, one in enumerate(self._boundaries) if one.cursor == boundary.cursor)
                 del self._boundaries[place + 1 :]
-            self._boundaries[-1] = replace(boundary, digest=block.digest)
             self._boundaries.append(self._after)
         following = self._encoder.ahead(partial(self._make, block.after))
         self._next = None if following is None else (block.after, following)
@@ -239,7 +209,6 @@ class StreamedSamples:
 
     def _make(self, cursor: Cursor) -> _Block:
         after = Cursor(cursor.epoch + 1)
-        read: list[Piece] = []
         reader = self._reader_at(cursor)
 
         def pieces() -> Iterator[Piece]:
@@ -247,8 +216,6 @@ class StreamedSamples:
             size = 0
             for piece, following in reader:
                 after = following
-                # What was decompressed is needed no longer than it is encoded.
-                read.append(piece if piece.content is None else replace(piece, content=b""))
                 yield piece
                 size += piece.size
                 if size >= self._buffer_bytes:
@@ -266,17 +233,7 @@ class StreamedSamples:
         shuffled = _in_order(tokens, lengths, order)
         if after.epoch == cursor.epoch:
             self._reader = after, reader
-        digests = zip(read, (one.digest for one in found), strict=True)
-        return _Block(shuffled, tuple(digests), after, hashlib.blake2b(shuffled.data, digest_size=8).hexdigest())
-
-
-def _edited(path: str, files: int) -> str:
-    """What is said of text that was read before, and is another one now, in one of ``files`` that begin with a path."""
-    where = path if files <= 1 else f"one of {files:,} files that are read together, {path} and others,"
-    return (
-        f"data.streaming: {where} no longer gives the tokens that it gave when the run read it first; bring the former "
-        "text back, or begin another run with the weights, by checkpoint.load and checkpoint.finetune"
-    )
+        return _Block(shuffled, after)
 
 
 def _in_order(tokens: Tokens, lengths: npt.NDArray[np.int64], order: npt.NDArray[np.int64]) -> Tokens:

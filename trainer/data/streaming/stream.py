@@ -14,7 +14,6 @@ from trainer.data.prepare.inputs import find_inputs
 from trainer.data.sources import SPLITS
 from trainer.data.streaming.pieces import Cursor, Pieces
 from trainer.data.streaming.samples import StreamedSamples
-from trainer.data.streaming.text_marks import MarkedText
 from trainer.data.streaming.work import PassedOver, Reading, Share, documents_of, shares_of
 from trainer.data.streaming.workers import Encoder, EncoderPool, InlineEncoder
 from trainer.data.tokenizers.opening import load_tokenizer
@@ -38,7 +37,7 @@ class TextStream:
         samples: Mapping[Split, StreamedSamples],
         encoder: Encoder,
         origin: Mapping[str, Any],
-        text: MarkedText,
+        pieces: Pieces,
         say: Callable[[str], None],
     ) -> None:
         """Wrap ``samples``.
@@ -47,20 +46,20 @@ class TextStream:
             samples: by split.
             encoder: ours to close.
             origin: by name what the samples for training depend on, in plain values.
-            text: that they are of.
+            pieces: of the text for training.
             say: takes a line about text that was written to since a checkpoint.
         """
         self.samples = dict(samples)
         self._encoder = encoder
         self._origin = dict(origin)
-        self._text = text
+        self._pieces = pieces
         self._say = say
 
     def state(self, consumed_samples: int) -> dict[str, Any]:
         """Plain values for a checkpoint, from which training goes on at this sample."""
         return {
             "stream": self._origin,
-            "text": self._text.state(),
+            "times": self._pieces.times,
             **self.samples["train"].state(consumed_samples),
         }
 
@@ -68,7 +67,7 @@ class TextStream:
         """Go on from what a checkpoint holds; without it all text before is encoded again, to the same samples.
 
         Raises:
-            DataError: it is of another stream, or of text that was edited since.
+            DataError: it is of another stream, as of files that have another size since.
         """
         if state is None:
             return
@@ -85,9 +84,12 @@ class TextStream:
                 f"data.streaming: {what}; go on with what it was made with, or begin another run with its weights, by "
                 "checkpoint.load and checkpoint.finetune"
             )
-        told = self._text.compare(state["text"]) if "text" in state else None
-        if told is not None:
-            self._say(told)
+        if state.get("times", self._pieces.times) != self._pieces.times:
+            newest = max(self._pieces.files, key=lambda file: file.mtime_ns)
+            self._say(
+                f"files of the text, the newest of which is {newest.path}, were written or copied since the "
+                "checkpoint; their sizes are the same, and samples are, too, if the text is"
+            )
         self.samples["train"].restore(state)
 
     def close(self) -> None:
@@ -151,7 +153,7 @@ def open_stream(
     notes.append(f"text is encoded{engine} while the model trains, {where}")
     # The first part is what is trained on: trainer.data_checks sees to it that there is something.
     origin = {"the tokenizer": [tokenizer.sha256, tokenizer.eod], **_origin(config, *parts[0][1:])}
-    return TextStream(samples, encoder, origin, MarkedText(parts[0][1].files), say), tokenizer, tuple(notes)
+    return TextStream(samples, encoder, origin, parts[0][1], say), tokenizer, tuple(notes)
 
 
 def _warn(line: str) -> None:

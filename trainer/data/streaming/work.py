@@ -17,7 +17,6 @@ from trainer.data.prepare.documents import BadDocument, SpanReader, Text
 from trainer.data.prepare.encoding import Block, Recipe, batches, encode_documents
 from trainer.data.prepare.inputs import kind_of
 from trainer.data.streaming.pieces import Piece, aligned
-from trainer.data.streaming.seen_text import DIGEST_BYTES
 from trainer.data.tokenizers.tokenizer import Tokenizer
 
 WHOLE = 1 << 64
@@ -96,13 +95,11 @@ class Encoded:
     Attributes:
         tokens: of all of them, int32 [T].
         lengths: of each, none 0, int64 [D]; sums to T.
-        digest: of both, below 2^32.
         first_bad: the first that was passed over; None: there is none.
     """
 
     tokens: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int64]
-    digest: int = 0
     first_bad: PassedOver | None = None
 
 
@@ -123,13 +120,7 @@ def encode_piece(piece: Piece, reading: Reading, share: Share, tokenizer: Tokeni
         of_documents = np.diff(ends, prepend=0)
         tokens.append(block.tokens)
         lengths.append(of_documents[of_documents > 0])
-    return _encoded(np.concatenate(tokens), np.concatenate(lengths), bad[0] if bad else None)
-
-
-def _encoded(tokens: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64], first_bad: PassedOver | None) -> Encoded:
-    digest = hashlib.blake2b(lengths.data, digest_size=DIGEST_BYTES)
-    digest.update(tokens.data)
-    return Encoded(tokens, lengths, int.from_bytes(digest.digest(), "little"), first_bad)
+    return Encoded(np.concatenate(tokens), np.concatenate(lengths), bad[0] if bad else None)
 
 
 _RECIPE = Recipe(append_eod=True)

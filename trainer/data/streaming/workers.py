@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from trainer.data.end_with_parent import end_with_parent
+from trainer.data.background import end_with_parent
 from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.prepare.workers import WORN_BYTES
 from trainer.data.streaming.pieces import Piece

@@ -11,12 +11,13 @@ from trainer.data.tokenizers.gpt2 import added_token, read_gpt2
 from trainer.data.tokenizers.huggingface import HuggingFaceVocabulary
 from trainer.data.tokenizers.null import NullTokenizer
 from trainer.data.tokenizers.sentencepiece_model import SentencePieceVocabulary
-from trainer.data.tokenizers.settings import TOKENIZER_TYPES, TokenizerSettings, settings_of
+from trainer.data.tokenizers.settings import TokenizerSettings, settings_of
 from trainer.data.tokenizers.special_names import declared_names, read_json_beside
 from trainer.data.tokenizers.tiktoken_ranks import RanksVocabulary
 from trainer.data.tokenizers.tokenizer import Tokenizer
 from trainer.data.tokenizers.vocabulary import Vocabulary, VocabularyTokenizer
 from trainer.data.tokenizers.wordpiece import read_wordpiece
+from trainer.data_flags import TOKENIZER_TYPES
 
 if TYPE_CHECKING:
     from trainer.config import DataConfig

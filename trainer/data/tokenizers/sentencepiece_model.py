@@ -10,13 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trainer.data.errors import DataError
 from trainer.data.tokenizers.engines import EngineOffer, EngineRefusal, missing_package
 from trainer.data.tokenizers.gigatoken_engine import GigatokenEngine, load_tokenizer_json
 from trainer.data.tokenizers.huggingface import SPACE_MARK, say_byte_piece
-from trainer.data.tokenizers.long_texts import LONG, WholeTexts, slices
+from trainer.data.tokenizers.long_texts import WholeTexts
 from trainer.data.tokenizers.model_proto import (
     BPE,
     BYTE,
@@ -27,8 +25,7 @@ from trainer.data.tokenizers.model_proto import (
     ModelProto,
     read_model_proto,
 )
-from trainer.data.tokenizers.sentencepiece_cuts import is_cut_between_words
-from trainer.data.tokenizers.tokenizer import TokenBatch, Tokens, join_arrays, join_lists
+from trainer.data.tokenizers.tokenizer import TokenBatch, join_lists
 from trainer.data.tokenizers.words import WordPieces, words_by_text
 
 
@@ -106,10 +103,7 @@ class SentencePieceVocabulary:
 
     def engines(self) -> Sequence[EngineOffer]:
         """Use gigatoken for BPE that falls back to bytes; the sentencepiece library is the reference."""
-        reference = EngineOffer(
-            "sentencepiece",
-            lambda: LibraryEngine(self._load_library(), is_cut_between_words(self._model), self._model.dummy_prefix),
-        )
+        reference = EngineOffer("sentencepiece", lambda: LibraryEngine(self._load_library()))
         if self._model.model_type != BPE:
             return [reference]
         return [EngineOffer("gigatoken", self._gigatoken), reference]
@@ -128,37 +122,21 @@ class LibraryEngine:
 
     Args:
         library: with its model loaded.
-        by_word: long texts may be cut between words.
-        drop_space: a space is put in front of every text, as it is in front of what follows a cut.
     """
 
-    def __init__(self, library: Any, by_word: bool = False, drop_space: bool = False) -> None:
+    def __init__(self, library: Any) -> None:
         self._library = library
-        self._by_word = by_word
-        self._drop_space = drop_space
         self._whole = WholeTexts("sentencepiece", _BYTES_EACH)
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
         """Tokens of each text.
 
         Raises:
-            DataError: one is too long for what cannot be cut.
+            DataError: one would take too much memory.
         """
-        if self._by_word and any(len(text) > LONG for text in texts):
-            return join_arrays([self._encode_long(text) for text in texts])
-        return join_lists(self._encode(texts))
-
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         for text in texts:
             self._whole.check(text)
-        found: list[list[int]] = self._library.encode(list(texts), out_type=int, num_threads=1)
-        return found
-
-    def _encode_long(self, text: str) -> Tokens:
-        def encode(part: str) -> list[int]:
-            return self._encode([part])[0]
-
-        return np.concatenate([np.array(encode(part), np.int32) for part in slices(text, encode, self._drop_space)])
+        return join_lists(self._library.encode(list(texts), out_type=int, num_threads=1))
 
 
 def _check_ties(texts: Sequence[str], scores: Mapping[str, float]) -> None:
