@@ -16,7 +16,7 @@ import torch
 
 from trainer.kernels.bench_case import Bench, Case, Draw, Size
 from trainer.kernels.gradients import differentiable_once
-from trainer.kernels.operation import Implementation, Operation
+from trainer.kernels.operation import Implementation, Operation, compiled
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Rope = Callable[..., Heads]
@@ -170,23 +170,6 @@ def _own_join(*grads_and_angles: Any) -> torch.Tensor:
     return joined
 
 
-def _triton_split_(heads: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool) -> Any:
-    from trainer.kernels.triton import rotary
-
-    # Without angles there are copies to make, which torch does as well.
-    if cos is None or sin is None:
-        return _eager_split_(heads, cos, sin, interleaved)
-    return rotary.split_(heads, cos, sin, interleaved)
-
-
-def _triton_join(*grads_and_angles: Any) -> torch.Tensor:
-    from trainer.kernels.triton import rotary
-
-    if grads_and_angles[3] is None:
-        return _eager_join(*grads_and_angles)
-    return rotary.join(*grads_and_angles)
-
-
 def register() -> None:
     """Tell torch.compile about the ops of the library, once it is loaded."""
     torch.library.register_fake("llmctl::rope_", _fake_in_place)
@@ -244,12 +227,14 @@ def _case(size: Size, draw: Draw) -> Case:
     return Case((packed, 1, width, *shaped), plain, 4 * packed.nbytes // 3, 6 * packed.nbytes // 3)
 
 
+_EAGER = _rope(_Halves(_eager_split_, _eager_join))
+
 ROPE: Operation[Rope] = Operation(
     "rope",
     {
         "own": Implementation(_rope(_Halves(_own_split_, _own_join))),
-        "triton": Implementation(_rope(_Halves(_triton_split_, _triton_join)), ("cuda",)),
-        "eager": Implementation(_rope(_Halves(_eager_split_, _eager_join))),
+        "compile": compiled(_EAGER),
+        "eager": Implementation(_EAGER),
     },
     [
         partial(_example, (5, 2, 3, 2, 10, 8), False, True),

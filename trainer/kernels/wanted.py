@@ -139,7 +139,7 @@ def wanted_in_cpu_memory(config: TrainConfig) -> dict[str, Wanted]:
         return {}
     step = wanted["adamw"]
     # What is for GPUs alone, and what takes its place: nvrtc compiles the library's code, which a CPU has too.
-    instead: dict[str, BackendChoice] = {"nvrtc": "auto", "triton": "torch"}
+    instead: dict[str, BackendChoice] = {"nvrtc": "auto", "compile": "torch"}
     if not step.is_named:
         # Who wants everything on own means what the GPU computes: a host whose processor is too old for it is no error.
         instead["own"] = "auto"

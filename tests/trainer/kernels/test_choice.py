@@ -86,10 +86,10 @@ def test_a_backend_asked_for_by_name_that_is_missing_is_an_error_with_the_cure()
         chosen({"rms_norm": named}, NO_COMPILER)
     with pytest.raises(ConfigError, match="training.kernel_backend: rms_norm cannot run on own: .*set it to auto"):
         chosen({"rms_norm": replace(AUTO, backend="own")}, NO_COMPILER)
-    with pytest.raises(ConfigError, match="cannot run on triton: there is none on cpu; use own or eager"):
-        chosen({"rms_norm": replace(named, backend="triton")})
-    with pytest.raises(ConfigError, match="triton has no kernel on cpu; use auto or eager"):
-        chosen({"rms_norm": replace(AUTO, backend="triton")})
+    with pytest.raises(ConfigError, match="cannot run on torch: there is none on cpu; use own or compile or eager"):
+        chosen({"rms_norm": replace(named, backend="torch")})
+    with pytest.raises(ConfigError, match="torch has no kernel on cpu; use auto or eager"):
+        chosen({"rms_norm": replace(AUTO, backend="torch")})
 
 
 def test_self_tests_look_into_lists_that_are_changed_in_place():
@@ -164,7 +164,7 @@ def test_a_dtype_that_a_kernel_does_not_take(monkeypatch):
     operation = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "own": limited})
     monkeypatch.setattr(choice_module, "OPERATIONS", (operation,))
     assert chosen({"rms_norm": AUTO}, dtype=torch.bfloat16).lines() == ["kernels: eager for rms_norm"]
-    with pytest.raises(ConfigError, match="it takes no bfloat16; use eager"):
+    with pytest.raises(ConfigError, match="it takes no bfloat16; use compile or eager"):
         chosen({"rms_norm": Wanted("own", "training.kernel_backends.rms_norm", True)}, dtype=torch.bfloat16)
 
 
@@ -227,7 +227,8 @@ def test_what_a_gpu_leaves_to_the_cpu_is_chosen_for_the_cpu(ranks):
 
 
 @pytest.mark.parametrize(
-    ("backend", "there"), [("auto", "auto"), ("own", "own"), ("nvrtc", "auto"), ("triton", "torch"), ("eager", "eager")]
+    ("backend", "there"),
+    [("auto", "auto"), ("own", "own"), ("nvrtc", "auto"), ("compile", "torch"), ("eager", "eager")],
 )
 def test_backends_for_gpus_alone_are_not_wanted_in_cpu_memory(backend, there):
     optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
@@ -238,7 +239,7 @@ def test_backends_for_gpus_alone_are_not_wanted_in_cpu_memory(backend, there):
 
 
 @pytest.mark.parametrize(
-    ("backend", "there"), [("own", "auto"), ("nvrtc", "auto"), ("triton", "torch"), ("torch", "torch")]
+    ("backend", "there"), [("own", "auto"), ("nvrtc", "auto"), ("compile", "torch"), ("torch", "torch")]
 )
 def test_what_is_wanted_for_everything_is_no_must_in_cpu_memory(backend, there):
     """Of the host's processor nobody has asked for anything."""
@@ -300,9 +301,9 @@ def test_config_errors(training, said):
 
 
 def test_backends_by_flag():
-    line = parse_command_line(["--kernel-backend", "eager", "--kernel-backends", "rope=own", "rms_norm=triton"])
+    line = parse_command_line(["--kernel-backend", "eager", "--kernel-backends", "rope=own", "rms_norm=compile"])
     assert line.values["training.kernel_backend"] == "eager"
-    assert line.values["training.kernel_backends"] == {"rope": "own", "rms_norm": "triton"}
+    assert line.values["training.kernel_backends"] == {"rope": "own", "rms_norm": "compile"}
 
 
 def test_zero_bubble_schedules_need_the_product_that_accumulates():
@@ -316,7 +317,7 @@ def test_zero_bubble_schedules_need_the_product_that_accumulates():
 def test_one_process_takes_what_is_built_and_never_builds(tmp_path):
     from trainer.kernels.build_settings import BuildSettings
 
-    named = configured(kernel_backend="triton")
+    named = configured(kernel_backend="nvrtc")
     found = serial_kernels(named, BuildSettings.from_variables(os.environ), CPU, torch.float32)
     assert found.backends["rms_norm"] == "own"
     off = serial_kernels(configured(kernel_backend="eager"), BuildSettings(tmp_path), CPU, torch.float32)
@@ -341,6 +342,57 @@ def test_two_ranks_train_alike_with_and_without_kernels(tmp_path):
     assert len(without) == 4 and with_kernels == pytest.approx(without, rel=1e-5)
     assert any(line.startswith("kernels: own (") and "rms_norm" in line for line in said)
     assert [line.split(" for ")[0] for line in nothing] == ["kernels: eager"]
+
+
+@pytest.fixture
+def inductor(tmp_path, monkeypatch):
+    """torch.compile with a cache of its own."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+
+
+COMPILE = Wanted("compile", "training.kernel_backends.rms_norm", True)
+
+
+@pytest.mark.usefixtures("inductor")
+def test_torch_compiles_the_reference_where_it_is_asked_for():
+    found = chosen({"rms_norm": COMPILE}, dtype=torch.bfloat16)
+    assert found.lines() == ["kernels: compile for rms_norm"]
+    function = found.kernels[RMS_NORM]
+    hidden, weight = torch.randn(3, 41, requires_grad=True), torch.ones(41, requires_grad=True)
+    ours, theirs = (
+        torch.autograd.grad(run(hidden, weight, 1e-5).square().sum(), (hidden, weight)) for run in (function, eager)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.usefixtures("inductor")
+def test_without_a_compiler_of_its_own_torch_compiles_nothing(monkeypatch):
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/no/compiler"))
+    with pytest.raises(ConfigError, match=r"rms_norm cannot run on compile: .*No working C\+\+ compiler.*to auto"):
+        chosen({"rms_norm": COMPILE})
+
+
+def test_on_gpus_what_torch_compiles_comes_after_our_own(monkeypatch):
+    """And is tried on one example; where it fails, a line says so and the reference runs."""
+    cuda, tried = torch.device("cuda", 0), []
+
+    def tested(operation, backend, _device, _dtype):
+        tried.append((operation.name, backend))
+        return "TritonMissing: Cannot find a working triton installation." if fails else None
+
+    monkeypatch.setattr(choice_module, "self_test", tested)
+    wanted = {"activation": AUTO, "scaled_causal_softmax": AUTO}
+    fails = False
+    found = choose_kernels(wanted, NO_COMPILER, cuda, torch.float32, is_alone=True)
+    assert set(found.backends.values()) == {"compile"} and len(tried) == 2
+    fails = True
+    found = choose_kernels(wanted, NO_COMPILER, cuda, torch.float32, is_alone=True)
+    assert set(found.backends.values()) == {"eager"}
+    assert found.fallbacks()[1:] == [
+        "kernels: activation, scaled_causal_softmax: eager in the place of compile: "
+        "TritonMissing: Cannot find a working triton installation."
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

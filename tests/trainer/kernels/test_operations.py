@@ -97,7 +97,7 @@ BACKENDS = [
     pytest.param(operation, backend, id=f"{operation.name}-{backend}")
     for operation in OPERATIONS
     for backend in operation.implementations
-    if backend != "triton" and any(value.requires_grad for value in tensors_of(example(operation)))
+    if backend != "compile" and any(value.requires_grad for value in tensors_of(example(operation)))
 ]
 
 
