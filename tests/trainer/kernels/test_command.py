@@ -311,7 +311,6 @@ def test_doctor_explains_every_operation(place):
     reasons = [row["reason"] for row in before["operations"] if row["operation"] == "rms_norm"]
     assert reasons and all("python -m trainer kernels build builds it" in reason for reason in reasons)
     assert {part["name"]: part["found"] for part in before["parts"]}["library"] is False
-    assert {package["name"] for package in before["packages"]} >= {"apex", "flash-attn", "transformer-engine"}
     assert before["notes"] == list(doctor.NOTES)
     assert kernels("build", **place)[0] == 0
     after = json.loads(kernels("doctor", "--json", **place)[1])
