@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.kernels.build_error import BuildError
+from trainer.kernels.build_settings import BuildError
 
 if TYPE_CHECKING:
     from trainer.kernels.bench import Measurement, Plan

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.kernels.build import find_compiler
-from trainer.kernels.build_error import BuildError, outcome_of
+from trainer.kernels.build_settings import BuildError, outcome_of
 from trainer.kernels.choice import choose_kernels, implementation_problem, name_of
 from trainer.kernels.library import LEVELS, Library, load_built
 from trainer.kernels.measured import measurements_in, rankings_of

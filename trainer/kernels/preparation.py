@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.kernels.build_cache import LIMIT_S
-from trainer.kernels.build_error import BuildError, outcome_of
-from trainer.kernels.build_report import LineReport
+from trainer.kernels.build_settings import BuildError, LineReport, outcome_of
 from trainer.kernels.choice import Choice, Offer, choose_kernels, slow_processor, with_cpu_memory
 from trainer.kernels.device_image import DeviceImage, ImageBackend, compiled_name, load_device_image
 from trainer.kernels.library import LEVELS, Library, built_name, load_built, load_on_demand

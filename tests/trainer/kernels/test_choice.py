@@ -356,9 +356,10 @@ COMPILE = Wanted("compile", "training.kernel_backends.rms_norm", True)
 
 @pytest.mark.usefixtures("inductor")
 def test_torch_compiles_the_reference_where_it_is_asked_for():
-    found = chosen({"rms_norm": COMPILE}, dtype=torch.bfloat16)
+    found = chosen({"rms_norm": COMPILE})
     assert found.lines() == ["kernels: compile for rms_norm"]
     function = found.kernels[RMS_NORM]
+    # Of the size of the example, which is in the cache.
     hidden, weight = torch.randn(3, 41, requires_grad=True), torch.ones(41, requires_grad=True)
     ours, theirs = (
         torch.autograd.grad(run(hidden, weight, 1e-5).square().sum(), (hidden, weight)) for run in (function, eager)
@@ -389,7 +390,7 @@ def test_on_gpus_what_torch_compiles_comes_after_our_own(monkeypatch):
     fails = True
     found = choose_kernels(wanted, NO_COMPILER, cuda, torch.float32, is_alone=True)
     assert set(found.backends.values()) == {"eager"}
-    assert found.fallbacks()[1:] == [
+    assert found.fallbacks()[-1:] == [
         "kernels: activation, scaled_causal_softmax: eager in the place of compile: "
         "TritonMissing: Cannot find a working triton installation."
     ]

@@ -18,8 +18,7 @@ from tests.resume_torture import free_port
 from trainer.kernels import bench_command, build_command, doctor
 from trainer.kernels.build import find_compiler, library_name
 from trainer.kernels.build_cache import BuildCache, is_intact
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings
 from trainer.kernels.library import LEVELS, Library, load_built
 from trainer.kernels.suite import OPERATIONS
 

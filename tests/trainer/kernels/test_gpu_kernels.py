@@ -18,8 +18,7 @@ import torch
 
 from tests.trainer.kernels.op_checks import mapped, tensors_of
 from tests.trainer.kernels.test_cuda_ops import TESTED
-from trainer.kernels.build_report import LineReport
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildSettings, LineReport
 from trainer.kernels.device_image import load_device_image
 from trainer.kernels.library import Library
 from trainer.kernels.operation import Operation

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from trainer.kernels import preparation
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings
 from trainer.kernels.device_image import DeviceImage
 from trainer.kernels.library import Library
 from trainer.kernels.preparation import Preparation, serial_kernels
