@@ -344,58 +344,6 @@ def test_two_ranks_train_alike_with_and_without_kernels(tmp_path):
     assert [line.split(" for ")[0] for line in nothing] == ["kernels: eager"]
 
 
-@pytest.fixture
-def inductor(tmp_path, monkeypatch):
-    """torch.compile with a cache of its own."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch.compiler.reset()
-
-
-COMPILE = Wanted("compile", "training.kernel_backends.rms_norm", True)
-
-
-@pytest.mark.usefixtures("inductor")
-def test_torch_compiles_the_reference_where_it_is_asked_for():
-    found = chosen({"rms_norm": COMPILE})
-    assert found.lines() == ["kernels: compile for rms_norm"]
-    function = found.kernels[RMS_NORM]
-    # Of the size of the example, which is in the cache.
-    hidden, weight = torch.randn(3, 41, requires_grad=True), torch.ones(41, requires_grad=True)
-    ours, theirs = (
-        torch.autograd.grad(run(hidden, weight, 1e-5).square().sum(), (hidden, weight)) for run in (function, eager)
-    )
-    torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.usefixtures("inductor")
-def test_without_a_compiler_of_its_own_torch_compiles_nothing(monkeypatch):
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/no/compiler"))
-    with pytest.raises(ConfigError, match=r"rms_norm cannot run on compile: .*No working C\+\+ compiler.*to auto"):
-        chosen({"rms_norm": COMPILE})
-
-
-def test_on_gpus_what_torch_compiles_comes_after_our_own(monkeypatch):
-    """And is tried on one example; where it fails, a line says so and the reference runs."""
-    cuda, tried = torch.device("cuda", 0), []
-
-    def tested(operation, backend, _device, _dtype):
-        tried.append((operation.name, backend))
-        return "TritonMissing: Cannot find a working triton installation." if fails else None
-
-    monkeypatch.setattr(choice_module, "self_test", tested)
-    wanted = {"activation": AUTO, "scaled_causal_softmax": AUTO}
-    fails = False
-    found = choose_kernels(wanted, NO_COMPILER, cuda, torch.float32, is_alone=True)
-    assert set(found.backends.values()) == {"compile"} and len(tried) == 2
-    fails = True
-    found = choose_kernels(wanted, NO_COMPILER, cuda, torch.float32, is_alone=True)
-    assert set(found.backends.values()) == {"eager"}
-    assert found.fallbacks()[-1:] == [
-        "kernels: activation, scaled_causal_softmax: eager in the place of compile: "
-        "TritonMissing: Cannot find a working triton installation."
-    ]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_torch_passes_the_self_test_of_every_operation_that_it_has(dtype):
     there = [operation for operation in OPERATIONS if "torch" in operation.implementations]
