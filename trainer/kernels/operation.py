@@ -122,8 +122,7 @@ class _Compiled:
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        # Made at the first call: the import of torch's compiler takes seconds. Code for any size is slower, and that
-        # for the backward of rotary embedding cannot be made (torch 2.13).
+        # Made at the first call: the import of torch's compiler takes seconds. Code for any size is slower.
         return torch.compile(self.reference, dynamic=False)
 
     def __call__(self, *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 
 from trainer.kernels.bench_case import Bench, Case, Draw, Size
 from trainer.kernels.gradients import differentiable_once
-from trainer.kernels.operation import Implementation, Operation, compiled
+from trainer.kernels.operation import Implementation, Operation
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Rope = Callable[..., Heads]
@@ -227,14 +227,11 @@ def _case(size: Size, draw: Draw) -> Case:
     return Case((packed, 1, width, *shaped), plain, 4 * packed.nbytes // 3, 6 * packed.nbytes // 3)
 
 
-_EAGER = _rope(_Halves(_eager_split_, _eager_join))
-
 ROPE: Operation[Rope] = Operation(
     "rope",
     {
         "own": Implementation(_rope(_Halves(_own_split_, _own_join))),
-        "compile": compiled(_EAGER),
-        "eager": Implementation(_EAGER),
+        "eager": Implementation(_rope(_Halves(_eager_split_, _eager_join))),
     },
     [
         partial(_example, (5, 2, 3, 2, 10, 8), False, True),
