@@ -20,7 +20,6 @@ SESSION_MARK = "LLMCTL_PYTEST_SESSION"
 LONGEST = (
     "test_parity.py",
     "test_cuda_ops.py",
-    "test_triton_kernels.py",
     "test_fully_sharded.py",
     "test_mutations.py",
     "test_resume.py",

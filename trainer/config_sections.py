@@ -257,9 +257,10 @@ class TrainingConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     deterministic_mode: bool = False
     kernel_backend: BackendChoice = "auto"
-    """What operations limited by memory run on: own (csrc, compiled here), nvrtc (the same, compiled by NVRTC), triton,
-    torch, or eager (a chain of torch's operations). auto: the first of them that is there and passes its self-test; on
-    GPUs that ``python -m trainer kernels bench`` has measured, in the order of trainer.kernels.measured."""
+    """What operations limited by memory run on: own (csrc, compiled here), nvrtc (the same, compiled by NVRTC), compile
+    (torch.compile of eager; on CPUs by name only), torch, or eager (a chain of torch's operations). auto: the first of
+    them that is there and passes its self-test; on GPUs that ``python -m trainer kernels bench`` has measured, in the
+    order of trainer.kernels.measured."""
     kernel_backends: dict[str, BackendChoice] = {}
     """The same for single operations, as in ``rope: eager``; see trainer.kernels.wanted for their names."""
     no_masked_softmax_fusion: bool = False

@@ -1,7 +1,5 @@
 #include "../include/tensor_lists.h"
 
-#include <type_traits>
-
 #include "cuda_call.h"
 #include "tensor_chunks.h"
 
@@ -11,21 +9,16 @@ namespace {
 /* At least one: the dispatcher finds the kind of device by it. */
 using Tensors = std::vector<Tensor>;
 
-/* Pointers and lengths of a list; a `Pointer` to const where tensors are only read: memory that copies share stays so. */
-template <typename Pointer>
+/* Pointers and lengths of a list. */
 struct Arrays {
-  std::vector<Pointer> pointers;
+  std::vector<const void *> pointers;
   std::vector<int64_t> numels;
   int64_t chunks = 0;
 
   explicit Arrays(const Tensors &tensors) {
     const int64_t chunk = llmctl_cuda_list_chunk();
     for (const Tensor &tensor : tensors) {
-      if constexpr (std::is_same_v<Pointer, const void *>) {
-        pointers.push_back(data(tensor));
-      } else {
-        pointers.push_back(mutable_data(tensor));
-      }
+      pointers.push_back(data(tensor));
       numels.push_back(tensor.numel());
       chunks += (tensor.numel() + chunk - 1) / chunk;
     }
@@ -45,38 +38,16 @@ struct Cpu {
     for (const double part : sums) total += part;
     *static_cast<double *>(mutable_data(sum)) = total;
   }
-
-  static void scale(int dtype, const Tensors &tensors, double factor, const Tensor &flag) {
-    const std::vector<Chunk> chunks = chunks_of(tensors);
-    std::vector<float> flags(chunks.size(), 0.0f);
-    /* Memory that is shared by copies is parted here: torch forbids that to threads. */
-    const Arrays<void *> arrays(tensors);
-    for_chunks(chunks, [&](int64_t number, const Chunk &chunk) {
-      llmctl_cpu_scale(dtype, arrays.pointers[chunk.tensor], factor, &flags[static_cast<size_t>(number)], chunk.first,
-                       chunk.stop);
-    });
-    const bool bad = std::any_of(flags.begin(), flags.end(), [](float each) { return each != 0.0f; });
-    *static_cast<float *>(mutable_data(flag)) = bad ? 1.0f : 0.0f;
-  }
 };
 
 struct Cuda {
   static void sum_of_squares(int dtype, const Tensors &tensors, const Tensor &sum) {
     const CudaCall call(sum, "sum_of_squares");
-    const Arrays<const void *> arrays(tensors);
+    const Arrays arrays(tensors);
     const Tensor partial = unwritten(sum, {std::max<int64_t>(1, arrays.chunks)});
     call.check(llmctl_cuda_sum_of_squares(dtype, arrays.pointers.data(), arrays.numels.data(), arrays.count(),
                                           static_cast<double *>(mutable_data(partial)),
                                           static_cast<double *>(mutable_data(sum)), call.stream()));
-  }
-
-  static void scale(int dtype, const Tensors &tensors, double factor, const Tensor &flag) {
-    const CudaCall call(flag, "scale_");
-    const Arrays<void *> arrays(tensors);
-    Tensor zeroed = flag;
-    torch::stable::zero_(zeroed);
-    call.check(llmctl_cuda_scale(dtype, arrays.pointers.data(), arrays.numels.data(), arrays.count(), factor,
-                                 static_cast<float *>(mutable_data(flag)), call.stream()));
   }
 };
 
@@ -88,31 +59,17 @@ Tensor sum_of_squares(Tensors tensors) {
   return sum;
 }
 
-template <typename Device>
-Tensor scale(Tensors tensors, double factor) {
-  check_list(tensors, "scale_", "tensors");
-  std::vector<Span> written;
-  add_spans(written, tensors);
-  check_apart(std::move(written), "scale_");
-  const Tensor flag = unwritten(tensors[0], {}, ScalarType::Float);
-  Device::scale(dtype_of(tensors[0], "scale_"), tensors, factor, flag);
-  return flag;
-}
-
 }  // namespace
 }  // namespace llmctl
 
 STABLE_TORCH_LIBRARY_FRAGMENT(llmctl, library) {
   library.def("sum_of_squares(Tensor[] tensors) -> Tensor");
-  library.def("scale_(Tensor(a!)[] tensors, float factor) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(llmctl, CPU, library) {
   library.impl("sum_of_squares", TORCH_BOX(&llmctl::sum_of_squares<llmctl::Cpu>));
-  library.impl("scale_", TORCH_BOX(&llmctl::scale<llmctl::Cpu>));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(llmctl, CUDA, library) {
   library.impl("sum_of_squares", TORCH_BOX(&llmctl::sum_of_squares<llmctl::Cuda>));
-  library.impl("scale_", TORCH_BOX(&llmctl::scale<llmctl::Cuda>));
 }

@@ -1,7 +1,6 @@
 #include "../include/tensor_lists.h"
 
 #include <cstring>
-#include <limits>
 
 #include "isa.h"
 
@@ -53,22 +52,6 @@ double sum_of_squares(const llmctl::bfloat16 *values, int64_t count) {
   return total + sum_of_squares<llmctl::bfloat16>(values + whole, count - whole);
 }
 
-/* Whether a result is infinite or NaN: not between the largest numbers of both signs. A difference to itself would not tell:
- * where the product is contracted into it, it is what rounding has left. */
-template <typename T>
-bool scale(T *values, llmctl::wide<T> factor, int64_t count) {
-  using W = llmctl::wide<T>;
-  const W largest = std::numeric_limits<W>::max();
-  int bad = 0;
-#pragma omp simd reduction(| : bad)
-  for (int64_t i = 0; i < count; ++i) {
-    values[i] = W(values[i]) * factor;
-    const W scaled = values[i];
-    bad |= !(scaled >= -largest && scaled <= largest);
-  }
-  return bad != 0;
-}
-
 }  // namespace
 
 LLMCTL_CPU_KERNEL(llmctl_cpu_sum_of_squares,
@@ -76,14 +59,5 @@ LLMCTL_CPU_KERNEL(llmctl_cpu_sum_of_squares,
                   (dtype, values, sum, first, stop)) {
   llmctl::with_dtype(dtype, [=](auto element) {
     *sum = sum_of_squares(static_cast<const decltype(element) *>(values) + first, stop - first);
-  });
-}
-
-LLMCTL_CPU_KERNEL(llmctl_cpu_scale,
-                  (int dtype, void *values, double factor, float *flag, int64_t first, int64_t stop),
-                  (dtype, values, factor, flag, first, stop)) {
-  llmctl::with_dtype(dtype, [=](auto element) {
-    using T = decltype(element);
-    if (scale(static_cast<T *>(values) + first, static_cast<llmctl::wide<T>>(factor), stop - first)) *flag = 1.0f;
   });
 }

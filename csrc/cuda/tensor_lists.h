@@ -15,7 +15,7 @@ constexpr int64 kListChunk = 16384;
 constexpr int kListTensors = 160;
 
 struct ListedTensor {
-  void *values;
+  const void *values;
   int64 numel;
   int first_block;
   bool packed; /* Whether it starts at 16 bytes. */
@@ -25,8 +25,6 @@ struct TensorList {
   ListedTensor tensors[kListTensors];
   int count;
   double *partial; /* One sum per block of this launch. */
-  double factor;
-  float *flag;
 };
 
 static_assert(sizeof(TensorList) <= 4096, "a kernel has 4096 bytes of parameters");

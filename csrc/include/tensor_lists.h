@@ -1,4 +1,4 @@
-/* What clipping and loss scaling do to a whole list of tensors: the sum of all squares, and a factor for all elements.
+/* The sum of the squares of a whole list of tensors, for the norm that clips gradients.
  * Sums are double and always in the same order: 50 million squares in float would be off by parts in a thousand, and a
  * float's square can be infinite where the norm is not. */
 #ifndef LLMCTL_TENSOR_LISTS_H
@@ -15,9 +15,6 @@ extern "C" {
 /* The sum of the squares of elements [first, stop), written. Infinite or NaN if and only if an element is. */
 void llmctl_cpu_sum_of_squares(int dtype, const void *values, double *sum, int64_t first, int64_t stop);
 
-/* values *= factor for elements [first, stop). `flag` becomes 1 if a result is infinite or NaN, and stays as it is else. */
-void llmctl_cpu_scale(int dtype, void *values, double factor, float *flag, int64_t first, int64_t stop);
-
 /* Elements that a block of threads sums up at a time. */
 int64_t llmctl_cuda_list_chunk(void);
 
@@ -25,9 +22,6 @@ int64_t llmctl_cuda_list_chunk(void);
  * chunk of every tensor, a last one that is not full included. */
 int llmctl_cuda_sum_of_squares(int dtype, const void *const *tensors, const int64_t *numels, int64_t count, double *partial,
                                double *sum, void *stream);
-
-int llmctl_cuda_scale(int dtype, void *const *tensors, const int64_t *numels, int64_t count, double factor, float *flag,
-                      void *stream);
 
 #ifdef __cplusplus
 }

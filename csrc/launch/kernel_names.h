@@ -32,8 +32,7 @@ enum class KernelTypes { kAll, kNoDouble, kNoType };
   X(scaled_causal_softmax, kAll)                    \
   X(scaled_softmax_backward, kAll)                  \
   X(sum_of_squares, kAll)                           \
-  X(sum_of_partials, kNoType)                       \
-  X(scale, kAll)
+  X(sum_of_partials, kNoType)
 
 enum class Kernel {
 #define LLMCTL_NAMED(name, types) name,

@@ -9,9 +9,11 @@ using llmctl::Kernel;
 using llmctl::ListedTensor;
 using llmctl::TensorList;
 
-/* `kernel` over all tensors, in as many launches as their number takes. `partial`: the first one's, or null. */
-int launch_over(Kernel kernel, int dtype, void *const *tensors, const int64_t *numels, int64_t count,
-                TensorList arguments, int64_t *total_blocks, void *stream) {
+/* Sums of the squares of all tensors, one per block, in as many launches as the number of tensors takes. */
+int sum_by_block(int dtype, const void *const *tensors, const int64_t *numels, int64_t count, double *partial,
+                 int64_t *total_blocks, void *stream) {
+  TensorList arguments{};
+  arguments.partial = partial;
   int64_t blocks = 0;
   for (int64_t number = 0; number < count; ++number) {
     if (numels[number] > 0) {
@@ -22,9 +24,9 @@ int launch_over(Kernel kernel, int dtype, void *const *tensors, const int64_t *n
     }
     const bool is_last = number + 1 == count;
     if (blocks == 0 || (!is_last && arguments.count < llmctl::kListTensors)) continue;
-    const int error = llmctl::launch(kernel, dtype, {blocks, llmctl::kListThreads, 1}, &arguments, stream);
+    const int error = llmctl::launch(Kernel::sum_of_squares, dtype, {blocks, llmctl::kListThreads, 1}, &arguments, stream);
     if (error != 0) return error;
-    if (arguments.partial != nullptr) arguments.partial += blocks;
+    arguments.partial += blocks;
     *total_blocks += blocks;
     arguments.count = 0;
     blocks = 0;
@@ -38,23 +40,11 @@ extern "C" int64_t llmctl_cuda_list_chunk(void) { return llmctl::kListChunk; }
 
 extern "C" int llmctl_cuda_sum_of_squares(int dtype, const void *const *tensors, const int64_t *numels, int64_t count,
                                           double *partial, double *sum, void *stream) {
-  TensorList arguments{};
-  arguments.partial = partial;
   int64_t blocks = 0;
-  const int error = launch_over(Kernel::sum_of_squares, dtype, const_cast<void *const *>(tensors), numels, count, arguments,
-                                &blocks, stream);
+  const int error = sum_by_block(dtype, tensors, numels, count, partial, &blocks, stream);
   if (error != 0) return error;
   const llmctl::SumOfPartials all{partial, sum, blocks};
   int threads = llmctl::kWarpThreads;
   while (threads < llmctl::kPartialThreads && threads < blocks) threads *= 2;
-  return llmctl::launch(llmctl::Kernel::sum_of_partials, {1, threads, 1}, &all, stream);
-}
-
-extern "C" int llmctl_cuda_scale(int dtype, void *const *tensors, const int64_t *numels, int64_t count, double factor,
-                                 float *flag, void *stream) {
-  TensorList arguments{};
-  arguments.factor = factor;
-  arguments.flag = flag;
-  int64_t blocks = 0;
-  return launch_over(Kernel::scale, dtype, tensors, numels, count, arguments, &blocks, stream);
+  return llmctl::launch(Kernel::sum_of_partials, {1, threads, 1}, &all, stream);
 }

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from trainer.context_parallel.axis import ContextParallel
-from trainer.layers.query_groups import repeat_groups, sum_copies
+from trainer.layers.attention_kernels import repeat_groups, sum_copies
 
 
 class _DivideHeads(torch.autograd.Function):

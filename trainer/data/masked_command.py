@@ -26,8 +26,7 @@ from trainer.data.tokenizers.settings import settings_from_flags
 from trainer.data.tokenizers.special_names import sentinel_name
 from trainer.data.tokenizers.tokenizer import SpecialTokens, Tokenizer
 from trainer.data_flags import add_tokenizer_flags
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings
 
 MOST_SAMPLES = 10_000
 """More than anybody looks at."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from trainer.kernels.bench_case import Bench, Case, Draw, Size
 from trainer.kernels.gradients import differentiable_once, with_gradient
-from trainer.kernels.operation import Implementation, Operation
+from trainer.kernels.operation import Implementation, Operation, compiled
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 Activate = Callable[[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", Activation, bool], torch.Tensor]
@@ -108,12 +108,6 @@ def _own(inner: torch.Tensor, *options: Any) -> torch.Tensor:
     bias, row_weight, kind, gated = options
     activated: torch.Tensor = _activation(inner, bias, row_weight, _NUMBERS[kind], gated)
     return activated
-
-
-def _triton(*arguments: Any) -> torch.Tensor:
-    from trainer.kernels.triton import activation
-
-    return activation.activation(*arguments)
 
 
 def is_one_of_torch(kind: Activation, device: torch.device) -> bool:
@@ -211,14 +205,16 @@ def _plain_bias_gelu(inner: torch.Tensor, bias: torch.Tensor, *_: Any) -> torch.
     return F.gelu(inner + bias, approximate="tanh")
 
 
+_EAGER = partial(_activate, _lean_swiglu)
+
 ACTIVATION: Operation[Activate] = Operation(
     "activation",
     # Forward and backward on one core of an Intel Xeon, as long either way: SwiGLU and GeLU's tanh form with a bias at
     # 16 Ki elements; an AMD EPYC takes 81 us for SwiGLU of 32 Ki, and 86 us by torch's operations.
     {
         "own": Implementation(_fused(_own), smallest={"cpu": 1 << 15}),
-        "triton": Implementation(_fused(_triton), ("cuda",)),
-        "eager": Implementation(partial(_activate, _lean_swiglu)),
+        "compile": compiled(_EAGER),
+        "eager": Implementation(_EAGER),
     },
     [
         _Example(5, 23, "silu", gated=True, has_bias=True, has_weight=True),

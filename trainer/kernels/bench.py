@@ -14,8 +14,7 @@ import torch
 
 from trainer.kernels.bench_case import Bench, Case, Draw, Size
 from trainer.kernels.choice import choose_kernels, implementation_problem, name_of
-from trainer.kernels.measured import LARGE_BYTES, rank
-from trainer.kernels.names import COMPILED
+from trainer.kernels.measured import rank
 from trainer.kernels.operation import BACKENDS, Backend, Operation
 from trainer.kernels.preparation import Preparation
 from trainer.kernels.suite import OPERATIONS
@@ -52,7 +51,7 @@ class Plan:
         copy_mib: size of the copied tensor; beyond the caches.
         by_cpu_time: count the calling thread's CPU time, where other work makes that of the clock useless.
         forward_only: leave backward out.
-        compiles: also measure what torch.compile makes of plain, on GPUs only where it is of account: see ``rank``.
+        compiles: also measure the backend ``compile``, which takes seconds for each size.
     """
 
     repeats: int = 7
@@ -64,7 +63,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One backend of one operation at one size; ``plain`` is what users write in torch, ``compiled`` that compiled.
+    """One backend of one operation at one size; ``plain`` is what users write in torch.
 
     ``small`` is what takes the place of a kernel at a size for which calling one costs more than it saves.
 
@@ -209,10 +208,11 @@ def _measure_case(
         yield Measurement(*row, PLAIN, False, 0.0, 0.0, 0.0, 0.0, 0.0, _first_line(error))
         return
     functions, problems = _functions(operation, device, dtype, offer)
+    if plan.compiles:
+        torch.compiler.reset()  # Or torch gives up after so many sizes of one function.
+    else:
+        functions.pop("compile", None)
     moved_bytes = cases[0].forward_bytes + (0 if plan.forward_only else cases[0].backward_bytes)
-    if plan.compiles and (device.type == "cpu" or moved_bytes >= LARGE_BYTES):
-        torch.compiler.reset()  # Or it gives up after so many sizes of one function.
-        functions[COMPILED] = torch.compile(cases[0].plain, dynamic=False)
     used = _used(operation, chosen, device, cases[0])
     if used == SMALL:
         functions[SMALL] = operation.small

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.kernels.build_error import BuildError
+from trainer.kernels.build_settings import BuildError
 
 if TYPE_CHECKING:
     from trainer.kernels.bench import Measurement, Plan
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
-        help="also what torch.compile makes of plain torch; unset: on GPUs",
+        help="the backend compile, too, which takes seconds for each size; unset: on GPUs",
     )
     parser.add_argument("--cpu-time", action="store_true", help="count CPU time: of one thread, on a busy machine")
     parser.add_argument("--as-is", action="store_true", help="with the MALLOC_* settings of this environment")
@@ -187,7 +187,7 @@ def _keep(rows: Sequence[Mapping[str, Any]], plan: Plan, settings: BuildSettings
             # A small copy stays in the caches, and no kernel comes near its speed.
             said = f"auto goes by {usual.repeats} repeats and {usual.copy_mib} MiB copied or more; this is not kept"
         elif not plan.compiles:
-            said = "auto goes by what torch.compile takes, too; this is not kept"
+            said = "auto goes by the backend compile, too; this is not kept"
         elif measured.keep(rows):
             said = f"kept in {measured.path}, which auto goes by on this kind of GPU"
         else:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.kernels.build_error import BuildError
+from trainer.kernels.build_settings import BuildError
 from trainer.kernels.compile_jobs import CompileJob, ask_compiler, jobs_that_fit, run_compilers
 from trainer.kernels.object_cache import ObjectCache
 from trainer.kernels.sources import source_files, source_folder

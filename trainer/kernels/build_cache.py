@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.kernels.build_error import BuildError
 from trainer.kernels.build_lock import NoLocksError, hold_if_free, hold_lock
+from trainer.kernels.build_settings import BuildError
 
 LIMIT_S = 900.0
 """How long a build may take, with the wait for another's."""

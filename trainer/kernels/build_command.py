@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from trainer.kernels.build_error import BuildError, outcome_of
-from trainer.kernels.build_report import LineReport, report_here
+from trainer.kernels.build_settings import BuildError, LineReport, outcome_of, report_here
 from trainer.kernels.device_image import ImageBackend, obtain_image
 from trainer.kernels.library import load_on_demand
 

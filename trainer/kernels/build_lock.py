@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.kernels.build_error import BuildError
+from trainer.kernels.build_settings import BuildError
 
 _LOOK_EVERY_S = 0.2
 _TOO_LONG_S = 1.0

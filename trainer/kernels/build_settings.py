@@ -1,15 +1,22 @@
-"""Where kernels are built and kept, as the entry point's environment says. Torch-free."""
+"""What every build starts with: settings of the entry point's environment, its error, and its report. Torch-free."""
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
-from collections.abc import Mapping
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from trainer.config_error import ConfigError
 
 _COMPILERS = ("g++", "c++", "clang++")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -58,3 +65,69 @@ def _cache_folder(variables: Mapping[str, str]) -> Path:
     except RuntimeError:
         # Of pathlib: the user is in no list, as in a container that is run under a foreign number.
         raise ConfigError("LLMCTL_CACHE_DIR", "there is no home directory; set it to a folder that is kept") from None
+
+
+class BuildError(Exception):
+    """What was to be built could not be.
+
+    Attributes:
+        reason: one sentence, with what to do where there is something.
+        log: all that the compiler said; empty if it was not asked.
+    """
+
+    def __init__(self, reason: str, log: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.log = log
+
+
+def outcome_of(task: Callable[[], _Result]) -> _Result | BuildError:
+    """The result of ``task``, or why there is none, whatever it failed with.
+
+    An error that left here would keep the other ranks of the job waiting, who do without what could not be had.
+    """
+    try:
+        return task()
+    except BuildError as error:
+        return error
+    except Exception as error:
+        said = str(error).strip().splitlines()
+        return BuildError(f"{type(error).__name__}: {said[0] if said else 'no message'}", traceback.format_exc())
+
+
+class LineReport:
+    """Says when a build begins and when it is done."""
+
+    def say(self, line: str) -> None:
+        """A line on standard output."""
+        print(line, flush=True)
+
+    @contextmanager
+    def building(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """One line before, one after."""
+        self.say(f"kernels: building {what}, once for this machine")
+        began = time.monotonic()
+        yield lambda *_: None
+        self.say(f"kernels: built in {time.monotonic() - began:.0f} s")
+
+
+class TerminalReport(LineReport):
+    """Shows a bar meanwhile."""
+
+    @contextmanager
+    def building(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """A bar, which leaves a line."""
+        from rich.progress import Progress
+
+        began = time.monotonic()
+        with Progress(transient=True) as bar:
+            task = bar.add_task(f"building {what}", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        self.say(f"kernels: built {what} in {time.monotonic() - began:.0f} s")
+
+
+def report_here() -> LineReport:
+    """The report that suits standard output."""
+    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+        return TerminalReport()
+    return LineReport()

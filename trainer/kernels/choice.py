@@ -190,7 +190,11 @@ def _candidates(
 ) -> list[Backend]:
     """What is to be tried, best first, before eager."""
     ranking = offer.rankings.get((operation.name, name_of(dtype)))
-    order = BACKENDS if ranking is None else ranking.order[: ranking.order.index("eager")]
+    if ranking is not None:
+        order = ranking.order[: ranking.order.index("eager")]
+    else:
+        # On a CPU the start of a run would take a minute longer, for little.
+        order = tuple(name for name in BACKENDS if name != "compile" or device.type != "cpu")
     names = order if wanted.backend == "auto" else (wanted.backend,)
     problems = {name: implementation_problem(operation, name, device, dtype) for name in names}
     if wanted.is_named and wanted.backend != "auto" and problems[wanted.backend] is not None:
@@ -237,6 +241,9 @@ def _problem(
     if tested is None and dtype != torch.float32 and torch.float32 in implementation.dtypes:
         # Where the model computes in 16 bits, parts of it, such as a router or a loss, do in 32.
         tested = self_test(operation, backend, device, torch.float32)
+    if backend == "compile":
+        # The examples would count among the sizes of which torch compiles eight before it gives up.
+        torch.compiler.reset()
     return tested
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from trainer.kernels.build_error import BuildError
+from trainer.kernels.build_settings import BuildError
 
 _ASK_TIMEOUT_S = 60.0
 _BYTES_PER_JOB = 2 << 30

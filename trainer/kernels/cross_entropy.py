@@ -23,7 +23,7 @@ from trainer.kernels import cross_entropy_eager
 from trainer.kernels.bench_case import Bench, Case, Draw, Size
 from trainer.kernels.gradients import differentiable_once
 from trainer.kernels.loss_terms import LossTerms, VocabColumns
-from trainer.kernels.operation import Implementation, Operation
+from trainer.kernels.operation import Implementation, Operation, compiled
 
 __all__ = ["CROSS_ENTROPY", "Combine", "LossTerms", "VocabColumns", "counted_from"]
 
@@ -221,22 +221,6 @@ def _own_gradient_(rows: torch.Tensor, *given: Any) -> None:
     torch.autograd.graph.increment_version(rows)
 
 
-def _triton_stats(
-    rows: torch.Tensor, labels: torch.Tensor, columns: VocabColumns, terms: LossTerms
-) -> tuple[torch.Tensor, torch.Tensor]:
-    from trainer.kernels.triton import cross_entropy
-
-    return cross_entropy.stats(rows, labels, columns, terms)
-
-
-def _triton_gradient_(
-    rows: torch.Tensor, labels: torch.Tensor, grad_losses: torch.Tensor, _: torch.Tensor, *statistics: Any
-) -> None:
-    from trainer.kernels.triton import cross_entropy
-
-    cross_entropy.gradient_(rows, labels, grad_losses, *statistics)
-
-
 def _keeps_exponentials(logits: torch.Tensor) -> bool:
     """Whether forward leaves exp(logit - maximum) in the place of valid logits, so that backward only scales them.
 
@@ -320,7 +304,7 @@ CROSS_ENTROPY: Operation[Callable[..., torch.Tensor]] = Operation(
         "own": Implementation(
             _cross_entropy(_Halves(_own_stats, _own_gradient_, _own_losses)), smallest={"cpu": 1 << 16}
         ),
-        "triton": Implementation(_cross_entropy(_Halves(_triton_stats, _triton_gradient_)), ("cuda",)),
+        "compile": compiled(_EAGER),
         "eager": Implementation(_EAGER),
     },
     # The last: whole vectors, rows that a block of threads shares.

@@ -17,9 +17,7 @@ import torch
 
 from trainer.kernels.build import find_compiler
 from trainer.kernels.build_cache import LIMIT_S, BuildCache, read_sealed
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_report import LineReport
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings, LineReport
 from trainer.kernels.nvcc import NVCC_FLAGS, Nvcc, find_nvcc
 from trainer.kernels.nvrtc import NVRTC_FLAGS, Nvrtc, find_nvrtc
 from trainer.kernels.sources import source_folder

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.kernels.build import find_compiler
-from trainer.kernels.build_error import BuildError, outcome_of
+from trainer.kernels.build_settings import BuildError, outcome_of
 from trainer.kernels.choice import choose_kernels, implementation_problem, name_of
 from trainer.kernels.library import LEVELS, Library, load_built
 from trainer.kernels.measured import measurements_in, rankings_of
 from trainer.kernels.nvcc import find_nvcc
 from trainer.kernels.nvrtc import find_nvrtc
 from trainer.kernels.operation import BACKENDS
-from trainer.kernels.packages import Surroundings, examine_packages
+from trainer.kernels.packages import unrelated_apex
 from trainer.kernels.preparation import Preparation, measured_here
 from trainer.kernels.suite import OPERATIONS
 from trainer.kernels.wanted import Wanted
@@ -84,7 +84,9 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
     options = parser.parse_args(arguments)
     library = _library(settings)
     parts, rows = _parts(settings, library), list(_rows(settings))
-    packages, notes = examine_packages(_surroundings(settings)), _notes(settings)
+    apex, notes = unrelated_apex(), _notes(settings)
+    if apex is not None:
+        notes = (*notes, apex)
     if options.json:
         document = {
             "python": sys.executable,
@@ -92,7 +94,6 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
             "machine": platform.machine(),
             "parts": [asdict(part) for part in parts],
             "operations": [asdict(row) for row in rows],
-            "packages": [asdict(package) for package in packages],
             "notes": notes,
         }
         print(json.dumps(document, indent=1))
@@ -101,9 +102,6 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
         print(f"{'ok' if part.found else 'missing':8} {part.name:9} {part.detail}")
     for device in dict.fromkeys(row.device for row in rows):
         print(f"\n{_table([row for row in rows if row.device == device])}")
-    print()
-    for package in packages:
-        print(f"{package.verdict:8} {package.name}: {package.sentence}")
     for note in notes:
         print(f"\n{note}")
     return 0
@@ -116,17 +114,6 @@ def _notes(settings: BuildSettings) -> tuple[str, ...]:
         if rankings_of(measurements_in(measured.text())):
             return (f"On this GPU auto goes by what the bench has measured: {measured.path}",)
     return NOTES
-
-
-def _surroundings(settings: BuildSettings) -> Surroundings:
-    """What optional packages have to fit here."""
-    try:
-        nvcc = find_nvcc([Path(torch.__file__).parents[1]], settings.cuda_folders).version
-    except BuildError:
-        nvcc = None
-    gpus = range(torch.cuda.device_count())
-    capability = min((torch.cuda.get_device_capability(number) for number in gpus), default=None)
-    return Surroundings(torch.__version__, torch.version.cuda, torch.compiled_with_cxx11_abi(), capability, nvcc)
 
 
 def _library(settings: BuildSettings) -> Library | str:

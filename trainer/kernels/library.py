@@ -16,10 +16,8 @@ import torch
 
 from trainer.kernels.build import Compiler, compile_library, find_compiler, library_name, sources_key
 from trainer.kernels.build_cache import LIMIT_S, BuildCache
-from trainer.kernels.build_error import BuildError
 from trainer.kernels.build_lock import mark_in_use
-from trainer.kernels.build_report import LineReport
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings, LineReport
 from trainer.kernels.suite import register_operations
 
 LEVELS = ("portable", "x86-64-v3", "x86-64-v4", "x86-64-v4 with AVX512_BF16")

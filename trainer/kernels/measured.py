@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.kernels.build_cache import BuildCache
-from trainer.kernels.names import BACKENDS, COMPILED, Backend
+from trainer.kernels.names import BACKENDS, Backend
 from trainer.kernels.sources import source_files
 
 OF_COPY = 0.8
@@ -52,7 +52,7 @@ class Ranking:
 
 
 _OfSize = Mapping[str, Mapping[str, Any]]
-"""Backend, or COMPILED -> its measurement."""
+"""Backend -> its measurement."""
 Rankings = Mapping[tuple[str, str], Ranking]
 """(Operation, dtype) -> its ranking, where there is one."""
 
@@ -61,8 +61,8 @@ def rank(rows: Rows) -> Ranking | None:
     """The ranking of one operation in one dtype; None if too little of it was measured.
 
     Our own code comes first where at every large size it moves its bytes at OF_COPY of the speed of a copy or more, and
-    is OF_BEST_OTHER times as fast as the best of the other backends and torch.compile or more; otherwise last. The
-    other backends go by their times.
+    is OF_BEST_OTHER times as fast as the best of the other backends or more; otherwise last. The other backends go by
+    their times.
 
     Args:
         rows: its measurements on one GPU, forward and backward.
@@ -71,14 +71,13 @@ def rank(rows: Rows) -> Ranking | None:
     for row in rows:
         if not row["problem"] and 1e9 * row["gb_per_s"] * row["seconds"] >= LARGE_BYTES:
             of_size = sizes.setdefault(row["size"], {})
-            of_size.update({name: row for name in (*BACKENDS, COMPILED) if name == row["backend"]})
+            of_size.update({name: row for name in BACKENDS if name == row["backend"]})
     there = [name for name in BACKENDS if sizes and all(name in of_size for of_size in sizes.values())]
     others = [name for name in there if name not in _OWN]
     if not others:
         return None
     others.sort(key=lambda name: sum(of_size[name]["seconds"] for of_size in sizes.values()))
-    rivals = [*others, COMPILED]
-    failing = {name: _failing(name, rivals, sizes.values()) for name in there if name in _OWN}
+    failing = {name: _failing(name, others, sizes.values()) for name in there if name in _OWN}
     late = [name for name, problem in failing.items() if problem is not None]
     unmeasured = [name for name in BACKENDS if name not in there and name not in _OWN]
     order = (*(name for name in _OWN if not late), *others, *unmeasured, *(name for name in _OWN if late))
@@ -94,16 +93,15 @@ def rank(rows: Rows) -> Ranking | None:
     return Ranking(order, reasons)
 
 
-def _failing(own: Backend, rivals: Sequence[str], sizes: Iterable[_OfSize]) -> str | None:
+def _failing(own: Backend, others: Sequence[Backend], sizes: Iterable[_OfSize]) -> str | None:
     """What our own code falls short of."""
     for of_size in sizes:
         if of_size[own]["of_copy"] < OF_COPY:
             return f"the bench has measured it at less than {OF_COPY:.0%} of the speed of a copy"
-        times = {name: of_size[name]["seconds"] for name in rivals if name in of_size}
-        best = min(times, key=times.__getitem__)
+        times = {name: of_size[name]["seconds"] for name in others}
+        best = min(others, key=times.__getitem__)
         if times[best] < OF_BEST_OTHER * of_size[own]["seconds"]:
-            what = "what torch.compile makes" if best == COMPILED else best
-            return f"the bench has measured it at less than {OF_BEST_OTHER} times the speed of {what}"
+            return f"the bench has measured it at less than {OF_BEST_OTHER} times the speed of {best}"
     return None
 
 
@@ -196,8 +194,7 @@ def rankings_of(rows: Rows) -> Rankings:
 def gpu_sources_key() -> str:
     """What measurements are of: the sources of the kernels for GPUs."""
     digest = hashlib.sha256()
-    of_triton = sorted((Path(__file__).parent / "triton").glob("*.py"))
-    for path in (*(path for path in source_files() if path.parent.name in _GPU_FOLDERS), *of_triton):
+    for path in (path for path in source_files() if path.parent.name in _GPU_FOLDERS):
         digest.update(f"{path.parent.name}/{path.name}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,14 +1,11 @@
-"""The names of operations and backends, as the config and the command line have them. Torch-free."""
+"""The names of backends. Torch-free and without imports, because the sections of the config name them."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-Backend = Literal["own", "nvrtc", "triton", "torch", "eager"]
+Backend = Literal["own", "nvrtc", "compile", "torch", "eager"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 """In the order in which ``auto`` takes them: see trainer.kernels.operation."""
 
-COMPILED = "compiled"
-"""What the bench calls torch.compile: no backend of a run, but what our own code for GPUs is held against."""
-
-BackendChoice = Literal["auto", "own", "nvrtc", "triton", "torch", "eager"]
+BackendChoice = Literal["auto", "own", "nvrtc", "compile", "torch", "eager"]

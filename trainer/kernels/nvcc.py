@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.kernels.build_error import BuildError
+from trainer.kernels.build_settings import BuildError
 from trainer.kernels.compile_jobs import CompileJob, ask_compiler, run_compilers
 
 _USUAL_FOLDER = Path("/usr/local/cuda")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.kernels.build_error import BuildError
+from trainer.kernels.build_settings import BuildError
 from trainer.kernels.compile_jobs import CompileJob, run_compilers
 
 NVRTC_FLAGS = ("--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space")

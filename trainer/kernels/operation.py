@@ -3,7 +3,7 @@
 The backends, in the order in which ``auto`` takes them:
     own: csrc/, compiled for this machine's processor, on GPUs by nvcc.
     nvrtc: the same code for GPUs, compiled by the NVRTC that comes with torch: older GPUs, machines without nvcc.
-    triton: a Triton kernel.
+    compile: what torch.compile makes of the reference; ``auto`` takes it on GPUs only, where eager is slowest.
     torch: what torch has for it, where that is not the reference.
     eager: operations of torch that come to mind, and the reference of the others.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
@@ -23,7 +24,7 @@ from trainer.kernels.names import BACKENDS, Backend
 if TYPE_CHECKING:
     from trainer.kernels.bench_case import Bench
 
-__all__ = ["BACKENDS", "FLOATING", "Backend", "BySize", "Example", "Implementation", "Operation"]
+__all__ = ["BACKENDS", "FLOATING", "Backend", "BySize", "Example", "Implementation", "Operation", "compiled"]
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -111,3 +112,24 @@ class BySize:
     def __call__(self, *arguments: Any) -> Any:
         """The operation."""
         return (self.small if arguments[0].numel() < self.smallest else self.large)(*arguments)
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A function through torch.compile, which compiles at the first call of each size."""
+
+    reference: Callable[..., Any]
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        # Made at the first call: the import of torch's compiler takes seconds. Code for any size is slower.
+        return torch.compile(self.reference, dynamic=False)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The operation."""
+        return self._function(*arguments)
+
+
+def compiled(reference: Function) -> Implementation[Function]:
+    """The implementation on ``compile``: for references whose sizes and constants are the same in every step."""
+    return Implementation(cast("Function", _Compiled(reference)))

@@ -5,7 +5,6 @@ Collective over all ranks of a job, unless a rank is alone: ``builds`` is None t
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.kernels.build_cache import LIMIT_S
-from trainer.kernels.build_error import BuildError, outcome_of
-from trainer.kernels.build_report import LineReport
+from trainer.kernels.build_settings import BuildError, LineReport, outcome_of
 from trainer.kernels.choice import Choice, Offer, choose_kernels, slow_processor, with_cpu_memory
 from trainer.kernels.device_image import DeviceImage, ImageBackend, compiled_name, load_device_image
 from trainer.kernels.library import LEVELS, Library, built_name, load_built, load_on_demand
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
 _SHARE_OF_TIMEOUT = 0.4
 """Of the time that the other ranks wait for one thing to be built before they give up."""
-_OLDEST_FOR_TRITON = (8, 0)
-"""Compute capability of the oldest GPUs that Triton supports (its README)."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +62,6 @@ class Preparation:
                 missing, described = _on_cpu(library)
             self._offer_images(library, "nvrtc" in names, missing, described)
             in_cpu_memory = Offer(*_on_cpu(library))
-        problem = outcome_of(partial(_triton_problem, self.device))
-        if problem is not None:
-            missing["triton"] = problem.reason if isinstance(problem, BuildError) else problem
         return Offer(missing, described, in_cpu_memory, self._rankings() if "auto" in names else {})
 
     def _rankings(self) -> Rankings:
@@ -147,16 +140,6 @@ def _on_cpu(library: Library | BuildError) -> tuple[dict[Backend, str], dict[Bac
         return {"own": _reason(library)}, {}
     slow = slow_processor(library.level)
     return {} if slow is None else {"own": slow}, {"own": library.level}
-
-
-def _triton_problem(device: torch.device) -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed; python -m pip install triton"
-    if device.type == "cuda" and torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < _OLDEST_FOR_TRITON:
-            return f"Triton compiles for GPUs from sm_80 on, and this is one of sm_{major}{minor}; use own or nvrtc"
-    return None
 
 
 def _reason(error: BuildError) -> str:

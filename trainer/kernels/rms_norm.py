@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from trainer.kernels.bench_case import EPSILON, ROWS, Bench, Case, Draw, Size
 from trainer.kernels.gradients import differentiable_once, with_gradient
-from trainer.kernels.operation import Implementation, Operation
+from trainer.kernels.operation import Implementation, Operation, compiled
 
 Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 NormOfSum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
@@ -61,14 +61,6 @@ def _own(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Te
     return normed
 
 
-def _triton(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    from trainer.kernels.triton import rms_norm
-
-    if hidden.shape[-1] > rms_norm.WIDEST:
-        return _eager(hidden, weight, epsilon)
-    return rms_norm.rms_norm(hidden, weight, epsilon)
-
-
 def _of_sum(norm: Norm) -> NormOfSum:
     def norm_of_sum(
         hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
@@ -83,14 +75,6 @@ def _of_sum(norm: Norm) -> NormOfSum:
 def _own_of_sum(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     normed, total, _ = _add_rms_norm(*arguments)
     return normed, total
-
-
-def _triton_of_sum(hidden: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    from trainer.kernels.triton import rms_norm
-
-    if hidden.shape[-1] > rms_norm.WIDEST:
-        return _of_sum(_eager)(hidden, *options)
-    return rms_norm.add_rms_norm(hidden, *options)
 
 
 def register() -> None:
@@ -192,7 +176,7 @@ RMS_NORM: Operation[Norm] = Operation(
     "rms_norm",
     {
         "own": Implementation(_own),
-        "triton": Implementation(_triton, ("cuda",)),
+        "compile": compiled(_eager),
         "torch": Implementation(_torch, ("cuda",)),
         "eager": Implementation(_eager),
     },
@@ -205,7 +189,7 @@ ADD_RMS_NORM: Operation[NormOfSum] = Operation(
     "add_rms_norm",
     {
         "own": Implementation(_own_of_sum),
-        "triton": Implementation(_triton_of_sum, ("cuda",)),
+        "compile": compiled(_of_sum(_eager)),
         "torch": Implementation(_of_sum(_torch), ("cuda",)),
         "eager": Implementation(_of_sum(_eager)),
     },

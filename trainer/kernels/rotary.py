@@ -170,23 +170,6 @@ def _own_join(*grads_and_angles: Any) -> torch.Tensor:
     return joined
 
 
-def _triton_split_(heads: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool) -> Any:
-    from trainer.kernels.triton import rotary
-
-    # Without angles there are copies to make, which torch does as well.
-    if cos is None or sin is None:
-        return _eager_split_(heads, cos, sin, interleaved)
-    return rotary.split_(heads, cos, sin, interleaved)
-
-
-def _triton_join(*grads_and_angles: Any) -> torch.Tensor:
-    from trainer.kernels.triton import rotary
-
-    if grads_and_angles[3] is None:
-        return _eager_join(*grads_and_angles)
-    return rotary.join(*grads_and_angles)
-
-
 def register() -> None:
     """Tell torch.compile about the ops of the library, once it is loaded."""
     torch.library.register_fake("llmctl::rope_", _fake_in_place)
@@ -248,7 +231,6 @@ ROPE: Operation[Rope] = Operation(
     "rope",
     {
         "own": Implementation(_rope(_Halves(_own_split_, _own_join))),
-        "triton": Implementation(_rope(_Halves(_triton_split_, _triton_join)), ("cuda",)),
         "eager": Implementation(_rope(_Halves(_eager_split_, _eager_join))),
     },
     [

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.agreement import any_rank, max_over_ranks
-from trainer.kernels.build_error import BuildError, outcome_of
+from trainer.kernels.build_settings import BuildError, outcome_of
 
 
 class Named(Protocol):

@@ -14,7 +14,7 @@ import torch
 
 from trainer.kernels.bench_case import Bench, Case, Draw, Size
 from trainer.kernels.gradients import differentiable_once, with_gradient
-from trainer.kernels.operation import Implementation, Operation
+from trainer.kernels.operation import Implementation, Operation, compiled
 
 MaskedSoftmax = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 CausalSoftmax = Callable[[torch.Tensor, float], torch.Tensor]
@@ -131,14 +131,22 @@ _DIMS, _BENCHED = "batch x heads x queries x keys", ((1, 16, 1024, 1024), (1, 4,
 
 SCALED_MASKED_SOFTMAX: Operation[MaskedSoftmax] = Operation(
     "scaled_masked_softmax",
-    {"own": Implementation(_own_masked), "eager": Implementation(_eager_masked)},
+    {
+        "own": Implementation(_own_masked),
+        "compile": compiled(_eager_masked),
+        "eager": Implementation(_eager_masked),
+    },
     [partial(_masked_example, shape) for shape in _SHAPES],
     register=register,
     bench=Bench(_DIMS, _BENCHED, partial(_case, is_causal=False)),
 )
 SCALED_CAUSAL_SOFTMAX: Operation[CausalSoftmax] = Operation(
     "scaled_causal_softmax",
-    {"own": Implementation(_own_causal), "eager": Implementation(_eager_causal)},
+    {
+        "own": Implementation(_own_causal),
+        "compile": compiled(_eager_causal),
+        "eager": Implementation(_eager_causal),
+    },
     [partial(_causal_example, shape) for shape in _SHAPES],
     register=register,
     bench=Bench(_DIMS, _BENCHED, partial(_case, is_causal=True)),

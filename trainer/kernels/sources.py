@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.kernels.build_error import BuildError
+from trainer.kernels.build_settings import BuildError
 
 _SUFFIXES = (".h", ".cpp", ".cu")
 

@@ -20,10 +20,6 @@ def _always(_: TrainConfig) -> bool:
     return True
 
 
-def _never(_: TrainConfig) -> bool:
-    return False
-
-
 def _has_rms_norm(config: TrainConfig) -> bool:
     return config.model.normalization == "RMSNorm"
 
@@ -92,8 +88,6 @@ ROWS: Mapping[str, Row] = {
     "rope": Row("rotary", switches=(Switch("no_rope_fusion"),)),
     "adamw": Row("adamw", lambda config: config.optimizer.optimizer == "adam"),
     "l2_norm": Row("tensor_lists"),
-    # The optimizer divides in its own pass: this is for training loops that scale gradients by themselves.
-    "scale": Row("tensor_lists", _never),
     "bias_dropout_add": Row("bias_dropout_add", _drops, (Switch("no_bias_dropout_fusion"),)),
     "moe_permute": Row("moe_rows", _has_experts, _PERMUTE_FUSION),
     "moe_unpermute": Row("moe_rows", _has_experts, _PERMUTE_FUSION),
@@ -145,7 +139,7 @@ def wanted_in_cpu_memory(config: TrainConfig) -> dict[str, Wanted]:
         return {}
     step = wanted["adamw"]
     # What is for GPUs alone, and what takes its place: nvrtc compiles the library's code, which a CPU has too.
-    instead: dict[str, BackendChoice] = {"nvrtc": "auto", "triton": "torch"}
+    instead: dict[str, BackendChoice] = {"nvrtc": "auto", "compile": "torch"}
     if not step.is_named:
         # Who wants everything on own means what the GPU computes: a host whose processor is too old for it is no error.
         instead["own"] = "auto"

@@ -22,9 +22,8 @@ from trainer.forward_pass import ForwardPass
 from trainer.kernels.softmax import SCALED_CAUSAL_SOFTMAX, SCALED_MASKED_SOFTMAX
 from trainer.kernels.suite import Kernels
 from trainer.layers.attention_backend import AttentionBackend
-from trainer.layers.attention_kernels import GROUPS_ON_CPU, has_torch_flash
+from trainer.layers.attention_kernels import GROUPS_ON_CPU, has_torch_flash, repeat_groups
 from trainer.layers.dropout import apply_mask, draw_mask
-from trainer.layers.query_groups import repeat_groups
 from trainer.layers.tiled_attention import Tiling, tiled_attention
 from trainer.random_streams import MicroBatchRandomness
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from trainer.layers.query_groups import repeat_groups, sum_copies
 from trainer.layers.tiled_attention import AttentionKernel, Gradients, PackedKernel, Packing
 
 _FLASH_CAPABILITY = (8, 0)
@@ -20,6 +19,20 @@ _FLASH_WIDTH = 256
 _ALIGNED_WIDTH = 8
 GROUPS_ON_CPU = torch.__version__ >= "2.13"
 """Whether torch's kernel for CPUs groups heads; in older releases that was not looked at."""
+
+
+def repeat_groups(heads: torch.Tensor, copies: int) -> torch.Tensor:
+    """[B, copies x G, S, D] from keys or values [B, G, S, D]; the copies of a group are neighbours."""
+    return heads if copies == 1 else heads.repeat_interleave(copies, dim=1)
+
+
+def sum_copies(grad_heads: torch.Tensor, groups: int) -> torch.Tensor:
+    """[B, G, S, D]: the sum of the gradients of the copies, in at least float32."""
+    if grad_heads.shape[1] == groups:
+        return grad_heads
+    precise = torch.promote_types(grad_heads.dtype, torch.float32)
+    copies = grad_heads.view(grad_heads.shape[0], groups, -1, *grad_heads.shape[2:])
+    return copies.sum(2, dtype=precise).to(grad_heads.dtype)
 
 
 class Unfused:

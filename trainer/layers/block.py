@@ -19,8 +19,7 @@ from trainer.forward_pass import ForwardPass
 from trainer.layers.attention import SelfAttention
 from trainer.layers.dropout import hidden_dropout
 from trainer.layers.mlp import MLP
-from trainer.layers.norm import Norm
-from trainer.layers.residual import Residual
+from trainer.layers.norm import Norm, Residual
 from trainer.moe.layer import MoE
 from trainer.parameters import ParameterBuilder
 from trainer.random_streams import DropoutSite

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from trainer.context_parallel.tiles import whole_tiles
-from trainer.kernels.packages import LIMIT_S, Surroundings, use_problem
+from trainer.kernels.packages import LIMIT_S, use_problem
 from trainer.layers.tiled_attention import Gradients, Packing
 
 Version = Literal[2, 3]
@@ -151,7 +151,7 @@ def try_in_process(
     """
     program = f"import torch\nfrom {__name__} import try_here\ntry_here({version}, {dtype}, {head_dim}, '{device}')\n"
     try:
-        problem = use_problem(program, Surroundings(torch.__version__, torch.version.cuda), limit_s)
+        problem = use_problem(program, limit_s)
     except OSError as error:
         problem = f"it cannot be tried: {error}"
     return None if problem is None else f"does not run here: {problem}"

@@ -1,8 +1,12 @@
-"""LayerNorm and RMSNorm over the last dim: see trainer.kernels.layer_norm and trainer.kernels.rms_norm."""
+"""LayerNorm and RMSNorm over the last dim, and the residual stream, whose last sum is left to the next norm.
+
+Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp.
+See trainer.kernels.layer_norm and trainer.kernels.rms_norm.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -40,3 +44,19 @@ class Norm(nn.Module):
             return self._kernels[ADD_RMS_NORM](hidden, residual, self.weight, self._epsilon)
         total = hidden + residual
         return self.forward(total), total
+
+
+class Residual(NamedTuple):
+    """The sum of two tensors [S(/t), B, H], not made yet: a norm adds them up in its own pass over memory.
+
+    Attributes:
+        hidden: the stream before the last part of the last layer.
+        part: what that part adds to it; None: nothing.
+    """
+
+    hidden: torch.Tensor
+    part: torch.Tensor | None = None
+
+    def total(self) -> torch.Tensor:
+        """The sum."""
+        return self.hidden if self.part is None else self.hidden + self.part

@@ -20,8 +20,7 @@ from trainer.config import ModelConfig, TrainConfig
 from trainer.forward_pass import ForwardPass
 from trainer.layers.block import Block
 from trainer.layers.dropout import hidden_dropout
-from trainer.layers.norm import Norm
-from trainer.layers.residual import Residual
+from trainer.layers.norm import Norm, Residual
 from trainer.layers.rotary import RotaryTable
 from trainer.parameters import ParameterBuilder
 from trainer.random_streams import MicroBatchRandomness

@@ -8,9 +8,7 @@ import torch
 
 from tests.trainer.kernels.cuda_emulation.emulation import EmulatedCuda, all_kernels, build_emulation
 from tests.trainer.kernels.op_checks import DTYPES, LAYOUTS, LEVELS, at_level
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_report import LineReport
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings, LineReport
 from trainer.kernels.library import Library, load_on_demand
 
 

@@ -21,8 +21,7 @@ from tests.trainer.kernels.cuda_emulation.emulation import all_kernels
 from tests.trainer.kernels.cuda_resources import resources_of
 from trainer.kernels.build import find_compiler
 from trainer.kernels.build_cache import BuildCache, read_sealed
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings
 from trainer.kernels.device_image import device_source
 from trainer.kernels.nvcc import NVCC_FLAGS, Nvcc, find_nvcc
 from trainer.kernels.nvrtc import NVRTC_FLAGS, Nvrtc, find_nvrtc

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from tests.trainer.kernels import op_checks
-from trainer.kernels.build_report import LineReport
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildSettings, LineReport
 from trainer.kernels.device_image import load_device_image
 from trainer.kernels.library import load_on_demand
 

@@ -89,9 +89,7 @@ def test_copies_share_memory_that_is_only_read() -> None:
     copy: Any = torch._lazy_clone(values)  # type: ignore[attr-defined]
     torch.ops.llmctl.sum_of_squares([copy])
     assert torch._C._is_cow_tensor(copy)  # type: ignore[attr-defined]
-    torch.ops.llmctl.scale_([copy], 2.0)
-    assert not torch._C._is_cow_tensor(copy)  # type: ignore[attr-defined]
-    assert torch.equal(copy, 2.0 * values)
+    assert torch.equal(copy, values)
 
 
 def test_gpus_are_told_apart(tmp_path: Path) -> None:

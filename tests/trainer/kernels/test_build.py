@@ -15,9 +15,7 @@ from tests.trainer.kernels.slow_builder import PATIENCE_S
 from trainer.config_error import ConfigError
 from trainer.kernels import compile_jobs
 from trainer.kernels.build import Compiler, compile_library, find_compiler, library_name, sources_key
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_report import LineReport
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings, LineReport
 from trainer.kernels.compile_jobs import CompileJob, jobs_that_fit, run_compilers
 from trainer.kernels.library import load_built, load_on_demand
 

@@ -15,8 +15,8 @@ import pytest
 from tests.trainer.kernels.slow_builder import NAME, PATIENCE_S, make_slowly, obtain
 from trainer.kernels import build_lock
 from trainer.kernels.build_cache import BuildCache, is_intact, read_sealed
-from trainer.kernels.build_error import BuildError
 from trainer.kernels.build_lock import hold_lock, mark_in_use
+from trainer.kernels.build_settings import BuildError
 from trainer.kernels.object_cache import ObjectCache
 
 SPAWN = multiprocessing.get_context("spawn")

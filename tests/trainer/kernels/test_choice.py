@@ -86,10 +86,10 @@ def test_a_backend_asked_for_by_name_that_is_missing_is_an_error_with_the_cure()
         chosen({"rms_norm": named}, NO_COMPILER)
     with pytest.raises(ConfigError, match="training.kernel_backend: rms_norm cannot run on own: .*set it to auto"):
         chosen({"rms_norm": replace(AUTO, backend="own")}, NO_COMPILER)
-    with pytest.raises(ConfigError, match="cannot run on triton: there is none on cpu; use own or eager"):
-        chosen({"rms_norm": replace(named, backend="triton")})
-    with pytest.raises(ConfigError, match="triton has no kernel on cpu; use auto or eager"):
-        chosen({"rms_norm": replace(AUTO, backend="triton")})
+    with pytest.raises(ConfigError, match="cannot run on torch: there is none on cpu; use own or compile or eager"):
+        chosen({"rms_norm": replace(named, backend="torch")})
+    with pytest.raises(ConfigError, match="torch has no kernel on cpu; use auto or eager"):
+        chosen({"rms_norm": replace(AUTO, backend="torch")})
 
 
 def test_self_tests_look_into_lists_that_are_changed_in_place():
@@ -164,7 +164,7 @@ def test_a_dtype_that_a_kernel_does_not_take(monkeypatch):
     operation = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "own": limited})
     monkeypatch.setattr(choice_module, "OPERATIONS", (operation,))
     assert chosen({"rms_norm": AUTO}, dtype=torch.bfloat16).lines() == ["kernels: eager for rms_norm"]
-    with pytest.raises(ConfigError, match="it takes no bfloat16; use eager"):
+    with pytest.raises(ConfigError, match="it takes no bfloat16; use compile or eager"):
         chosen({"rms_norm": Wanted("own", "training.kernel_backends.rms_norm", True)}, dtype=torch.bfloat16)
 
 
@@ -227,7 +227,8 @@ def test_what_a_gpu_leaves_to_the_cpu_is_chosen_for_the_cpu(ranks):
 
 
 @pytest.mark.parametrize(
-    ("backend", "there"), [("auto", "auto"), ("own", "own"), ("nvrtc", "auto"), ("triton", "torch"), ("eager", "eager")]
+    ("backend", "there"),
+    [("auto", "auto"), ("own", "own"), ("nvrtc", "auto"), ("compile", "torch"), ("eager", "eager")],
 )
 def test_backends_for_gpus_alone_are_not_wanted_in_cpu_memory(backend, there):
     optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
@@ -238,7 +239,7 @@ def test_backends_for_gpus_alone_are_not_wanted_in_cpu_memory(backend, there):
 
 
 @pytest.mark.parametrize(
-    ("backend", "there"), [("own", "auto"), ("nvrtc", "auto"), ("triton", "torch"), ("torch", "torch")]
+    ("backend", "there"), [("own", "auto"), ("nvrtc", "auto"), ("compile", "torch"), ("torch", "torch")]
 )
 def test_what_is_wanted_for_everything_is_no_must_in_cpu_memory(backend, there):
     """Of the host's processor nobody has asked for anything."""
@@ -300,9 +301,9 @@ def test_config_errors(training, said):
 
 
 def test_backends_by_flag():
-    line = parse_command_line(["--kernel-backend", "eager", "--kernel-backends", "rope=own", "rms_norm=triton"])
+    line = parse_command_line(["--kernel-backend", "eager", "--kernel-backends", "rope=own", "rms_norm=compile"])
     assert line.values["training.kernel_backend"] == "eager"
-    assert line.values["training.kernel_backends"] == {"rope": "own", "rms_norm": "triton"}
+    assert line.values["training.kernel_backends"] == {"rope": "own", "rms_norm": "compile"}
 
 
 def test_zero_bubble_schedules_need_the_product_that_accumulates():
@@ -316,7 +317,7 @@ def test_zero_bubble_schedules_need_the_product_that_accumulates():
 def test_one_process_takes_what_is_built_and_never_builds(tmp_path):
     from trainer.kernels.build_settings import BuildSettings
 
-    named = configured(kernel_backend="triton")
+    named = configured(kernel_backend="nvrtc")
     found = serial_kernels(named, BuildSettings.from_variables(os.environ), CPU, torch.float32)
     assert found.backends["rms_norm"] == "own"
     off = serial_kernels(configured(kernel_backend="eager"), BuildSettings(tmp_path), CPU, torch.float32)

@@ -18,8 +18,7 @@ from tests.resume_torture import free_port
 from trainer.kernels import bench_command, build_command, doctor
 from trainer.kernels.build import find_compiler, library_name
 from trainer.kernels.build_cache import BuildCache, is_intact
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings
 from trainer.kernels.library import LEVELS, Library, load_built
 from trainer.kernels.suite import OPERATIONS
 
@@ -311,7 +310,6 @@ def test_doctor_explains_every_operation(place):
     reasons = [row["reason"] for row in before["operations"] if row["operation"] == "rms_norm"]
     assert reasons and all("python -m trainer kernels build builds it" in reason for reason in reasons)
     assert {part["name"]: part["found"] for part in before["parts"]}["library"] is False
-    assert {package["name"] for package in before["packages"]} >= {"apex", "flash-attn", "transformer-engine"}
     assert before["notes"] == list(doctor.NOTES)
     assert kernels("build", **place)[0] == 0
     after = json.loads(kernels("doctor", "--json", **place)[1])

@@ -17,8 +17,7 @@ from tests.trainer.kernels.cuda_emulation.emulation import all_kernels, entry_po
 from tests.trainer.kernels.cuda_gates import GENERATIONS, compile_log, compilers_here
 from tests.trainer.kernels.cuda_resources import resources_of
 from trainer.kernels.build import find_compiler
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings
 from trainer.kernels.compile_jobs import jobs_that_fit
 from trainer.kernels.nvrtc import Nvrtc, find_nvrtc
 

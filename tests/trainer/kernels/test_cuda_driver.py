@@ -11,8 +11,7 @@ import torch
 
 from tests.trainer.kernels.cuda_emulation.emulation import EmulatedCuda, all_kernels, entry_points
 from trainer.kernels.build import find_compiler
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings
 from trainer.kernels.device_image import DeviceInterface
 from trainer.kernels.library import Library
 from trainer.kernels.sources import source_folder

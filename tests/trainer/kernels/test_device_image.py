@@ -14,9 +14,7 @@ from tests.trainer.kernels.cuda_emulation.emulation import EmulatedCuda
 from trainer.kernels import device_image, nvrtc
 from trainer.kernels.build import find_compiler
 from trainer.kernels.build_cache import BuildCache, read_sealed
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_report import LineReport
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings, LineReport
 from trainer.kernels.device_image import (
     DeviceInterface,
     ImageBackend,

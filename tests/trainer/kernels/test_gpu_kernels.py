@@ -18,11 +18,11 @@ import torch
 
 from tests.trainer.kernels.op_checks import mapped, tensors_of
 from tests.trainer.kernels.test_cuda_ops import TESTED
-from trainer.kernels.build_report import LineReport
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildSettings, LineReport
 from trainer.kernels.device_image import load_device_image
 from trainer.kernels.library import Library
-from trainer.kernels.operation import Backend, Operation
+from trainer.kernels.operation import Operation
+from trainer.kernels.self_test import self_test
 from trainer.kernels.suite import OPERATIONS as ROWS
 
 pytestmark = pytest.mark.gpu
@@ -31,14 +31,12 @@ _HERE = Path(__file__).parent
 _LIMIT_S = 280.0
 _PLUGIN = (sys.executable, "-m", "pytest", "-p", "tests.trainer.kernels.gpu_plugin", "--no-header", "-q")
 _CAPTURED = [
-    (operation, backend, dtype)
+    (operation, dtype)
     for operation in ROWS
-    for backend in ("own", "triton")
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if backend in operation.implementations
-    and "cuda" in operation.implementations[backend].devices
-    and dtype in operation.implementations[backend].dtypes
+    if "cuda" in operation.implementations["own"].devices and dtype in operation.implementations["own"].dtypes
 ]
+_COMPILED = [operation for operation in ROWS if "compile" in operation.implementations]
 
 
 def check_passes(*words: str) -> None:
@@ -56,8 +54,10 @@ def test_ops_pass_their_tests(operation: str, backend: str) -> None:
     check_passes("--image-by", backend, str(_HERE / f"test_{operation}.py"))
 
 
-def test_triton_kernels_pass_their_checks() -> None:
-    check_passes(str(_HERE / "triton_checks.py"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("operation", _COMPILED, ids=lambda operation: operation.name)
+def test_torch_compiles_the_references(operation: Operation[Any], dtype: torch.dtype) -> None:
+    assert self_test(operation, "compile", torch.device("cuda", 0), dtype) is None
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +67,14 @@ def device(kernel_library: Library) -> torch.device:
     return here
 
 
-def both_passes(
-    operation: Operation[Any], backend: Backend, arguments: Any, gradients: list[torch.Tensor]
-) -> list[torch.Tensor]:
+def both_passes(operation: Operation[Any], arguments: Any, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """Results and gradients; or, of an operation without gradients, results and what became of its arguments.
 
     ``gradients`` are those of the results, of which the first call makes any that are missing.
     """
     # What is not a leaf may be changed in place.
     passed = mapped(torch.Tensor.clone, arguments)
-    results = list(tensors_of(operation.implementations[backend].function(*passed)))
+    results = list(tensors_of(operation.implementations["own"].function(*passed)))
     # Backward may write over them.
     found = [result.detach().clone() for result in results]
     differentiable = [result for result in results if result.requires_grad]
@@ -88,25 +86,23 @@ def both_passes(
 
 
 @pytest.mark.parametrize("example", [0, -1], ids=["tiny", "large"])
-@pytest.mark.parametrize(
-    ("operation", "backend", "dtype"), _CAPTURED, ids=lambda value: getattr(value, "name", str(value))
-)
+@pytest.mark.parametrize(("operation", "dtype"), _CAPTURED, ids=lambda value: getattr(value, "name", str(value)))
 def test_a_graph_replays_what_a_launch_does(
-    operation: Operation[Any], backend: Backend, dtype: torch.dtype, example: int, device: torch.device
+    operation: Operation[Any], dtype: torch.dtype, example: int, device: torch.device
 ) -> None:
     captured, second = (
         operation.examples[example](device, dtype, torch.Generator().manual_seed(seed)) for seed in (1, 2)
     )
     gradients: list[torch.Tensor] = []
-    right = both_passes(operation, backend, second, gradients)
+    right = both_passes(operation, second, gradients)
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
-        both_passes(operation, backend, captured, gradients)
+        both_passes(operation, captured, gradients)
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = both_passes(operation, backend, captured, gradients)
+        found = both_passes(operation, captured, gradients)
     with torch.no_grad():
         for memory, values in zip(tensors_of(captured), tensors_of(second), strict=True):
             memory.copy_(values)

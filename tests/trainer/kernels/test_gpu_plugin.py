@@ -42,7 +42,6 @@ ARGUMENTS: dict[str, Callable[[], Any]] = {
     "rope": lambda: test_rotary.arguments(test_rotary.SHAPES[2], HALF),
     "adamw": lambda: test_adamw.arguments((5, 9), HALF, HALF),
     "l2_norm": lambda: (test_tensor_lists.tensors((17, 5), HALF),),
-    "scale": lambda: (test_tensor_lists.tensors((17, 5), HALF), 0.5),
     "bias_dropout_add": lambda: test_bias_dropout_add.arguments((5, 123), HALF),
     "moe_permute": lambda: test_moe_rows.there((7, 3, 123), HALF),
     "moe_unpermute": lambda: test_moe_rows.back((7, 3, 123), HALF),

@@ -41,10 +41,10 @@ def test_what_is_stored_makes_the_tables_of_the_readme(tmp_path):
 
 def test_what_is_measured_without_backward_too():
     sizes = ("5x3x8", "64x4x64") * 2
-    rows = [{"device": "cpu", "operation": name, "size": size} for name in ("scale", "rope") for size in sizes]
+    rows = [{"device": "cpu", "operation": name, "size": size} for name in ("l2_norm", "rope") for size in sizes]
     larger = [{"device": "cuda", "operation": "rope", "size": "512x32x128"}]
     both = {"measurements": [*rows, *larger]}
-    told = ["scale", "--dtype", "float32", "rope=5x3x8,64x4x64"]
+    told = ["l2_norm", "--dtype", "float32", "rope=5x3x8,64x4x64"]
     flags = ["--forward", "--dtype", "float32"]
     assert forward_words(both, "cpu", told) == ["rope=5x3x8,64x4x64", *flags, "--device", "cpu"]
     assert forward_words(both, "cuda", ["--dtype", "float32"]) == ["rope=512x32x128", *flags, "--device", "cuda"]

@@ -34,8 +34,8 @@ def row(backend, seconds, of_copy=0.5, *, moved=1 << 30, **more):
 
 def test_what_is_fast_enough_stays_first():
     ranking = rank([row("own", 1.0, 0.80), row("torch", 1.11), row("eager", 4.0), row("plain", 0.1), row("small", 0.1)])
-    assert ranking.order == ("own", "nvrtc", "torch", "eager", "triton")
-    assert ranking.reasons == {"triton": "the bench has measured torch here, and not this"}
+    assert ranking.order == ("own", "nvrtc", "torch", "eager", "compile")
+    assert ranking.reasons == {"compile": "the bench has measured torch here, and not this"}
 
 
 @pytest.mark.parametrize(
@@ -43,24 +43,10 @@ def test_what_is_fast_enough_stays_first():
     [(row("own", 1.0, 0.79), SLOW_COPY), (row("own", 1.0, 0.95), NO_FASTER), (row("nvrtc", 1.0, 0.95), NO_FASTER)],
 )
 def test_what_is_not_comes_last(own, reason):
-    ranking = rank([own, row("triton", 2.0), row("torch", 1.09 if reason == NO_FASTER else 1.2), row("eager", 4.0)])
-    assert ranking.order == ("torch", "triton", "eager", "own", "nvrtc")
+    ranking = rank([own, row("compile", 2.0), row("torch", 1.09 if reason == NO_FASTER else 1.2), row("eager", 4.0)])
+    assert ranking.order == ("torch", "compile", "eager", "own", "nvrtc")
     faster = "the bench has measured torch to be faster"
-    assert ranking.reasons == {"own": reason, "nvrtc": reason, "triton": faster}
-
-
-def test_what_torch_compiles_is_held_against_our_own_code_too():
-    others = [row("triton", 3.0), row("torch", 2.0), row("eager", 4.0)]
-    fast, slow = row("compiled", 1.09), row("compiled", 1.11)
-    ranking = rank([row("own", 1.0, 0.9), fast, *others])
-    # It is none of the backends of a run: of them the fastest comes first.
-    assert ranking.order == ("torch", "triton", "eager", "own", "nvrtc")
-    assert ranking.reasons["own"] == (
-        "the bench has measured it at less than 1.1 times the speed of what torch.compile makes"
-    )
-    assert rank([row("own", 1.0, 0.9), slow, *others]).order[0] == "own"
-    # By itself it is nothing that a run could take instead.
-    assert rank([row("own", 1.0, 0.9), fast]) is None
+    assert ranking.reasons == {"own": reason, "nvrtc": reason, "compile": faster}
 
 
 def test_every_large_size_counts_and_no_small_one():
@@ -88,8 +74,8 @@ def test_without_another_to_compare_with_there_is_no_ranking(rows):
 
 
 def test_own_code_that_was_not_measured_stays_where_it_is():
-    ranking = rank([row("triton", 2.0), row("torch", 1.0), row("eager", 4.0)])
-    assert ranking.order == ("own", "nvrtc", "torch", "triton", "eager")
+    ranking = rank([row("compile", 2.0), row("torch", 1.0), row("eager", 4.0)])
+    assert ranking.order == ("own", "nvrtc", "torch", "compile", "eager")
 
 
 def test_measurements_are_kept_for_gpus_of_one_name_and_one_torch(tmp_path):
@@ -98,7 +84,7 @@ def test_measurements_are_kept_for_gpus_of_one_name_and_one_torch(tmp_path):
     assert measured.path != Measured.of(tmp_path, "NVIDIA H100 80GB HBM3", "2.13.0+cu130").path
     assert measured.path != Measured.of(tmp_path, "NVIDIA H200", "2.12.0+cu130").path
     assert measured.text() == "" and measurements_in("") == []
-    first = [row("own", 1.0, 0.9), row("torch", 2.0), row("compiled", 1.5)]
+    first = [row("own", 1.0, 0.9), row("torch", 2.0), row("compile", 1.5)]
     assert measured.keep(first)
     assert measurements_in(measured.text()) == first
     # A look at a small size, or a failure, says nothing of what was measured before.
@@ -152,13 +138,13 @@ def chosen(rows, missing=(), wanted=AUTO, dtype=torch.float32):
     return choose_kernels({"rms_norm": wanted}, offer, CPU, dtype, is_alone=True)
 
 
-SLOW_OWN = [row("own", 1.0, 0.7), row("triton", 3.0), row("torch", 2.0), row("eager", 4.0)]
+SLOW_OWN = [row("own", 1.0, 0.7), row("compile", 3.0), row("torch", 2.0), row("eager", 4.0)]
 
 
 @pytest.mark.usefixtures("operation")
 def test_without_measurements_own_code_comes_first():
     assert chosen([]).backends == {"rms_norm": "own"}
-    assert chosen([], missing=["own"]).backends == {"rms_norm": "triton"}
+    assert chosen([], missing=["own"]).backends == {"rms_norm": "torch"}
     # Of another dtype nothing was measured.
     assert chosen(SLOW_OWN, dtype=torch.bfloat16).backends == {"rms_norm": "own"}
 
@@ -170,9 +156,9 @@ def test_auto_takes_what_was_measured_to_be_better_and_says_why():
     assert found.lines() == [
         "kernels: torch for rms_norm",
         f"kernels: rms_norm: torch in the place of own: {SLOW_COPY}",
-        "kernels: rms_norm: torch in the place of triton: the bench has measured torch to be faster",
+        "kernels: rms_norm: torch in the place of compile: the bench has measured torch to be faster",
     ]
-    assert chosen(SLOW_OWN, missing=["torch"]).backends == {"rms_norm": "triton"}
+    assert chosen(SLOW_OWN, missing=["torch"]).backends == {"rms_norm": "compile"}
     assert chosen([row("own", 1.0, 0.9), row("eager", 4.0)]).lines() == ["kernels: own for rms_norm"]
 
 
@@ -247,7 +233,7 @@ def test_the_bench_keeps_what_it_measures_on_a_gpu(monkeypatch, tmp_path, capsys
     bench_command._keep([row("own", 1.0, 0.9), row("torch", 2.0)], Plan(copy_mib=16), settings)
     assert "auto goes by 7 repeats and 256 MiB copied or more; this is not kept" in capsys.readouterr().err
     bench_command._keep([row("own", 1.0, 0.9), row("torch", 2.0)], Plan(), settings)
-    assert "auto goes by what torch.compile takes, too; this is not kept" in capsys.readouterr().err
+    assert "auto goes by the backend compile, too; this is not kept" in capsys.readouterr().err
     bench_command._keep([row("own", 1.0, 0.9)], usual, settings)
     assert "too little was measured for auto to go by; nothing is kept" in capsys.readouterr().err
     assert path.read_text() == kept

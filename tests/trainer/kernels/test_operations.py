@@ -25,7 +25,7 @@ from trainer.kernels.rms_norm import RMS_NORM
 from trainer.kernels.self_test import self_test
 from trainer.kernels.sources import source_folder
 from trainer.kernels.suite import OPERATIONS
-from trainer.kernels.tensor_lists import L2_NORM, SCALE
+from trainer.kernels.tensor_lists import L2_NORM
 
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
@@ -44,7 +44,6 @@ KERNELS = {
     "rope": ("rope",),
     "adamw": ("adamw",),
     "l2_norm": ("sum_of_squares", "sum_of_partials"),
-    "scale": ("scale",),
     "bias_dropout_add": ("bias_dropout_add",),
     "moe_permute": ("moe_combine",),
     "moe_unpermute": ("moe_combine", "moe_combine_backward"),
@@ -98,7 +97,7 @@ BACKENDS = [
     pytest.param(operation, backend, id=f"{operation.name}-{backend}")
     for operation in OPERATIONS
     for backend in operation.implementations
-    if backend != "triton" and any(value.requires_grad for value in tensors_of(example(operation)))
+    if backend != "compile" and any(value.requires_grad for value in tensors_of(example(operation)))
 ]
 
 
@@ -165,7 +164,7 @@ def test_autograd_is_told_what_changes(operation):
             if not torch.equal(value, old):
                 has_changed = True
                 assert value._version > version
-    assert has_changed is (operation.name in ("adamw", "scale", "rope", "cross_entropy"))
+    assert has_changed is (operation.name in ("adamw", "rope", "cross_entropy"))
 
 
 def test_torch_compiles_all_of_them():
@@ -182,7 +181,7 @@ def test_torch_compiles_all_of_them():
         if isinstance(function, BySize):
             function = replace(function, smallest=1000)
         # Lists of many tensors are no other code. The last example is a large one, the one before of another kind.
-        last = 0 if operation in (ADAMW, SCALE, L2_NORM) else len(operation.examples) - 1
+        last = 0 if operation in (ADAMW, L2_NORM) else len(operation.examples) - 1
         numbers = sorted({0, max(0, last - 1), last})
         functions += [function] * len(numbers)
         arguments += [example(operation, number) for number in numbers]

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from trainer.kernels import preparation
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings
 from trainer.kernels.device_image import DeviceImage
 from trainer.kernels.library import Library
 from trainer.kernels.preparation import Preparation, serial_kernels
@@ -41,10 +40,6 @@ def offered(tmp_path, *wanted):
     return Preparation(BuildSettings(tmp_path), CUDA).offer(choices)
 
 
-def without_triton(missing):
-    return {name: reason for name, reason in missing.items() if name != "triton"}
-
-
 def test_the_image_of_nvcc_comes_first_and_is_the_only_one(images, tmp_path):
     asked = images()
     offer = offered(tmp_path, "auto", "eager")
@@ -58,7 +53,7 @@ def test_nvrtc_takes_its_place(images, tmp_path):
     offer = offered(tmp_path, "auto")
     assert asked == ["own", "nvrtc"]
     assert offer.described == {"nvrtc": "sm_90, nvrtc"}
-    assert without_triton(offer.missing) == {"own": "no own here"}
+    assert offer.missing == {"own": "no own here"}
 
 
 def test_nvrtc_by_name_is_not_put_after_nvcc(images, tmp_path):
@@ -71,7 +66,7 @@ def test_nvrtc_by_name_is_not_put_after_nvcc(images, tmp_path):
 def test_neither(images, tmp_path):
     images("own", "nvrtc")
     offer = offered(tmp_path, "own")
-    assert without_triton(offer.missing) == {"own": "no own here", "nvrtc": "no nvrtc here"}
+    assert offer.missing == {"own": "no own here", "nvrtc": "no nvrtc here"}
     assert offer.described == {}
 
 
@@ -84,7 +79,7 @@ def test_no_image_without_the_library(images, monkeypatch, tmp_path):
     monkeypatch.setattr(preparation, "load_built", fail)
     offer = offered(tmp_path, "auto")
     assert asked == []
-    assert without_triton(offer.missing) == {"own": "no library", "nvrtc": "no library"}
+    assert offer.missing == {"own": "no library", "nvrtc": "no library"}
 
 
 def test_a_compiler_that_said_more_than_a_line_can_be_asked_again(images, monkeypatch, tmp_path):
@@ -109,14 +104,12 @@ def test_what_no_error_of_a_build_is_is_told_too(images, monkeypatch, tmp_path):
 
     monkeypatch.setattr(preparation, "load_built", fail)
     assert offered(tmp_path, "auto").missing["own"].startswith("OSError: [Errno 116] Stale file handle; ")
-    monkeypatch.setattr(preparation.importlib.util, "find_spec", fail)
-    assert offered(tmp_path, "triton").missing["triton"].startswith("OSError: [Errno 116] Stale file handle")
 
 
 def test_nothing_is_looked_for_where_nothing_is_wanted(images, tmp_path):
     asked = images()
-    offer = offered(tmp_path, "torch", "eager", "triton")
-    assert asked == [] and offer.described == {} and without_triton(offer.missing) == {}
+    offer = offered(tmp_path, "torch", "eager", "compile")
+    assert asked == [] and offer.described == {} and offer.missing == {}
 
 
 @pytest.mark.gpu
@@ -128,18 +121,3 @@ def test_a_gpu_gets_its_image(kernel_library):
     choice = serial_kernels(configured(device="cuda"), settings, CUDA, torch.bfloat16)
     assert choice.backends["rms_norm"] == "own"
     assert choice.described["own"] == str(described) and str(described).startswith("sm_")
-
-
-@pytest.mark.parametrize(("capability", "is_there"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)])
-def test_triton_is_for_gpus_that_it_supports(capability, is_there, monkeypatch, tmp_path):
-    monkeypatch.setattr(preparation.importlib.util, "find_spec", lambda _: object())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    missing = offered(tmp_path, "triton").missing
-    assert ("triton" not in missing) is is_there
-    assert is_there or f"sm_{capability[0]}{capability[1]}" in missing["triton"]
-
-
-def test_a_missing_triton_names_its_cure(monkeypatch, tmp_path):
-    monkeypatch.setattr(preparation.importlib.util, "find_spec", lambda _: None)
-    assert "pip install triton" in offered(tmp_path, "triton").missing["triton"]

@@ -11,8 +11,7 @@ import torch
 
 from tests.trainer.spawn import Ranks
 from trainer.kernels import preparation
-from trainer.kernels.build_error import BuildError
-from trainer.kernels.build_settings import BuildSettings
+from trainer.kernels.build_settings import BuildError, BuildSettings
 from trainer.kernels.library import Library
 from trainer.kernels.preparation import Preparation
 from trainer.kernels.same_build import BuildSource, SameBuild

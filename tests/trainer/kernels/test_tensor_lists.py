@@ -1,4 +1,4 @@
-"""Sums of squares and factors over lists of tensors: the C++ loops, and the CUDA kernels on the emulated GPU."""
+"""Sums of squares over lists of tensors: the C++ loops, and the CUDA kernels on the emulated GPU."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from tests.trainer.kernels.op_checks import (
     DTYPES,
     call,
     check_against_oracle,
-    check_errors,
     check_registration,
     check_threads,
     drawn,
     poisoned,
     sparse_tensor,
 )
-from trainer.kernels.tensor_lists import L2_NORM, SCALE
+from trainer.kernels.tensor_lists import L2_NORM
 
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
 SIZES = ((1,), (17, 0, 8191), (1 << 16, (1 << 16) + 3, 123))
-FACTOR = 0.37
 
 
 def tensors(sizes: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -47,21 +45,13 @@ def test_sum_of_squares_is_exact_to_double(sizes, dtype):
     assert found.item() == pytest.approx(exact_squares(values), rel=1e-13)
 
 
-@pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("sizes", SIZES)
-def test_scale_rounds_once(sizes, dtype):
-    check_against_oracle(SCALE, "own", (tensors(sizes, dtype), FACTOR), consumes=True)
-
-
 def test_unaligned_memory(dtype):
     check_against_oracle(L2_NORM, "own", (tensors((123, 8191), dtype),), layout="unaligned")
-    check_against_oracle(SCALE, "own", (tensors((123, 8191), dtype), FACTOR), layout="unaligned", consumes=True)
 
 
 @pytest.mark.parametrize("sizes", [(0,), (0, 0)])
-def test_nothing_has_no_squares_and_is_finite(sizes, dtype):
+def test_nothing_has_no_squares(sizes, dtype):
     assert L2_NORM.implementations["own"].function(tensors(sizes, dtype)).item() == 0.0
-    assert SCALE.implementations["own"].function(tensors(sizes, dtype), FACTOR).item() == 0.0
 
 
 @pytest.mark.cpu_only
@@ -70,9 +60,6 @@ def test_eager_torch_is_right(sizes, dtype):
     values = tensors(sizes, dtype)
     found = L2_NORM.implementations["eager"].function(values).item()
     assert found == pytest.approx(exact_squares(values), rel=8 * torch.finfo(dtype).eps)
-    expected = [(value.double() * FACTOR).to(dtype) for value in values]
-    SCALE.implementations["eager"].function(values, FACTOR)
-    torch.testing.assert_close(values, expected)
 
 
 def test_squares_beyond_float_are_no_overflow():
@@ -86,59 +73,30 @@ def test_squares_beyond_float_are_no_overflow():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_not_finite_shows(backend, bad, place, dtype):
     values = [torch.ones(70_002, dtype=dtype), torch.ones(5, dtype=dtype)]
-    assert SCALE.implementations[backend].function(values, 1.0).item() == 0.0
+    assert L2_NORM.implementations[backend].function(values).isfinite()
     values[0][place] = bad
     assert not L2_NORM.implementations[backend].function(values).isfinite()
-    assert SCALE.implementations[backend].function(values, 1.0).item() == 1.0
-
-
-@pytest.mark.parametrize("backend", ["own", "eager"])
-def test_a_product_that_overflows_shows(backend):
-    assert SCALE.implementations[backend].function([torch.tensor([1.0, 1e30])], 1e10).item() == 1.0
-    assert SCALE.implementations[backend].function([torch.tensor([6e4], dtype=torch.float16)], 2.0).item() == 1.0
 
 
 @pytest.mark.cpu_only
 def test_threads_do_not_matter():
     values = tensors((1 << 18, 5), torch.float32)
     check_threads(L2_NORM.implementations["own"].function, (values,))
-    check_threads(SCALE.implementations["own"].function, (values, FACTOR))
 
 
 def test_registration():
     values = tensors((17, 5), torch.bfloat16)
     check_registration(torch.ops.llmctl.sum_of_squares.default, (values,))
-    check_registration(torch.ops.llmctl.scale_.default, (values, FACTOR))
 
 
-@pytest.mark.parametrize("name", ["sum_of_squares", "scale_"])
-def test_what_does_not_fit_is_refused(name):
-    function = getattr(torch.ops.llmctl, name)
-    more = () if name == "sum_of_squares" else (FACTOR,)
+def test_what_does_not_fit_is_refused():
     for given, sentence in (
         ([torch.ones(2), torch.ones(2).double()], "more than one dtype"),
         ([torch.ones(4)[::2]], "not contiguous"),
         ([torch.ones(2, dtype=torch.int64)], "float32, bfloat16, float16 and float64 only"),
     ):
         with pytest.raises(RuntimeError, match=sentence):
-            function(given, *more)
-
-
-def test_tensors_that_share_memory_are_not_scaled():
-    whole = torch.ones(9)
-    for given in ([whole, whole], [whole[:5], torch.ones(3), whole[4:]]):
-        with pytest.raises(RuntimeError, match="two of the tensors that it changes share memory"):
-            torch.ops.llmctl.scale_(given, FACTOR)
-    torch.ops.llmctl.scale_([whole[5:], whole[:5], whole[:0]], FACTOR)
-    assert torch.equal(whole, torch.full((9,), FACTOR))
-
-
-@pytest.mark.parametrize("backend", ["own", "eager"])
-def test_the_factor_is_not_rounded_to_the_dtype_of_the_tensors(backend):
-    values = drawn((1000,), torch.bfloat16)
-    scaled = [values.clone()]
-    SCALE.implementations[backend].function(scaled, 0.37)
-    assert torch.equal(scaled[0], (values.float() * 0.37).to(torch.bfloat16))
+            torch.ops.llmctl.sum_of_squares(given)
 
 
 @pytest.mark.cpu_only
@@ -146,13 +104,9 @@ def test_beyond_32_bit_indices():
     count, tail = (1 << 31) + 64, 24
     values = sparse_tensor((count,), torch.float32)
     values[-tail:] = drawn((tail,), torch.float32)
-    expected = values[-tail:].clone()
-    total, flag = torch.zeros((), dtype=torch.float64), torch.zeros(())
+    total = torch.zeros((), dtype=torch.float64)
     call("llmctl_cpu_sum_of_squares", torch.float32, values, total, count - tail, count)
-    call("llmctl_cpu_scale", torch.float32, values, FACTOR, flag, count - tail, count)
-    assert total.item() == pytest.approx(exact_squares([expected]), rel=1e-13)
-    assert torch.equal(values[-tail:], expected * FACTOR)
-    assert flag.item() == 0.0
+    assert total.item() == pytest.approx(exact_squares([values[-tail:]]), rel=1e-13)
 
 
 def on_gpu(
@@ -168,21 +122,13 @@ def test_cuda_beyond_32_bit_indices(emulated_cuda: EmulatedCuda):
     count, tail = (1 << 31) + 64, 24
     values = sparse_tensor((count,), torch.float32)
     values[-tail:] = drawn((tail,), torch.float32)
-    expected = values[-tail:].clone()
     pointers, numels = (ctypes.c_void_p * 1)(values.data_ptr()), (ctypes.c_int64 * 1)(count)
     chunks = -(-count // emulated_cuda.size("llmctl_cuda_list_chunk"))
     # Zeros in the place of what the other blocks would have summed.
-    partial, total, flag = (
-        torch.zeros(chunks, dtype=torch.float64),
-        torch.zeros((), dtype=torch.float64),
-        torch.zeros(1),
-    )
+    partial, total = torch.zeros(chunks, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     with emulated_cuda.last_blocks(1):
         emulated_cuda.call("llmctl_cuda_sum_of_squares", torch.float32, pointers, numels, 1, partial, total)
-        emulated_cuda.call("llmctl_cuda_scale", torch.float32, pointers, numels, 1, FACTOR, flag)
-    assert total.item() == pytest.approx(exact_squares([expected]), rel=1e-13)
-    check_errors([values[-tail:]], [expected * FACTOR], [expected.double() * FACTOR])
-    assert flag.item() == 0.0
+    assert total.item() == pytest.approx(exact_squares([values[-tail:]]), rel=1e-13)
 
 
 @pytest.mark.cpu_only
@@ -192,15 +138,12 @@ def test_cuda_touches_nothing_beside_its_tensors(emulated_cuda: EmulatedCuda, si
     there, pointers, numels = on_gpu(values, offset)
     chunk = emulated_cuda.size("llmctl_cuda_list_chunk")
     partial = guarded(torch.full((sum(-(-size // chunk) for size in sizes),), torch.nan, dtype=torch.float64))
-    total, flag = guarded(torch.full((1,), torch.nan, dtype=torch.float64)), guarded(torch.zeros(1))
+    total = guarded(torch.full((1,), torch.nan, dtype=torch.float64))
     for order in ORDERS:
         with emulated_cuda.order(order):
             emulated_cuda.call("llmctl_cuda_sum_of_squares", dtype, pointers, numels, len(sizes), partial, total)
         assert total.item() == pytest.approx(exact_squares(values), rel=1e-13)
-    emulated_cuda.call("llmctl_cuda_scale", dtype, pointers, numels, len(sizes), FACTOR, flag)
-    usual, right = ([tensor.to(kind) * FACTOR for tensor in values] for kind in (dtype, torch.float64))
-    check_errors(there, usual, right)
-    assert flag.item() == 0.0
+        assert all(torch.equal(value, given) for value, given in zip(there, values, strict=True))
     there[-1][-1] = math.nan
-    emulated_cuda.call("llmctl_cuda_scale", dtype, pointers, numels, len(sizes), 1.0, flag)
-    assert flag.item() == 1.0
+    emulated_cuda.call("llmctl_cuda_sum_of_squares", dtype, pointers, numels, len(sizes), partial, total)
+    assert math.isnan(total.item())
