@@ -51,19 +51,19 @@ from benchmarks.data_index_cases import (
     some_places,
 )
 from benchmarks.train_speed import peers_folder
-from trainer.data.batches import BatchShape, MicroBatch, Packing, TrainData
-from trainer.data.blend import BLOCK, BlendOrder, normalized
-from trainer.data.compiled_mapping import mapping_builder
-from trainer.data.epoch_index import Epochs, samples_per_epoch
-from trainer.data.gpt_dataset import GPTDataset
-from trainer.data.index_cache import EpochIndexCache
-from trainer.data.index_format import dtype_code
-from trainer.data.indexed_dataset import IndexedDataset
-from trainer.data.known_files import STEP_NS, KnownFiles
-from trainer.data.pair_writer import PairWriter
-from trainer.data.sentence_mapping import MappingRules
-from trainer.kernels.build_settings import BuildSettings
-from trainer.kernels.library import load_built
+from trainer.data.indexed.checksum_cache import STEP_NS, KnownFiles
+from trainer.data.indexed.index_format import dtype_code
+from trainer.data.indexed.indexed_dataset import IndexedDataset
+from trainer.data.indexed.writer import PairWriter
+from trainer.data.masked.compiled_mapping import mapping_builder
+from trainer.data.masked.sentence_mapping import MappingRules
+from trainer.data.samples.batches import BatchShape, MicroBatch, Packing, TrainData
+from trainer.data.samples.blend import BLOCK, BlendOrder, normalized
+from trainer.data.samples.epoch_index import Epochs, samples_per_epoch
+from trainer.data.samples.gpt_dataset import GPTDataset
+from trainer.data.samples.index_cache import EpochIndexCache
+from trainer.ops.build.build_settings import BuildSettings
+from trainer.ops.dispatch.library import load_built
 
 ROOT = Path(__file__).parents[1]
 READ_DOCUMENTS = 70_000

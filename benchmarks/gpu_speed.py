@@ -29,18 +29,19 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config import TrainConfig, build_config
-from trainer.data.batches import MicroBatch
-from trainer.device import device_name, peak_memory_bytes
-from trainer.kernels.build_settings import BuildSettings
-from trainer.kernels.preparation import prepare_kernels
-from trainer.mesh import ParallelMesh, ProcessGroups
+from trainer.config.train_config import TrainConfig
+from trainer.data.samples.batches import MicroBatch
+from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+from trainer.distributed.random_streams import StepRandomness
+from trainer.ops.build.build_settings import BuildSettings
+from trainer.ops.dispatch.setup import prepare_kernels
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward
+from trainer.planning.build_config import build_config
 from trainer.planning.device_peaks import known_peak_tflops
 from trainer.planning.flops import flops_per_token
-from trainer.random_streams import StepRandomness
-from trainer.train_state import build_model
+from trainer.process.device import device_name, peak_memory_bytes
 
 OURS = "ours"
 OURS_EAGER = f"{OURS} on eager kernels"

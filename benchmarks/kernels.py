@@ -40,7 +40,7 @@ from benchmarks.train_speed import (
     table,
     wall,
 )
-from trainer.kernels.bench_command import COLUMNS, cells, problems
+from trainer.ops.tools.bench_command import COLUMNS, cells, problems
 from trainer.planning.flops import flops_per_token
 
 ROOT = Path(__file__).parents[1]

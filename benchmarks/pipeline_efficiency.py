@@ -28,12 +28,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.trainer.spawn import Ranks
-from trainer.config import build_config
-from trainer.data.batches import MicroBatch
-from trainer.mesh import ParallelMesh, build_process_groups
+from trainer.data.samples.batches import MicroBatch
+from trainer.distributed.mesh import ParallelMesh, build_process_groups
+from trainer.distributed.random_streams import StepRandomness
+from trainer.parallel_model import build_model
 from trainer.pipeline import executor
 from trainer.pipeline.communication import Wire
-from trainer.pipeline.schedule import (
+from trainer.planning.build_config import build_config
+from trainer.planning.schedule import (
     SCHEDULE_KINDS,
     Action,
     ActionKind,
@@ -43,8 +45,6 @@ from trainer.pipeline.schedule import (
     message_count,
     timeline,
 )
-from trainer.random_streams import StepRandomness
-from trainer.train_state import build_model
 
 TIMEOUT = timedelta(seconds=300)
 RESULTS = Path(__file__).parent / "results"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from trainer.data.indexed_dataset import IndexedDataset
+    from trainer.data.indexed.indexed_dataset import IndexedDataset
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = Path(__file__).with_name("demo.yaml")
@@ -80,11 +80,11 @@ class Demo:
 
     def prepare(self) -> None:
         """Tokenize the standard library, unless that was done and nothing has changed."""
-        from trainer.data.preprocess import tokenize_documents
-        from trainer.data.python_corpus import standard_library_files
-        from trainer.data.tokenizers.opening import open_tokenizer
+        from examples.python_corpus import standard_library_files
+        from trainer.data.commands.preprocess import tokenize_documents
+        from trainer.data.commands.train_tokenizer import train_byte_level_bpe
+        from trainer.data.tokenizers.factory import open_tokenizer
         from trainer.data.tokenizers.settings import TokenizerSettings
-        from trainer.data.train_tokenizer import train_byte_level_bpe
 
         files = standard_library_files(self.text)
         size = sum(file.path.stat().st_size for file in files)
@@ -176,8 +176,8 @@ class Demo:
         return subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, text=True, check=True).stdout
 
     def _unigram_loss(self, run_dir: Path) -> float:
-        from trainer.config import load_config
-        from trainer.data.sources import open_sources
+        from trainer.data.samples.sources import open_sources
+        from trainer.planning.build_config import load_config
 
         sources = open_sources(load_config(run_dir / "config.yaml"))
         train, valid = sources["train"], sources["valid"]
@@ -217,7 +217,7 @@ def unigram_loss(tokens: IndexedDataset, train: range, held_out: range, vocab_si
     """
     import numpy as np
 
-    from trainer.data.index_format import CHUNK
+    from trainer.data.indexed.index_format import CHUNK
 
     def counts(sequences: range) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         found = np.zeros(vocab_size, np.int64)

@@ -11,7 +11,7 @@ import typer.main
 
 from llmctl.cli.data import DataCommand
 from llmctl.cli.main import COMMANDS, app, load_command
-from trainer.data_flags import parser_of
+from trainer.config.data_flags import parser_of
 
 
 def surface() -> str:

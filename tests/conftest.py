@@ -16,35 +16,35 @@ from tests.rank_server import stop_rank_server
 settings.register_profile("llmctl", deadline=None)
 settings.load_profile("llmctl")
 SESSION_MARK = "LLMCTL_PYTEST_SESSION"
-# Those that take longest, in this order.
+# Ends of the paths of the files that take longest, in this order.
 LONGEST = (
-    "test_parity.py",
+    "parity/test_parity.py",
     "test_cuda_ops.py",
     "test_fully_sharded.py",
     "test_mutations.py",
-    "test_resume.py",
+    "checkpoint/test_resume.py",
     "test_gpu_plugin.py",
     "test_cuda_compile.py",
     "test_pretraining.py",
     "test_examples.py",
     "test_distributed_optimizer.py",
-    "test_checkpoint_training.py",
+    "checkpoint/test_training.py",
     "test_executor.py",
     "test_full_width.py",
     "test_plain_pytorch.py",
     "test_kernel_benchmark.py",
     "test_bench.py",
     "test_failure.py",
-    "test_command.py",
+    "tools/test_command.py",
     "test_adamw.py",
     "test_softmax.py",
     "test_activation.py",
-    "test_cross_entropy.py",
+    "ops/test_cross_entropy.py",
     "test_render.py",
     "test_packaging.py",
     "test_recompute_ranks.py",
     "test_schedule.py",
-    "test_checkpoint_layouts.py",
+    "checkpoint/test_layouts.py",
     "test_moe_parallel.py",
 )
 
@@ -132,9 +132,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _turn(path: Path) -> int:
     """Which files come first. The sort is stable: the others keep their order."""
-    if path.name in LONGEST:
-        return LONGEST.index(path.name)
-    return len(LONGEST)
+    place = f"/{path.as_posix()}"
+    return next((rank for rank, end in enumerate(LONGEST) if place.endswith(f"/{end}")), len(LONGEST))
 
 
 def _skip_without_gpu(items: list[pytest.Item]) -> None:

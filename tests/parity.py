@@ -1,8 +1,8 @@
 """The parity matrix in full, against the serial run: ``python -m tests.parity [--shard K/N] [FILTER...]``.
 
-Every mesh of tests.trainer.covering_array and its wider ones, and every model (on 8 ranks three of them), with every
-schedule, way of recomputing and ZeRO stage that the config allows: thousands of cases. Prints one line per case with
-the worst deviations, and leaves with 1 if any is too large. Each FILTER keeps the lines that contain it, such as
+Every mesh of tests.trainer.parity.covering_array and its wider ones, and every model (on 8 ranks three of them), with
+every schedule, way of recomputing and ZeRO stage that the config allows: thousands of cases. Prints one line per case
+with the worst deviations, and leaves with 1 if any is too large. Each FILTER keeps the lines that contain it, such as
 ``mixtral`` or ``tp=2``; --shard 2/5 runs every fifth case from the second on.
 """
 
@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from tests.trainer import covering_array
-from tests.trainer.covering_array import FACTORS, WIDER_MESHES, case_of, is_allowed, is_meaningful, mesh_name
-from tests.trainer.layout_parity import LIMITS, Deviation, compare, problems
-from tests.trainer.parity_case import Case
+from tests.trainer.parity import covering_array
+from tests.trainer.parity.covering_array import FACTORS, WIDER_MESHES, case_of, is_allowed, is_meaningful, mesh_name
+from tests.trainer.parity.layout_parity import LIMITS, Deviation, compare, problems
+from tests.trainer.parity.parity_case import Case
 from tests.trainer.spawn import RankError, Ranks
 
 # One more than in the array: a tied table, biases and dropout.

@@ -25,9 +25,9 @@ _IMPORTED = [
     "torch._dynamo",
     "torch.distributed",
     "trainer.data_parallel.fully_sharded",
-    "trainer.kernels.suite",
-    "trainer.pretraining",
-    "tests.trainer.layout_parity",
+    "trainer.ops.dispatch.registry",
+    "trainer.training.pretraining",
+    "tests.trainer.parity.layout_parity",
 ]
 
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("llmctl", "trainer")
 # All that the command line may take from the trainer: what checks a job before the queue.
-OPEN_TO_LLMCTL = ("trainer.config", "trainer.data_flags", "trainer.planning", "trainer.pipeline.schedule")
+OPEN_TO_LLMCTL = ("trainer.config", "trainer.planning")
 # The last two are where llmctl begins on a login node.
 ENTRY_POINTS = (
     "llmctl/cli/main.py",

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.config import build_config, load_config
+from trainer.planning.build_config import build_config, load_config
+from trainer.planning.checks import check_world_size
 from trainer.planning.flops import count_parameters
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -23,7 +24,7 @@ CONFIGS = sorted(EXAMPLES.glob("*.yaml"))
 def test_examples_are_valid_for_the_nodes_they_are_written_for(path: Path) -> None:
     config = load_config(path)
     per_node = 1 if config.job.name in ("demo", "gpt-small") else 8
-    config.check_world_size(config.job.nodes * per_node)
+    check_world_size(config, config.job.nodes * per_node)
     assert build_config(yaml.safe_load(yaml.safe_dump(config.model_dump()))) == config
 
 
@@ -46,7 +47,7 @@ def test_the_default_example_needs_no_files_and_fits_any_number_of_nodes() -> No
     assert config.data.mock_data
     assert config.training.global_batch_size is None
     for nodes in range(1, 33):
-        config.check_world_size(nodes)
+        check_world_size(config, nodes)
     for tp in (1, 2, 4, 8):
         build_config(
             yaml.safe_load((EXAMPLES / "gpt_small.yaml").read_text())

@@ -13,24 +13,24 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from trainer.launch_environment import LaunchEnvironment, LaunchError, resolve_launch_environment
-from trainer.rank_log import ConsoleCopy, redirect_output
-from trainer.run_directory import RunDirectory
+from trainer.process.launch_environment import LaunchEnvironment, LaunchError, resolve_launch_environment
+from trainer.process.rank_log import ConsoleCopy, redirect_output
+from trainer.process.run_directory import RunDirectory
 
 # command -> (module, what it does). The module has main(arguments); of those that must know the environment
 # main(arguments, environment), and of the parallel ones main(arguments, launch, run, environment).
 COMMANDS = {
-    "pretrain": ("trainer.command_line", "train a model: --config FILE and Megatron-LM's flags"),
-    "data prepare": ("trainer.data.preprocess", "what llmctl data prepare runs"),
-    "data inspect": ("trainer.data.inspect_command", "what llmctl data inspect runs"),
-    "data merge": ("trainer.data.merging", "what llmctl data merge runs"),
-    "data train-tokenizer": ("trainer.data.train_tokenizer", "what llmctl data train-tokenizer runs"),
-    "masked-samples": ("trainer.data.masked_command", "show what BERT or T5 would be given of a .bin/.idx pair"),
-    "generate": ("trainer.generate", "continue a prompt with a checkpoint"),
-    "evaluate": ("trainer.evaluate", "loss and perplexity of a checkpoint on held-out text"),
-    "draw-pipeline": ("trainer.draw_pipeline", "paint a pipeline schedule with its bubble, here and as SVG"),
-    "kernels": ("trainer.kernels.command", "build the fused kernels, or say what runs on what and why"),
-    "rendezvous": ("trainer.rendezvous", "print a free port for the ranks of a job to meet at"),
+    "pretrain": ("trainer.commands.pretrain", "train a model: --config FILE and Megatron-LM's flags"),
+    "data prepare": ("trainer.data.commands.preprocess", "what llmctl data prepare runs"),
+    "data inspect": ("trainer.data.commands.inspect_command", "what llmctl data inspect runs"),
+    "data merge": ("trainer.data.commands.merge", "what llmctl data merge runs"),
+    "data train-tokenizer": ("trainer.data.commands.train_tokenizer", "what llmctl data train-tokenizer runs"),
+    "masked-samples": ("trainer.data.masked.masked_command", "show what BERT or T5 would be given of a .bin/.idx pair"),
+    "generate": ("trainer.commands.generate", "continue a prompt with a checkpoint"),
+    "evaluate": ("trainer.commands.evaluate", "loss and perplexity of a checkpoint on held-out text"),
+    "draw-pipeline": ("trainer.commands.draw_pipeline", "paint a pipeline schedule with its bubble, here and as SVG"),
+    "kernels": ("trainer.ops.tools.command", "build the fused kernels, or say what runs on what and why"),
+    "rendezvous": ("trainer.process.rendezvous", "print a free port for the ranks of a job to meet at"),
 }
 _PARALLEL = ("pretrain",)
 _ENCODING = ("data prepare", "pretrain")

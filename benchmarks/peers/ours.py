@@ -23,15 +23,16 @@ from benchmarks.peers.workload import (
     micro_batches,
     task_from_command_line,
 )
-from trainer.config import TrainConfig, build_config
-from trainer.data.batches import MicroBatch
-from trainer.kernels.build_settings import BuildSettings
-from trainer.kernels.preparation import prepare_kernels
-from trainer.mesh import ParallelMesh, ProcessGroups, build_process_groups
+from trainer.config.train_config import TrainConfig
+from trainer.data.samples.batches import MicroBatch
+from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
+from trainer.distributed.random_streams import StepRandomness
+from trainer.ops.build.build_settings import BuildSettings
+from trainer.ops.dispatch.setup import prepare_kernels
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+from trainer.parallel_model import ParallelModel, build_model
 from trainer.pipeline.executor import forward_backward
-from trainer.random_streams import StepRandomness
-from trainer.train_state import ParallelModel, build_model
+from trainer.planning.build_config import build_config
 
 
 def train_config(task: Task) -> TrainConfig:

@@ -184,7 +184,7 @@ def main() -> None:
     task = task_from_command_line()
     task.join()
     trainer = Trainer(task)
-    parameters = trainer.parameters
+    parameters = trainer.model.sharding
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=0, fused=True)
     tokens = corpus(task.work)
     replica = trainer.dims.get_mesh("batch").get_local_rank() if trainer.dims.dp_enabled else 0

@@ -1,5 +1,5 @@
 /* What CUDA kernels are made of: loads of 16 bytes, sums over the threads of a row in a fixed order, entry points per
- * element type. For nvcc and NVRTC, so no header but those of this project; tests/trainer/kernels/cuda_emulation compiles
+ * element type. For nvcc and NVRTC, so no header but those of this project; tests/trainer/ops/cuda/cuda_emulation compiles
  * the same files with g++.
  *
  * A row is worked on by the blockDim.x threads of one threadIdx.y: a warp, with as many rows in the block as it has warps,

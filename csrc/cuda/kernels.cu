@@ -4,7 +4,7 @@
 #include "bias_dropout_add.cu"
 #include "column_sums.cu"
 #include "cross_entropy.cu"
-#include "moe_rows.cu"
+#include "moe_permute.cu"
 #include "rms_norm.cu"
 #include "rotary.cu"
 #include "softmax.cu"

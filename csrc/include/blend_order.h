@@ -1,5 +1,5 @@
 /* Which dataset each sample of a blend comes from, in Megatron-LM's order (build_blending_indices of
- * megatron/core/datasets/helpers.cpp): trainer/data/blend.py says how, and is the same without a compiler. */
+ * megatron/core/datasets/helpers.cpp): trainer/data/samples/blend.py says how, and is the same without a compiler. */
 #ifndef LLMCTL_BLEND_ORDER_H
 #define LLMCTL_BLEND_ORDER_H
 

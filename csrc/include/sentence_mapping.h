@@ -1,5 +1,5 @@
 /* Which sentences make a sample of BERT or T5, in Megatron-LM's order (build_mapping of megatron/core/datasets/helpers.cpp):
- * trainer/data/sentence_mapping.py says how, and is the same without a compiler. */
+ * trainer/data/masked/sentence_mapping.py says how, and is the same without a compiler. */
 #ifndef LLMCTL_SENTENCE_MAPPING_H
 #define LLMCTL_SENTENCE_MAPPING_H
 

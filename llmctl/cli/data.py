@@ -1,6 +1,6 @@
 """``llmctl data``: training data in Megatron-LM's .bin/.idx, and vocabularies, where a cluster's jobs read them.
 
-The trainer does the work. Its flags are declared in trainer.data_flags, and go to it as they are given.
+The trainer does the work. Its flags are declared in trainer.config.data_flags, and go to it as they are given.
 """
 
 from typing import Annotated, Any
@@ -39,7 +39,7 @@ class DataCommand(typer.core.TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the trainer's help, and then our flags."""
-        from trainer.data_flags import parser_of
+        from trainer.config.data_flags import parser_of
 
         formatter.write(parser_of(str(self.name)).format_help())
         self.format_options(ctx, formatter)
@@ -69,7 +69,7 @@ def prepare(
     """Turn text into Megatron-LM's .bin/.idx: PREFIX_KEY_document, or _sentence, with a manifest."""
     given = locals()
     from llmctl.operate.data_jobs import DataWork
-    from trainer.data_flags import parse
+    from trainer.config.data_flags import parse
 
     options = parse("prepare", ctx.args)
     tokenizer = (options.tokenizer_model, options.vocab_file, options.merge_file)
@@ -95,7 +95,7 @@ def train_tokenizer(
     """Learn a vocabulary of text; the same text gives the same file. On a cluster it is a job."""
     given = locals()
     from llmctl.operate.data_jobs import DataWork
-    from trainer.data_flags import parse
+    from trainer.config.data_flags import parse
 
     options = parse("train-tokenizer", ctx.args)
     paths = (*options.input, str(options.output))
@@ -116,7 +116,7 @@ def merge(ctx: typer.Context, cluster: _CLUSTER = None) -> int:
 
 def _run(ctx: typer.Context, command: str, cluster: str | None) -> int:
     from llmctl.operate.trainer_command import run_trainer_command
-    from trainer.data_flags import parse
+    from trainer.config.data_flags import parse
 
     parse(command, ctx.args)
     context: Context = ctx.obj

@@ -330,7 +330,8 @@ def read_layer(path: Path) -> dict[str, Any]:
     Raises:
         ProfileError: it cannot be read or is no mapping; names the file.
     """
-    from trainer.config import ConfigError, read_yaml
+    from trainer.config.errors import ConfigError
+    from trainer.planning.build_config import read_yaml
 
     try:
         values = read_yaml(path)

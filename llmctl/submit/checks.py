@@ -11,7 +11,11 @@ from llmctl.site.profile import ClusterProfile
 from llmctl.submit.path_checks import PathCheck
 from llmctl.submit.resolve import Resolved, unknown_job_key
 from llmctl.transport.file_writes import PathFacts
-from trainer.config import ConfigError, JobConfig, TrainConfig, build_config
+from trainer.config.errors import ConfigError
+from trainer.config.sections import JobConfig
+from trainer.config.train_config import TrainConfig
+from trainer.planning.build_config import build_config
+from trainer.planning.checks import check_world_size
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -130,7 +134,7 @@ def check_layout(resolved: Resolved, config: TrainConfig, nodes: int, ranks_per_
         UsageError, ConfigFileError: names the numbers and the nearest that fit.
     """
     try:
-        config.check_world_size(nodes * ranks_per_node)
+        check_world_size(config, nodes * ranks_per_node)
     except ConfigError as error:
         size = f" (world size = {_count(nodes, 'node')} x {_count(ranks_per_node, 'rank')}; --nodes changes it)"
         raise resolved.refusal(

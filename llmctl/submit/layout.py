@@ -17,7 +17,7 @@ from llmctl.submit.gpus import visible_gpus
 from llmctl.submit.render import RenderedJob, RunPlace, cache_folder, job_python, render
 from llmctl.submit.request import build_request, size_of_node
 from llmctl.submit.resolve import Resolved
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 
 @dataclass(frozen=True)

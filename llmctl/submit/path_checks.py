@@ -15,7 +15,7 @@ from llmctl.transport.file_writes import PathFacts
 from llmctl.transport.protocol import Transport
 
 if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+    from trainer.config.train_config import TrainConfig
 
 _DATA_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 

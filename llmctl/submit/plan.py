@@ -31,7 +31,7 @@ from llmctl.submit.request import check_group, check_launcher
 from llmctl.submit.resolve import Flag, Origin, Resolved, find_config, parse_settings, resolve
 from llmctl.submit.site_limits import check_limits
 from llmctl.transport.protocol import transport_for
-from trainer.config import TrainConfig
+from trainer.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from llmctl.submit.snapshot import UserCode

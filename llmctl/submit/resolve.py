@@ -10,7 +10,9 @@ from llmctl.context import Context, expand, is_remote
 from llmctl.errors import ConfigFileError, LlmctlError, UsageError
 from llmctl.paths import UserFolders, bundled
 from llmctl.site.profile import ClusterProfile, expand_home, overlay
-from trainer.config import ConfigError, build_config, path_entries, read_yaml, unknown_key_problem, weight_places
+from trainer.config.data_checks import path_entries, weight_places
+from trainer.config.errors import ConfigError
+from trainer.planning.build_config import build_config, read_yaml, unknown_key_problem
 
 DEFAULT_CONFIG = "llmctl.yaml"
 EXAMPLE = "gpt_small.yaml"

@@ -8,7 +8,7 @@ from llmctl.site.profile import ClusterProfile
 from llmctl.submit.resolve import Resolved
 
 if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+    from trainer.config.train_config import TrainConfig
 
 
 def check_hosts(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> None:

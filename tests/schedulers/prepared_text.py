@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.schedulers.slurm_site import Site
-from trainer.data.preprocess import main as preprocess
+from trainer.data.commands.preprocess import main as preprocess
 
 DOCUMENTS = 9000
 BROKEN_LINE = DOCUMENTS - 9

@@ -12,7 +12,7 @@ import re
 import shutil
 from pathlib import Path
 
-from trainer.run_directory import sync_directory
+from trainer.process.run_directory import sync_directory
 
 LATEST = "latest_checkpointed_iteration.txt"
 METADATA = "metadata.json"

@@ -21,7 +21,7 @@ from trainer.checkpoint.save import stored_shape
 
 if TYPE_CHECKING:
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
-    from trainer.train_state import ParallelModel
+    from trainer.parallel_model import ParallelModel
 
 
 def load_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:

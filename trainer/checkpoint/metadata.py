@@ -82,7 +82,7 @@ class CheckpointMetadata:
     """Everything in a checkpoint that is not a tensor.
 
     Attributes:
-        progress: trainer.progress.TrainingProgress as plain values.
+        progress: trainer.process.progress.TrainingProgress as plain values.
         config: the resolved TrainConfig as plain values.
         vocab_size: rows of the vocabulary tables that mean something.
         layout: sizes of the axes, ZeRO stage and pipeline schedule of the run that wrote it; for people, not needed

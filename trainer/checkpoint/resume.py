@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.agreement import any_rank, from_first_rank
 from trainer.checkpoint.directory import (
     METADATA,
     AnotherModelError,
@@ -17,14 +16,16 @@ from trainer.checkpoint.directory import (
 )
 from trainer.checkpoint.load import read_training_state, read_weights, resume_optimizer
 from trainer.checkpoint.metadata import load_metadata
-from trainer.config_error import ConfigError
-from trainer.failure import PeerFailedError
+from trainer.config.errors import ConfigError
+from trainer.distributed.collectives import any_rank, from_first_rank
+from trainer.process.failure import PeerFailedError
 
 if TYPE_CHECKING:
-    from trainer.config import CheckpointConfig, TrainConfig
+    from trainer.config.sections import CheckpointConfig
+    from trainer.config.train_config import TrainConfig
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
-    from trainer.progress import TrainingProgress
-    from trainer.train_state import ParallelModel
+    from trainer.parallel_model import ParallelModel
+    from trainer.process.progress import TrainingProgress
 
 _NOTHING, _OWN, _START_POINT, _FAILED = range(4)
 

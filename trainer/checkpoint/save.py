@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trainer.agreement import any_rank, sum_over_ranks
 from trainer.checkpoint.directory import (
     METADATA,
     CheckpointError,
@@ -28,16 +27,17 @@ from trainer.checkpoint.directory import (
 )
 from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, stored_key, stored_tensor
 from trainer.checkpoint.shards import DTYPE_NAMES, write_shard_file
-from trainer.data_parallel.pieces import ParameterPiece, speaks_for_copies
-from trainer.failure import PeerFailedError
-from trainer.run_directory import sync_directory
+from trainer.data_parallel.parameter_shards import ParameterPiece, speaks_for_copies
+from trainer.distributed.collectives import any_rank, sum_over_ranks
+from trainer.process.failure import PeerFailedError
+from trainer.process.run_directory import sync_directory
 
 if TYPE_CHECKING:
-    from trainer.config import TrainConfig
+    from trainer.config.train_config import TrainConfig
+    from trainer.model.sharding import ParameterLayout
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
-    from trainer.parameters import ParameterLayout
-    from trainer.progress import TrainingProgress
-    from trainer.train_state import ParallelModel
+    from trainer.parallel_model import ParallelModel
+    from trainer.process.progress import TrainingProgress
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from trainer.mesh import ParallelMesh
-    from trainer.parameters import ParameterLayout
+    from trainer.distributed.mesh import ParallelMesh
+    from trainer.model.sharding import ParameterLayout
 
 # Parameters and shards begin on a multiple of so many elements: whole cache lines, whole vectors of every kernel, and
 # the 128 bytes that GPUs read at once, in 16 bits as in 32. Where a parameter is cut, kernels leave no scalar tail.

@@ -23,22 +23,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from trainer.data_parallel.pieces import ParameterPiece
+from trainer.data_parallel.parameter_shards import ParameterPiece
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
 
 if TYPE_CHECKING:
-    from trainer.config import ParallelConfig
-    from trainer.mesh import ParallelMesh, ProcessGroups
-    from trainer.parameters import ParameterLayout
+    from trainer.config.sections import ParallelConfig
+    from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+    from trainer.model.sharding import ParameterLayout
 
 
 class FullyShardedStore:
     """Float32 weights and main gradients of this rank's shards.
 
-    Implements trainer.data_parallel.pieces.GradientStore. The parameters that modules hold between iterations are
-    these shards; inside of a unit's forward and backward they are whole and in the model's dtype. Stage 2 gathers the
-    weights for the first forward of an iteration and keeps them until the last backward; stage 3 for every forward and
-    every backward of a unit. What an evaluation has gathered may stay until the next backward.
+    Implements trainer.data_parallel.parameter_shards.GradientStore. The parameters that modules hold between
+    iterations are these shards; inside of a unit's forward and backward they are whole and in the model's dtype. Stage
+    2 gathers the weights for the first forward of an iteration and keeps them until the last backward; stage 3 for
+    every forward and every backward of a unit. What an evaluation has gathered may stay until the next backward.
     """
 
     is_sharded = True

@@ -20,20 +20,20 @@ from torch import Tensor, nn
 
 from trainer.data_parallel.bucket_plan import PlannedBucket, plan_buckets
 from trainer.data_parallel.main_gradient import MainGradient, connect_gradients
-from trainer.data_parallel.pieces import ParameterPiece
+from trainer.data_parallel.parameter_shards import ParameterPiece
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
-from trainer.message_device import is_gloo
+from trainer.distributed.collectives import is_gloo
 
 if TYPE_CHECKING:
-    from trainer.config import ParallelConfig
-    from trainer.mesh import ParallelMesh, ProcessGroups
-    from trainer.parameters import ParameterLayout
+    from trainer.config.sections import ParallelConfig
+    from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+    from trainer.model.sharding import ParameterLayout
 
 
 class GradientBuckets:
     """Main gradients of this rank's parameters, and their reduction.
 
-    Implements trainer.data_parallel.pieces.GradientStore.
+    Implements trainer.data_parallel.parameter_shards.GradientStore.
     """
 
     is_sharded = False

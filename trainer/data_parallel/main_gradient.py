@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from trainer.tensor_parallel.embedding import add_to_rows
+from trainer.model.tensor_parallel.embedding import add_to_rows
 
 
 class MainGradient:
@@ -47,7 +47,7 @@ class MainGradient:
             self.main.zero_()
 
     def add_outer(self, grad_output: Tensor, inputs: Tensor) -> None:
-        """See trainer.tensor_parallel.linear.OuterProductSink. ``inputs`` are cast to the dtype of ``grad_output``."""
+        """See linear.OuterProductSink. ``inputs`` are cast to the dtype of ``grad_output``."""
         rows = inputs.to(grad_output.dtype)
         self._add_product(self.main.view(grad_output.shape[1], inputs.shape[1]), grad_output, rows)
         self._count()
@@ -71,7 +71,7 @@ class MainGradient:
         self._count()
 
     def add_rows(self, rows: Tensor, grad_rows: Tensor) -> None:
-        """See trainer.tensor_parallel.embedding.RowSink."""
+        """See trainer.model.tensor_parallel.embedding.RowSink."""
         if self._is_empty:
             self.main.zero_()
         add_to_rows(self.main, rows, grad_rows)

@@ -20,21 +20,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.data_parallel.gradient_buckets import Bucket, GradientBuckets
-from trainer.data_parallel.pieces import ParameterPiece
-from trainer.message_device import is_gloo
-from trainer.single_tensor_collectives import all_gather_single, reduce_scatter_single
+from trainer.data_parallel.parameter_shards import ParameterPiece
+from trainer.distributed.collectives import all_gather_single, is_gloo, reduce_scatter_single
 
 if TYPE_CHECKING:
-    from trainer.config import ParallelConfig
-    from trainer.mesh import ParallelMesh, ProcessGroups
-    from trainer.parameters import ParameterLayout
+    from trainer.config.sections import ParallelConfig
+    from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+    from trainer.model.sharding import ParameterLayout
 
 
 class ShardedBuckets(GradientBuckets):
     """Main gradients of this rank's parameters, of which it updates one shard of every bucket.
 
-    Implements trainer.data_parallel.pieces.GradientStore. The parameters move to buffers of this store; they may be
-    read in the forward of any module below a chunk, and elsewhere after ``wait_for_weights``.
+    Implements trainer.data_parallel.parameter_shards.GradientStore. The parameters move to buffers of this store; they
+    may be read in the forward of any module below a chunk, and elsewhere after ``wait_for_weights``.
     """
 
     is_sharded = True

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from trainer.data_parallel.pieces import ParameterPiece
-    from trainer.mesh import ParallelMesh, ProcessGroups
-    from trainer.parameters import ParameterLayout
+    from trainer.data_parallel.parameter_shards import ParameterPiece
+    from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+    from trainer.model.sharding import ParameterLayout
 
 
 def sum_shared_gradients(

@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.data_parallel.pieces import speaks_for_copies
-from trainer.kernels.tensor_lists import L2_NORM
+from trainer.data_parallel.parameter_shards import speaks_for_copies
+from trainer.ops.tensor_lists import L2_NORM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer.train_state import ParallelModel
+    from trainer.parallel_model import ParallelModel
 
 # Megatron-LM's guard against a division by zero (clip_grad_by_total_norm_fp32), kept so that curves agree.
 _NORM_EPSILON = 1e-6

@@ -16,8 +16,8 @@ from torch import Tensor
 from trainer.optimizer.masters import Masters, Moments, new_moments
 
 if TYPE_CHECKING:
-    from trainer.config import OptimizerConfig
-    from trainer.data_parallel.pieces import ParameterPiece
+    from trainer.config.sections import OptimizerConfig
+    from trainer.data_parallel.parameter_shards import ParameterPiece
 
 # Elements that travel and are stepped together: 64 MB of gradients, enough for the full speed of a bus, and little
 # enough that the first and the last transfer, which nothing hides, are short. A multiple of every kernel's vector.
@@ -57,7 +57,7 @@ class OffloadedMasters:
             config: which optimizer, and its constants.
             pieces: what to keep here.
             decays: which of them, by name, weight decay applies to.
-            adamw: the operation of trainer.kernels.adamw, for CPU memory.
+            adamw: the operation of trainer.ops.adamw, for CPU memory.
         """
         self._pieces = list(pieces)
         self.masters = {piece.name: piece.weight.to("cpu", torch.float32, copy=True) for piece in pieces}

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config import TrainingConfig
+    from trainer.config.sections import TrainingConfig
 
 _GROWTH = 2.0
 _BACKOFF = 0.5

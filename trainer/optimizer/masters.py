@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer.kernels.adamw import AdamWConstants
+from trainer.ops.adamw import AdamWConstants
 
 if TYPE_CHECKING:
-    from trainer.config import OptimizerConfig
+    from trainer.config.sections import OptimizerConfig
 
 Moments = dict[str, dict[str, Tensor]]
 """Kind -> name -> 1-D float32."""
@@ -44,7 +44,7 @@ class Masters:
             masters: float32, 1-D, on one device, by any name.
             moments: of each kind in ``moment_names``, shaped like the masters.
             decays: which of them weight decay applies to.
-            adamw: the operation of trainer.kernels.adamw.
+            adamw: the operation of trainer.ops.adamw.
             copies: 16-bit weights, all of one dtype, of some masters, which each step makes follow.
         """
         self._step: _AdamW | _SGD

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trainer.kernels.adamw import ADAMW
+from trainer.ops.adamw import ADAMW
 from trainer.optimizer.clipping import GradientNorm, clip_divisor
 from trainer.optimizer.cpu_offload import OffloadedMasters, offloaded_pieces
 from trainer.optimizer.loss_scaler import LossScaler
 from trainer.optimizer.masters import Masters, new_moments
 
 if TYPE_CHECKING:
-    from trainer.config import TrainConfig
-    from trainer.train_state import ParallelModel
+    from trainer.config.train_config import TrainConfig
+    from trainer.parallel_model import ParallelModel
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ One contract, three ways. With gloo every message is sent and received on its ow
 tags, and what a rank posts to one group passes in the order it was posted (with a device bound to the group, single
 messages go through one communicator as well: pytorch#154132). There, what lies between two actions is posted as one
 batch, for tables that lose nothing by it; for the others single messages are posted in one order on all ranks. The
-torch-free trainer.pipeline.schedule has these orders, and its check runs them in simulation.
+torch-free trainer.planning.schedule has these orders, and its check runs them in simulation.
 
 What a rank hands over to itself does not travel in any of them.
 """
@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.message_device import is_gloo, message_device
-from trainer.pipeline.schedule import (
+from trainer.distributed.collectives import is_gloo, message_device
+from trainer.planning.schedule import (
     ActionKind,
     Exchange,
     Message,
@@ -29,7 +29,7 @@ from trainer.pipeline.schedule import (
     sends_under_way,
     suits_batches,
 )
-from trainer.pipeline.schedule.traffic import posts_in_order, receive_of, receives_as_needed
+from trainer.planning.schedule.traffic import posts_in_order, receive_of, receives_as_needed
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.data.batches import MicroBatch
+from trainer.data.samples.batches import MicroBatch
 from trainer.pipeline.communication import Wire, build_messenger
-from trainer.pipeline.schedule import Action, ActionKind, PipelineSchedule, all_forward, build_schedule
 from trainer.pipeline.weight_gradients import WeightGradientQueue, deferring
+from trainer.planning.schedule import Action, ActionKind, PipelineSchedule, all_forward, build_schedule
 
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
 
-    from trainer.random_streams import StepRandomness
-    from trainer.train_state import ParallelModel
+    from trainer.distributed.random_streams import StepRandomness
+    from trainer.parallel_model import ParallelModel
 
 
 def forward_backward(

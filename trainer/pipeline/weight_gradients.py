@@ -1,9 +1,9 @@
 """Putting off weight gradients: what makes a backward in two parts out of one.
 
-Linear layers hand their weight gradient to a sink as the factors of a product (trainer.tensor_parallel.linear). While
-the gradient of the input runs, a queue between the layers and their sinks keeps these products; it runs them when the
-table says so. Everything else, biases, norms and embeddings, is small and stays where it was. Source: Qi et al. 2023
-(arXiv:2401.10241), section 2.1.
+Linear layers hand their weight gradient to a sink as the factors of a product (trainer.model.tensor_parallel.linear).
+While the gradient of the input runs, a queue between the layers and their sinks keeps these products; it runs them
+when the table says so. Everything else, biases, norms and embeddings, is small and stays where it was. Source: Qi et
+al. 2023 (arXiv:2401.10241), section 2.1.
 
 What waits are the factors as the products take them. Under sequence parallelism the input of a column-parallel layer
 has been gathered by then: it is kept whole, t times what 1F1B keeps of it, since its way from the other ranks is hidden

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config import ModelConfig, TrainConfig
+    from trainer.config.sections import ModelConfig
+    from trainer.config.train_config import TrainConfig
 
 
 @dataclass(frozen=True)

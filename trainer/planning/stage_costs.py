@@ -26,9 +26,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.planning.flops import active_layer_parameters
+from trainer.planning.pipeline import pipeline_placement
 
 if TYPE_CHECKING:
-    from trainer.config import ModelConfig, TrainConfig
+    from trainer.config.sections import ModelConfig
+    from trainer.config.train_config import TrainConfig
 
 FLOPS_PER_BYTE = 10.0
 """1.8 ns per logit are 160 operations at the speed of the matrix products, for the 16 bytes counted below."""
@@ -41,7 +43,7 @@ for 256 or 512 tokens and 1.07 times for 2048: what the mask saves and what a le
 LOGIT_BYTES = 4 * 4
 """Per logit: read and written in forward, where it becomes an exponential, and again where that becomes its gradient.
 
-All passes of forward over a chunk of logits happen in the cache (trainer.tensor_parallel.cross_entropy).
+All passes of forward over a chunk of logits happen in the cache (trainer.model.tensor_parallel.cross_entropy).
 """
 LOOKUP_BYTES = 5 * 4
 """Per channel: a row is read and written in forward, its gradient read and added to a row of the table's in backward.
@@ -102,5 +104,5 @@ def _recompute_factor(config: TrainConfig) -> float:
         return 1.0
     if training.recompute_method != "block":
         return 4 / 3
-    recomputed = (training.recompute_num_layers or 1) * config.placement.num_virtual_stages
+    recomputed = (training.recompute_num_layers or 1) * pipeline_placement(config).num_virtual_stages
     return 1.0 + min(1.0, recomputed / config.model.num_layers) / 3

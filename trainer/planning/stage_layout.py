@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from trainer.config_error import ConfigError
+from trainer.config.errors import ConfigError
 
 KEY = "parallel.pipeline_model_parallel_layout"
 MOST_SYMBOLS = 100_000

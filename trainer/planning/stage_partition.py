@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainer.config_error import ConfigError
-from trainer.pipeline.placement import default_chunks
+from trainer.config.errors import ConfigError
+from trainer.planning.pipeline import pipeline_placement
+from trainer.planning.schedule.placement import default_chunks
 from trainer.planning.stage_costs import PartCosts, part_costs
 from trainer.planning.stage_layout import parse_stage_layout
 
 if TYPE_CHECKING:
-    from trainer.config import TrainConfig
-    from trainer.pipeline.placement import Placement
+    from trainer.config.train_config import TrainConfig
+    from trainer.planning.schedule.placement import Placement
 
 _PP, _LAYOUT = "parallel.pipeline_model_parallel_size", "parallel.pipeline_model_parallel_layout"
 _VIRTUAL = "parallel.num_virtual_stages_per_pipeline_rank"
@@ -38,7 +39,7 @@ def partition_layers(config: TrainConfig, vocab_size: int) -> tuple[range, ...]:
     Raises:
         ConfigError: the layers cannot be divided like this.
     """
-    parallel, placement = config.parallel, config.placement
+    parallel, placement = config.parallel, pipeline_placement(config)
     check_enough_parts(config)
     if parallel.pipeline_model_parallel_layout is not None:
         return _by_layout(config, parallel.pipeline_model_parallel_layout)
@@ -59,7 +60,7 @@ def check_enough_parts(config: TrainConfig) -> None:
     Raises:
         ConfigError: names the key that asks for too many, and how many can be.
     """
-    placement, layers = config.placement, config.model.num_layers
+    placement, layers = pipeline_placement(config), config.model.num_layers
     pp, chunks, stages, parts = placement.pp, placement.chunks, placement.num_virtual_stages, layers + 2
     if stages <= parts:
         return
@@ -240,12 +241,12 @@ def _by_layout(config: TrainConfig, layout: str) -> tuple[range, ...]:
 
 def _by_counts(config: TrainConfig, costs: PartCosts) -> list[int]:
     """Layers of each virtual stage where the first or last rank has an explicit number, and the others share evenly."""
-    parallel, stages = config.parallel, _Stages.build(costs, config.placement)
+    parallel, stages = config.parallel, _Stages.build(costs, pipeline_placement(config))
     asked = {_FIRST: parallel.decoder_first_pipeline_num_layers, _LAST: parallel.decoder_last_pipeline_num_layers}
     counts = _RankCounts.build(stages, config.model.num_layers, {k: n for k, n in asked.items() if n is not None})
     if counts.problem is not None:
         raise counts.refusal()
-    per_rank = [counts.share] * config.placement.pp
+    per_rank = [counts.share] * pipeline_placement(config).pp
     per_rank[0], per_rank[-1] = counts.given.get(_FIRST, counts.share), counts.given.get(_LAST, counts.share)
     return _over_chunks(stages, per_rank, sum(costs.layers) / len(costs.layers))
 

@@ -7,7 +7,7 @@ import pytest
 
 from llmctl.cli.main import main
 from llmctl.operate.data_jobs import DataWork
-from trainer.data.indexed_dataset import IndexedDataset
+from trainer.data.indexed.indexed_dataset import IndexedDataset
 
 NUMBERS = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--append-eod"]
 PYTHON = """#!/bin/bash

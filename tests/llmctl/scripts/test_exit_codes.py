@@ -16,8 +16,8 @@ from llmctl.cli.main import main
 from llmctl.site.job import JobSpec
 from tests.llmctl.scripts.script_cases import CASES, RUN_ID, ScriptCase, render_case
 from tests.llmctl.scripts.test_run import Stage
-from trainer.failure import PeerFailedError, record_failure
-from trainer.run_directory import RunDirectory
+from trainer.process.failure import PeerFailedError, record_failure
+from trainer.process.run_directory import RunDirectory
 
 LAUNCHERS_CODE = 1
 # Stand-in for the python of a job: tells where ranks meet; as torchrun, or as a rank, it fails after records are there.

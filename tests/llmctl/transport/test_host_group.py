@@ -20,7 +20,7 @@ from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.local import LocalTransport
-from trainer.config import build_config
+from trainer.planning.build_config import build_config
 
 PROFILE = ClusterProfile(name="lab", scheduler="ssh", hosts=("g1", "me@g2", "g3"), runs_root="/runs")
 REQUEST = JobRequest(PROFILE, job_name="r", run_dir="/runs/r", nodes=2)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trainer.data.masked_corpus import RECORDED
+from tests.trainer.data.masked.masked_corpus import RECORDED
 from tests.trainer.data.vocabularies import Vocabularies, make_vocabularies
-from trainer.data.tokenizers.opening import open_tokenizer
+from trainer.data.commands.train_tokenizer import train_byte_level_bpe
+from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.tokenizer import Tokenizer
-from trainer.data.train_tokenizer import train_byte_level_bpe
 
 TEXTS = [f"def f{number}(self):\n    return {number} * self.value  # number {number}\n" for number in range(200)]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.index_format import dtype_code
-from trainer.data.manifest import Manifest
-from trainer.data.pair_writer import PairWriter
+from trainer.data.indexed.index_format import dtype_code
+from trainer.data.indexed.manifest import Manifest
+from trainer.data.indexed.writer import PairWriter
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "megatron_data"
 """Files that Megatron-LM itself wrote: see tests/record_megatron_data.py."""

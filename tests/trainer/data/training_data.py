@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from trainer.config import TrainConfig, build_config
-from trainer.data.batches import MicroBatch, TrainData
+from trainer.config.train_config import TrainConfig
+from trainer.data.samples.batches import MicroBatch, TrainData
+from trainer.planning.build_config import build_config
 
 
 def config(data: dict[str, Any], *, model: dict[str, Any] | None = None, **training: Any) -> TrainConfig:

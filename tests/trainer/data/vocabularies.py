@@ -7,13 +7,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.data.commands.train_sentencepiece import train_sentencepiece
+from trainer.data.commands.train_tokenizer import train_byte_level_bpe
+from trainer.data.commands.train_wordpiece import train_wordpiece
 from trainer.data.tokenizers.byte_level import bytes_of
-from trainer.data.tokenizers.opening import open_tokenizer
+from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.tokenizer import Tokenizer
-from trainer.data.tokenizers.train_sentencepiece import train_sentencepiece
-from trainer.data.tokenizers.train_wordpiece import train_wordpiece
-from trainer.data.train_tokenizer import train_byte_level_bpe
 
 _LINES = (
     "def value_{0}(self):\n    return {0} * self.value  # the number {0}, and it's done\n",

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from trainer.data.errors import DataError
-from trainer.data.index_format import dtype_code
-from trainer.data.manifest import Manifest
+from trainer.data.indexed.index_format import dtype_code
+from trainer.data.indexed.manifest import Manifest
 from trainer.data.prepare.chunk_work import MOST_NAMED, token_dtype
 from trainer.data.prepare.chunks import Chunk
 from trainer.data.prepare.encoding import Block
-from trainer.data.prepare.joining import Joining, JoinState, put_in_place
 from trainer.data.prepare.journal import Journal, Plan
-from trainer.data.prepare.shard import DamagedShardError, Footer, open_shard
+from trainer.data.prepare.merge import Joining, JoinState, put_in_place
+from trainer.data.prepare.part_file import DamagedShardError, Footer, open_shard
 
 
 @dataclass

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data.errors import DataError
-from trainer.data.index_format import DTYPES, dtype_code
+from trainer.data.indexed.index_format import DTYPES, dtype_code
 from trainer.data.prepare.chunks import Chunk, Span, TextDocument, line_number
 from trainer.data.prepare.documents import SpanReader, Text
 from trainer.data.prepare.encoding import Block, Recipe, batches, encode_documents
-from trainer.data.prepare.shard import Footer, ShardWriter
+from trainer.data.prepare.part_file import Footer, ShardWriter
 from trainer.data.tokenizers.tokenizer import Encoder
 
 MOST_NAMED = 5

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.data.cache_entry import LEFT_OVER_SECONDS, remove_older
 from trainer.data.errors import DataError
+from trainer.data.indexed.cache_entry import LEFT_OVER_SECONDS, remove_older
 from trainer.data.prepare.chunk_work import shard_path
 from trainer.data.prepare.chunks import TextDocument
 from trainer.data.prepare.encoding import Recipe
 from trainer.data.prepare.inputs import InputFile
-from trainer.data.prepare.joining import forget, joined_chunks
-from trainer.data.prepare.node_marks import NodeMarks
+from trainer.data.prepare.merge import forget, joined_chunks
+from trainer.data.prepare.node_status import NodeMarks
 
 _PLAN = "plan.json"
 _SHARD = re.compile(r"(\d{8,})\.shard")

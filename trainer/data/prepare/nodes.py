@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.data.errors import DataError
-from trainer.data.index_format import files_of
-from trainer.data.manifest import read_manifest
+from trainer.data.indexed.index_format import files_of
+from trainer.data.indexed.manifest import read_manifest
 from trainer.data.prepare.journal import Journal, Plan
 from trainer.data.prepare.progress import say
 

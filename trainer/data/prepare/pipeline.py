@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.data.errors import DataError
-from trainer.data.index_format import files_of
-from trainer.data.manifest import manifest_path
+from trainer.data.indexed.index_format import files_of
+from trainer.data.indexed.manifest import manifest_path
 from trainer.data.prepare.assembly import Assembled, assemble
 from trainer.data.prepare.chunk_work import ChunkWork, do_chunk
 from trainer.data.prepare.chunks import Chunk, TextDocument, check_unchanged, chunk_bytes, cut_chunks
 from trainer.data.prepare.encoding import Recipe
 from trainer.data.prepare.inputs import InputFile, means_one_of, open_bytes, reading_errors
 from trainer.data.prepare.journal import Journal, Plan, folder_of
-from trainer.data.prepare.node_marks import TOLD_TO_END, NodeMarks, ToldToEnd
+from trainer.data.prepare.node_status import TOLD_TO_END, NodeMarks, ToldToEnd
 from trainer.data.prepare.nodes import is_late, wait_for_nodes
+from trainer.data.prepare.part_file import Footer
 from trainer.data.prepare.progress import Progress, say
-from trainer.data.prepare.shard import Footer
 from trainer.data.prepare.workers import TokenizerFacts, do_chunks, learn_facts, learn_facts_elsewhere, open_same
-from trainer.data.tokenizers.opening import open_tokenizer
+from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.tokenizer import Tokenizer
 

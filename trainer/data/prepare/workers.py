@@ -18,9 +18,9 @@ from typing import Any
 from trainer.data.errors import DataError
 from trainer.data.prepare.chunk_work import ChunkWork, do_chunk
 from trainer.data.prepare.chunks import Chunk
-from trainer.data.prepare.shard import Footer
+from trainer.data.prepare.part_file import Footer
+from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.gigatoken_engine import resident_bytes, return_freed_memory
-from trainer.data.tokenizers.opening import open_tokenizer
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.tokenizer import Encoder
 from trainer.data.tokenizers.vocabulary import VocabularyTokenizer

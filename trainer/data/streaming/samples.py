@@ -1,10 +1,10 @@
 """Samples of one split out of text that is encoded as it is needed.
 
-Pieces of text (trainer.data.streaming.pieces) come in the order of their epoch. As many as fill the buffer make a
+Pieces of text (trainer.data.streaming.text_pieces) come in the order of their epoch. As many as fill the buffer make a
 block; the documents of a block are shuffled, joined, and cut into windows of ``seq_length + 1`` tokens that overlap by
-one, as trainer.data.gpt_dataset does. What is left over begins the next block. A block follows from its place in the
-epoch alone, however many processes encode it and whoever asks; so the place of the last block and what was left over
-before it are all that it takes to go on from any sample, bit for bit.
+one, as trainer.data.samples.gpt_dataset does. What is left over begins the next block. A block follows from its place
+in the epoch alone, however many processes encode it and whoever asks; so the place of the last block and what was left
+over before it are all that it takes to go on from any sample, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.errors import DataError
-from trainer.data.streaming.pieces import Cursor, Piece, Pieces
+from trainer.data.streaming.text_pieces import Cursor, Piece, Pieces
 from trainer.data.streaming.work import Share
 from trainer.data.streaming.workers import Encoder
 

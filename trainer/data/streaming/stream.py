@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.config import TrainConfig
-from trainer.data.batches import Split
+from trainer.config.data_checks import BlendPart, parse_split
+from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
 from trainer.data.prepare.inputs import find_inputs
-from trainer.data.sources import SPLITS
-from trainer.data.streaming.pieces import Cursor, Pieces
+from trainer.data.samples.batches import Split
+from trainer.data.samples.sources import SPLITS
 from trainer.data.streaming.samples import StreamedSamples
+from trainer.data.streaming.text_pieces import Cursor, Pieces
 from trainer.data.streaming.work import PassedOver, Reading, Share, documents_of, shares_of
 from trainer.data.streaming.workers import Encoder, EncoderPool, InlineEncoder
-from trainer.data.tokenizers.opening import load_tokenizer
+from trainer.data.tokenizers.factory import load_tokenizer
 from trainer.data.tokenizers.settings import settings_of
 from trainer.data.tokenizers.tokenizer import Tokenizer
-from trainer.data_checks import BlendPart, parse_split
 
 _LARGEST_DOCUMENT = 256 << 20
 """A plain file above is hardly meant to be one document, which is held in memory."""
@@ -151,7 +151,7 @@ def open_stream(
     where = f"in {processes} of each replica" if data.num_workers else "in the training process"
     engine = f" by {tokenizer.engine}" if settings.has_files else ""
     notes.append(f"text is encoded{engine} while the model trains, {where}")
-    # The first part is what is trained on: trainer.data_checks sees to it that there is something.
+    # The first part is what is trained on: trainer.config.data_checks sees to it that there is something.
     origin = {"the tokenizer": [tokenizer.sha256, tokenizer.eod], **_origin(config, *parts[0][1:])}
     return TextStream(samples, encoder, origin, parts[0][1], say), tokenizer, tuple(notes)
 

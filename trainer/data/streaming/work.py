@@ -16,7 +16,7 @@ from trainer.data.prepare.chunks import Span, TextDocument
 from trainer.data.prepare.documents import BadDocument, SpanReader, Text
 from trainer.data.prepare.encoding import Block, Recipe, batches, encode_documents
 from trainer.data.prepare.inputs import kind_of
-from trainer.data.streaming.pieces import Piece, aligned
+from trainer.data.streaming.text_pieces import Piece, aligned
 from trainer.data.tokenizers.tokenizer import Tokenizer
 
 WHOLE = 1 << 64

@@ -21,13 +21,13 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from trainer.data.background import end_with_parent
 from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.prepare.workers import WORN_BYTES
-from trainer.data.streaming.pieces import Piece
-from trainer.data.streaming.silence import SilenceWatch
+from trainer.data.streaming.text_pieces import Piece
 from trainer.data.streaming.work import Encoded, Reading, Share, encode_piece
+from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.gigatoken_engine import resident_bytes
-from trainer.data.tokenizers.opening import open_tokenizer
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.tokenizer import Tokenizer
+from trainer.data.watchdog import SilenceWatch
 
 T = TypeVar("T")
 _FOR_THE_TRAINER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

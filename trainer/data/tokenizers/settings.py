@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config import DataConfig
+    from trainer.config.sections import DataConfig
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class TokenizerSettings:
     """All that decides how a tokenizer works, except the files' content.
 
     Attributes:
-        tokenizer_type: one of trainer.data_flags.TOKENIZER_TYPES; None: told from the files.
+        tokenizer_type: one of trainer.config.data_flags.TOKENIZER_TYPES; None: told from the files.
         tokenizer_model: the file, or a folder that holds the files.
         vocab_file: vocab.json of a GPT-2 BPE, or vocab.txt of a WordPiece.
         merge_file: merges.txt of a GPT-2 BPE.

@@ -1,0 +1,368 @@
+"""Checkpoints: any layout reads any other's, nothing that goes wrong costs an older one."""
+
+import json
+from datetime import timedelta
+
+import pytest
+import torch
+
+from tests.trainer.spawn import Ranks
+from trainer.checkpoint.directory import (
+    LATEST,
+    CheckpointError,
+    checkpoint_path,
+    complete_iterations,
+    damage,
+    find_latest,
+    prune,
+    publish,
+    remove_leftovers,
+)
+from trainer.checkpoint.load import load_training_state, load_weights
+from trainer.checkpoint.metadata import load_metadata
+from trainer.checkpoint.resume import check_start_point, restore
+from trainer.checkpoint.save import CheckpointWriter
+from trainer.config.errors import ConfigError
+from trainer.config.sections import CheckpointConfig
+from trainer.distributed.mesh import ParallelMesh, build_process_groups
+from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+from trainer.parallel_model import build_model
+from trainer.planning.build_config import build_config
+from trainer.process.progress import TrainingProgress
+
+VOCAB_SIZE = 50  # padded to 56 or 64, so that every layout pads otherwise
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+def config_of(tp=1, pp=1, **changes):
+    values = {
+        "model": {
+            "num_layers": 2,
+            "hidden_size": 16,
+            "num_attention_heads": 4,
+            "num_query_groups": 2,
+            "make_vocab_size_divisible_by": 8,
+            "swiglu": True,
+            "untie_embeddings_and_output_weights": False,
+        },
+        "parallel": {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp},
+        "training": {"train_iters": 10, "seq_length": 8},
+        "optimizer": {"lr": 0.1},
+    }
+    for section, keys in changes.items():
+        values[section] = {**values.get(section, {}), **keys}
+    return build_config(values)
+
+
+def build(config, rank, world_size):
+    mesh = ParallelMesh.build(config, rank, world_size)
+    groups = build_process_groups(mesh, timedelta(seconds=60))
+    model = build_model(config, VOCAB_SIZE, mesh, groups, CPU)
+    return model, MixedPrecisionOptimizer(config, model)
+
+
+def wholes(model, seed):
+    """A made-up gradient for each parameter, the same global numbers on every layout."""
+    for name, layout in model.layouts.items():
+        generator = torch.Generator().manual_seed(sum(name.encode()) * 1000 + seed)
+        rows = layout.valid_rows or layout.global_shape[0]
+        whole = torch.zeros(layout.global_shape)
+        whole[:rows] = torch.randn((rows, *layout.global_shape[1:]), generator=generator)
+        yield name, layout.shard(whole, model.mesh)
+
+
+def step(model, optimizer, seed):
+    gradients = dict(wholes(model, seed))
+    for piece in model.gradients.pieces:
+        piece.gradient.copy_(gradients[piece.name].view(-1)[piece.start : piece.stop])
+    return optimizer.step(0.05).grad_norm
+
+
+def save(rank, world_size, root, config, steps):
+    model, optimizer = build(config, rank, world_size)
+    norms = [step(model, optimizer, number) for number in range(steps)]
+    writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU)
+    writer.prepare(rank)
+    progress = TrainingProgress(iteration=steps, consumed_samples=8 * steps, interval_loss=0.1, seed=5)
+    writer.save(model, optimizer, progress)
+    return norms
+
+
+def load_and_compare(rank, world_size, root, config, steps):
+    """Largest difference between a model loaded and one trained here, before and after one more step."""
+    trained, its_optimizer = build(config, rank, world_size)
+    for number in range(steps):
+        step(trained, its_optimizer, number)
+    loaded, optimizer = build(config, rank, world_size)
+    with torch.no_grad():
+        for parameter in loaded.parameters.values():
+            parameter.fill_(float("nan"))
+    progress = TrainingProgress()
+    restored = restore(config, root, loaded, optimizer, progress, CPU)
+    differences = [difference(trained, loaded)]
+    for one, other in zip(its_optimizer.tensors().values(), optimizer.tensors().values(), strict=True):
+        differences.append(max(float((one[name] - other[name]).abs().max()) for name in one))
+    step(trained, its_optimizer, 99)
+    step(loaded, optimizer, 99)
+    return [*differences, difference(trained, loaded)], progress, restored.name
+
+
+def difference(one, other):
+    return max(float((parameter - other.parameters[name]).abs().max()) for name, parameter in one.parameters.items())
+
+
+@pytest.mark.parametrize("written", [(1, 1, 1), (2, 2, 1), (2, 1, 2)])
+@pytest.mark.parametrize("read", [(1, 1, 1), (2, 1, 1), (1, 2, 2), (2, 2, 1)])
+def test_any_layout_reads_any_other(ranks, tmp_path, written, read):
+    ranks.run(save, tmp_path, config_of(*written[:2]), 3, world_size=written[0] * written[1] * written[2])
+    config = config_of(*read[:2])
+    results = ranks.run(load_and_compare, tmp_path, config, 3, world_size=read[0] * read[1] * read[2])
+    for differences, progress, name in results:
+        # The norm that clips is summed in another order on another layout.
+        assert max(differences) < (1e-12 if written == read else 1e-6), differences
+        assert (progress.iteration, progress.consumed_samples, progress.interval_loss) == (3, 24, 0.1)
+        assert name == "iter_0000003"
+
+
+def test_gradient_norm_is_that_of_the_whole_model(ranks, tmp_path):
+    serial = ranks.run(save, tmp_path / "a", config_of(), 2, world_size=1)[0]
+    for number, (tp, pp) in enumerate([(2, 1), (1, 2), (2, 2)]):
+        for norms in ranks.run(save, tmp_path / str(number), config_of(tp, pp), 2, world_size=tp * pp):
+            assert norms == pytest.approx(serial, rel=1e-6)
+
+
+def test_vocabulary_is_stored_without_padding(ranks, tmp_path):
+    ranks.run(save, tmp_path, config_of(tp=2), 1, world_size=2)
+    metadata = load_metadata(checkpoint_path(tmp_path, 1))
+    tables = [tensor for tensor in metadata.tensors["model"].values() if VOCAB_SIZE in tensor.shape]
+    assert len(tables) == 1
+    assert [(part.offset, part.shape) for part in tables[0].parts] == [((0, 0), (32, 16)), ((32, 0), (18, 16))]
+    assert metadata.vocab_size == VOCAB_SIZE
+
+
+def test_precisions_read_each_other(ranks, tmp_path):
+    low = config_of(training={"bf16": True})
+    ranks.run(save, tmp_path / "low", low, 2, world_size=1)
+    ranks.run(save, tmp_path / "full", config_of(), 2, world_size=1)
+    assert ranks.run(load_and_compare, tmp_path / "low", low, 2, world_size=1)[0][0] == [0.0] * 5
+    ranks.run(load_across_precisions, tmp_path, world_size=1)
+
+
+def load_across_precisions(_rank, _world_size, folder):
+    full, optimizer = build(config_of(), 0, 1)
+    load_training_state(checkpoint_path(folder / "low", 2), full, optimizer)
+    low, low_optimizer = build(config_of(training={"bf16": True}), 0, 1)
+    load_training_state(checkpoint_path(folder / "low", 2), low, low_optimizer)
+    for name, master in low_optimizer.tensors()["master"].items():
+        assert torch.equal(full.parameters[name].view(-1), master)
+    load_training_state(checkpoint_path(folder / "full", 2), low, low_optimizer)
+    load_weights(checkpoint_path(folder / "full", 2), full)
+    for name, master in low_optimizer.tensors()["master"].items():
+        assert torch.equal(full.parameters[name].view(-1), master)
+        assert torch.equal(low.parameters[name].view(-1), master.bfloat16())
+
+
+def test_another_model_is_refused(ranks, tmp_path):
+    ranks.run(save, tmp_path, config_of(), 1, world_size=1)
+    ranks.run(refuse_others, tmp_path, world_size=1)
+
+
+def refuse_others(_rank, _world_size, root):
+    path = checkpoint_path(root, 1)
+    wider, _ = build(config_of(model={"hidden_size": 32}), 0, 1)
+    with pytest.raises(CheckpointError, match=r"of shape \[.*this model"):
+        load_weights(path, wider)
+    deeper, _ = build(config_of(model={"num_layers": 4}), 0, 1)
+    with pytest.raises(CheckpointError, match="has no tensor"):
+        load_weights(path, deeper)
+    shallower, _ = build(config_of(model={"num_layers": 1}), 0, 1)
+    with pytest.raises(CheckpointError, match="which this model has not"):
+        load_weights(path, shallower)
+    momentum, optimizer = build(config_of(optimizer={"optimizer": "sgd"}), 0, 1)
+    with pytest.raises(CheckpointError, match="no_load_optim"):
+        load_training_state(path, momentum, optimizer)
+
+
+def test_every_stage_refuses_what_it_has_no_place_for(ranks, tmp_path):
+    ranks.run(save, tmp_path / "deep", config_of(model={"num_layers": 4}), 1, world_size=1)
+    untied = config_of(model={"untie_embeddings_and_output_weights": True, "position_embedding_type": "rope"})
+    ranks.run(save, tmp_path / "untied", untied, 1, world_size=1)
+    biased = config_of(model={"disable_bias_linear": False})
+    ranks.run(save, tmp_path / "biased", biased, 1, world_size=1)
+    plain = config_of(pp=2, model={"disable_bias_linear": True})
+    rope = config_of(pp=2, model={"position_embedding_type": "rope"})
+    assert ranks.run(surplus, tmp_path / "deep", config_of(pp=2), world_size=2)[1].startswith("layers.2.")
+    assert ranks.run(surplus, tmp_path / "untied", rope, world_size=2) == [None, "head.weight"]
+    found = ranks.run(surplus, tmp_path / "biased", plain, world_size=2)
+    assert [name.split(".")[1] for name in found] == ["0", "1"]
+    assert all(name.endswith(".bias") for name in found)
+    found = ranks.run(surplus, tmp_path / "biased", rope, world_size=2)
+    assert found == ["embedding.position.weight", None]
+
+
+def surplus(rank, world_size, root, config):
+    """Name of the tensor that this rank's stage complains about."""
+    model, _ = build(config, rank, world_size)
+    try:
+        load_weights(checkpoint_path(root, 1), model)
+    except CheckpointError as error:
+        return str(error).partition("holds the tensor ")[2].partition(",")[0]
+    return None
+
+
+def test_same_shapes_with_another_meaning_are_refused(ranks, tmp_path):
+    heads = {"num_query_groups": None, "swiglu": False}
+    ranks.run(save, tmp_path, config_of(model=heads), 1, world_size=1)
+    ranks.run(refuse_other_meanings, tmp_path, heads, world_size=1)
+
+
+def refuse_other_meanings(_rank, _world_size, root, heads):
+    for changes, says in (
+        ({"num_attention_heads": 8}, "num_attention_heads 4, and this run has 8"),
+        ({"openai_gelu": True}, "openai_gelu False, and this run has True.* to the former$"),
+        ({"norm_epsilon": 1e-6}, "norm_epsilon 1e-05, .* or take only the weights with checkpoint.finetune"),
+    ):
+        config = config_of(model=heads | changes)
+        model, optimizer = build(config, 0, 1)
+        with pytest.raises(CheckpointError, match=says):
+            restore(config, root, model, optimizer, TrainingProgress(), CPU)
+    config = config_of(
+        model=heads | {"norm_epsilon": 1e-6, "num_query_groups": 4},
+        checkpoint={"load": str(root), "finetune": True},
+    )
+    model, optimizer = build(config, 0, 1)
+    assert restore(config, None, model, optimizer, TrainingProgress(), CPU) == checkpoint_path(root, 1)
+
+
+def test_another_router_is_another_model(ranks, tmp_path):
+    experts = {"num_experts": 4, "moe_ffn_hidden_size": 8}
+    ranks.run(save, tmp_path, config_of(model=experts), 1, world_size=1)
+    ranks.run(refuse_other_routers, tmp_path, experts, world_size=1)
+
+
+def refuse_other_routers(_rank, _world_size, root, experts):
+    def resume(changes, **keys):
+        config = config_of(model=experts | changes, checkpoint=keys)
+        model, optimizer = build(config, 0, 1)
+        return restore(config, None if keys else root, model, optimizer, TrainingProgress(), CPU)
+
+    routers = {
+        "moe_router_topk": 3,
+        "moe_router_score_function": "sigmoid",
+        "moe_router_pre_softmax": True,
+        "moe_router_topk_scaling_factor": 2.5,
+    }
+    capacity = {"moe_expert_capacity_factor": 1.5, "moe_token_drop_policy": "position"}
+    path = checkpoint_path(root, 1)
+
+    def refuse():
+        for key, value in routers.items():
+            with pytest.raises(CheckpointError, match=f"{key} .*, and this run has {value}.* to the former$"):
+                resume({key: value})
+        with pytest.raises(CheckpointError, match="moe_expert_capacity_factor None, .* with checkpoint.finetune$"):
+            resume(capacity)
+        assert resume(capacity, load=str(root), finetune=True) == path
+        assert resume({}) == path
+
+    refuse()
+    metadata = json.loads((path / "metadata.json").read_text())
+    for key in routers | capacity:
+        del metadata["config"]["model"][key]
+    (path / "metadata.json").write_text(json.dumps(metadata))
+    refuse()
+
+
+def fake(root, iteration, size=3):
+    folder = checkpoint_path(root, iteration)
+    folder.mkdir(parents=True)
+    (folder / "a").write_bytes(b"x" * size)
+    (folder / "metadata.json").write_text(json.dumps({"files": {"a": 3}}))
+    return folder
+
+
+def test_latest_is_the_pointer_or_else_the_newest_sound_one(tmp_path):
+    assert find_latest(tmp_path) == (None, None)
+    for iteration in (10, 20, 30):
+        fake(tmp_path, iteration)
+    (tmp_path / LATEST).write_text("20\n")
+    assert find_latest(tmp_path) == (checkpoint_path(tmp_path, 20), None)
+    (checkpoint_path(tmp_path, 20) / "a").write_bytes(b"x")
+    path, note = find_latest(tmp_path)
+    assert path == checkpoint_path(tmp_path, 30)
+    assert "iter_0000020" in note
+    assert "going on from iter_0000030" in note
+    (checkpoint_path(tmp_path, 30) / "metadata.json").write_text("{")
+    assert find_latest(tmp_path)[0] == checkpoint_path(tmp_path, 10)
+    (tmp_path / LATEST).unlink()
+    assert find_latest(tmp_path)[0] == checkpoint_path(tmp_path, 10)
+    (checkpoint_path(tmp_path, 10) / "a").unlink()
+    with pytest.raises(CheckpointError, match="no sound checkpoint"):
+        find_latest(tmp_path)
+
+
+def test_publish_replaces_one_of_the_same_iteration(tmp_path):
+    fake(tmp_path, 5, size=1)
+    fake(tmp_path / "aside", 5).rename(tmp_path / ".iter_0000005.tmp-2")
+    publish(tmp_path / ".iter_0000005.tmp-2", tmp_path, 5, 2)
+    assert damage(checkpoint_path(tmp_path, 5)) is None
+    assert (tmp_path / LATEST).read_text() == "5\n"
+    assert complete_iterations(tmp_path) == [5]
+
+
+def test_pruning_spares_what_lies_beyond(tmp_path):
+    for iteration in (1, 2, 3, 4, 9):
+        fake(tmp_path, iteration)
+    prune(tmp_path, 2, 4, 1)
+    assert complete_iterations(tmp_path) == [3, 4, 9]
+
+
+def test_leftovers_go_and_nothing_else(tmp_path):
+    for name in (".iter_0000002.tmp-1", ".iter_0000001.old-3", "iter_0000001", "notes", ".hidden"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".latest-1").write_text("2")
+    assert remove_leftovers(tmp_path) == [".iter_0000001.old-3", ".iter_0000002.tmp-1", ".latest-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "iter_0000001", "notes"]
+
+
+def test_start_point_is_checked_before_anything_starts(tmp_path):
+    nothing = str(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        check_start_point(CheckpointConfig(load=nothing), tmp_path)
+    check_start_point(CheckpointConfig(load=nothing), tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=f"is a single checkpoint; name the folder that holds it, {tmp_path}"):
+        check_start_point(CheckpointConfig(load=str(fake(tmp_path, 3))), None)
+    with pytest.raises(ConfigError, match="choose another folder"):
+        check_start_point(CheckpointConfig(load=nothing, finetune=True), tmp_path / "nothing")
+
+
+def start_from(_rank, _world_size, folder, save_in, **keys):
+    config = config_of(checkpoint={"load": str(folder), **keys})
+    model, optimizer = build(config, 0, 1)
+    progress = TrainingProgress(seed=1)
+    restored = restore(config, save_in, model, optimizer, progress, CPU)
+    return restored, progress.iteration, progress.seed, optimizer.steps
+
+
+def finetuned(rank, world_size, folder, save_in):
+    return start_from(rank, world_size, folder, save_in, finetune=True)
+
+
+def without_optimizer(rank, world_size, folder, save_in):
+    return start_from(rank, world_size, folder, save_in, no_load_optim=True, no_load_rng=True)
+
+
+def test_start_points_give_what_was_asked_and_own_checkpoints_come_first(ranks, tmp_path):
+    folder, own = tmp_path / "start", tmp_path / "own"
+    ranks.run(save, folder, config_of(), 3, world_size=1)
+    start = checkpoint_path(folder, 3)
+    assert ranks.run(start_from, folder, own, world_size=1) == [(start, 3, 5, 3)]
+    assert ranks.run(finetuned, folder, own, world_size=1) == [(start, 0, 1, 0)]
+    assert ranks.run(without_optimizer, folder, own, world_size=1) == [(start, 3, 1, 0)]
+    ranks.run(save, own, config_of(), 4, world_size=1)
+    assert ranks.run(finetuned, folder, own, world_size=1) == [(checkpoint_path(own, 4), 4, 5, 4)]

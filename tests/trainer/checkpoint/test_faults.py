@@ -1,0 +1,263 @@
+"""What goes wrong while a checkpoint is written or read: on one rank only, between two steps, behind a cache."""
+
+import contextlib
+import io
+import json
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.checkpoint.test_checkpoint import CPU, VOCAB_SIZE, build, config_of, fake
+from tests.trainer.spawn import Ranks
+from trainer.checkpoint import resume
+from trainer.checkpoint.directory import (
+    LATEST,
+    CheckpointError,
+    checkpoint_path,
+    complete_iterations,
+    damage,
+    publish,
+    remove_leftovers,
+    temporary_path,
+)
+from trainer.checkpoint.resume import restore
+from trainer.checkpoint.save import CheckpointWriter, _gather_indexes
+from trainer.process.failure import PeerFailedError
+from trainer.process.progress import TrainingProgress
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def save(rank, world_size, root, config, breaks=None):
+    """Save; what it failed with. ``breaks`` is called with a MonkeyPatch before."""
+    model, optimizer = build(config, rank, world_size)
+    writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU)
+    writer.prepare(rank)
+    with pytest.MonkeyPatch.context() as patch:
+        if breaks is not None:
+            breaks(patch, rank)
+        try:
+            writer.save(model, optimizer, TrainingProgress(iteration=1))
+        except Exception as error:
+            return type(error).__name__, str(error)
+    return None
+
+
+def full_disk(rank, world_size, root, config):
+    """Save once, then again where rank 1 may write no more than a few bytes to any file."""
+    model, optimizer = build(config, rank, world_size)
+    writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU)
+    writer.prepare(rank)
+    writer.save(model, optimizer, TrainingProgress(iteration=1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        writer.save(model, optimizer, TrainingProgress(iteration=2))
+    except (CheckpointError, PeerFailedError) as error:
+        return type(error).__name__, str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, previous)
+    return None
+
+
+def test_failing_write_is_one_sentence_and_keeps_the_older_checkpoint(ranks, tmp_path):
+    first, second = ranks.run(full_disk, tmp_path, config_of(tp=2), world_size=2)
+    assert first == ("PeerFailedError", "the checkpoint of iteration 2 could not be written: another rank says why")
+    assert second[0] == "CheckpointError"
+    assert str(tmp_path) in second[1]
+    assert "File too large; the last complete one is iter_0000001" in second[1]
+    assert sorted(os.listdir(tmp_path)) == ["iter_0000001", LATEST]  # noqa: PTH208
+    assert damage(checkpoint_path(tmp_path, 1)) is None
+
+
+def refuse_to_write(patch, rank):
+    def fail(*_):
+        raise RuntimeError("no memory for a copy")
+
+    if rank == 1:
+        patch.setattr(CheckpointWriter, "_write_part", fail)
+
+
+def test_whatever_fails_on_one_rank_is_told_to_the_others(ranks, tmp_path):
+    first, second = ranks.run(save, tmp_path, config_of(tp=2), refuse_to_write)
+    assert first == ("PeerFailedError", "the checkpoint of iteration 1 could not be written: another rank says why")
+    assert second == ("RuntimeError", "no memory for a copy")
+    assert list(tmp_path.iterdir()) == []
+
+
+def refuse_to_delete(patch, _rank):
+    def fail(*_):
+        raise PermissionError(13, "Permission denied")
+
+    patch.setattr("trainer.checkpoint.save.prune", fail)
+
+
+def told_to_keep_one(rank, world_size, root):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        return save(
+            rank, world_size, root, config_of(tp=2, checkpoint={"keep_last": 1}), refuse_to_delete
+        ), out.getvalue()
+
+
+def test_what_cannot_be_deleted_is_a_note_and_no_failed_save(ranks, tmp_path):
+    note = f"old checkpoints in {tmp_path} could not be deleted: Permission denied\n"
+    assert ranks.run(told_to_keep_one, tmp_path) == [(None, note), (None, "")]
+    assert damage(checkpoint_path(tmp_path, 1)) is None
+
+
+def write_indexes(folder, *of_ranks):
+    for rank, (shape, dtype, *stretches) in enumerate(of_ranks):
+        parts = [["f", "w", [0, 0], [4, 6], *stretch] for stretch in stretches]
+        values = {"tensors": {"model": {"w": {"shape": shape, "dtype": dtype, "parts": parts}}}, "files": {}}
+        (folder / f"index_{rank:05d}.json").write_text(json.dumps(values))
+    return range(len(of_ranks))
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        (([4, 6], "F32", (10, 22)), "what the ranks hold of w is not the whole tensor, once"),
+        (([4, 6], "F32", (14, 24)), "what the ranks hold of w is not the whole tensor, once"),
+        (([4, 6], "BF16", (12, 24)), r"w is F32 \[4, 6\] on one rank, BF16 \[4, 6\] on another"),
+        (([4, 7], "F32", (12, 24)), r"w is F32 \[4, 6\] on one rank, F32 \[4, 7\] on another"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(tmp_path, second, says):
+    """The first leaves a gap as large as its overlap."""
+    writers = write_indexes(tmp_path, ([4, 6], "F32", (0, 12)), second)
+    with pytest.raises(CheckpointError, match=says):
+        _gather_indexes(tmp_path, writers)
+    writers = write_indexes(tmp_path, ([4, 6], "F32", (0, 12)), ([4, 6], "F32", (12, 24)))
+    assert _gather_indexes(tmp_path, writers)[0]["model"]["w"].is_complete
+
+
+def hide_lists(patch, _rank):
+    """As where a node's cache has not heard of what other nodes made."""
+    patch.setattr(Path, "glob", lambda *_: iter(()))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_parts_are_found_without_a_list_of_the_folder(ranks, tmp_path, tp):
+    """With tp 1 the second rank has copies only, and writes nothing."""
+    assert ranks.run(save, tmp_path, config_of(tp=tp), hide_lists) == [None, None]
+    assert damage(checkpoint_path(tmp_path, 1)) is None
+    files = {path.name for path in checkpoint_path(tmp_path, 1).iterdir()}
+    expected = {f"{kind}_rank{rank:05d}.safetensors" for kind in ("model", "optimizer") for rank in range(tp)}
+    assert files == {"metadata.json", *expected}
+
+
+def load(rank, world_size, root, config, others=None, breaks=None):
+    """Restore, the second rank with the config ``others``; what it failed with."""
+    if others is not None and rank == 1:
+        config = others
+    model, optimizer = build(config, rank, world_size)
+    with pytest.MonkeyPatch.context() as patch:
+        if breaks is not None:
+            breaks(patch, rank)
+        try:
+            restore(config, root, model, optimizer, TrainingProgress(), CPU)
+        except Exception as error:
+            return type(error).__name__, str(error)
+    return None
+
+
+def refuse_to_read(patch, rank):
+    def fail(*_):
+        raise RuntimeError("no memory for a map")
+
+    if rank == 1:
+        patch.setattr(resume, "read_training_state", fail)
+
+
+def refuse_to_choose(patch, _rank):
+    def fail(*_):
+        raise RuntimeError("a folder like no other")
+
+    patch.setattr(resume, "find_latest", fail)
+
+
+def test_whatever_one_rank_cannot_read_is_told_to_the_others(ranks, tmp_path):
+    config = config_of(tp=2)
+    assert ranks.run(save, tmp_path, config) == [None, None]
+    peer = ("PeerFailedError", f"{checkpoint_path(tmp_path, 1)} cannot be read: another rank says why")
+    assert ranks.run(load, tmp_path, config, None, refuse_to_read) == [peer, ("RuntimeError", "no memory for a map")]
+    first, second = ranks.run(load, tmp_path, config, config_of(tp=2, model={"norm_epsilon": 1e-6}))
+    assert first == peer
+    assert second[0] == "AnotherModelError"
+    assert "norm_epsilon" in second[1]
+    first, second = ranks.run(load, tmp_path, config, None, refuse_to_choose)
+    assert first == ("RuntimeError", "a folder like no other")
+    assert second == ("PeerFailedError", "rank 0 found no checkpoint that can be read, and says why")
+    assert ranks.run(load, tmp_path, config) == [None, None]
+
+
+class Killed(BaseException):
+    """Nothing runs after it."""
+
+
+@pytest.fixture
+def replaced(tmp_path, monkeypatch):
+    """A function that replaces checkpoint 5 and meets an error between the two renames."""
+
+    def replace(error):
+        old = fake(tmp_path, 5)
+        (old / "which").write_text("the old one")
+        (tmp_path / LATEST).write_text("5\n")
+        fake(tmp_path / "aside", 5).rename(temporary_path(tmp_path, 5, 2))
+        rename = Path.rename
+
+        def failing(path, target):
+            if path == temporary_path(tmp_path, 5, 2):
+                raise error
+            return rename(path, target)
+
+        with monkeypatch.context() as patch, pytest.raises(type(error)):
+            patch.setattr(Path, "rename", failing)
+            publish(temporary_path(tmp_path, 5, 2), tmp_path, 5, 2)
+        (tmp_path / "aside").rmdir()
+
+    return replace
+
+
+def assert_old_one_is_back(root):
+    assert (checkpoint_path(root, 5) / "which").read_text() == "the old one"
+    assert damage(checkpoint_path(root, 5)) is None
+
+
+def test_kill_between_two_renames_costs_no_checkpoint(tmp_path, replaced):
+    replaced(Killed())
+    assert complete_iterations(tmp_path) == []
+    assert remove_leftovers(tmp_path) == [".iter_0000005.tmp-2"]
+    assert_old_one_is_back(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000005", LATEST]
+
+
+def test_refused_rename_costs_no_checkpoint(tmp_path, replaced):
+    replaced(OSError("no"))
+    assert_old_one_is_back(tmp_path)
+
+
+def test_what_was_being_deleted_or_has_a_successor_is_not_put_back(tmp_path):
+    for iteration, attempt in ((5, 1), (5, 2), (6, 1), (7, 10), (7, 9)):
+        folder = fake(tmp_path / "elsewhere", iteration)
+        (folder / "attempt").write_text(str(attempt))
+        folder.rename(tmp_path / f".iter_{iteration:07d}.old-{attempt}")
+    fake(tmp_path, 6)
+    for attempt in (1, 2):
+        (tmp_path / f".iter_0000005.old-{attempt}" / "a").unlink()
+    remove_leftovers(tmp_path)
+    assert complete_iterations(tmp_path) == [6, 7]
+    assert not (checkpoint_path(tmp_path, 6) / "attempt").exists()
+    assert (checkpoint_path(tmp_path, 7) / "attempt").read_text() == "10"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

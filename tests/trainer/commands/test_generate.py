@@ -1,0 +1,212 @@
+"""Generate and evaluate on a checkpoint that two tensor-parallel ranks wrote, in one process."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from examples.demo import unigram_loss
+from tests.trainer.model.reference_gpt import reference_loss
+from tests.trainer.training.pretraining_job import Job
+from trainer.commands import evaluate, generate
+from trainer.commands.generate import choose_token, generate_tokens
+from trainer.commands.serial_model import SerialModel, find_checkpoint, load_serial_model
+from trainer.data.commands.preprocess import tokenize_documents
+from trainer.data.commands.train_tokenizer import train_byte_level_bpe
+from trainer.data.indexed.indexed_dataset import IndexedDataset
+from trainer.data.indexed.manifest import read_manifest
+from trainer.data.samples.sources import open_sources
+from trainer.data.tokenizers.factory import open_tokenizer
+from trainer.data.tokenizers.settings import TokenizerSettings
+
+VERSE = "one for sorrow, two for joy, three for a girl, four for a boy; "
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run that learnt VERSE with TP 2 and sequence parallelism: tokenizer.json, d.bin, checkpoints/."""
+    folder = tmp_path_factory.mktemp("run")
+    train_byte_level_bpe([VERSE] * 3, 280, folder / "tokenizer.json")
+    tokenize_documents(
+        [VERSE * 40] * 10,
+        open_tokenizer(TokenizerSettings(tokenizer_model=str(folder / "tokenizer.json"))),
+        folder / "d",
+    )
+    config = {
+        "model": {
+            "num_layers": 2,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "position_embedding_type": "rope",
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+        },
+        "parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+        "training": {
+            "train_iters": 60,
+            "seq_length": 32,
+            "micro_batch_size": 4,
+            "eval_iters": 0,
+            "device": "cpu",
+        },
+        "optimizer": {"lr": 1e-2, "lr_decay_style": "constant"},
+        "data": {
+            "data_path": str(folder / "d"),
+            "tokenizer_model": str(folder / "tokenizer.json"),
+            "split": "80,20,0",
+        },
+        "checkpoint": {"save": str(folder / "checkpoints")},
+        "logging": {"log_interval": 20},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with Job(folder, 2) as job:
+        assert job.ends(range(2), 200.0) == [0, 0]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def serial(trained: Path) -> SerialModel:
+    return load_serial_model(trained, torch.device("cpu"))
+
+
+def test_the_verse_goes_on(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = [
+        "--checkpoint",
+        str(trained),
+        "--prompt",
+        "one for sorrow,",
+        "--max-new-tokens",
+        "30",
+        "--temperature",
+        "0",
+    ]
+    assert generate.main(arguments, {**os.environ, "LLMCTL_CACHE_DIR": str(tmp_path)}) == 0
+    said = capsys.readouterr()
+    assert "trainer generate: kernels: " in said.err and "in the place of own: the library is not" in said.err
+    text = said.out.rstrip("\n")
+    assert len(text) > 40
+    assert (VERSE * 3).startswith(text)
+
+
+def test_draws_follow_the_seed(serial: SerialModel) -> None:
+    first, again, other = (generate_tokens(serial, [5], 20, temperature=5.0, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    greedy = generate_tokens(serial, [5], 20, temperature=0)
+    assert generate_tokens(serial, [5], 20, temperature=5.0, top_k=1, seed=3) == greedy
+
+
+def test_the_text_ends_where_documents_did_in_training(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever end the tokenizer at hand names, or none."""
+    stops = []
+    monkeypatch.setattr(generate, "generate_tokens", lambda *_, stop_token, **__: stops.append(stop_token) or [])
+    values = json.loads((trained / "tokenizer.json").read_text())
+    for token in values["added_tokens"]:
+        token["content"] = "<another>"
+    values["model"]["vocab"]["<another>"] = values["model"]["vocab"].pop("<|endoftext|>")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    for tokenizer in (trained, tmp_path):
+        arguments = ["--checkpoint", str(trained), "--prompt", "", "--tokenizer", str(tokenizer / "tokenizer.json")]
+        assert generate.main(arguments, {}) == 0
+    manifest = read_manifest(trained / "d")
+    assert manifest is not None
+    assert stops == [manifest.eod] * 2 != [None] * 2
+
+
+def test_a_stop_token_ends_the_text(serial: SerialModel) -> None:
+    greedy = generate_tokens(serial, [5], 10, temperature=0)
+    stopped = generate_tokens(serial, [5], 10, temperature=0, stop_token=greedy[4])
+    assert stopped == greedy[: greedy.index(greedy[4])]
+    assert generate_tokens(serial, [5], 0) == []
+
+
+def test_top_k_never_draws_the_others() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    random = torch.Generator().manual_seed(0)
+    assert {choose_token(logits, 1.0, 2, random) for _ in range(200)} == {2, 3}
+    assert {choose_token(logits, 1.0, 0, random) for _ in range(500)} == {0, 1, 2, 3}
+
+
+def test_evaluation_equals_an_independent_model(
+    trained: Path, serial: SerialModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate.main(["--checkpoint", str(trained / "checkpoints"), "--json"], os.environ) == 0
+    found = json.loads(capsys.readouterr().out)
+    valid = open_sources(serial.config)["valid"]
+    text = np.concatenate([valid.tokens[number] for number in valid.sequences]).astype(np.int64)
+    weights = {name: weight.detach()[: serial.vocab_size] for name, weight in _weights(serial).items()}
+    loss = 0.0
+    for start in range(0, len(text) - 1, 32):
+        window = torch.from_numpy(text[start : start + 33])[None]
+        loss += reference_loss(weights, serial.config.model, window[:, :-1], window[:, 1:]).item()
+    assert found["tokens"] == len(text) - 1
+    assert found["loss"] == pytest.approx(loss / found["tokens"], abs=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    # The split starts with the first word's token, which is given and not predicted.
+    first = len(
+        open_tokenizer(TokenizerSettings(tokenizer_model=str(trained / "tokenizer.json"))).decode([int(text[0])])
+    )
+    text_bytes = 2 * 40 * len(VERSE) - first
+    assert found["bits_per_byte"] == pytest.approx(loss / math.log(2) / text_bytes, rel=1e-4)
+    assert found["iteration"] == 60
+
+
+def _weights(serial: SerialModel) -> dict[str, torch.Tensor]:
+    return dict(serial.model.parameters)
+
+
+def test_evaluation_of_a_part(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--checkpoint", str(trained), "--split", "train", "--data-path", str(trained / "d")]
+    assert evaluate.main([*arguments, "--max-tokens", "50"], os.environ) == 0
+    assert "iter_0000060 on train, 50 tokens: loss " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "says"),
+    [
+        (generate, ["--checkpoint", "{empty}", "--prompt", "x"], "holds no checkpoint; name a folder iter_*"),
+        (generate, ["--checkpoint", "{run}", "--prompt", "x", "--tokenizer", "{empty}"], "holds no tokenizer.json"),
+        (evaluate, ["--checkpoint", "{run}", "--split", "test"], "no test split, only train, valid"),
+        (evaluate, ["--checkpoint", "{run}", "--data-path", "{empty}/x"], "x.bin and {empty}/x.idx: no such file"),
+    ],
+)
+def test_refusals(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command, arguments: list[str], says: str
+) -> None:  # type: ignore[no-untyped-def]
+    filled = [argument.format(run=trained, empty=tmp_path) for argument in arguments]
+    assert command.main(filled, os.environ) == 3
+    message = capsys.readouterr().err
+    assert says.format(empty=tmp_path) in message
+    assert message.count("\n") == 1
+
+
+def test_kernels_that_trained_it_need_not_be_here(trained: Path, serial: SerialModel, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained / "checkpoints" / "iter_0000060", tmp_path / "iter_0000060")
+    metadata = json.loads((folder / "metadata.json").read_text())
+    metadata["config"]["model"]["attention_backend"] = "flash"
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    elsewhere = load_serial_model(folder, torch.device("cpu"))
+    assert generate_tokens(elsewhere, [5], 5, temperature=0) == generate_tokens(serial, [5], 5, temperature=0)
+
+
+def test_a_checkpoint_is_found_from_three_places(trained: Path) -> None:
+    folder = trained / "checkpoints" / "iter_0000060"
+    assert find_checkpoint(trained) == find_checkpoint(trained / "checkpoints") == find_checkpoint(folder) == folder
+
+
+def test_unigram_loss_is_the_entropy_of_counts(trained: Path) -> None:
+    with IndexedDataset(trained / "d") as tokens:
+        found = unigram_loss(tokens, range(8), range(8, 10), 280)
+        counts = np.bincount(tokens[0], minlength=280)
+    shares = counts[counts > 0] / counts.sum()
+    # Both parts repeat the same verse: the cross entropy is the entropy, but for the ones added.
+    assert found == pytest.approx(float(-(shares * np.log(shares)).sum()), abs=0.1)

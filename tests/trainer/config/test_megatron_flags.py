@@ -1,0 +1,274 @@
+"""Megatron-LM's flags over a config file: all three lists, and what a user gets to read."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from trainer.commands.pretrain import UsageError, build_train_config, flag_keys, main, parse_command_line
+from trainer.config.errors import ConfigError
+from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
+from trainer.planning.checks import check_world_size
+from trainer.process.launch_environment import resolve_launch_environment
+
+MEETING = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+# "Llama pretraining and continual pretraining with Megatron-LM", the GENIAC project, 2024: the whole option block.
+_PUBLISHED_TEXT = """
+--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --context-parallel-size 1 --sequence-parallel
+--use-distributed-optimizer --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+--group-query-attention --num-query-groups 8 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1
+--global-batch-size 1536 --train-iters 12500 --tokenizer-type SentencePieceTokenizer --tokenizer-model t.model
+--load ckpt --finetune --no-load-rng --no-load-optim --save out --data-path text_document --split 998,1,1
+--distributed-backend nccl --init-method-std 0.008 --lr 1.0E-4 --min-lr 1.0E-6 --lr-decay-style cosine
+--lr-decay-iters 12500 --weight-decay 0.1 --clip-grad 0.8 --lr-warmup-iters 1000 --optimizer adam --adam-beta1 0.9
+--adam-beta2 0.95 --adam-eps 1e-05 --log-interval 1 --save-interval 500 --eval-interval 10000 --eval-iters 10 --bf16
+--use-checkpoint-args --untie-embeddings-and-output-weights --no-position-embedding --position-embedding-type rope
+--rope-theta 500000.0 --disable-bias-linear --use-mcore-models --normalization RMSNorm --norm-epsilon 1e-5
+--no-masked-softmax-fusion --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu --use-flash-attn
+--attention-softmax-in-fp32 --recompute-activations --recompute-granularity selective
+--transformer-impl transformer_engine --fp8-format hybrid --fp8-amax-compute-algo max --fp8-amax-history-len 1024
+--use-z-loss --log-throughput --wandb-name n --wandb-project p --wandb-entity e
+"""
+PUBLISHED = _PUBLISHED_TEXT.split()
+# Megatron-LM's own BERT example as published with a cluster's patch, and its launcher's flags.
+_BERT_TEXT = """
+--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --micro-batch-size 4 --global-batch-size 32
+--seq-length 512 --max-position-embeddings 512 --train-iters 1000000 --save c --load c --data-path d
+--vocab-file bert-vocab.txt --data-impl mmap --split 949,50,1 --distributed-backend nccl --lr 0.0001
+--lr-decay-style linear --min-lr 1.0e-5 --lr-decay-iters 990000 --weight-decay 1e-2 --clip-grad 1.0
+--lr-warmup-fraction .01 --log-interval 100 --save-interval 10000 --eval-interval 1000 --eval-iters 10 --fp16
+--nproc_per_node 4 --nnodes 2 --node_rank 0 --master_addr a --master_port 1 --local_rank 0
+"""
+BERT = _BERT_TEXT.split()
+# Megatron-LM's examples/mixtral, with its launcher's flags.
+_MIXTRAL_TEXT = """
+--nproc_per_node 2 --nnodes 1 --node_rank 0 --master_addr localhost --master_port 6000
+--use-mcore-models --disable-bias-linear --seq-length 256 --max-position-embeddings 2048 --num-layers 2
+--hidden-size 256 --ffn-hidden-size 896 --num-attention-heads 2 --init-method-std 0.01 --attention-dropout 0.0
+--hidden-dropout 0.0 --normalization RMSNorm --position-embedding-type rope --swiglu
+--untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2 --no-masked-softmax-fusion
+--no-position-embedding --rotary-base 1000000 --num-experts 2 --moe-router-topk 2
+--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2 --moe-grouped-gemm
+--moe-token-dispatcher-type alltoall --overlap-param-gather --overlap-grad-reduce
+--tokenizer-type NullTokenizer --tokenizer-model t --mock-data --split 99990,8,2 --micro-batch-size 1
+--global-batch-size 4 --lr 1e-4 --train-iters 7 --min-lr 1.0e-5 --weight-decay 0.1 --clip-grad 1.0
+--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --expert-model-parallel-size 2
+--use-distributed-optimizer --sequence-parallel --eval-iters 10 --no-load-optim --no-load-rng
+--wandb-project Mixtral --wandb-exp-name Mixtral_8x7B
+"""
+MIXTRAL = _MIXTRAL_TEXT.split()
+LAUNCHER = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port")
+
+
+def without(arguments, *flags):
+    kept, skip = [], False
+    for argument in arguments:
+        if argument.startswith("--"):
+            skip = argument[2:] in flags
+        if not skip:
+            kept.append(argument)
+    return kept
+
+
+@pytest.mark.parametrize("arguments", [PUBLISHED, BERT, MIXTRAL])
+def test_every_published_flag_is_on_exactly_one_list(arguments):
+    for flag in (argument[2:] for argument in arguments if argument.startswith("--")):
+        lists = [flag in known for known in (flag_keys(), ALIASES, WITHOUT_EFFECT, REFUSED)]
+        assert sum(lists) == 1, f"--{flag} is on {sum(lists)} lists"
+
+
+def test_lists_do_not_overlap_and_aliases_exist():
+    keys = flag_keys()
+    everything = [*keys, *ALIASES, *WITHOUT_EFFECT, *REFUSED]
+    assert len(everything) == len(set(everything))
+    assert {alias.key for alias in ALIASES.values()} <= set(keys.values())
+
+
+def test_published_script_becomes_a_config():
+    refused = [argument[2:] for argument in PUBLISHED if argument[2:] in REFUSED]
+    assert refused == ["fp8-format", "use-z-loss"]
+    line = parse_command_line(without(PUBLISHED, *refused))
+    config = build_train_config(line)
+    assert config.model.rotary_base == 500000.0
+    assert config.model.position_embedding_type == "rope"  # --no-position-embedding gives way to it
+    assert config.model.num_query_groups == 8
+    assert config.training.bf16
+    assert config.optimizer.lr == 1e-4
+    assert config.data.data_path == ["text_document"]
+    assert (config.data.tokenizer_type, config.data.tokenizer_model) == ("SentencePieceTokenizer", "t.model")
+    assert config.checkpoint.finetune
+    assert config.parallel.zero_stage == 1
+    # --recompute-activations says the same as the newer flag beside it.
+    assert config.training.recompute_granularity == "selective"
+    assert any("--use-flash-attn is without effect here" in note for note in line.notes)
+    assert all(note.count("\n") == 0 for note in line.notes)
+
+
+def test_published_mixture_of_experts_becomes_a_config():
+    line = parse_command_line(without(MIXTRAL, *LAUNCHER))
+    config = build_train_config(line)
+    assert (config.model.num_experts, config.parallel.expert_model_parallel_size) == (2, 2)
+    assert config.model.moe_aux_loss_coeff == 0.01
+    assert config.parallel.overlap_param_gather
+    assert any("--moe-token-dispatcher-type alltoall is without effect" in note for note in line.notes)
+    check_world_size(config, 2)
+
+
+def test_newer_and_older_names_of_a_key():
+    line = parse_command_line(["--recompute-granularity", "full", "--recompute-activations"])
+    assert line.values["training.recompute_granularity"] == "full"
+    line = parse_command_line(["--use-torch-fsdp2", "--no-overlap-param-gather"])
+    assert line.values == {
+        "parallel.data_parallel_sharding_strategy": "optim_grads_params",
+        "parallel.overlap_param_gather": False,
+    }
+    line = parse_command_line(["--recompute-modules", "core_attn", "mlp"])
+    assert line.values == {"training.recompute_modules": ["core_attn", "mlp"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "said"),
+    [
+        (
+            ["--moe-router-load-balancing-type", "sinkhorn"],
+            "model.moe_router_load_balancing_type",
+            "'aux_loss' or 'none'",
+        ),
+        (
+            ["--moe-router-load-balancing-type", "seq_aux_loss"],
+            "model.moe_router_load_balancing_type",
+            "'aux_loss' or 'none'",
+        ),
+        (["--cp-comm-type", "a2a+p2p"], "parallel.cp_comm_type", "'p2p' or 'a2a'"),
+        (["--expert-tensor-parallel-size", "2"], "parallel.expert_tensor_parallel_size", "leave it out"),
+        (["--moe-layer-freq", "([1]*2)"], "model.moe_layer_freq", "every N-th layer has experts"),
+    ],
+)
+def test_values_that_only_others_have(arguments, key, said):
+    with pytest.raises(ConfigError) as caught:
+        build_train_config(parse_command_line([*without(MIXTRAL, *LAUNCHER, arguments[0][2:]), *arguments]))
+    assert caught.value.key == key
+    assert said in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("parallel", "expected"),
+    [
+        ([], {}),
+        (["--tensor-model-parallel-size", "2"], {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+        (
+            ["--tensor-model-parallel-size", "2", "--use-distributed-optimizer"],
+            {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        ),
+        (["--tensor-model-parallel-size", "2", "--data-parallel-sharding-strategy", "optim_grads_params"], {}),
+    ],
+)
+def test_kernels_start_in_order_where_tensor_parallel_collectives_are_to_be_hidden(parallel, expected, monkeypatch):
+    shape = ["--num-layers", "1", "--hidden-size", "8", "--num-attention-heads", "2", "--seq-length", "4"]
+    arguments = [*shape, "--train-iters", "0", "--lr", "0.1", "--mock-data", *parallel]
+    launch = resolve_launch_environment({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", **MEETING})
+    monkeypatch.setattr("trainer.training.pretraining.run_pretraining", lambda *_: 0)
+    environment = {}
+    assert main(arguments, launch, None, environment) == 0
+    assert environment == expected
+    users_own = {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+    assert main(arguments, launch, None, users_own) == 0
+    assert users_own == {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+
+
+def test_flags_go_over_the_file(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "model: {num_layers: 2, hidden_size: 8, num_attention_heads: 2}\n"
+        "training: {train_iters: 5, seq_length: 4}\noptimizer: {lr: 0.1}\nparallel: {sequence_parallel: true}\n"
+    )
+    line = parse_command_line(
+        ["--config", str(path), "--lr=0.2", "--sequence-parallel", "false", "--no-overlap-grad-reduce", "--openai-gelu"]
+    )
+    config = build_train_config(line)
+    assert config.model.openai_gelu
+    assert config.optimizer.lr == 0.2
+    assert config.training.train_iters == 5
+    assert not config.parallel.sequence_parallel
+    assert not config.parallel.overlap_grad_reduce
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tensor-model-paralel-size", "2"], "did you mean --tensor-model-parallel-size?"),
+        (["--train_iters", "2"], "--train-iters"),
+        (["--use-z-loss"], "drop it"),
+        (["--fp8-format", "hybrid"], "--bf16"),
+        (["--mtp-num-layers", "1"], "multi-token prediction is not available"),
+        (["--is-hybrid-model"], "state-space layers"),
+        (["--moe-router-group-topk", "2"], "this way of routing"),
+        (["--moe-token-dispatcher-type", "pigeon"], "use alltoall or"),
+        (["--moe-layer-recompute"], "--recompute-modules moe"),
+        (["--num-distributed-optimizer-instances", "2"], "use 1"),
+        (["--nproc_per_node", "8"], "torchrun"),
+        (["--lr"], "takes one value, not 0"),
+        (["--bf16", "perhaps"], "true or false"),
+        (["--swiglu", "true", "x"], "takes no value"),
+        (["--data-path"], "one or more"),
+        (["--rope-theta", "1", "2"], "takes one value"),
+        (["pretrain_gpt.py"], "only flags"),
+        (["--vocabulary-of-no-known-kind-at-all-xyz", "1"], "unknown flag"),
+    ],
+)
+def test_refused(arguments, said):
+    with pytest.raises(UsageError) as caught:
+        parse_command_line(arguments)
+    assert said in str(caught.value), str(caught.value)
+
+
+def test_config_error_keeps_its_key():
+    with pytest.raises(ConfigError) as caught:
+        flags = [*without(PUBLISHED, "fp8-format", "use-z-loss", "tokenizer-type"), "--tokenizer-type", "SFTTokenizer"]
+        build_train_config(parse_command_line(flags))
+    assert caught.value.key == "data.tokenizer_type"
+    assert "images and chats are not tokenized here" in caught.value.problem
+
+
+def trainer(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_exit_codes_and_one_line_without_torch(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("model: {num_layer: 2}\n")
+    bad_flag = trainer("pretrain", "--config", str(path), "--tran-iters", "3")
+    assert (bad_flag.returncode, bad_flag.stderr.count("\n")) == (2, 1)
+    assert "--train-iters" in bad_flag.stderr
+    bad_config = trainer("pretrain", "--config", str(path))
+    assert (bad_config.returncode, bad_config.stderr.count("\n")) == (3, 1)
+    assert str(path) in bad_config.stderr
+    assert "model.num_layers" in bad_config.stderr
+    unknown = trainer("pretrian")
+    assert unknown.returncode == 2
+    assert "pretrain" in unknown.stderr
+    assert re.search(r"^  rendezvous +\w", trainer().stdout, re.MULTILINE)
+
+
+INTERRUPTED = """
+import sys
+from types import SimpleNamespace
+from trainer import __main__ as trainer
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+sys.modules["interrupted"] = SimpleNamespace(main=interrupted)
+trainer.COMMANDS["pretrain"] = ("interrupted", "")
+sys.exit(trainer.main(["pretrain"]))
+"""
+
+
+def test_an_interrupt_while_the_command_is_imported_is_no_traceback():
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "trainer: interrupted\n")

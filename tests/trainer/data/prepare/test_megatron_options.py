@@ -1,0 +1,97 @@
+"""Flags of Megatron-LM's preprocess_data.py and merge_datasets.py: each works, or one line says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer.commands.pretrain import UsageError, parse_command_line
+from trainer.data.commands import inspect_command, merge, preprocess
+
+# All of them, of its releases from 2020 to 2026, but for those that name what is read and written.
+WORKS = [
+    *("--json-keys", "text"),
+    "--append-eod",
+    *("--lang", "english"),
+    *("--dataset-impl", "mmap"),
+    *("--workers", "2"),
+    *("--partitions", "2"),
+    *("--log-interval", "1000"),
+    "--keep-sequential-samples",
+    "--keep-newlines",
+    *("--chunk-size", "25"),
+    *("--vocab-size", "100"),
+    *("--vocab-extra-ids", "0"),
+    *("--padded-vocab-size", "128"),
+    "--no-pad-vocab-size",
+    "--disable-pad-vocab-size",
+    *("--make-vocab-size-divisible-by", "128"),
+    *("--tokenizer-type", "NullTokenizer"),
+    *("--tokenizer-special-tokens", "<a>"),
+    *("--tiktoken-special-tokens", "<a>"),
+    *("--tiktoken-pattern", "v2"),
+    *("--tiktoken-num-special-tokens", "1000"),
+    "--tokenizer-sentencepiece-legacy",
+    "--tokenizer-hf-use-fast",
+    "--tokenizer-hf-no-use-fast",
+    "--tokenizer-hf-include-special-tokens",
+    "--tokenizer-hf-no-include-special-tokens",
+    "--trust-remote-code",
+    *("--null-tokenizer-pad-id", "-1"),
+    "--use-gigatoken",
+    "--legacy-tokenizer",
+    "--split-sentences",
+]
+REFUSED = [
+    (["--find-optimal-num-workers"], "numbers of workers are not tried out"),
+    (["--workers-to-check", "16", "32"], "numbers of workers are not tried out"),
+    (["--performance-dir", "d"], "numbers of workers are not tried out"),
+    (["--max-documents", "5"], "all documents are prepared; leave it out, or cut the input"),
+    (["--tokenizer-metadata", "f"], "the tokenizer's kind is told from its files"),
+    (["--chat-template", "t"], "chats are not tokenized here"),
+    (["--null-tokenizer-eod-id", "5"], "a document always ends with the id after the last number"),
+    (["--no-tokenizer-sentencepiece-ignore-extra-whitespaces"], "the model's file says what becomes of rows of spaces"),
+    (["--tokenizer-type", "SFTTokenizer"], "images and chats are not tokenized here; prepare text"),
+    (["--tokenizer-type", "GPT2"], "'GPT2' is not available here; there are HuggingFaceTokenizer, "),
+    (["--dataset-impl", "lazy"], "argument --dataset-impl: invalid choice: 'lazy'"),
+    (["--vocab-extra-ids", "-5"], "argument --vocab-extra-ids: '-5' is no number of tokens, 0 or more"),
+    (["--append-eos"], "unrecognized arguments: --append-eos"),
+]
+
+
+def test_each_flag_of_a_script_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "1 2"}\n')
+    words = ["--input", str(tmp_path / "in.jsonl"), "--output-prefix", str(tmp_path / "o"), *WORKS]
+    assert preprocess.main(words) == 0
+    assert (tmp_path / "o_text_sentence.bin").read_bytes() == bytes([1, 0, 2, 0, 100, 0])
+
+
+@pytest.mark.parametrize(("words", "says"), REFUSED)
+def test_what_cannot_be_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "1 2"}\n')
+    with pytest.raises(SystemExit) as ended:
+        preprocess.main(["--input", str(tmp_path / "in.jsonl"), "--output-prefix", str(tmp_path / "o"), *words])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("llmctl data prepare: ") and says in said
+    assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_other_commands_say_it_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        merge.main(["--input", "d", "--output-prefix", "o", "--multimodal"])
+    with pytest.raises(SystemExit):
+        inspect_command.main(["p", "--chat-template", "t"])
+    merged, inspected = capsys.readouterr().err.splitlines()
+    assert merged == "llmctl data merge: --multimodal: pairs of text alone are read here; leave it out"
+    assert inspected == "llmctl data inspect: --chat-template: chats are not tokenized here; leave it out"
+
+
+@pytest.mark.parametrize("flag", ["padded-vocab-size", "no-pad-vocab-size", "tiktoken-special-tokens"])
+def test_training_says_what_to_give_instead(flag: str) -> None:
+    with pytest.raises(UsageError, match=rf"--{flag}: give .*--"):
+        parse_command_line([f"--{flag}"])

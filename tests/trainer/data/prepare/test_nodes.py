@@ -1,0 +1,268 @@
+"""Several nodes that prepare the same data: what they tell each other, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.data.commands.preprocess import main
+from trainer.data.indexed.cache_entry import LEFT_OVER_SECONDS
+from trainer.data.prepare import chunks, node_status, nodes, pipeline
+from trainer.data.prepare.progress import Progress
+
+NUMBERS = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "70000", "--append-eod"]
+
+
+@pytest.fixture(autouse=True)
+def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of some kilobytes, and nobody waits for longer than a moment."""
+    monkeypatch.setattr(chunks, "SMALLEST_CHUNK", 4096)
+    monkeypatch.setattr(nodes, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(nodes, "SILENT_SECONDS", 0.01)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Some chunks of JSON lines."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{number} 1 2 3"}) + "\n" for number in range(900)))
+    return path
+
+
+def run(source: Path, node: int, *more: str) -> int:
+    nodes = ["--nodes", "2", "--node", str(node), "--attempt", "run.0"]
+    return main(["--input", str(source), "--output-prefix", str(source.parent / "out/n"), *nodes, *NUMBERS, *more])
+
+
+def contents(source: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (source.parent / "out").iterdir()}
+
+
+def test_the_first_node_ends_with_what_another_met(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = source.read_bytes().splitlines(keepends=True)
+    of_node_1 = 4096 // len(lines[0]) + 40
+    source.write_bytes(b"".join([*lines[:of_node_1], b"{\n", *lines[of_node_1:]]))
+    assert run(source, 1, "--attempt", "run.1") == 3
+    problem = f"{source}:{of_node_1 + 1}: is not a line of JSON"
+    assert problem in capsys.readouterr().err
+    assert run(source, 0, "--attempt", "run.1") == 3
+    said = capsys.readouterr().err
+    assert f"node 1 failed: {problem}" in said
+    assert "parts are done and kept" in said
+    # Another attempt is not told of it.
+    for node in (1, 0):
+        assert run(source, node, "--attempt", "run.2", "--on-error", "skip") == 0
+    assert sorted(contents(source)) == [f"n_text_document.{part}" for part in ("bin", "idx", "json")]
+
+
+def test_the_first_node_hears_of_it_while_it_encodes(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node_status, "_BEAT_SECONDS", 0.0)
+    lines = source.read_bytes().splitlines(keepends=True)
+    source.write_bytes(b"".join([*lines[:200], b"{\n", *lines[200:]]))
+    attempt = ("--attempt", "run.1")
+    assert run(source, 1, *attempt) == 3
+    assert run(source, 0, *attempt) == 3
+    assert f"node 1 failed: {source}:201: is not a line of JSON" in capsys.readouterr().err
+    shards = (source.parent / "out/n.preparing").glob("*/*.shard")
+    assert all(int(shard.stem) % 2 for shard in shards)
+
+
+def test_a_node_that_a_launcher_ends_says_which_one_failed(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """srun ends all tasks at the first that fails, and gives the highest of their exit codes."""
+
+    def be_told_to_end(_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(node_status, "_SECONDS_TO_TELL", 0.0)
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as at_the_start:
+        at_the_start.setattr(pipeline, "_check_text_files", be_told_to_end)
+        assert run(source, 0, "--attempt", "run.1") == 143
+        assert capsys.readouterr().err == "llmctl data prepare: told to end by SIGTERM\n"
+    lines = source.read_bytes().splitlines(keepends=True)
+    source.write_bytes(b"".join([*lines[:200], b"{\n", *lines[200:]]))
+    assert run(source, 1, "--attempt", "run.1") == 3
+    capsys.readouterr()
+    monkeypatch.setattr(pipeline, "wait_for_nodes", lambda *_: be_told_to_end(None))
+    assert run(source, 0, "--attempt", "run.1") == 3
+    assert f"llmctl data prepare: node 1 failed: {source}:201: is not a line" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--input", "none.jsonl"), "none.jsonl: cannot be read: No such file or directory"),
+        (("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "none.json"), "none.json: cannot read"),
+        (("--input", "lines"), "lines: begins as JSON lines do"),
+    ],
+)
+def test_a_node_that_fails_before_it_begins_is_heard(
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+    says: str,
+) -> None:
+    """What one node cannot see, as where a disk is not mounted, the others may; it may be the first of all."""
+    monkeypatch.chdir(source.parent)
+    Path("lines").write_text('{"text": "1"}\n')
+    assert run(source, 1, "--attempt", "run.1", "--check", *more) == 3
+    assert not (source.parent / "out").exists()
+    assert run(source, 1, "--attempt", "run.1", *more) == 3
+    capsys.readouterr()
+    assert run(source, 0, "--attempt", "run.1") == 3
+    said = capsys.readouterr().err
+    assert "node 1 failed: " in said
+    assert says in said
+    assert said.count("\n") == 1
+    assert [run(source, node, "--attempt", "run.2") for node in (1, 0)] == [0, 0]
+    assert sorted(contents(source)) == [f"n_text_document.{part}" for part in ("bin", "idx", "json")]
+
+
+def test_nodes_without_a_name_for_their_start_are_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(source, 0, "--attempt", "") == 3
+    assert "--attempt: give all nodes of one start the same name" in capsys.readouterr().err
+
+
+def test_a_silent_node_is_not_waited_for_without_end(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(source, 0) == 3
+    said = capsys.readouterr().err
+    assert (
+        "waited for 2 of 5 parts (2 of node 1), and in 0 s there was no sign of life; see what that node says" in said
+    )
+    # All parts are done, and the node has not said that it writes no more in this attempt.
+    assert run(source, 1) == 0
+    assert run(source, 0, "--attempt", "another") == 3
+    assert "waited for the end of node 1" in capsys.readouterr().err
+    assert run(source, 0) == 0
+
+
+def test_a_node_is_one_process(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(source, 1) == 0
+    with (source.parent / "out/n.preparing/node-1.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        capsys.readouterr()
+        assert run(source, 1) == 3
+        said = capsys.readouterr().err
+        assert "another process is already node 1; give each node a --node of its own" in said
+        assert run(source, 0) == 0
+
+
+def test_a_node_that_starts_after_the_end_begins_nothing(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [run(source, node) for node in (1, 0)] == [0, 0]
+    before = contents(source)
+    capsys.readouterr()
+    assert run(source, 1) == 0
+    assert "out/n: is finished already; there is nothing left for node 1" in capsys.readouterr().err
+    assert contents(source) == before
+    # Of other data it is begun, whichever node is first.
+    source.write_text(source.read_text() * 2)
+    assert [run(source, node) for node in (1, 0)] == [0, 0]
+    assert contents(source)["n_text_document.bin"] == before["n_text_document.bin"] * 2
+
+
+def test_a_first_node_that_comes_minutes_after_the_others_is_waited_for(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The output looks finished, and the first node begins it anew and waits for the others."""
+    assert run(source, 1) == 0
+    plan = source.parent / "out/n.preparing/plan.json"
+    content = plan.read_text()
+    assert run(source, 0) == 0
+    clock = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal clock
+        clock += seconds
+        if clock > 500:
+            plan.parent.mkdir(exist_ok=True)
+            plan.write_text(content)
+
+    monkeypatch.setattr(nodes, "SILENT_SECONDS", 600.0)
+    monkeypatch.setattr(nodes, "_LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: clock, sleep=sleep))
+    assert run(source, 1) == 0
+    said = capsys.readouterr().err
+    assert "looks finished; waiting 600 s for node 0" in said
+    assert "is finished already" not in said
+    assert list(plan.parent.glob("*/*.shard"))
+
+
+def test_an_input_without_text_leaves_no_plan_behind(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = source.read_text()
+    source.write_text('{"text": ""}\n' * 3)
+    assert [run(source, node) for node in (1, 0)] == [0, 3]
+    assert "there is no text in the input" in capsys.readouterr().err
+    source.write_text(text)
+    assert [run(source, node) for node in (1, 0)] == [0, 0]
+
+
+def test_the_first_node_removes_what_kills_left(source: Path) -> None:
+    assert run(source, 1) == 0
+    (parts,) = (source.parent / "out/n.preparing").glob("parts-*")
+    old, young = (parts / f"{name}.partial" for name in ("old", "young"))
+    for partial in (old, young):
+        partial.touch()
+    long_ago = time.time() - LEFT_OVER_SECONDS - 1
+    os.utime(old, (long_ago, long_ago))
+    assert run(source, 0, "--attempt", "another") == 3
+    assert not old.exists()
+    assert young.exists()
+
+
+def test_another_plan_of_several_nodes_names_the_folder_to_remove(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(source, 1) == 0
+    capsys.readouterr()
+    assert run(source, 0, "--json-keys", "other") == 3
+    folder = source.parent / "out/n.preparing"
+    assert f"or remove {folder} to begin anew" in capsys.readouterr().err
+    # The first node is told of it, too.
+    assert run(source, 1, "--json-keys", "other", "--attempt", "run.2") == 3
+    capsys.readouterr()
+    assert run(source, 0, "--attempt", "run.2") == 3
+    assert f"node 1 failed: {folder}: holds what was begun with another --json-keys" in capsys.readouterr().err
+
+
+def test_shards_without_their_plan_are_nobodys(source: Path) -> None:
+    assert run(source, 1) == 0
+    (source.parent / "out/n.preparing/plan.json").unlink()
+    other = ("--vocab-size", "66000")
+    assert [run(source, node, *other) for node in (1, 0)] == [0, 0]
+    found = contents(source)
+    shutil.rmtree(source.parent / "out")
+    assert [run(source, node, *other) for node in (1, 0)] == [0, 0]
+    assert contents(source) == found
+
+
+def test_each_node_counts_its_own_share(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Progress] = []
+    begun_with: list[int] = []
+
+    class Noted(Progress):
+        def __init__(self, total: int, documents: int = 0) -> None:
+            super().__init__(total, documents)
+            begun_with.append(total)
+            seen.append(self)
+
+    monkeypatch.setattr(pipeline, "Progress", Noted)
+    size = source.stat().st_size
+    assert run(source, 1) == 0
+    assert begun_with == [size // 2]
+    assert seen[0]._done == seen[0]._total < size * 3 / 5
+    assert run(source, 0) == 0
+    assert seen[0]._done + seen[1]._done == size

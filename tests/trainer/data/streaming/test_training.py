@@ -1,0 +1,175 @@
+"""A run on raw text, killed and gone on with in another layout: the same losses, and no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.resume_torture import BASE
+from tests.trainer.training.pretraining_job import Job
+
+ITERATIONS = 8
+KILLED_AT = 5
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.jsonl"
+    documents = (" ".join(str(number * place % 249) for place in range(1 + number * 13 % 70)) for number in range(900))
+    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    return path
+
+
+def begin(folder: Path, text: Path, num_workers: int = 1, train_iters: int = ITERATIONS, **parallel: Any) -> Path:
+    """The run directory of a run on ``text``, or the same with another layout."""
+    data = {
+        "streaming": True,
+        "data_path": str(text),
+        "tokenizer_type": "NullTokenizer",
+        "num_workers": num_workers,
+        "split": "90,10",
+        "streaming_buffer_mib": 1,
+        "reset_attention_mask": True,
+    }
+    training = {**BASE["training"], "train_iters": train_iters, "eval_interval": 4}
+    sections = {**BASE, "data": data, "training": training, "parallel": {**BASE["parallel"], **parallel}}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(sections))
+    return folder
+
+
+def die() -> None:
+    """Let this rank be killed in the middle of the run, after a checkpoint was written, while text is read ahead."""
+    from trainer.training.loop import TrainingLoop
+
+    log = TrainingLoop._log
+
+    def log_and_die(loop: TrainingLoop, *arguments: Any) -> None:
+        log(loop, *arguments)
+        if loop.progress.iteration == KILLED_AT:
+            assert processes_of(Path(os.environ["LLMCTL_RUN_DIR"])), "nobody encodes"
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    TrainingLoop._log = log_and_die  # type: ignore[assignment]
+
+
+def losses(run: Path) -> dict[tuple[int, str], float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    keys = ("lm_loss", "valid_loss")
+    return {(row["iteration"], key): row[key] for row in rows for key in keys if row.get(key) is not None}
+
+
+def processes_of(run: Path) -> list[int]:
+    """Those that were started for a run: its directory stands in their environment."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"LLMCTL_RUN_DIR=" + bytes(run) + b"\0" in (place / "environ").read_bytes():
+                found.append(int(place.name))
+        except OSError:
+            continue
+    return found
+
+
+def left_after(run: Path, seconds: float) -> list[int]:
+    end = time.monotonic() + seconds
+    while (found := processes_of(run)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path, text: Path) -> None:
+    whole = begin(tmp_path / "whole", text)
+    with Job(whole, 1) as job:
+        assert job.ends([0], 120) == [0]
+    expected = losses(whole)
+    assert len(expected) == ITERATIONS + 2
+    run = begin(tmp_path / "run", text, tensor_model_parallel_size=2)
+    with Job(run, 2, faults={0: die}) as job:
+        assert job.ends([0], 120) == [-signal.SIGKILL]
+    # All ranks were killed: who encoded for them finds nobody to answer.
+    assert left_after(run, 20) == []
+    begin(run, text, pipeline_model_parallel_size=2)
+    with Job(run, 2, number=2) as job:
+        assert job.ends([0, 1], 120) == [0, 0]
+    assert left_after(run, 5) == []
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert min(row["iteration"] for row in rows if row["attempt"] == 2) == KILLED_AT  # not from the beginning
+    assert losses(run) == pytest.approx(expected, abs=2e-5)
+
+
+def test_a_broken_line_ends_the_run_and_its_processes(tmp_path: Path, text: Path) -> None:
+    with text.open("a") as file:
+        file.write("{broken\n")
+    run = begin(tmp_path / "run", text)
+    with Job(run, 1) as job:
+        assert job.ends([0], 120) == [3]
+    assert left_after(run, 5) == []
+    (log,) = run.rglob("rank-*.log")
+    assert f"{text}:901: is not a line of JSON" in log.read_text()
+
+
+def lose_workers() -> None:
+    """Let processes that encode for this rank be ended as soon as they have something to do, as for want of memory."""
+    from trainer.data.streaming.workers import _Worker
+
+    give = _Worker.give
+
+    def give_and_end(worker: _Worker, *arguments: Any) -> None:
+        give(worker, *arguments)
+        assert worker._process.pid is not None
+        os.kill(worker._process.pid, signal.SIGKILL)
+
+    _Worker.give = give_and_end  # type: ignore[method-assign]
+
+
+def test_a_lost_process_ends_all_ranks(tmp_path: Path, text: Path) -> None:
+    run = begin(tmp_path / "run", text, tensor_model_parallel_size=2)
+    with Job(run, 2, faults={0: lose_workers}) as job:
+        assert job.ends([0, 1], 60) == [1, 1]  # no mistake of the config
+    assert left_after(run, 5) == []
+    first, second = ((run / "attempts/1" / f"rank-0000{rank}.log").read_text() for rank in range(2))
+    why = f"was ended by signal 9 (SIGKILL) while it encoded {text}; the machine may be out of memory"
+    assert first.count(why) == 1 and "Traceback" not in first
+    assert "lost its peers" in second
+
+
+def test_what_a_run_cannot_go_on_with_is_a_mistake_in_its_config(tmp_path: Path, text: Path) -> None:
+    run = begin(tmp_path / "run", text)
+    asked = yaml.safe_load((run / "config.yaml").read_text())
+    number = 0
+
+    def attempt(section: str, **changes: Any) -> tuple[list[int], str]:
+        nonlocal number
+        number += 1
+        (run / "config.yaml").write_text(yaml.safe_dump({**asked, section: {**asked[section], **changes}}))
+        with Job(run, 1, number=number) as job:
+            return job.ends([0], 60), (run / f"attempts/{number}/rank-00000.log").read_text()
+
+    assert attempt("training", train_iters=4)[0] == [0]
+    refusals = (attempt("model", vocab_size=260), attempt("training", seq_length=16))
+    says = ("of shape [251, 64], this model [261, 64]", "training.seq_length")
+    for (codes, log), told in zip(refusals, says, strict=True):
+        assert codes == [3] and told in log and "Traceback" not in log
+
+
+def test_an_interrupt_ends_it_at_once_and_quietly(tmp_path: Path, text: Path) -> None:
+    """Ctrl-C of a terminal reaches all of its processes."""
+    run = begin(tmp_path / "run", text, train_iters=100_000, num_workers=2)
+    with Job(run, 1) as job:
+        job.wait_for_iteration(2)
+        encoding = processes_of(run)
+        assert encoding
+        for pid in [*encoding, job.ranks[0].pid]:
+            os.kill(pid, signal.SIGINT)
+        assert job.ends([0], 30) == [130]
+    assert left_after(run, 5) == []
+    log = (run / "attempts/1/rank-00000.log").read_text()
+    assert log.endswith("trainer: interrupted\n") and "Traceback" not in log

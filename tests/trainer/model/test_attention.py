@@ -1,0 +1,198 @@
+"""Every attention backend against dense float64 attention: output and all gradients."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.trainer.model import dense_attention as dense
+from trainer.config.sections import ModelConfig
+from trainer.data.samples.document_places import Documents
+from trainer.distributed.random_streams import MicroBatchRandomness, StepRandomness
+from trainer.model.attention.core_attention import AttentionCore, _has_grouped_kernel, attend
+from trainer.model.context import ForwardPass, ParallelAxes
+from trainer.model.dropout import draw_mask
+from trainer.ops.attention.backend import choose_backend
+from trainer.ops.attention.kernels import Padded, PaddedPacked, TorchEfficient, TorchFlash, TorchFlashCPU, Unfused
+from trainer.ops.attention.tiled import Packing, Tiling, tiled_attention
+from trainer.ops.attention.tiles import whole_tiles
+
+CPU = torch.device("cpu")
+LIMITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+# Of a document that fills a sample, of one token, of unlike and of like samples.
+DOCUMENTS = {
+    1: [((0, 1), (0, 1))],
+    7: [((0, 7), (0, 3, 7)), ((0, 1, 7), (0, 1, 7))],
+    123: [((0, 5, 64, 65, 123), (0, 122, 123)), ((0, 40, 123), (0, 40, 123))],
+}
+CASES = [(length, bounds) for length, samples in DOCUMENTS.items() for bounds in (None, *samples)]
+
+
+def model(backend: str, **keys: object) -> ModelConfig:
+    shape = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4}
+    return ModelConfig.model_validate({**shape, "attention_backend": backend, **keys})
+
+
+def core(backend: str, dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> AttentionCore:
+    return AttentionCore(3, dropout, ParallelAxes(), choose_backend(model(backend), dtype, CPU))
+
+
+def forward_pass(bounds: dense.Bounds | None, randomness: MicroBatchRandomness | None = None) -> ForwardPass:
+    documents = None if bounds is None else Documents(tuple(map(tuple, bounds)))
+    return ForwardPass(documents=documents, randomness=randomness)
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("backend", ["auto", "fused", "unfused", "local"])
+def test_backends_equal_dense_attention(backend: str, groups: int, dtype: torch.dtype) -> None:
+    for length, bounds in CASES:
+        inputs, grad = dense.heads(2, 4, groups, length, 8, dtype)
+        found = dense.gradients(attend(*inputs, forward_pass(bounds), core(backend, dtype=dtype)), inputs, grad)
+        expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
+        assert dense.worst(found, expected) <= LIMITS[dtype], (length, bounds)
+
+
+@pytest.mark.parametrize("kernel", [TorchFlashCPU(), Unfused(), Padded(TorchFlashCPU())], ids=type)
+@pytest.mark.parametrize("causal", [True, False])
+def test_kernels_give_the_log_sum_exp(kernel, causal: bool) -> None:
+    inputs, _ = dense.heads(2, 4, 2, 33, 8)
+    query, key, value = (part.detach() for part in inputs)
+    output, log_sum_exp = kernel.forward(query, key, value, causal=causal)
+    scores = query @ key.repeat_interleave(2, 1).mT / 8**0.5
+    if causal:
+        scores = scores.masked_fill(~dense.mask(33, None, 2), -torch.inf)
+    assert torch.allclose(log_sum_exp, scores.logsumexp(-1), rtol=0, atol=1e-12)
+    assert torch.allclose(output, scores.softmax(-1) @ value.repeat_interleave(2, 1), rtol=0, atol=1e-12)
+
+
+def test_dropout_has_the_mask_of_the_whole_model_within_documents() -> None:
+    inputs, grad = dense.heads(2, 4, 2, 23, 8)
+    randomness = StepRandomness(1, 2).micro_batch(5)
+    masks = [
+        draw_mask((2, 23, 23), 0.3, randomness.dropout_generator(CPU, "attention", 3, part=head)) for head in range(4)
+    ]
+    kept = torch.stack(masks, dim=1)
+    # A few long documents have one mask, many short ones are computed one by one.
+    for bounds in (None, ((0, 7, 23), (0, 7, 23)), ((0, 23), (0, 1, 22, 23)), ((0, 8, 15, 23), (0, 2, 23))):
+        found = attend(*inputs, forward_pass(bounds, randomness), core("auto", dropout=0.3))
+        expected = dense.attention(*inputs, bounds, kept, 0.3)
+        assert dense.worst(dense.gradients(found, inputs, grad), dense.gradients(expected, inputs, grad)) < 1e-12
+
+
+def test_documents_are_as_if_alone() -> None:
+    inputs, grad = dense.heads(1, 4, 2, 50, 8, torch.float32)
+    together = dense.gradients(attend(*inputs, forward_pass([(0, 20, 50)]), core("fused")), inputs, grad)
+    for start, stop in ((0, 20), (20, 50)):
+        part = [heads.detach()[:, :, start:stop].requires_grad_() for heads in inputs]
+        alone = dense.gradients(attend(*part, forward_pass(None), core("fused")), part, grad[:, :, start:stop])
+        assert dense.worst([whole[:, :, start:stop] for whole in together], alone) < 1e-6
+
+
+def test_no_scores_are_kept_for_backward() -> None:
+    inputs, _ = dense.heads(1, 2, 2, 512, 4, torch.float32)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda t: t):
+        for backend in ("fused", "unfused"):
+            for bounds in (None, [(0, 100, 512)]):
+                attend(*inputs, forward_pass(bounds), core(backend, dtype=torch.float32))
+    assert max(kept) == 512 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "width"),
+    [
+        (TorchFlash(0.1), torch.bfloat16, 64),
+        (TorchEfficient(0.1), torch.float32, 64),
+        (Padded(TorchFlash(0.1)), torch.float16, 20),
+    ],
+    ids=["flash", "efficient", "padded"],
+)
+def test_calls_of_gpu_kernels_have_the_form_that_torch_declares(kernel, dtype, width) -> None:
+    # Tensors without storage: the operators check their arguments and tell the shapes of their results.
+    query, key = (
+        torch.empty(33, 2, number, width, dtype=dtype, device="meta").permute(1, 2, 0, 3) for number in (4, 2)
+    )
+    for queries, causal in ((query, True), (query[:, :, 16:], False)):
+        output, log_sum_exp = kernel.forward(queries, key, key, causal=causal)
+        assert output.shape == queries.shape
+        assert log_sum_exp.shape == queries.shape[:3]
+        assert log_sum_exp.dtype is torch.float32
+        grads = kernel.backward(torch.empty_like(output), queries, key, key, output, log_sum_exp, causal=causal)
+        assert [grad.shape for grad in grads] == [queries.shape, key.shape, key.shape]
+
+
+@pytest.mark.parametrize(("kernel", "width"), [(TorchFlash(0.1), 64), (PaddedPacked(TorchFlash(0.1)), 20)])
+def test_calls_for_packed_documents_have_the_form_that_torch_declares(kernel, width) -> None:
+    query, key = (
+        torch.empty(33, 2, number, width, dtype=torch.bfloat16, device="meta").permute(1, 2, 0, 3) for number in (4, 2)
+    )
+    packing = Packing.build(whole_tiles(33, [(0, 9, 33), (0, 33)]), 2, 33, query.device)
+    assert (packing.starts.shape, packing.longest) == ((4,), 33)
+    output, log_sum_exp = kernel.forward_packed(packing, query, key, key)
+    assert (output.shape, log_sum_exp.shape) == (query.shape, query.shape[:3])
+    grads = kernel.backward_packed(packing, torch.empty_like(output), query, key, key, output, log_sum_exp)
+    assert [grad.shape for grad in grads] == [query.shape, key.shape, key.shape]
+
+
+def test_heads_that_flash_does_not_take_are_not_left_to_it_in_groups(monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
+    for width in (256, 264):
+        query = SimpleNamespace(is_cpu=False, is_cuda=True, dtype=torch.bfloat16, shape=(1, 4, 8, width), device="cuda")
+        assert _has_grouped_kernel(query) is (width == 256)
+
+
+GPU_KERNELS = [
+    (TorchFlash, torch.bfloat16, 64),
+    (TorchFlash, torch.float16, 256),
+    (TorchFlash, torch.bfloat16, 20),
+    (TorchEfficient, torch.float32, 64),
+    (TorchEfficient, torch.float16, 64),
+    (TorchEfficient, torch.float32, 20),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize(("kind", "dtype", "width"), GPU_KERNELS)
+def test_gpu_kernels_equal_dense_attention(kind, dtype, width, groups) -> None:
+    kernel = kind(width**-0.5)
+    if width % 8:
+        kernel = PaddedPacked(kernel) if kind is TorchFlash else Padded(kernel)
+    for length, bounds in CASES:
+        inputs, grad = dense.heads(2, 4, groups, length, width, dtype)
+        expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
+        heads = [part.detach().cuda().requires_grad_() for part in inputs]
+        output = tiled_attention(*heads, Tiling(whole_tiles(length, bounds)), kernel)
+        found = [part.cpu() for part in dense.gradients(output, heads, grad.cuda())]
+        assert dense.worst(found, expected) <= max(LIMITS[dtype], 1e-5), (length, bounds)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "dtype", "width"), GPU_KERNELS)
+def test_gpu_kernels_give_the_log_sum_exp_of_a_part(kind, dtype, width) -> None:
+    kernel = kind(width**-0.5) if width % 8 == 0 else Padded(kind(width**-0.5))
+    inputs, _ = dense.heads(2, 4, 2, 33, width, dtype)
+    query, key, value = (part.detach() for part in inputs)
+    query = query[:, :, 16:]
+    output, log_sum_exp = kernel.forward(query.cuda(), key.cuda(), value.cuda(), causal=False)
+    scores = query.double() @ key.double().repeat_interleave(2, 1).mT / width**0.5
+    expected = scores.softmax(-1) @ value.double().repeat_interleave(2, 1)
+    assert dense.worst([log_sum_exp.cpu().double()], [scores.logsumexp(-1)]) <= max(LIMITS[dtype], 1e-5)
+    assert dense.worst([output.cpu().double()], [expected]) <= max(LIMITS[dtype], 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_backends_equal_dense_attention_on_a_gpu(dtype, groups) -> None:
+    backend = choose_backend(model("fused"), dtype, torch.device("cuda"))
+    layer = AttentionCore(3, 0.0, ParallelAxes(), backend)
+    for length, bounds in CASES:
+        inputs, grad = dense.heads(2, 4, groups, length, 8, dtype)
+        expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
+        heads = [part.detach().cuda().requires_grad_() for part in inputs]
+        found = dense.gradients(attend(*heads, forward_pass(bounds), layer), heads, grad.cuda())
+        assert dense.worst([part.cpu() for part in found], expected) <= max(LIMITS[dtype], 1e-5), (length, bounds)

@@ -1,0 +1,303 @@
+"""Ring and Ulysses attention on real ranks against dense attention in one process; their messages and their load."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.trainer.model import dense_attention as dense
+from tests.trainer.spawn import Ranks
+from trainer.config.sections import ModelConfig
+from trainer.data.samples.document_places import Documents
+from trainer.distributed.collectives import message_device
+from trainer.distributed.mesh import ParallelMesh, build_process_groups
+from trainer.distributed.random_streams import StepRandomness
+from trainer.model.attention.core_attention import AttentionCore, attend
+from trainer.model.context import ForwardPass, ParallelAxes
+from trainer.model.context_parallel import ring, ulysses
+from trainer.model.context_parallel.axis import ContextParallel
+from trainer.model.dropout import draw_mask
+from trainer.ops.attention.backend import choose_backend
+from trainer.ops.attention.tiles import Tile, ring_chunks, ring_tiles, whole_tiles
+from trainer.planning.sequence_division import CommunicationType
+
+CPU = torch.device("cpu")
+LENGTH = 48
+DOCUMENTS = {
+    "one": None,
+    "alike": ((0, 13, 30, LENGTH),) * 2,
+    "unlike": ((0, LENGTH), (0, 1, 6, 12, 25, 47, LENGTH)),
+}
+# Of queries, and of keys: 3 groups divide neither over 2 nor over 4 ranks.
+HEADS = ((4, 4), (4, 2), (4, 1), (12, 3))
+LIMITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+class _Operations(TorchDispatchMode):
+    """Names of the operations that run meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4) as pool:
+        yield pool
+
+
+def axis(rank: int, size: int, communication: CommunicationType) -> ContextParallel:
+    mesh = ParallelMesh(tp=1, pp=1, dp=1, cp=size, rank=rank)
+    return ContextParallel.build(mesh, build_process_groups(mesh, timedelta(seconds=60)), communication)
+
+
+def core_of(cp: ContextParallel, backend: str, dtype: torch.dtype, dropout: float = 0.0) -> AttentionCore:
+    shape = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "attention_backend": backend}
+    return AttentionCore(3, dropout, ParallelAxes(cp=cp), choose_backend(ModelConfig.model_validate(shape), dtype, CPU))
+
+
+def deviation(
+    cp: ContextParallel, core: AttentionCore, heads: tuple[int, int], documents: str, dtype: torch.dtype
+) -> float:
+    """How far this rank's part of output and gradients is from dense attention."""
+    bounds = DOCUMENTS[documents]
+    whole, whole_grad = dense.heads(2, *heads, LENGTH, 8, dtype)
+    randomness = StepRandomness(1, 2).micro_batch(3) if core.dropout else None
+    kept = None
+    if randomness is not None:
+        shape, generator = (2, LENGTH, LENGTH), partial(randomness.dropout_generator, CPU, "attention", 3)
+        kept = torch.stack([draw_mask(shape, core.dropout, generator(part=head)) for head in range(heads[0])], dim=1)
+    expected = dense.gradients(dense.attention(*whole, bounds, kept, core.dropout), whole, whole_grad)
+    inputs = [cp.shard(part.detach(), 2).requires_grad_() for part in whole]
+    forward_pass = ForwardPass(documents=None if bounds is None else Documents(bounds), randomness=randomness)
+    found = dense.gradients(attend(*inputs, forward_pass, core), inputs, cp.shard(whole_grad, 2))
+    return dense.worst(found, [cp.shard(part, 2) for part in expected])
+
+
+def worst_of_all(
+    rank: int, size: int, communication: CommunicationType, dropout: float = 0.0
+) -> dict[tuple[object, ...], float]:
+    cp = axis(rank, size, communication)
+    cases = [("auto", dtype, (4, 2), "unlike") for dtype in (torch.float32, torch.bfloat16)]
+    cases += list(itertools.product(("unfused", "auto"), (torch.float64,), HEADS, DOCUMENTS))
+    found: dict[tuple[object, ...], float] = {}
+    for backend, dtype, heads, documents in cases:
+        core = core_of(cp, backend, dtype, dropout)
+        found[backend, dtype, heads, documents] = deviation(cp, core, heads, documents, dtype)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("communication", "dropout"), [("p2p", 0.0), ("a2a", 0.0), ("a2a", 0.3)])
+def test_divided_sequences_give_what_whole_ones_do(ranks, size, communication, dropout) -> None:
+    for found in ranks.run(worst_of_all, communication, dropout, world_size=size):
+        wrong = {case: value for case, value in found.items() if not value <= LIMITS[case[1]]}
+        assert not wrong
+
+
+def scores(tile: Tile) -> int:
+    """Per sample and head."""
+    queries, keys = (stop - start for start, stop in (tile.query, tile.key))
+    return queries * (queries + 1) // 2 if tile.causal else queries * keys
+
+
+def counted(rank: int, size: int, communication: CommunicationType) -> list[tuple[str, int]]:
+    """Every message of one forward and backward: kind, and elements."""
+    seen = []
+    cp = axis(rank, size, communication)
+    batch, all_to_all = dist.batch_isend_irecv, dist.all_to_all_single
+
+    def batched(operations):
+        seen.extend((operation.op.__name__, operation.tensor.numel()) for operation in operations)
+        return batch(operations)
+
+    def exchanged(output, sent, **options):
+        seen.append(("all_to_all", sent.numel()))
+        return all_to_all(output, sent, **options)
+
+    ring.dist.batch_isend_irecv, ulysses.dist.all_to_all_single = batched, exchanged
+    try:
+        deviation(cp, core_of(cp, "auto", torch.float32), (4, 2), "unlike", torch.float32)
+    finally:
+        ring.dist.batch_isend_irecv, ulysses.dist.all_to_all_single = batch, all_to_all
+    return seen
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_messages_are_those_of_the_ring(ranks, size) -> None:
+    key_and_value = 2 * 2 * 2 * LENGTH // size * 8  # [2, B, G, S/c, D]: groups are never repeated for a message
+    for seen in ranks.run(counted, "p2p", world_size=size):
+        # Keys go c-1 places in forward and again in backward, their gradients c places, home again.
+        for kind in ("isend", "irecv"):
+            assert [numel for name, numel in seen if name == kind] == [key_and_value] * (3 * size - 2)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ulysses_takes_four_collectives(ranks, size) -> None:
+    packed = 2 * LENGTH // size * (4 + 2 * max(2, size)) * 8  # [B, S/c, A + 2 G, D], groups once for each rank
+    output = 2 * LENGTH // size * 4 * 8
+    for seen in ranks.run(counted, "a2a", world_size=size):
+        assert seen == [("all_to_all", numel) for numel in (packed, output, output, packed)]
+
+
+@pytest.mark.parametrize("cp_comm_type", ["p2p", "a2a"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_shard_is_what_lies_at_its_positions(cp_comm_type: CommunicationType, dim: int) -> None:
+    whole = torch.arange(3.0 * LENGTH).view((3, LENGTH) if dim else (LENGTH, 3)).requires_grad_()
+    for rank in range(3):
+        cp = ContextParallel(3, rank, None, cp_comm_type)
+        part = cp.shard(whole, dim)
+        expected = whole.index_select(dim, cp.positions(LENGTH))
+        assert torch.equal(part, expected)
+        weights = torch.rand_like(part)
+        (got,) = torch.autograd.grad((part * weights).sum(), whole)
+        (wanted,) = torch.autograd.grad((expected * weights).sum(), whole)
+        assert torch.equal(got, wanted)
+        with pytest.raises(ValueError, match="cannot be divided into"):
+            cp.shard(whole.narrow(dim, 0, LENGTH - 1), dim)
+
+
+@pytest.mark.parametrize("cp_comm_type", ["p2p", "a2a"])
+def test_a_shard_is_cut_without_indices_from_the_host(cp_comm_type: CommunicationType) -> None:
+    # A GPU's queue is waited for when an index is copied there.
+    whole = torch.empty(LENGTH, 2)
+    with _Operations() as seen:
+        ContextParallel(2, 1, None, cp_comm_type).shard(whole, 0)
+    assert not {name for name in seen.names if "index" in name or "_to_copy" in name or "arange" in name}, seen.names
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_every_rank_of_the_ring_has_the_same_load(size) -> None:
+    loads = {
+        (rank, source): sum(scores(tile) for tile in ring_tiles(rank, source, size, 12, None))
+        for rank in range(size)
+        for source in range(size)
+    }
+    own, others = 12 * 13 // 2, 12 * 6
+    assert all(load == (own if rank == source else others) for (rank, source), load in loads.items())
+    whole = 12 * size
+    assert sum(loads.values()) == whole * (whole + 1) // 2
+
+
+@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_tiles_are_the_mask_and_nothing_twice(size, documents) -> None:
+    bounds = DOCUMENTS[documents]
+    length = LENGTH // size
+    painted = torch.zeros(2, LENGTH, LENGTH, dtype=torch.int64)
+    places = [torch.cat([torch.arange(s, s + n) for s, n in ring_chunks(r, size, length // 2)]) for r in range(size)]
+    for rank, source in itertools.product(range(size), repeat=2):
+        local = torch.zeros(2, length, length, dtype=torch.int64)
+        tiles = ring_tiles(rank, source, size, length, bounds) if size > 1 else whole_tiles(length, bounds)
+        for tile in tiles:
+            block = torch.ones(tile.query[1] - tile.query[0], tile.key[1] - tile.key[0], dtype=torch.int64)
+            block = block.tril() if tile.causal else block
+            assert block.sum() == scores(tile)
+            samples, _, queries = tile.queries
+            local[samples, queries, tile.keys[2]] += block
+        painted[:, places[rank][:, None], places[source]] += local
+    assert torch.equal(painted, dense.mask(LENGTH, bounds, 2)[:, 0].long())
+
+
+def test_documents_cost_what_they_are_worth() -> None:
+    tiles = whole_tiles(1000, [tuple(range(0, 1001, 100))] * 3)
+    assert tiles[0] == Tile(None, (0, 100), (0, 100), causal=True)
+    assert sum(scores(tile) for tile in tiles) == 10 * 5050
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda cp: ring.ring_attention(*[torch.ones(1, 4, 3, 8)] * 3, None, cp, None), "3 positions per rank"),
+        (lambda cp: ulysses.divide_heads(*[torch.ones(1, 3, 4, 8)] * 3, cp), "3 attention heads .* over 2"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(call, says) -> None:
+    with pytest.raises(ValueError, match=says):
+        call(ContextParallel(size=2))
+
+
+def tiles_of_two_layers(rank: int, size: int) -> int:
+    cp = axis(rank, size, "p2p")
+    core, pieces = core_of(cp, "auto", torch.float64), []
+    forward_pass = ForwardPass(documents=Documents(DOCUMENTS["unlike"]))
+    plain = ring.ring_tiles
+    ring.ring_tiles = lambda *arguments: pieces.append(arguments) or plain(*arguments)
+    try:
+        for _ in range(2):
+            attend(*(cp.shard(part.detach(), 2) for part in dense.heads(2, 4, 2, LENGTH, 8)[0]), forward_pass, core)
+    finally:
+        ring.ring_tiles = plain
+    return len(pieces)
+
+
+def test_tiles_of_the_ring_are_worked_out_once_for_all_layers(ranks) -> None:
+    assert ranks.run(tiles_of_two_layers, world_size=2) == [2, 2]
+
+
+def message_devices(rank: int, size: int) -> list[str]:
+    cp = axis(rank, size, "p2p")
+    return [message_device(cp.group, torch.device(name)).type for name in ("cpu", "cuda")]
+
+
+def test_messages_of_gloo_take_the_way_through_the_host(ranks) -> None:
+    assert ranks.run(message_devices, world_size=2) == [["cpu", "cpu"]] * 2
+
+
+def shifted_elsewhere(rank: int, size: int) -> tuple[list[str], str, bool]:
+    """A shift of tensors that claim to lie where the backend cannot send from: what is sent, and what comes."""
+    cp = axis(rank, size, "p2p")
+    seen, batch = [], dist.batch_isend_irecv
+    ring.dist.batch_isend_irecv = lambda operations: (
+        seen.extend(operation.tensor.dtype for operation in operations) or batch(operations)
+    )
+    # Another dtype stands for another device: `to` is what takes a tensor there, and back.
+    ring.message_device = lambda _group, _device: torch.float64
+    try:
+        shift = ring.start_shift(torch.full((3,), rank, dtype=torch.float32), cp, 0)
+    finally:
+        ring.dist.batch_isend_irecv, ring.message_device = batch, message_device
+    came = shift.result()
+    return [str(dtype) for dtype in seen], came.device.type, bool((came == (rank - 1) % size).all())
+
+
+def test_a_shift_is_sent_from_where_the_backend_can(ranks) -> None:
+    assert ranks.run(shifted_elsewhere, world_size=2) == [(["torch.float64"] * 2, "cpu", True)] * 2
+
+
+def deviation_on_a_gpu(rank: int, size: int) -> float:
+    cp = axis(rank, size, "p2p")
+    shape = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "attention_backend": "fused"}
+    backend = choose_backend(ModelConfig.model_validate(shape), torch.float32, torch.device("cuda"))
+    core = AttentionCore(3, 0.0, ParallelAxes(cp=cp), backend)
+    bounds = DOCUMENTS["unlike"]
+    whole, whole_grad = dense.heads(2, 4, 2, LENGTH, 8, torch.float32)
+    expected = dense.gradients(dense.attention(*whole, bounds), whole, whole_grad)
+    inputs = [cp.shard(part.detach(), 2).cuda().requires_grad_() for part in whole]
+    output = attend(*inputs, ForwardPass(documents=Documents(bounds)), core)
+    found = dense.gradients(output, inputs, cp.shard(whole_grad, 2).cuda())
+    return dense.worst([part.cpu() for part in found], [cp.shard(part, 2) for part in expected])
+
+
+@pytest.mark.gpu
+def test_the_ring_on_gpus_over_gloo(ranks) -> None:
+    assert max(ranks.run(deviation_on_a_gpu, world_size=2)) <= 1e-5
+
+
+def test_the_ring_has_no_dropout() -> None:
+    cp = ContextParallel(size=2)
+    heads = torch.ones(1, 4, 2, 8)
+    forward_pass = ForwardPass(randomness=StepRandomness(1, 2).micro_batch(3))
+    with pytest.raises(ValueError, match="has no dropout"):
+        attend(heads, heads, heads, forward_pass, core_of(cp, "auto", torch.float32, dropout=0.1))

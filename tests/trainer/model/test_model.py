@@ -1,0 +1,206 @@
+"""The model on one process: loss, every gradient and logits equal an independent plain PyTorch model."""
+
+import pytest
+import torch
+
+from tests.trainer.model.reference_gpt import reference_logits, reference_loss
+from trainer.data.samples.batches import MicroBatch
+from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+from trainer.distributed.random_streams import StepRandomness
+from trainer.model.context import ParallelAxes
+from trainer.model.dropout import hidden_dropout
+from trainer.ops.dispatch.registry import Kernels
+from trainer.parallel_model import build_model
+from trainer.pipeline.executor import forward_backward, forward_logits
+from trainer.planning.build_config import build_config
+
+VOCAB_SIZE = 61
+LLAMA = {
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "untie_embeddings_and_output_weights": True,
+}
+MODELS = {
+    "gpt2": {"openai_gelu": True},
+    "gpt2-exact-gelu": {},
+    # Goes the way of dropout, with a share that rounds to none.
+    "gpt2-nothing-dropped": {"openai_gelu": True, "hidden_dropout": 1e-12},
+    "gpt2-untied": {"untie_embeddings_and_output_weights": True},
+    "llama": LLAMA,
+    "llama-tied": {**LLAMA, "untie_embeddings_and_output_weights": False},
+    "llama-grouped": {**LLAMA, "num_query_groups": 2},
+    "llama-multi-query": {**LLAMA, "num_query_groups": 1, "kv_channels": 12},
+    "qwen": {**LLAMA, "num_query_groups": 2, "add_qkv_bias": True, "rotary_base": 1e6},
+    "neox": {"position_embedding_type": "rope", "rotary_percent": 0.25, "ffn_hidden_size": 80},
+    "swiglu-with-bias": {"swiglu": True, "position_embedding_type": "none"},
+}
+
+
+def build(model, **training):
+    config = build_config(
+        {
+            "model": {
+                "num_layers": 2,
+                "hidden_size": 32,
+                "num_attention_heads": 4,
+                "make_vocab_size_divisible_by": 16,
+                "attention_dropout": 0.0,
+                "hidden_dropout": 0.0,
+                "init_method_std": 0.2,
+                **model,
+            },
+            "training": {"train_iters": 1, "seq_length": 12, "micro_batch_size": 3, **training},
+            "optimizer": {"lr": 1e-3},
+        }
+    )
+    mesh = ParallelMesh.build(config, 0, 1)
+    return config, build_model(config, VOCAB_SIZE, mesh, ProcessGroups(), torch.device("cpu"))
+
+
+def batch(index=0, masked=False):
+    generator = torch.Generator().manual_seed(index)
+    window = torch.randint(0, VOCAB_SIZE, (3, 13), generator=generator)
+    mask = (torch.rand(3, 12, generator=generator) < 0.5).float() if masked else None
+    return MicroBatch(window[:, :-1].contiguous(), window[:, 1:].contiguous(), mask, index)
+
+
+def stir(parameters):
+    """Biases and norm weights start as zeros and ones, where a mistake in their use would not show."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in parameters.values():
+            if parameter.ndim == 1 or parameter.shape[0] == 2:
+                parameter += torch.randn(parameter.shape, generator=generator).to(parameter) * 0.2
+
+
+def reference_weights(parallel_model):
+    return {
+        name: parameter.detach().double()[: parallel_model.layouts[name].valid_rows].requires_grad_()
+        for name, parameter in parallel_model.parameters.items()
+    }
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all-tokens", "masked"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_loss_and_gradients_equal_the_reference(model, masked):
+    config, parallel_model = build(model)
+    stir(parallel_model.parameters)
+    batches = [batch(0, masked), batch(1, masked)]
+    loss = forward_backward(parallel_model, batches, valid_tokens=10, loss_scale=1.0, randomness=StepRandomness(1, 0))
+    weights = reference_weights(parallel_model)
+    expected = sum(reference_loss(weights, config.model, part.tokens, part.labels, part.loss_mask) for part in batches)
+    (expected / 10).backward()
+    expected = expected.detach()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+    for name, weight in weights.items():
+        gradient = parallel_model.gradients.main_grad(name)
+        valid = parallel_model.layouts[name].valid_rows or len(gradient)
+        error = (gradient[:valid].double() - weight.grad).abs().max()
+        assert float(error) <= 2e-6 * float(weight.grad.abs().max()), name
+        assert not gradient[valid:].any(), name
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_logits_equal_the_reference(model):
+    config, parallel_model = build(model)
+    tokens = batch().tokens[:, :7]
+    logits = forward_logits(parallel_model, tokens)
+    torch.testing.assert_close(
+        logits.double(), reference_logits(reference_weights(parallel_model), config.model, tokens), atol=2e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-grouped"])
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.03), ("fp16", 0.004)])
+def test_16_bit_stays_near_the_reference(model, precision, bound):
+    # 2^-8 and 2^-11 of rounding at each of some ten steps; relative to the largest entry of each gradient.
+    config, parallel_model = build(MODELS[model], **{precision: True})
+    loss = forward_backward(
+        parallel_model, [batch(masked=True)], valid_tokens=10, loss_scale=8.0, randomness=StepRandomness(1, 0)
+    )
+    weights = reference_weights(parallel_model)
+    part = batch(masked=True)
+    expected = reference_loss(weights, config.model, part.tokens, part.labels, part.loss_mask)
+    (expected * 0.8).backward()
+    expected = expected.detach()
+    assert loss.dtype == torch.float64
+    assert float(loss) == pytest.approx(float(expected), rel=bound)
+    for name, weight in weights.items():
+        gradient = parallel_model.gradients.main_grad(name)
+        assert gradient.dtype == torch.float32
+        error = (gradient[: len(weight)].double() - weight.grad).abs().max()
+        assert float(error) <= bound * float(weight.grad.abs().max()), name
+
+
+def test_initial_values_follow_the_published_rule():
+    config, parallel_model = build({"num_layers": 8, "hidden_size": 64, "init_method_std": 0.02})
+    for name, parameter in parallel_model.parameters.items():
+        layout = parallel_model.layouts[name]
+        rows = parameter[: layout.valid_rows].detach()
+        if name.endswith("bias"):
+            assert not rows.any(), name
+        elif "norm" in name:
+            assert bool((rows == 1).all()), name
+        else:
+            is_output = name.endswith(("projection.weight", "fc2.weight"))
+            std = 0.02 / 4 if is_output else 0.02  # sqrt(2 * 8) = 4
+            assert float(rows.std()) == pytest.approx(std, rel=0.07), name
+            assert not parameter[len(rows) :].any(), "vocabulary padding starts as zeros"
+        assert layout.decay == (parameter.ndim > 1 and not name.endswith("bias")), name
+
+
+def test_initial_values_depend_on_seed_and_name_only():
+    _, first = build({})
+    _, again = build({"num_layers": 1, "hidden_dropout": 0.1})
+    _, other = build({}, seed=7)
+    for name, parameter in again.parameters.items():
+        if not name.endswith(("projection.weight", "fc2.weight")):  # their width depends on the number of layers
+            assert torch.equal(parameter, first.parameters[name]), name
+    assert not torch.equal(
+        first.parameters["layers.0.attention.qkv.weight"], first.parameters["layers.1.attention.qkv.weight"]
+    )
+    assert not torch.equal(first.parameters["embedding.word.weight"], other.parameters["embedding.word.weight"])
+
+
+def test_tied_table_is_one_parameter():
+    _, tied = build({})
+    assert tied.chunks[0].head.weight is tied.chunks[0].embedding.word.weight
+    assert "head.weight" not in tied.parameters
+    assert not tied.layouts["embedding.word.weight"].tied_over_stages
+    _, untied = build(MODELS["gpt2-untied"])
+    assert not torch.equal(untied.parameters["head.weight"], untied.parameters["embedding.word.weight"])
+
+
+@pytest.mark.parametrize("dropout", ["attention_dropout", "hidden_dropout"])
+def test_dropout_repeats_with_its_address_and_changes_with_it(dropout):
+    _, parallel_model = build({dropout: 0.5})
+
+    def loss(iteration, index):
+        part = MicroBatch(batch().tokens, batch().labels, None, index)
+        return float(
+            forward_backward(
+                parallel_model, [part], valid_tokens=1, loss_scale=1.0, randomness=StepRandomness(3, iteration)
+            )
+        )
+
+    torch.manual_seed(0)
+    first = loss(0, 0)
+    torch.manual_seed(1)
+    assert loss(0, 0) == first, "global random state must not matter"
+    assert len({first, loss(1, 0), loss(0, 1)}) == 3
+
+
+def test_dropout_keeps_the_expectation():
+    randomness = StepRandomness(1, 0).micro_batch(0)
+    dropped = hidden_dropout(torch.ones(64, 4, 32), 0.25, randomness, "embedding", ParallelAxes(), Kernels())
+    assert dropped.unique().tolist() == pytest.approx([0.0, 4 / 3])
+    assert float(dropped.mean()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_sequences_beyond_the_positions_are_refused():
+    for model in ("gpt2", "llama"):
+        _, parallel_model = build(MODELS[model])
+        with pytest.raises(ValueError, match="a sequence of 13 exceeds the 12"):
+            forward_logits(parallel_model, torch.zeros(1, 13, dtype=torch.int64))

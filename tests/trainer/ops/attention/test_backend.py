@@ -1,0 +1,300 @@
+"""Who computes attention: what is chosen on which GPU, and that flash-attn is called as it wants to be."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.trainer.model import dense_attention as dense
+from tests.trainer.model.test_attention import CASES, CPU, DOCUMENTS, LIMITS, core, forward_pass, model
+from trainer.config.errors import ConfigError
+from trainer.model.attention import core_attention
+from trainer.model.attention.core_attention import AttentionCore, attend
+from trainer.model.context import ParallelAxes
+from trainer.ops.attention import flash_attn
+from trainer.ops.attention.backend import AttentionBackend, check_backend, choose_backend
+from trainer.ops.attention.flash_attn import FlashAttnPackage, _try_out, find_flash_attn, try_in_process, unsuited
+from trainer.ops.attention.kernels import PaddedPacked, torch_kernel
+from trainer.ops.attention.tiled import PackedKernel, Packing, Tiling, tiled_attention
+from trainer.ops.attention.tiles import whole_tiles
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_was_found():
+    find_flash_attn.cache_clear()
+    yield
+    find_flash_attn.cache_clear()
+
+
+class TestFlashAttn:
+    """The package is not here: a module of the same signatures, computed densely, shows what it would be handed."""
+
+    def test_unable_by_name_is_refused_with_the_cure(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            choose_backend(model("flash"), torch.bfloat16, CPU)
+        assert str(caught.value) == (
+            "model.attention_backend: flash is unable: runs on NVIDIA GPUs alone, and the device is cpu; use fused, "
+            "which is torch's own, or auto"
+        )
+        assert choose_backend(model("auto"), torch.bfloat16, CPU).name == "fused"
+
+    def test_what_no_package_could_change_is_refused_before_any_is_tried(self, tmp_path, monkeypatch) -> None:
+        for backend in ("auto", "fused", "unfused"):
+            check_backend(model(backend), torch.bfloat16, CPU)
+        with pytest.raises(ConfigError, match="flash is unable: runs on NVIDIA GPUs alone"):
+            check_backend(model("flash"), torch.bfloat16, CPU)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
+        with pytest.raises(ConfigError, match="flash-attn 3 is not installed .*, and flash-attn 2 is not installed"):
+            check_backend(model("flash"), torch.bfloat16, CUDA)
+        (tmp_path / "flash_attn_interface.py").write_text("raise SystemExit('it was run')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        check_backend(model("flash"), torch.bfloat16, CUDA)
+
+    def test_what_is_settled_is_taken(self) -> None:
+        kernels = FlashAttnPackage(2, DENSE_MODULES[2])
+        assert choose_backend(model("auto"), torch.bfloat16, CPU, kernels).kernel is kernels
+        assert choose_backend(model("auto"), torch.bfloat16, CPU, "fails on rank 3").name == "fused"
+        with pytest.raises(ConfigError, match="flash is unable: fails on rank 3; use fused"):
+            choose_backend(model("flash"), torch.bfloat16, CPU, "fails on rank 3")
+
+    @pytest.mark.parametrize(
+        ("version", "capability", "dtype", "width", "says"),
+        [
+            (2, (9, 0), torch.float32, 64, "bf16 or fp16 alone"),
+            (2, (9, 0), torch.bfloat16, 100, "multiples of 8, not 100"),
+            (2, (9, 0), torch.bfloat16, 512, "up to 256"),
+            (2, (7, 5), torch.bfloat16, 64, "needs compute capability 8.0, which this GPU is below"),
+            (
+                3,
+                (8, 9),
+                torch.bfloat16,
+                64,
+                r"runs on Hopper GPUs alone .compute capability 9.x., and this one has 8\.9",
+            ),
+            # A launch that fails there would end the process.
+            (
+                3,
+                (10, 0),
+                torch.bfloat16,
+                64,
+                r"runs on Hopper GPUs alone .compute capability 9.x., and this one has 10\.0",
+            ),
+        ],
+    )
+    def test_what_it_cannot_is_found_without_importing_it(
+        self, version, capability, dtype, width, says, monkeypatch
+    ) -> None:
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: capability)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: pytest.fail(f"looked for {name}"))
+        found = find_flash_attn.__wrapped__(version, dtype, width, CUDA)
+        assert isinstance(found, str)
+        assert re.search(says, found)
+
+    def test_nothing_of_it_is_imported_for_another_backend(self, tmp_path, monkeypatch) -> None:
+        note = tmp_path / "imported"
+        (tmp_path / "flash_attn_interface.py").write_text(f"open({str(note)!r}, 'w')\nraise ImportError('no')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
+        for backend in ("fused", "unfused", "local"):
+            choose_backend(model(backend), torch.bfloat16, CUDA)
+        assert not note.exists()
+        assert choose_backend(model("auto"), torch.bfloat16, CUDA).name == "fused"
+        assert note.exists() and "flash_attn_interface" not in sys.modules
+
+    @pytest.mark.parametrize(
+        "call", ["_flash_attn_varlen_forward", "_flash_attn_varlen_backward", "_flash_attn_forward"]
+    )
+    def test_every_call_is_tried_out(self, call) -> None:
+        whole, heads = DENSE_MODULES[2], torch.ones(1, 2, 16, 8, dtype=torch.float64)
+        _try_out(FlashAttnPackage(2, whole), heads)
+        _try_out(FlashAttnPackage(3, DENSE_MODULES[3]), heads)
+        without = SimpleNamespace(**{name: value for name, value in vars(whole).items() if name != call})
+        with pytest.raises(AttributeError, match=call):
+            _try_out(FlashAttnPackage(2, without), heads)
+
+    def test_a_package_that_cannot_be_loaded_is_explained(self, tmp_path, monkeypatch) -> None:
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
+        monkeypatch.setitem(flash_attn._MODULES, 2, "flash_attn_absent.flash_attn_interface")
+        find = find_flash_attn.__wrapped__
+        assert find(2, torch.bfloat16, 64, CUDA) == "is not installed (no package flash_attn_absent)"
+        (tmp_path / "flash_attn_interface.py").write_text("raise ImportError('undefined symbol: x')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        says = "does not run here: it was built for another torch than the installed one (ImportError: undefined"
+        assert find(3, torch.bfloat16, 64, CUDA) == f"{says} symbol: x)"
+        with pytest.raises(ConfigError) as caught:
+            choose_backend(model("flash"), torch.bfloat16, CUDA)
+        assert str(caught.value) == (
+            f"model.attention_backend: flash is unable: flash-attn 3 {says} symbol: x), and "
+            "flash-attn 2 is not installed (no package flash_attn_absent); use fused, which is torch's own, or auto"
+        )
+
+    @pytest.mark.parametrize(
+        ("program", "limit_s", "says"),
+        [
+            (
+                "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n",
+                120,
+                "does not run here: using it ended in SIGSEGV",
+            ),
+            ("import time\ntime.sleep(600)\n", 3, "does not run here: using it took longer than 3 s"),
+            # It can be imported, and the first call ends the process.
+            (
+                "import os\ndef _flash_attn_forward(*_, **__): os.abort()\n"
+                "import torch\ntorch.ones = lambda *shape, dtype, device: torch.zeros(shape, dtype=dtype)\n",
+                120,
+                "does not run here: using it ended in SIGABRT",
+            ),
+        ],
+    )
+    def test_a_package_that_crashes_or_hangs_takes_nobody_along(
+        self, program, limit_s, says, tmp_path, monkeypatch
+    ) -> None:
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
+        (tmp_path / "flash_attn_interface.py").write_text(program)
+        monkeypatch.syspath_prepend(tmp_path)
+        assert unsuited(3, torch.bfloat16, 64, CUDA) is None
+        assert try_in_process(3, torch.bfloat16, 64, CUDA, limit_s) == says
+
+    @pytest.mark.parametrize("version", [2, 3])
+    def test_calls(self, version) -> None:
+        kernel = FlashAttnPackage(version, DENSE_MODULES[version])
+        for length, bounds in CASES:
+            inputs, grad = dense.heads(2, 4, 2, length, 8)
+            output = tiled_attention(*inputs, Tiling(whole_tiles(length, bounds)), kernel)
+            expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
+            assert dense.worst(dense.gradients(output, inputs, grad), expected) < 1e-12, (length, bounds)
+
+
+def test_gpus_get_what_they_are_able_to(monkeypatch) -> None:
+    chosen = {}
+    for capability in ((7, 0), (8, 0), (9, 0)):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device, capability=capability: capability)
+        for dtype in LIMITS:
+            kernel = torch_kernel(dtype, 64, CUDA)
+            chosen[capability, dtype] = None if kernel is None else type(kernel).__name__
+    assert chosen[(7, 0), torch.float16] == chosen[(7, 0), torch.float32] == "TorchEfficient"
+    assert chosen[(8, 0), torch.bfloat16] == chosen[(9, 0), torch.float16] == "TorchFlash"
+    assert chosen[(7, 0), torch.bfloat16] is None
+    assert chosen[(9, 0), torch.float64] is None
+    assert isinstance(torch_kernel(torch.bfloat16, 100, CUDA), PaddedPacked)
+    assert isinstance(torch_kernel(torch.bfloat16, 64, CUDA), PackedKernel)
+    assert not isinstance(torch_kernel(torch.float32, 100, CUDA), PackedKernel)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (7, 0))
+    assert choose_backend(model("auto"), torch.bfloat16, CUDA).name == "unfused"
+    with pytest.raises(ConfigError, match="fused is unable: torch has no kernel for bfloat16 on this cuda device"):
+        choose_backend(model("fused"), torch.bfloat16, CUDA)
+
+
+def test_tiles_are_worked_out_once_for_all_layers_and_replays(monkeypatch) -> None:
+    made = []
+    for owner, name in ((core_attention, "whole_tiles"), (Packing, "build")):
+        plain = getattr(owner, name)
+        counting = lambda *a, name=name, plain=plain: made.append(name) or plain(*a)  # noqa: E731
+        monkeypatch.setattr(owner, name, counting)
+    packed = AttentionCore(3, 0.0, ParallelAxes(), AttentionBackend("flash", FlashAttnPackage(2, DENSE_MODULES[2])))
+    for _ in range(2):
+        one = forward_pass(DOCUMENTS[7][0])
+        for layer in (packed, core("fused"), packed):
+            inputs, grad = dense.heads(2, 4, 2, 7, 8)
+            dense.gradients(attend(*inputs, one, layer), inputs, grad)
+    assert made == ["whole_tiles", "build"] * 2
+
+
+def _documents(starts, longest):
+    ends = starts.tolist()
+    assert max(stop - start for start, stop in zip(ends, ends[1:], strict=False)) == longest
+    return [ends]
+
+
+def _forward(query, key, value, scale, causal, starts=None, longest=None):
+    """Output [B, S, A, D] and log-sum-exp [B, A, S]; packed: [N, A, D] and [A, N]."""
+    assert causal
+    assert scale == query.shape[-1] ** -0.5
+    packed = starts is not None
+    heads = [(part.unsqueeze(0) if packed else part).transpose(1, 2) for part in (query, key, value)]
+    bounds = _documents(starts, longest) if packed else None
+    output = dense.attention(*heads, bounds).transpose(1, 2)
+    scores = heads[0] @ heads[1].repeat_interleave(heads[0].shape[1] // heads[1].shape[1], 1).mT * scale
+    sums = scores.masked_fill(~dense.mask(scores.shape[-1], bounds, len(scores)), -torch.inf).logsumexp(-1)
+    return (output[0], sums[0]) if packed else (output, sums)
+
+
+def _backward(grad, query, key, value, output, sums, grads, scale, causal, starts=None, longest=None):
+    inputs = [part.detach().requires_grad_() for part in (query, key, value)]
+    with torch.enable_grad():
+        again, sums_again = _forward(*inputs, scale, causal, starts, longest)
+    assert torch.allclose(again, output)
+    assert torch.allclose(sums_again, sums)
+    assert sums.is_contiguous()
+    for target, gradient in zip(grads, torch.autograd.grad(again, inputs, grad), strict=True):
+        target.copy_(gradient)
+
+
+def _taking(signature, function):
+    """A function of exactly these parameters, of which those in parentheses may be left out."""
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        inspect.Parameter(name.strip("()"), kinds, default=None if "(" in name else inspect.Parameter.empty)
+        for name in signature.split()
+    ]
+    return lambda *args, **kwargs: function(inspect.Signature(parameters).bind(*args, **kwargs).arguments)
+
+
+def _fake_forward(given):
+    assert given.get("dropout_p", 0.0) == given.get("softcap", 0.0) == 0.0
+    assert given.get("window_size_left", -1) == given.get("window_size_right", -1) == -1
+    assert given.get("cu_seqlens_q") is given.get("cu_seqlens_k")
+    packing = given.get("cu_seqlens_q"), given.get("max_seqlen_q")
+    heads = given["q"], given["k"], given["v"]
+    return *_forward(*heads, given["softmax_scale"], given["causal"], *packing), None, None
+
+
+def _fake_backward(given):
+    assert given.get("dropout_p", 0.0) == given.get("softcap", 0.0) == 0.0
+    assert given.get("cu_seqlens_q") is given.get("cu_seqlens_k")
+    assert given["deterministic"] is False
+    packing = given.get("cu_seqlens_q"), given.get("max_seqlen_q")
+    tensors = [given[name] for name in ("dout", "q", "k", "v", "out", "softmax_lse")]
+    grads = given["dq"], given["dk"], given["dv"]
+    _backward(*tensors, grads, given["softmax_scale"], given.get("causal", given.get("is_causal")), *packing)
+
+
+# As in flash-attn 2.8 and in the hopper folder.
+OFF_2 = "window_size_left window_size_right softcap alibi_slopes"
+LENGTHS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
+DENSE_MODULES = {
+    2: SimpleNamespace(
+        _flash_attn_forward=_taking(f"q k v dropout_p softmax_scale causal {OFF_2} return_softmax", _fake_forward),
+        _flash_attn_backward=_taking(
+            f"dout q k v out softmax_lse dq dk dv dropout_p softmax_scale causal {OFF_2} deterministic (rng_state)",
+            _fake_backward,
+        ),
+        _flash_attn_varlen_forward=_taking(
+            f"q k v {LENGTHS} dropout_p softmax_scale causal {OFF_2} return_softmax (block_table)", _fake_forward
+        ),
+        _flash_attn_varlen_backward=_taking(
+            f"dout q k v out softmax_lse dq dk dv {LENGTHS} dropout_p softmax_scale causal {OFF_2} deterministic "
+            "(rng_state)",
+            _fake_backward,
+        ),
+    ),
+    3: SimpleNamespace(
+        _flash_attn_forward=_taking(
+            "q k v (k_new) (v_new) (qv) (out_) (cu_seqlens_q) (cu_seqlens_k) (cu_seqlens_k_new) (seqused_q) "
+            "(seqused_k) (max_seqlen_q) (max_seqlen_k) (softmax_scale) (causal)",
+            _fake_forward,
+        ),
+        _flash_attn_backward=_taking(
+            "dout q k v out softmax_lse (cu_seqlens_q) (cu_seqlens_k) (sequed_q) (sequed_k) (max_seqlen_q) "
+            "(max_seqlen_k) (dq) (dk) (dv) (softmax_scale) (is_causal) (deterministic)",
+            _fake_backward,
+        ),
+    ),
+}

@@ -1,0 +1,203 @@
+"""Compilers: found, run side by side, ended; and what a library is kept under."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.ops.build.slow_builder import PATIENCE_S
+from trainer.config.errors import ConfigError
+from trainer.ops.build import compile_jobs
+from trainer.ops.build.build import Compiler, compile_library, find_compiler, library_name, sources_key
+from trainer.ops.build.build_settings import BuildError, BuildSettings, LineReport
+from trainer.ops.build.compile_jobs import CompileJob, jobs_that_fit, run_compilers
+from trainer.ops.dispatch.library import load_built, load_on_demand
+
+
+@pytest.fixture
+def compiler(tmp_path):
+    """Makes a compiler out of a shell script, which must answer --version."""
+
+    def make(body):
+        path = tmp_path / "c++ of a test"
+        path.write_text(f'#!/bin/bash\nif [[ $* == *--version* ]]; then echo "test 1.0"; exit; fi\n{body}\n')
+        path.chmod(0o755)
+        return find_compiler([("no-such-compiler",), (str(path),)])
+
+    return make
+
+
+def test_compilers_are_tried_in_order(compiler, monkeypatch):
+    found = compiler("exit 0")
+    assert found.version == "test 1.0" and found.command[0].endswith("c++ of a test")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler \(g\+\+, clang\+\+\) was found; install g\+\+"):
+        find_compiler([("g++",), ("clang++",)])
+
+
+def test_the_environment_names_cache_and_compiler(tmp_path):
+    settings = BuildSettings.from_variables({"HOME": "/home/someone", "CXX": "ccache g++-12"})
+    assert settings.cache == Path("/home/someone/.cache/llmctl")
+    assert settings.compilers == (("ccache", "g++-12"), ("g++",), ("c++",), ("clang++",))
+    assert BuildSettings.from_variables({"HOME": "/h", "XDG_CACHE_HOME": "/x"}).cache == Path("/x/llmctl")
+    assert BuildSettings.from_variables({"HOME": "/h", "XDG_CACHE_HOME": "relative"}).cache == Path("/h/.cache/llmctl")
+    named = {"HOME": "/h", "XDG_CACHE_HOME": "/x", "LLMCTL_CACHE_DIR": str(tmp_path)}
+    assert BuildSettings.from_variables(named).cache == tmp_path
+
+
+def test_a_compiler_in_the_environment_that_is_no_command_is_explained():
+    with pytest.raises(ConfigError, match=r"^CXX: 'g\+\+ \"-O2' in the environment is no command \(no closing quot"):
+        BuildSettings.from_variables({"HOME": "/h", "CXX": 'g++ "-O2'})
+
+
+@pytest.mark.parametrize("load", [load_built, partial(load_on_demand, report=LineReport())], ids=["found", "built"])
+def test_a_torch_that_the_library_does_not_serve_is_named_before_anything_is_compiled(load, monkeypatch, tmp_path):
+    said = "the library is not built|no C"
+    for version, message in (
+        ("2.9.1+cu128", r"serves torch from 2\.10 on, and this is 2\.9\.1\+cu128; install a newer one"),
+        ("1.13", r"serves torch from 2\.10 on, and this is 1\.13; "),
+        ("2.10.0a0+git5", said),
+        ("3.0", said),
+        ("of nobody", said),
+    ):
+        monkeypatch.setattr(torch, "__version__", version)
+        with pytest.raises(BuildError, match=message):
+            load(BuildSettings(tmp_path, compilers=(("no-such-compiler",),)))
+
+
+def test_options_make_another_compiler_and_strange_words_do_not_matter(compiler):
+    found = compiler("exit 0")
+    path = found.command[0]
+    other = find_compiler([(path, "-march=native")])
+    assert library_name(found) != library_name(other)
+    # What a compiler says of itself may be in any encoding.
+    Path(path).write_text("#!/bin/bash\nprintf 'g++ \\xb0\\n'\n")
+    assert find_compiler([(path,)]).version == "g++ \ufffd"
+
+
+def test_what_the_compiler_says_is_kept(compiler, tmp_path):
+    failing = compiler('echo "one.cpp:3:1: error: expected a semicolon" >&2; echo "and more" >&2; exit 1')
+    with pytest.raises(BuildError) as caught:
+        compile_library(tmp_path / "library.so", failing, time.monotonic() + PATIENCE_S, lambda *_: None)
+    assert caught.value.reason.endswith("failed (1): one.cpp:3:1: error: expected a semicolon")
+    assert "and more" in caught.value.log and "c++ of a test" in caught.value.log
+    assert not (tmp_path / "library.so").exists()
+
+
+def a_nap(thousands):
+    """Seconds of a sleep that no other session of these tests sleeps at the same time."""
+    return f"{thousands}000.{os.getpid()}"
+
+
+def sleeping(mark):
+    done = subprocess.run(["pgrep", "-f", f"sleep {mark}"], capture_output=True, text=True, check=False)
+    return done.stdout.split()
+
+
+def are_gone(mark):
+    """Whether they are, as soon as they are: a killed process may take a moment to end."""
+    end = time.monotonic() + 10.0
+    while sleeping(mark) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not sleeping(mark)
+
+
+def test_a_compiler_that_does_not_end_is_ended_with_its_children(tmp_path):
+    nap = a_nap(4)
+    job = CompileJob(("bash", "-c", f"sleep {nap} & sleep {nap}"), tmp_path / "log")
+    with pytest.raises(BuildError, match="not done in time, with 1 of 3"):
+        run_compilers([CompileJob(("true",), tmp_path / "other"), job, job], 2, time.monotonic() + 1.0, lambda *_: None)
+    assert are_gone(nap)
+
+
+def test_a_compiler_that_says_nothing_of_itself_is_ended_with_its_children(tmp_path, monkeypatch):
+    nap = a_nap(6)
+    silent = tmp_path / "silent-c++"
+    silent.write_text(f"#!/bin/bash\nsleep {nap} & sleep {nap}\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(compile_jobs, "_ASK_TIMEOUT_S", 1.0)
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler"):
+        find_compiler([(str(silent),)])
+    assert are_gone(nap)
+
+
+def test_an_interrupted_build_kills_its_compilers_and_leaves_no_half_file(tmp_path):
+    nap = a_nap(5)
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from trainer.ops.build.build_cache import BuildCache\n"
+        "from trainer.ops.build.compile_jobs import CompileJob, run_compilers\n"
+        "root = Path(sys.argv[1])\n"
+        "def make(target, deadline):\n"
+        "    target.write_text('half')\n"
+        "    print('compiling', flush=True)\n"
+        "    run_compilers([CompileJob(('sleep', sys.argv[2]), target.with_suffix('.log'))], 1, deadline, print)\n"
+        "BuildCache(root / 'shared', root / 'node').obtain('key/a.so', make, print)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path), nap],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "compiling\n"
+    end = time.monotonic() + PATIENCE_S
+    while not sleeping(nap) and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=PATIENCE_S)
+    process.stdout.close()
+    assert process.returncode != 0
+    assert are_gone(nap)
+    assert [path.name for path in (tmp_path / "shared/key").iterdir()] == ["a.lock"]
+
+
+def test_jobs_fit_cores_and_memory(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("trainer.ops.build.compile_jobs._free_memory", lambda: 7 << 30)
+    assert jobs_that_fit() == 3
+    monkeypatch.setattr("trainer.ops.build.compile_jobs._free_memory", lambda: 1 << 20)
+    assert jobs_that_fit() == 1
+
+
+def test_the_key_follows_sources_and_compiler(monkeypatch, tmp_path):
+    one, other = (Compiler(("g++",), version) for version in ("g++ 12", "g++ 13"))
+    assert library_name(one).split("/")[0] == sources_key() == library_name(other).split("/")[0]
+    assert library_name(one) != library_name(other)
+    assert library_name(None) == f"{sources_key()}/*.so"
+    before = sources_key()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/a.cpp").write_text("int a;")
+    monkeypatch.setattr("trainer.ops.build.build.source_folder", lambda: tmp_path)
+    monkeypatch.setattr("trainer.ops.build.build.source_files", lambda: [tmp_path / "cpu/a.cpp"])
+    changed = sources_key()
+    (tmp_path / "cpu/a.cpp").write_text("int b;")
+    assert len({before, changed, sources_key()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("root", "limit", "use", "line"),
+    [
+        ("", "memory.max", "memory.current", "0::/job/step"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "4:cpuset:/elsewhere\n9:hugetlb,memory:/job/step"),
+    ],
+    ids=["cgroups 2", "cgroups 1"],
+)
+def test_the_limit_of_a_job_counts_though_its_step_has_none(root, limit, use, line, monkeypatch, tmp_path):
+    job = tmp_path / root / "job"
+    (job / "step").mkdir(parents=True)
+    (job / "step" / limit).write_text("max\n" if root == "" else "9223372036854771712\n")
+    (job / "step" / use).write_text("0\n")
+    (job / limit).write_text(f"{3 << 20}\n")
+    (job / use).write_text(f"{1 << 20}\n")
+    own = tmp_path / "cgroup"
+    own.write_text(f"{line}\n")
+    monkeypatch.setattr(compile_jobs, "_CGROUP", tmp_path)
+    monkeypatch.setattr(compile_jobs, "_OWN_GROUP", own)
+    assert compile_jobs._free_memory() == 2 << 20

@@ -1,0 +1,245 @@
+"""Building the emulated GPU: csrc/cuda and csrc/launch over a fake driver, as one library that needs no CUDA.
+
+It is a fake of a GPU's behaviour, not of its speed or its functions' rounding: kernels run as g++ compiles them. But
+products and sums are contracted, as nvcc and NVRTC do unless they are told otherwise: what takes the rounded product to
+be there must show.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.trainer.ops.op_checks import as_c
+from trainer.ops.build.build import Compiler, find_compiler, sources_key
+from trainer.ops.build.build_cache import BuildCache
+from trainer.ops.build.build_settings import BuildSettings
+from trainer.ops.build.compile_jobs import CompileJob, jobs_that_fit, run_compilers
+from trainer.ops.build.object_cache import ObjectCache
+from trainer.ops.build.sources import source_files, source_folder
+
+_HERE = Path(__file__).parent
+_FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    # A process may hold two emulations, each with its own kernels and state.
+    "-fno-gnu-unique",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unknown-pragmas",
+    "-Wno-clobbered",
+    "-O2",
+    "-U_FORTIFY_SOURCE",
+)
+_ENTRY = re.compile(
+    r'extern "C"\s+__global__\s+void\s+__launch_bounds__\s*\(([^,)]*)[^)]*\)\s*'
+    r"(\w+)\s*\(const\s+__grid_constant__\s+(\w+)"
+)
+ORDERS = (0, 1, 12345)
+"""Of threads and of blocks: their own, backwards, shuffled."""
+
+
+class EmulatedCuda:
+    """The C interface llmctl_cuda_*, over CPU tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Global, so that the ops' library finds it.
+        self.library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        for name in ("llmctl_cuda_error", "emulation_complaint", "emulation_image"):
+            getattr(self.library, name).restype = ctypes.c_char_p
+        assert self.library.llmctl_cuda_use(0, None) == 0
+        self.load(0)
+
+    def load(self, device: int) -> int:
+        """Give a device the image."""
+        return int(self.library.llmctl_cuda_load(device, ctypes.c_char_p(self.library.emulation_image())))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function that launches; the stream is added. Arguments as op_checks.call takes them.
+
+        Raises:
+            RuntimeError: it returned an error.
+        """
+        error = getattr(self.library, name)(*map(as_c, arguments), ctypes.c_void_p(None))
+        if error:
+            raise RuntimeError(f"{self.error(error)}: {self.library.emulation_complaint().decode()}")
+
+    def launch(self, name: str, threads: int, arguments: ctypes.Structure) -> None:
+        """Launch a kernel in one block, past the launchers.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        function = ctypes.c_void_p()
+        assert self.library.cuModuleGetFunction(ctypes.byref(function), None, name.encode()) == 0
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        error = self.library.cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, None, parameters, None)
+        if error:
+            raise RuntimeError(f"{self.error(error)}: {self.library.emulation_complaint().decode()}")
+
+    def size(self, name: str, *arguments: Any) -> int:
+        """Call a function that returns an int64_t."""
+        function = getattr(self.library, name)
+        function.restype = ctypes.c_int64
+        return int(function(*map(as_c, arguments)))
+
+    def error(self, code: int) -> str:
+        """An error as the library says it."""
+        return str(self.library.llmctl_cuda_error(code).decode())
+
+    @contextmanager
+    def order(self, order: int) -> Iterator[None]:
+        """Threads and blocks take turns in one of ORDERS."""
+        self.library.emulation_set_order(ctypes.c_uint(order))
+        try:
+            yield
+        finally:
+            self.library.emulation_set_order(ctypes.c_uint(0))
+
+    @contextmanager
+    def last_blocks(self, count: int) -> Iterator[None]:
+        """Only the last ``count`` blocks of a launch run."""
+        self.library.emulation_set_last_blocks(ctypes.c_longlong(count))
+        try:
+            yield
+        finally:
+            self.library.emulation_set_last_blocks(ctypes.c_longlong(0))
+
+
+def all_kernels() -> Path:
+    """What is the image of a GPU."""
+    return source_folder() / "cuda" / "kernels.cu"
+
+
+def build_emulation(settings: BuildSettings, kernels: Path, *extra_flags: str) -> Path:
+    """The library of ``kernels``, all launchers and the fake driver, built once into the cache."""
+    compiler = find_compiler(settings.compilers)
+    make = partial(_make_emulation, compiler, kernels, extra_flags)
+    return _cached(settings, compiler, f"emulated_{kernels.stem}", extra_flags, make)
+
+
+def build_emulated_ops(settings: BuildSettings) -> Path:
+    """csrc/binding with what is for CUDA registered for the CPU: instead of the library, after the former."""
+    compiler = find_compiler(settings.compilers)
+    return _cached(settings, compiler, "emulated_ops", (), partial(_make_ops, compiler))
+
+
+def _cached(
+    settings: BuildSettings,
+    compiler: Compiler,
+    name: str,
+    flags: Sequence[str],
+    make: Callable[[Path, float], None],
+) -> Path:
+    digest = hashlib.sha256(f"{compiler.version}{flags}{contraction()}{torch.__version__}".encode())
+    for path in (*source_files(), *sorted(_HERE.glob("*"))):
+        if path.is_file():
+            digest.update(f"{path}\0".encode() + path.read_bytes())
+    cache = BuildCache.below(settings.cache)
+
+    def make_room_and_make(target: Path, deadline: float) -> None:
+        make(target, deadline)
+        cache.remove_disused(f"{name}-*/{name}.so")
+
+    return cache.obtain(f"{name}-{digest.hexdigest()[:16]}/{name}.so", make_room_and_make, print)
+
+
+def contraction() -> tuple[str, ...]:
+    """Options that have g++ contract products and sums; none where the processor cannot."""
+    if platform.machine() != "x86_64":
+        return ("-ffp-contract=fast",)
+    has_fma = " fma " in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return ("-mfma", "-ffp-contract=fast") if has_fma else ()
+
+
+def _make_emulation(
+    compiler: Compiler, kernels: Path, extra_flags: Sequence[str], target: Path, deadline: float
+) -> None:
+    table = target.parent / "kernels.cpp"
+    table.write_text(_table(compiler, kernels))
+    # Only what is called is taken of the sanitizer: block.cpp has it.
+    parts: list[tuple[Path, tuple[str, ...]]] = [
+        (table, ("-include", str(_HERE / "cuda_language.h"), "-fsanitize=alignment", *contraction()))
+    ]
+    parts += [(_HERE / name, ()) for name in ("block.cpp", "driver.cpp")]
+    launchers = sorted((source_folder() / "launch").glob("*.cpp"))
+    parts += [(source, ("-include", str(_HERE / "own_path.h"))) for source in launchers]
+    objects = _compile(compiler, [(source, (*extra_flags, *flags)) for source, flags in parts], target, deadline)
+    _link(compiler, target, deadline, *extra_flags, *objects, "-ldl")
+
+
+def _make_ops(compiler: Compiler, target: Path, deadline: float) -> None:
+    torch_folder = Path(torch.__file__).parent
+    of_torch = ("-isystem", str(torch_folder / "include"), "-DTORCH_TARGET_VERSION=0x020a000000000000")
+    flags = ("-include", str(_HERE / "cpu_for_cuda.h"), *of_torch, "-O1", "-Wno-unused-function", "-Wno-attributes")
+    parts: list[tuple[Path, tuple[str, ...]]] = [
+        *((source, flags) for source in sorted((source_folder() / "binding").glob("*.cpp"))),
+        (source_folder() / "abi.cpp", (f'-DLLMCTL_SOURCES="{sources_key()}"',)),
+        (_HERE / "cpu_levels.cpp", ()),
+    ]
+    objects = _compile(compiler, parts, target, deadline)
+    _link(compiler, target, deadline, *objects, "-L", str(torch_folder / "lib"), "-ltorch_cpu", "-ldl")
+
+
+def entry_points(compiler: Compiler, kernels: Path) -> list[tuple[str, str, str]]:
+    """Most threads of a block, name and type of the arguments of every kernel."""
+    text = subprocess.run(
+        [*compiler.command, "-std=c++17", "-E", "-P", "-x", "c++", str(kernels)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    entries: list[tuple[str, str, str]] = _ENTRY.findall(text)
+    assert len(entries) == text.count("__global__"), "an entry point is not one of LLMCTL_CUDA_ENTRY"
+    return entries
+
+
+def _table(compiler: Compiler, kernels: Path) -> str:
+    """C++ that defines all kernels and the table in which the fake driver finds them by name."""
+    rows = [
+        f'    {{"{name}", {threads}, [](const void *a) {{ {name}(*static_cast<const {arguments} *>(a)); }}}},'
+        for threads, name, arguments in entry_points(compiler, kernels)
+    ]
+    lines = [
+        *(f'#include "{kernels}"', "", "using namespace llmctl;", "const emulation::Kernel emulation::kernels[] = {"),
+        *(*rows, "};", f"const int emulation::num_kernels = {len(rows)};", ""),
+    ]
+    return "\n".join(lines)
+
+
+def _compile(
+    compiler: Compiler, parts: Sequence[tuple[Path, tuple[str, ...]]], target: Path, deadline: float
+) -> list[str]:
+    """Objects of sources, each with its flags: compiled, or kept from before."""
+    cache = ObjectCache(target.parents[2] / "objects")
+    # What is included by a flag.
+    ours = "".join(path.read_text() for path in sorted(_HERE.glob("*.h")))
+    objects, jobs, names = [], [], {}
+    for source, flags in parts:
+        made = target.parent / f"{source.parent.name}-{source.stem}.o"
+        command = (*compiler.command, *_FLAGS, *flags, "-c", str(source), "-o", str(made))
+        job = CompileJob(command, made.with_suffix(".log"))
+        objects.append(str(made))
+        name = cache.name(source, (compiler.version, torch.__version__, ours, *_FLAGS, *flags))
+        if not cache.take(name, made):
+            jobs.append(job)
+            names[job] = name, made
+    run_compilers(jobs, jobs_that_fit(), deadline, lambda *_: None, lambda job: cache.keep(*names[job]))
+    return objects
+
+
+def _link(compiler: Compiler, target: Path, deadline: float, *words: str) -> None:
+    command = (*compiler.command, "-shared", "-Wl,-Bsymbolic", "-o", str(target), *words)
+    run_compilers([CompileJob(command, target.with_suffix(".log"))], 1, deadline, lambda *_: None)

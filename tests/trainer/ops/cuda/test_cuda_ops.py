@@ -1,0 +1,86 @@
+"""The CUDA half of every op through torch: the operations' own tests, over the emulated GPU, in other processes."""
+
+import os
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import pytest
+
+from tests.rank_server import rank_context
+from tests.trainer.ops.cuda.cuda_emulation.emulation import EmulatedCuda, build_emulated_ops
+from trainer.ops.build.build_settings import BuildSettings
+from trainer.ops.build.compile_jobs import jobs_that_fit
+from trainer.ops.build.sources import source_folder
+from trainer.ops.dispatch.library import Library
+
+_HERE = Path(__file__).parent
+_LIMIT_S = 280.0
+_NO_OPS = ("kernels", "column_sums")
+OPERATIONS = [path.stem for path in sorted((source_folder() / "cuda").glob("*.cu")) if path.stem not in _NO_OPS]
+TESTED = (*OPERATIONS, "operations")
+"""Their tests are in test_<name>.py, the last in that of all operations together."""
+_FEWEST_TESTS = 10
+
+# Outcomes of the tests of one operation: a test's name, and what it said where it failed.
+Outcomes = dict[str, str | None]
+
+
+@pytest.fixture(scope="module")
+def runs(
+    emulated_cuda: EmulatedCuda, kernel_library: Library, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Outcomes]]]:
+    """Operation -> how its tests go: each in a process and a time limit of its own, as many at once as fit."""
+    del emulated_cuda, kernel_library
+    build_emulated_ops(BuildSettings.from_variables(os.environ))
+    folder, context = tmp_path_factory.mktemp("outcomes"), rank_context()
+    with ThreadPoolExecutor(jobs_that_fit()) as pool:
+        yield {operation: pool.submit(run_tests, context, operation, folder) for operation in TESTED}
+
+
+def run_tests(context: ForkServerContext, operation: str, folder: Path) -> Outcomes:
+    report, log = folder / f"{operation}.xml", folder / f"{operation}.log"
+    plugin = "tests.trainer.ops.cuda.cuda_emulation.ops_plugin"
+    words = ["-p", plugin, "--no-header", "-q", f"--junit-xml={report}", str(_HERE.parent / f"test_{operation}.py")]
+    process = context.Process(target=run_pytest, args=(words, log), daemon=True)
+    process.start()
+    process.join(_LIMIT_S)
+    is_late = process.is_alive()
+    process.kill()
+    process.join()
+    assert not is_late, f"not done in {_LIMIT_S:.0f} s:\n{log.read_text()[-4000:]}"
+    assert report.exists(), log.read_text()[-4000:]
+    outcomes: Outcomes = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        if case.find("skipped") is not None:
+            continue
+        wrong = [*case.iter("failure"), *case.iter("error")]
+        said = f"{case.get('classname')}.{case.get('name')}:\n{wrong[0].text}" if wrong else None
+        outcomes[f"{case.get('classname')}.{case.get('name')}"] = said
+    return outcomes
+
+
+def run_pytest(words: list[str], log: Path) -> None:
+    """In a process of its own, which says what it has to say to ``log``."""
+    with log.open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    os.chdir(_HERE.parents[3])
+    sys.exit(pytest.main(words))
+
+
+@pytest.mark.parametrize("operation", TESTED)
+def test_ops_pass_their_tests_on_the_emulated_gpu(operation: str, runs: dict[str, Future[Outcomes]]) -> None:
+    outcomes = runs[operation].result()
+    wrong = [said for said in outcomes.values() if said is not None]
+    assert not wrong, "\n".join(wrong)[:6000]
+    assert len(outcomes) >= _FEWEST_TESTS
+
+
+def test_every_kernel_is_in_the_image() -> None:
+    image = (source_folder() / "cuda" / "kernels.cu").read_text()
+    for name in [*OPERATIONS, "column_sums"]:
+        assert f'#include "{name}.cu"' in image

@@ -1,0 +1,131 @@
+"""The CUDA kernels of softmax through their launchers, on the emulated GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.trainer.ops.cuda.cuda_emulation.emulation import ORDERS, EmulatedCuda
+from tests.trainer.ops.cuda.cuda_emulation.guarded_memory import guarded, placed
+from tests.trainer.ops.op_checks import DTYPES, check_errors, check_same_bits, drawn, in_float64, sparse_tensor
+from trainer.ops.operation import Operation
+from trainer.ops.softmax import SCALED_CAUSAL_SOFTMAX, SCALED_MASKED_SOFTMAX
+
+SCALE = 0.7
+OPERATIONS = (SCALED_CAUSAL_SOFTMAX, SCALED_MASKED_SOFTMAX)
+# [batch, heads, queries, keys]: keys for less than a warp, a warp, several, more than a block takes at once.
+SHAPES = ((1, 1, 1, 1), (2, 2, 5, 17), (1, 2, 40, 40), (1, 1, 3, 1024), (1, 1, 2, 8191), (1, 1, 1, 20000), (2, 1, 7, 3))
+
+
+def forward(
+    cuda: EmulatedCuda, operation: Operation, scores: torch.Tensor, mask: torch.Tensor, shares: torch.Tensor
+) -> None:
+    """``mask`` [batch, 1, queries, keys] where the operation takes one."""
+    *_, heads, queries, width = scores.shape
+    rows = scores.numel() // width
+    if operation is SCALED_CAUSAL_SOFTMAX:
+        cuda.call("llmctl_cuda_scaled_causal_softmax", *(scores.dtype, scores, shares, queries, rows, width, SCALE))
+        return
+    cuda.call(
+        "llmctl_cuda_scaled_masked_softmax",
+        *(scores.dtype, scores, mask, shares, heads, queries, rows, width, queries * width, 0, width, SCALE),
+    )
+
+
+def backward(
+    cuda: EmulatedCuda, operation: Operation, grads: torch.Tensor, shares: torch.Tensor, grad_scores: torch.Tensor
+) -> None:
+    *_, queries, width = shares.shape
+    cuda.call(
+        "llmctl_cuda_scaled_softmax_backward",
+        *(shares.dtype, grads, shares, grad_scores, queries, shares.numel() // width, width, SCALE),
+        int(operation is SCALED_CAUSAL_SOFTMAX),
+    )
+
+
+def mask_for(scores: torch.Tensor) -> torch.Tensor:
+    batch, _, queries, width = scores.shape
+    mask = drawn((batch, 1, queries, width), torch.float64, seed=1) > 0.5
+    mask[0, 0, 0] = True
+    return mask
+
+
+def eager(operation: Operation, scores: torch.Tensor, mask: torch.Tensor, grads: torch.Tensor) -> list[torch.Tensor]:
+    leaf = scores.clone().requires_grad_()
+    rest = (mask,) if operation is SCALED_MASKED_SOFTMAX else ()
+    shares = operation.implementations["eager"].function(leaf, *rest, SCALE)
+    return [shares.detach(), *torch.autograd.grad(shares, leaf, grads)]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "offset"), placed(SHAPES, DTYPES))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_errors_are_those_of_rounding(
+    emulated_cuda: EmulatedCuda, operation: Operation, shape: tuple[int, ...], dtype: torch.dtype, offset: int | None
+) -> None:
+    scores, grads = (guarded(drawn(shape, dtype, seed=seed), offset=offset) for seed in (0, 2))
+    mask = guarded(mask_for(scores), offset=offset)
+    shares, grad_scores = (guarded(torch.full_like(scores, torch.nan), offset=offset) for _ in range(2))
+    forward(emulated_cuda, operation, scores, mask, shares)
+    backward(emulated_cuda, operation, grads, shares, grad_scores)
+    usual = eager(operation, scores, mask, grads)
+    exact = eager(operation, *in_float64((scores, mask, grads)))
+    check_errors([shares, grad_scores], usual, exact, slack=8.0)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 5, 40), (1, 1, 3, 4096)])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_bits_do_not_depend_on_the_order_of_threads_and_blocks_or_on_the_place_of_the_result(
+    emulated_cuda: EmulatedCuda, operation: Operation, shape: tuple[int, ...]
+) -> None:
+    scores, grads = (drawn(shape, torch.bfloat16, seed=seed) for seed in (0, 2))
+    outcomes = []
+    for order in ORDERS:
+        shares, grad_scores = torch.empty_like(scores), torch.empty_like(scores)
+        with emulated_cuda.order(order):
+            forward(emulated_cuda, operation, scores, mask_for(scores), shares)
+            backward(emulated_cuda, operation, grads, shares, grad_scores)
+        outcomes.append([shares, grad_scores])
+    forward(emulated_cuda, operation, scores, mask_for(scores), scores)
+    backward(emulated_cuda, operation, grads, scores, grads)
+    for outcome in [*outcomes[1:], [scores, grads]]:
+        check_same_bits(outcome, outcomes[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_seen_may_be_anything_and_what_is_not_finite_stays(
+    emulated_cuda: EmulatedCuda, dtype: torch.dtype
+) -> None:
+    scores = torch.zeros(1, 1, 4, 36, dtype=dtype)
+    scores[..., 33:], scores[0, 0, 1, 0] = torch.nan, torch.nan
+    scores[0, 0, 2], scores[0, 0, 3, 0] = -torch.inf, torch.inf
+    mask = torch.zeros(1, 1, 4, 36, dtype=torch.bool)
+    mask[..., 33:], mask[0, 0, 0] = True, True
+    shares = torch.full_like(scores, torch.nan)
+    forward(emulated_cuda, SCALED_MASKED_SOFTMAX, scores, mask, shares)
+    assert not shares[0, 0, 0].any()
+    assert shares[0, 0, 1:, :33].isnan().any(-1).tolist() == [True, True, True]
+    scores[0, 0], mask[0, 0] = torch.nan, False
+    scores[0, 0, :, :33] = 0.0
+    grads = torch.full_like(scores, torch.nan)
+    grads[..., :33] = 1.0
+    forward(emulated_cuda, SCALED_CAUSAL_SOFTMAX, scores, mask, shares)
+    backward(emulated_cuda, SCALED_CAUSAL_SOFTMAX, grads, shares, grads)
+    assert shares[0, 0, 0, 33:].tolist() == [0.0, 0.0, 0.0]
+    assert shares[0, 0, 0, :33].float().sum().sub(1).abs() < 0.01
+    assert not grads[0, 0, 0].isnan().any()
+
+
+def test_elements_beyond_2_to_the_31(emulated_cuda: EmulatedCuda) -> None:
+    queries, width = 2**19 + 1, 8 * 1031
+    scores, shares, grads = (sparse_tensor((1, 1, queries, width), torch.bfloat16) for _ in range(3))
+    mask = sparse_tensor((1, 1, queries, width), torch.bool)
+    last = drawn((1, 1, 1, width), torch.bfloat16)
+    scores[:, :, -1:], mask[:, :, -1, ::3] = last, True
+    alone, gradient = torch.empty_like(last), torch.empty_like(last)
+    forward(emulated_cuda, SCALED_MASKED_SOFTMAX, last, mask[:, :, -1:].contiguous(), alone)
+    backward(emulated_cuda, SCALED_MASKED_SOFTMAX, last, alone, gradient)
+    with emulated_cuda.last_blocks(1):
+        forward(emulated_cuda, SCALED_MASKED_SOFTMAX, scores, mask, shares)
+        backward(emulated_cuda, SCALED_MASKED_SOFTMAX, scores, shares, grads)
+    check_same_bits([shares[:, :, -1:], grads[:, :, -1:]], [alone, gradient])
+    assert not shares[0, 0, 0].any()

@@ -1,0 +1,132 @@
+"""What ranks have in common: the build of rank 0 or none, and an instruction set; nobody waits for who has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.trainer.spawn import Ranks
+from trainer.ops.build.build_settings import BuildError, BuildSettings
+from trainer.ops.dispatch import setup
+from trainer.ops.dispatch.build_consensus import BuildSource, SameBuild
+from trainer.ops.dispatch.library import Library
+from trainer.ops.dispatch.setup import Preparation
+from trainer.planning.kernel_choice import Wanted
+
+CPU = torch.device("cpu")
+AUTO = {"rms_norm": Wanted("auto", "training.kernel_backend", False)}
+
+
+@dataclass(frozen=True)
+class Build:
+    """Something built."""
+
+    name: str
+
+
+def fail(error: Exception) -> Callable[..., Build]:
+    def raising(*_: object) -> Build:
+        raise error
+
+    return raising
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def obtain(rank: int, world_size: int, builders: int, planned: tuple[str, str], there: tuple[str, ...]) -> object:
+    """Names: what each rank's compiler makes, and what both find."""
+    del world_size
+    made: list[str] = []
+
+    def make() -> Build:
+        made.append(planned[rank])
+        return Build(planned[rank])
+
+    def take(name: str | None) -> Build:
+        if name in there:
+            return Build(str(name))
+        raise BuildError(f"no {name} here")
+
+    same = SameBuild(CPU, rank < builders)
+    found = same.obtain(BuildSource(lambda: planned[rank], make, take))
+    return found.reason if isinstance(found, BuildError) else found.name, made
+
+
+def test_all_use_what_rank_0_does(ranks: Ranks) -> None:
+    # One node: rank 1 takes what rank 0 has built, though there is another one that its own compiler would make.
+    assert ranks.run(obtain, 1, ("g++ 12", "g++ 13"), ("g++ 12", "g++ 13")) == [("g++ 12", ["g++ 12"]), ("g++ 12", [])]
+    # Two nodes with the same compiler build at the same time.
+    both = ("g++ 12", "g++ 12")
+    assert ranks.run(obtain, 2, both, both) == [("g++ 12", ["g++ 12"])] * 2
+    # With different ones the second builds nothing, and takes it where it can see it.
+    other = ("g++ 12", "g++ 13")
+    assert ranks.run(obtain, 2, other, other) == [("g++ 12", ["g++ 12"]), ("g++ 12", [])]
+    assert ranks.run(obtain, 2, other, ("g++ 13",)) == [("g++ 12", ["g++ 12"]), ("no g++ 12 here", [])]
+
+
+def obtain_with_failures(rank: int, world_size: int, planned_fails: bool, on: int) -> str:
+    del world_size
+    failing = fail(OSError("Stale file handle\nand more"))
+
+    def name() -> str:
+        return failing().name if planned_fails and rank == on else "g++ 12"
+
+    make = failing if rank == on else lambda: Build("g++ 12")
+    found = SameBuild(CPU, True).obtain(BuildSource(name, make, lambda name: Build(f"found {name}")))
+    return found.reason if isinstance(found, BuildError) else found.name
+
+
+def test_nobody_waits_for_a_rank_that_fails_whatever_it_fails_with(ranks: Ranks) -> None:
+    wrong = "OSError: Stale file handle"
+    assert ranks.run(obtain_with_failures, False, 0) == [wrong, "rank 0 has none"]
+    assert ranks.run(obtain_with_failures, False, 1) == ["g++ 12", wrong]
+    # Who cannot say what it would build does not build, and takes something else than it was told.
+    told = "it is found g++ 12 here, and g++ 12 on rank 0"
+    assert ranks.run(obtain_with_failures, True, 1) == ["g++ 12", told]
+
+
+@dataclass(frozen=True)
+class LibraryOfTest(Library):
+    """One that is in no file."""
+
+    def at_level(self, level: str) -> Library:
+        return replace(self, level=level)
+
+
+def offer(rank: int, world_size: int, levels: tuple[str, str], error: str | None) -> tuple[object, object]:
+    """What a rank offers, whose processor is of levels[rank]; rank 1 may raise instead, by the name of the error."""
+    del world_size
+    raised = {"ValueError": ValueError("a value"), "AttributeError": AttributeError("no such thing")}
+    settings = BuildSettings(setup.Path("/nowhere"))
+    library = LibraryOfTest(settings.cache / "key" / "compiler.so", levels[rank])
+
+    def load(*_: object) -> Library:
+        if error is not None and rank == 1:
+            raise raised[error]
+        return library
+
+    fakes = {"built_name": lambda _: "key/compiler.so", "load_on_demand": load, "load_built": load}
+    with mock.patch.multiple(setup, **fakes):
+        found = Preparation(settings, CPU, builds=rank == 0).offer(AUTO)
+    return found.described.get("own"), found.missing.get("own", "").split(";")[0]
+
+
+def test_all_run_on_the_instruction_set_that_all_have(ranks: Ranks) -> None:
+    mixed = ("x86-64-v4", "x86-64-v3")
+    assert ranks.run(offer, mixed, None) == [("x86-64-v3", "")] * 2
+    assert ranks.run(offer, mixed[::-1], None) == [("x86-64-v3", "")] * 2
+
+
+@pytest.mark.parametrize("error", ["ValueError", "AttributeError"])
+def test_a_strange_error_of_one_rank_leaves_the_others_their_turn(ranks: Ranks, error: str) -> None:
+    first, second = ranks.run(offer, ("x86-64-v4", "x86-64-v4"), error)
+    assert first == ("x86-64-v4", "")
+    assert second[0] is None and second[1].startswith(f"{error}: ")

@@ -1,0 +1,352 @@
+"""Which backend each operation gets: what the config asks for, what there is, what passes, and where ranks agree."""
+
+import json
+import os
+import platform
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.trainer.spawn import Ranks
+from tests.trainer.training.pretraining_job import Job
+from trainer.commands.pretrain import build_train_config, parse_command_line
+from trainer.config.errors import ConfigError
+from trainer.ops.adamw import ADAMW
+from trainer.ops.dispatch import selection as choice_module
+from trainer.ops.dispatch.registry import OPERATIONS, Kernels
+from trainer.ops.dispatch.selection import Choice, Offer, choose_kernels, slow_processor, with_cpu_memory
+from trainer.ops.dispatch.self_test import self_test
+from trainer.ops.dispatch.setup import serial_kernels
+from trainer.ops.operation import Implementation, Operation
+from trainer.ops.rms_norm import RMS_NORM
+from trainer.planning.build_config import build_config
+from trainer.planning.kernel_choice import ROWS, Wanted, wanted_backends, wanted_in_cpu_memory
+
+CPU = torch.device("cpu")
+ALL_THERE = Offer({}, {"own": "x86-64-v4"})
+NO_COMPILER = Offer({"own": "no C++ compiler was found", "nvrtc": "no C++ compiler was found"}, {})
+AUTO = Wanted("auto", "training.kernel_backend", False)
+CONFIG = {
+    "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "normalization": "RMSNorm"},
+    "training": {"train_iters": 4, "seq_length": 16},
+    "optimizer": {"lr": 0.01},
+    "data": {"mock_data": True},
+}
+
+
+def configured(**training):
+    return build_config({**CONFIG, "training": {**CONFIG["training"], **training}})
+
+
+def chosen(wanted, offer=ALL_THERE, dtype=torch.float32):
+    return choose_kernels(wanted, offer, CPU, dtype, is_alone=True)
+
+
+def test_every_operation_of_the_table_is_there():
+    assert [operation.name for operation in OPERATIONS] == list(ROWS)
+    for operation in OPERATIONS:
+        assert {"eager", "own", operation.default} <= operation.implementations.keys()
+        assert Kernels()[operation] is operation.implementations[operation.default].function
+    with pytest.raises(ValueError, match="'rmsnorm'"):
+        Kernels(rmsnorm=eager)
+
+
+@pytest.mark.usefixtures("kernel_library")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_own_comes_first_where_it_is_there(dtype):
+    found = chosen({"rms_norm": AUTO}, dtype=dtype)
+    assert found.backends == {"rms_norm": "own"}
+    assert found.lines() == [f"kernels: own ({ALL_THERE.described['own']}) for rms_norm"]
+    assert found.kernels[RMS_NORM] is RMS_NORM.implementations["own"].function
+
+
+def test_auto_falls_back_with_one_line_that_names_operation_backend_and_reason():
+    found = chosen({"rms_norm": AUTO, "add_rms_norm": AUTO}, NO_COMPILER)
+    assert set(found.backends.values()) == {"eager"}
+    names = ", ".join(found.backends)
+    assert found.lines() == [
+        f"kernels: eager for {names}",
+        f"kernels: {names}: eager in the place of own: no C++ compiler was found",
+    ]
+    assert all(found.kernels[operation] is Kernels()[operation] for operation in OPERATIONS)
+
+
+def test_what_is_missing_for_all_is_said_in_one_line():
+    found = chosen({"rms_norm": AUTO, "adamw": AUTO}, NO_COMPILER)
+    assert found.backends == {"rms_norm": "eager", "adamw": "torch"}
+    assert found.fallbacks() == [
+        "kernels: rms_norm, adamw: eager or torch in the place of own: no C++ compiler was found"
+    ]
+
+
+def test_a_backend_asked_for_by_name_that_is_missing_is_an_error_with_the_cure():
+    named = Wanted("own", "training.kernel_backends.rms_norm", True)
+    with pytest.raises(ConfigError, match=r"kernel_backends.rms_norm: rms_norm cannot run on own: no C\+\+ compiler"):
+        chosen({"rms_norm": named}, NO_COMPILER)
+    with pytest.raises(ConfigError, match="training.kernel_backend: rms_norm cannot run on own: .*set it to auto"):
+        chosen({"rms_norm": replace(AUTO, backend="own")}, NO_COMPILER)
+    with pytest.raises(ConfigError, match="cannot run on torch: there is none on cpu; use own or compile or eager"):
+        chosen({"rms_norm": replace(named, backend="torch")})
+    with pytest.raises(ConfigError, match="torch has no kernel on cpu; use auto or eager"):
+        chosen({"rms_norm": replace(AUTO, backend="torch")})
+
+
+def test_self_tests_look_into_lists_that_are_changed_in_place():
+    def change(values, factor):
+        for value in values:
+            value.mul_(factor)
+
+    def forget_the_last(values, factor):
+        change(values[:-1], factor)
+
+    def example(device, dtype, _):
+        return [torch.ones(3, device=device, dtype=dtype), torch.ones(2, device=device, dtype=dtype)], 3.0
+
+    backends = {
+        "own": Implementation(forget_the_last),
+        "torch": Implementation(change),
+        "eager": Implementation(change),
+    }
+    operation = Operation("change", backends, [example])
+    assert self_test(operation, "torch", CPU, torch.float32) is None
+    assert "result 1 is off" in (self_test(operation, "own", CPU, torch.float32) or "")
+
+
+def test_self_tests_reach_what_is_wrong_in_rows_of_many_channels():
+    def forget_the_last(hidden, weight, epsilon):
+        normed = RMS_NORM.implementations["eager"].function(hidden, weight, epsilon)
+        return normed if hidden.shape[-1] < 1024 else normed.index_fill(-1, torch.tensor([8199]), 0.0)
+
+    operation = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "own": Implementation(forget_the_last)})
+    found = self_test(operation, "own", CPU, torch.float32) or ""
+    assert found.startswith("its self-test failed: result 0 is off") and found.endswith("in example 2")
+
+
+def wrong(hidden, weight, epsilon):
+    return RMS_NORM.implementations["eager"].function(hidden, weight, epsilon) * 1.01
+
+
+def raising(*_):
+    raise RuntimeError("no kernel image is available\nfor execution on the device")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(wrong, "its self-test failed: result 0 is off by"), (raising, "RuntimeError: no kernel image is available")],
+)
+def test_what_fails_its_self_test_is_not_used(monkeypatch, function, said):
+    broken = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "own": Implementation(function)})
+    monkeypatch.setattr(choice_module, "OPERATIONS", (broken,))
+    found = chosen({"rms_norm": AUTO})
+    assert found.backends == {"rms_norm": "eager"}
+    (line,) = found.lines()[1:]
+    assert line.startswith(f"kernels: rms_norm: eager in the place of own: {said}") and "\n" not in line
+
+
+def test_a_kernel_that_breaks_the_device_ends_the_process(monkeypatch):
+    """What ranks agree by would not work any more, and would say nothing of the kernel."""
+
+    def broken(_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def example(_, dtype, generator):
+        return torch.randn((3, 8), generator=generator, dtype=dtype), torch.ones(8, dtype=dtype), 1e-5
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    operation = replace(RMS_NORM, examples=[example])
+    with pytest.raises(RuntimeError, match=r"rms_norm on own has broken cuda.*illegal.*kernel_backends.rms_norm to ea"):
+        self_test(operation, "own", torch.device("cuda"), torch.float32)
+
+
+def test_a_dtype_that_a_kernel_does_not_take(monkeypatch):
+    limited = Implementation(raising, dtypes=(torch.float32,))
+    operation = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "own": limited})
+    monkeypatch.setattr(choice_module, "OPERATIONS", (operation,))
+    assert chosen({"rms_norm": AUTO}, dtype=torch.bfloat16).lines() == ["kernels: eager for rms_norm"]
+    with pytest.raises(ConfigError, match="it takes no bfloat16; use compile or eager"):
+        chosen({"rms_norm": Wanted("own", "training.kernel_backends.rms_norm", True)}, dtype=torch.bfloat16)
+
+
+def test_old_processors_keep_to_torch():
+    assert slow_processor("x86-64-v3") is None
+    assert ("AVX2" in (slow_processor("portable") or "")) == (platform.machine() == "x86_64")
+
+
+def choose_on_rank(rank, world_size, missing_on, backend):
+    del world_size
+    offer = NO_COMPILER if rank == missing_on else Offer({}, {})
+    right = replace(RMS_NORM, implementations={name: Implementation(eager) for name in ("own", "eager")})
+    choice_module.OPERATIONS = (right,)
+    try:
+        found = choose_kernels({"rms_norm": replace(AUTO, backend=backend)}, offer, CPU, torch.float32, is_alone=False)
+    except ConfigError as error:
+        return str(error)
+    return found.backends["rms_norm"], found.lines()[1:]
+
+
+def eager(hidden, weight, epsilon):
+    return RMS_NORM.implementations["eager"].function(hidden, weight, epsilon)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def test_ranks_agree_on_what_all_of_them_have(ranks):
+    assert ranks.run(choose_on_rank, None, "auto") == [("own", [])] * 2
+    lost = "kernels: rms_norm: eager in the place of own: no C++ compiler was found"
+    assert ranks.run(choose_on_rank, 0, "auto") == [("eager", [lost])] * 2
+    assert ranks.run(choose_on_rank, 1, "auto") == [("eager", [f"{lost} (on rank 1)"])] * 2
+
+
+def test_what_one_rank_misses_is_an_error_on_all(ranks):
+    first, second = ranks.run(choose_on_rank, 1, "own")
+    assert first == second
+    assert "rms_norm cannot run on own: no C++ compiler was found (on rank 1); or set it to auto" in first
+
+
+def choose_for_both_memories(rank, world_size):
+    del rank, world_size
+    choice_module.OPERATIONS = OPERATIONS  # which another test may have changed in this process
+    on_gpu = Choice(Kernels(), {"adamw": "eager"}, {}, {})
+    offer = Offer({}, {}, in_cpu_memory=NO_COMPILER)
+    both = with_cpu_memory(on_gpu, {"adamw": AUTO}, offer, CPU)
+    return both.kernels[ADAMW].__name__, both.kernels.in_cpu_memory[ADAMW].__name__, both.lines()
+
+
+def test_what_a_gpu_leaves_to_the_cpu_is_chosen_for_the_cpu(ranks):
+    expected = [
+        "kernels: eager for adamw",
+        "kernels in CPU memory: torch for adamw",
+        "kernels in CPU memory: adamw: torch in the place of own: no C++ compiler was found",
+    ]
+    assert ranks.run(choose_for_both_memories) == [("_eager", "_torch", expected)] * 2
+
+
+@pytest.mark.parametrize(
+    ("backend", "there"),
+    [("auto", "auto"), ("own", "own"), ("nvrtc", "auto"), ("compile", "torch"), ("eager", "eager")],
+)
+def test_backends_for_gpus_alone_are_not_wanted_in_cpu_memory(backend, there):
+    optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
+    training = {**CONFIG["training"], "kernel_backends": {"adamw": backend}}
+    found = wanted_in_cpu_memory(build_config({**CONFIG, "training": training, "optimizer": optimizer}))
+    assert {name: choice.backend for name, choice in found.items()} == {"adamw": there}
+    assert wanted_in_cpu_memory(configured()) == {}
+
+
+@pytest.mark.parametrize(
+    ("backend", "there"), [("own", "auto"), ("nvrtc", "auto"), ("compile", "torch"), ("torch", "torch")]
+)
+def test_what_is_wanted_for_everything_is_no_must_in_cpu_memory(backend, there):
+    """Of the host's processor nobody has asked for anything."""
+    optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
+    training = {**CONFIG["training"], "kernel_backend": backend}
+    found = wanted_in_cpu_memory(build_config({**CONFIG, "training": training, "optimizer": optimizer}))
+    assert (found["adamw"].backend, found["adamw"].is_named) == (there, False)
+
+
+def test_wanted_by_the_config():
+    wanted = wanted_backends(configured(kernel_backend="own", kernel_backends={"rms_norm": "eager"}))
+    assert wanted["rms_norm"] == Wanted("eager", "training.kernel_backends.rms_norm", True)
+    assert wanted["cross_entropy"] == Wanted("own", "training.kernel_backend", False)
+    assert "layer_norm" not in wanted and "moe_permute" not in wanted and "scaled_causal_softmax" in wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "operations"),
+    [
+        (["--no-masked-softmax-fusion", "--attention-dropout", "0.1"], "scaled_causal_softmax"),
+        (["--no-bias-gelu-fusion"], "activation"),
+        (["--no-bias-swiglu-fusion", "--swiglu"], "activation"),
+        (["--no-bias-dropout-fusion"], "bias_dropout_add"),
+        (["--no-rope-fusion", "--position-embedding-type", "rope"], "rope"),
+        (["--cross-entropy-loss-fusion", "false"], "cross_entropy"),
+        (["--moe-permute-fusion", "false", "--num-experts", "4"], "moe_permute moe_unpermute"),
+    ],
+)
+def test_megatrons_flags_turn_operations_off(arguments, operations):
+    base = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16"]
+    base += ["--train-iters", "4", "--lr", "0.01", "--mock-data"]
+    wanted = wanted_backends(build_train_config(parse_command_line([*base, *arguments])))
+    assert {name for name, found in wanted.items() if found.backend == "eager"} == set(operations.split())
+    assert all(found.is_named for found in wanted.values() if found.backend == "eager")
+
+
+def test_a_switch_of_the_other_activation_turns_nothing_off():
+    assert wanted_backends(configured(no_bias_swiglu_fusion=True))["activation"].backend == "auto"
+    assert wanted_backends(configured(cross_entropy_loss_fusion=True))["cross_entropy"].backend == "auto"
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        ({"kernel_backends": {"rmsnorm": "own"}}, "'rmsnorm' is no operation with kernels; did you mean rms_norm?"),
+        ({"kernel_backends": {"xyz": "own"}}, "there are rms_norm, add_rms_norm,"),
+        ({"kernel_backend": "apex"}, "training.kernel_backend: 'apex' is not valid"),
+        ({"kernel_backends": {"rope": "apex"}}, "training.kernel_backends.rope: 'apex' is not valid"),
+        (
+            {"kernel_backends": {"cross_entropy": "own"}, "cross_entropy_loss_fusion": False},
+            "training.cross_entropy_loss_fusion: turns cross_entropy off, which training.kernel_backends wants as own",
+        ),
+    ],
+)
+def test_config_errors(training, said):
+    with pytest.raises(ConfigError) as caught:
+        configured(**training)
+    assert said in str(caught.value)
+
+
+def test_backends_by_flag():
+    line = parse_command_line(["--kernel-backend", "eager", "--kernel-backends", "rope=own", "rms_norm=compile"])
+    assert line.values["training.kernel_backend"] == "eager"
+    assert line.values["training.kernel_backends"] == {"rope": "own", "rms_norm": "compile"}
+
+
+def test_zero_bubble_schedules_need_the_product_that_accumulates():
+    parallel = {"no_gradient_accumulation_fusion": True, "pipeline_model_parallel_size": 2}
+    build_config({**CONFIG, "parallel": parallel})
+    with pytest.raises(ConfigError, match="no_gradient_accumulation_fusion: .*zb-h1"):
+        build_config({**CONFIG, "parallel": {**parallel, "pipeline_schedule": "zb-h1"}})
+
+
+@pytest.mark.usefixtures("kernel_library")
+def test_one_process_takes_what_is_built_and_never_builds(tmp_path):
+    from trainer.ops.build.build_settings import BuildSettings
+
+    named = configured(kernel_backend="nvrtc")
+    found = serial_kernels(named, BuildSettings.from_variables(os.environ), CPU, torch.float32)
+    assert found.backends["rms_norm"] == "own"
+    off = serial_kernels(configured(kernel_backend="eager"), BuildSettings(tmp_path), CPU, torch.float32)
+    assert set(off.backends.values()) == {"eager"} and len(off.lines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def losses_of(run, **training):
+    run.mkdir()
+    values = {**CONFIG, "training": {**CONFIG["training"], **training}}
+    (run / "config.yaml").write_text(json.dumps(values))
+    with Job(run, 2) as job:
+        assert job.ends((0, 1), 240.0) == [0, 0], (run / "attempts/1/rank-00000.log").read_text()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    said = (run / "attempts/1/rank-00000.log").read_text()
+    return [row["lm_loss"] for row in rows if "lm_loss" in row], [x for x in said.splitlines() if "kernels:" in x]
+
+
+def test_two_ranks_train_alike_with_and_without_kernels(tmp_path):
+    with_kernels, said = losses_of(tmp_path / "auto")
+    without, nothing = losses_of(tmp_path / "eager", kernel_backend="eager")
+    assert len(without) == 4 and with_kernels == pytest.approx(without, rel=1e-5)
+    assert any(line.startswith("kernels: own (") and "rms_norm" in line for line in said)
+    assert [line.split(" for ")[0] for line in nothing] == ["kernels: eager"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_passes_the_self_test_of_every_operation_that_it_has(dtype):
+    there = [operation for operation in OPERATIONS if "torch" in operation.implementations]
+    assert "adamw" in {operation.name for operation in there}
+    for operation in there:
+        assert self_test(operation, "torch", torch.device("cpu"), dtype) is None

@@ -1,0 +1,285 @@
+"""Activations: their errors, gradients and edges, and layers that run on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.ops.cuda.cuda_emulation.guarded_memory import guarded
+from tests.trainer.ops.op_checks import (
+    SHAPES,
+    call,
+    check_against_oracle,
+    check_gradients,
+    check_registration,
+    check_same_bits,
+    check_threads,
+    drawn,
+    interface,
+    run,
+    sparse_tensor,
+)
+from trainer.ops.activation import ACTIVATION, Activation
+from trainer.ops.operation import Backend, Implementation
+
+pytestmark = pytest.mark.usefixtures("kernel_library")
+
+FORMS: tuple[tuple[Activation, bool], ...] = (
+    ("silu", True),
+    ("gelu", True),
+    ("gelu_tanh", True),
+    ("gelu", False),
+    ("gelu_tanh", False),
+    ("silu", False),
+)
+
+# LLMCTL_V4_BFLOAT16 in csrc/cpu/isa.h.
+_BY_INSTRUCTION = 3
+
+KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+
+
+def _own(
+    inner: torch.Tensor, bias: torch.Tensor | None, row_weight: torch.Tensor | None, kind: Activation, gated: bool
+) -> torch.Tensor:
+    """The library's, also where the operation takes torch's."""
+    activated: torch.Tensor = torch.ops.llmctl.activation(inner, bias, row_weight, KINDS[kind], gated)
+    return activated
+
+
+LIBRARY = replace(ACTIVATION, implementations={**ACTIVATION.implementations, "own": Implementation(_own)})
+SMALL = replace(ACTIVATION, implementations={**ACTIVATION.implementations, "torch": Implementation(ACTIVATION.small)})
+
+
+def formula(
+    inner: torch.Tensor, bias: torch.Tensor | None, row_weight: torch.Tensor | None, kind: Activation, gated: bool
+) -> torch.Tensor:
+    """The definition, with torch's own gradient."""
+    inner = inner if bias is None else inner + bias
+    gate, up = inner.chunk(2, -1) if gated else (inner, torch.ones_like(inner))
+    if kind == "gelu":
+        share = torch.special.ndtr(gate)
+    elif kind == "gelu_tanh":
+        share = torch.sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3))
+    else:
+        share = torch.sigmoid(gate)
+    activated = gate * share * up
+    return activated if row_weight is None else activated * row_weight.unsqueeze(-1)
+
+
+def arguments(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    kind: Activation = "silu",
+    gated: bool = True,
+    *,
+    bias: bool = True,
+    row_weight: bool = True,
+) -> tuple[Any, ...]:
+    width = shape[-1] * (2 if gated else 1)
+    wide = torch.promote_types(dtype, torch.float32)
+    # Three standard deviations of 3 reach where every one of the functions is flat.
+    inner = drawn((*shape[:-1], width), dtype).mul_(3.0).requires_grad_()
+    biases = drawn((width,), dtype, seed=1).requires_grad_() if bias else None
+    weights = drawn(shape[:-1], wide, seed=2).requires_grad_() if row_weight else None
+    return inner, biases, weights, kind, gated
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize(("kind", "gated"), FORMS)
+def test_errors_are_those_of_rounding(kind: Activation, gated: bool, dtype: torch.dtype) -> None:
+    # In float64 the oracle rounds too.
+    slack = 16.0 if dtype is torch.float64 else 4.0
+    check_against_oracle(LIBRARY, "own", arguments((5, 1123), dtype, kind, gated), slack=slack, oracle=formula)
+
+
+@pytest.mark.parametrize(("kind", "gated"), FORMS)
+def test_errors_of_small_calls_are_those_of_rounding(kind: Activation, gated: bool, dtype: torch.dtype) -> None:
+    check_against_oracle(SMALL, "torch", arguments((5, 123), dtype, kind, gated))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("backend", ["eager", "torch"])
+@pytest.mark.parametrize(("kind", "gated"), FORMS)
+def test_eager_torch_is_right(kind: Activation, gated: bool, backend: Backend) -> None:
+    given = arguments((5, 123), torch.float64, kind, gated)
+    found, gradients, _ = run(SMALL.implementations[backend].function, given)
+    right, *_ = run(formula, given, gradients=gradients)
+    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_errors_are_those_of_rounding_in_every_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check_against_oracle(LIBRARY, "own", arguments(shape, dtype))
+
+
+@pytest.mark.parametrize(("bias", "row_weight"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "gated"), FORMS[:4])
+def test_errors_are_those_of_rounding_without_bias_or_weights(
+    kind: Activation, gated: bool, dtype: torch.dtype, bias: bool, row_weight: bool
+) -> None:
+    check_against_oracle(LIBRARY, "own", arguments((7, 640), dtype, kind, gated, bias=bias, row_weight=row_weight))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_arguments_may_be_laid_out_anyhow(gated: bool, layout: str) -> None:
+    check_against_oracle(LIBRARY, "own", arguments((4, 3, 45), torch.bfloat16, "gelu", gated), layout=layout)
+
+
+@pytest.mark.parametrize(("kind", "gated"), FORMS)
+def test_gradients_are_those_of_finite_differences(kind: Activation, gated: bool) -> None:
+    check_gradients(_own, arguments((3, 5), torch.float64, kind, gated))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("row_weight", [True, False])
+def test_torch_knows_the_ops(bias: bool, row_weight: bool) -> None:
+    inner, biases, weights, kind, gated = arguments((4, 12), torch.float32, bias=bias, row_weight=row_weight)
+    inputs = (inner, biases, weights, KINDS[kind], gated)
+    check_registration(torch.ops.llmctl.activation.default, inputs)
+    tensors = [None if one is None else one.detach() for one in (inner, biases, weights)]
+    check_registration(
+        torch.ops.llmctl.activation_backward.default, (drawn((4, 12), torch.float32), *tensors, KINDS[kind], gated)
+    )
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
+    check_threads(_own, arguments((403, 1024), dtype))
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_is_right_to_a_few_units_in_the_last_place(kind: Activation) -> None:
+    # Left of -3, where GeLU is above -0.005, its error grows with the square: csrc/shared/scalar_math.h says why.
+    # Eager's is more than a hundred times as large there.
+    inner = torch.linspace(-3.0, 12.0, 100_003)
+    found, slope = _value_and_slope(inner, kind, _own)
+    right, right_slope = _value_and_slope(inner.double(), kind, formula)
+    epsilon = torch.finfo(torch.float32).eps
+    assert ((found - right) / right).abs()[inner != 0].max() < 8 * epsilon
+    assert ((found - right) / right).abs()[inner > 0].max() < 4 * epsilon
+    assert (slope - right_slope).abs().max() < 3 * epsilon
+
+
+def _value_and_slope(
+    inner: torch.Tensor, kind: Activation, function: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    leaf = inner.clone().requires_grad_()
+    result = function(leaf.unsqueeze(0), None, None, kind, False)
+    (slope,) = torch.autograd.grad(result.sum(), leaf)
+    return result.detach().squeeze(0).double(), slope.double()
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("kind", KINDS)
+def test_far_out_functions_are_zero_or_their_argument(kind: Activation, dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max / 2
+    inner = torch.tensor([[-largest, -2000.0, -1000.0, -0.0, 1000.0, 2000.0, largest, math.nan]], dtype=dtype)
+    inner.requires_grad_()
+    result = _own(inner, None, None, kind, False)
+    (slope,) = torch.autograd.grad(result, inner, torch.ones_like(result))
+    assert torch.equal(result[0, :-1], inner[0, :-1].clamp(min=0))
+    assert torch.equal(slope[0, :-1], torch.tensor([0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0], dtype=dtype))
+    assert result[0, -1].isnan() and slope[0, -1].isnan()
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("width", [1, 15, 17, 31, 33, 300])
+def test_an_instruction_rounds_to_the_end_of_a_row_and_no_further(width: int) -> None:
+    """AVX512_BF16 has the loops' bits, but that it makes subnormal numbers 0: in all of a row alike."""
+    library = interface()
+    before = library.llmctl_cpu_level()
+    if before < _BY_INSTRUCTION:
+        pytest.skip("this processor lacks AVX512_BF16")
+    inner = drawn((3, 2 * width), torch.bfloat16)
+    inner[2, :width], inner[2, width:] = 1.0, 1e-39
+    found = []
+    try:
+        for level in (_BY_INSTRUCTION - 1, _BY_INSTRUCTION):
+            assert library.llmctl_cpu_set_level(level) == level
+            found.append(guarded(torch.full((3, width), torch.nan, dtype=torch.bfloat16)))
+            call(
+                "llmctl_cpu_activation", torch.bfloat16, KINDS["silu"], 1, inner, None, None, found[-1], width, 0, 3, 0
+            )
+    finally:
+        library.llmctl_cpu_set_level(before)
+    by_loop, by_instruction = found
+    assert torch.equal(by_instruction[:2], by_loop[:2])
+    assert by_loop[2].all() and not by_instruction[2].any()
+
+
+@pytest.mark.cpu_only
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize(("kind", "gated"), [("silu", True), ("gelu", False), ("gelu_tanh", True)])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("width", [5, 77, 512])
+def test_storing_past_the_caches_changes_nothing(
+    width: int, kind: str, gated: bool, has_bias: bool, dtype: torch.dtype
+) -> None:
+    size = 2 * width if gated else width
+    inner, gradient = drawn((7, size), dtype, seed=1), drawn((7, width), dtype, seed=2)
+    bias = drawn((size,), dtype, seed=3) if has_bias else None
+    found = []
+    for past_caches in (0, 1):
+        # Where no line of memory begins, and with elements around that stay as they are.
+        activated, grad_inner = (drawn((7 * own + 9,), dtype) for own in (width, size))
+        grad_bias = torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32))
+        rest = (inner, bias, None)
+        call("llmctl_cpu_activation", dtype, KINDS[kind], gated, *rest, activated[3:], width, 0, 7, past_caches)
+        of_bias = grad_bias if has_bias else None
+        backward = (KINDS[kind], gated, gradient, *rest, grad_inner[3:], of_bias, None, width, 0, 7, past_caches)
+        call("llmctl_cpu_activation_backward", dtype, *backward)
+        for written in (activated, grad_inner):
+            beside = drawn(tuple(written.shape), dtype)
+            assert torch.equal(written[:3], beside[:3])
+            assert torch.equal(written[-6:], beside[-6:])
+        found.append([activated, grad_inner, grad_bias])
+    check_same_bits(*found)
+
+
+@pytest.mark.cpu_only
+def test_rows_beyond_two_to_the_31_elements() -> None:
+    rows, width = 2200, 1 << 19
+    inner = sparse_tensor((rows, 2 * width), torch.bfloat16)
+    activated = sparse_tensor((rows, width), torch.bfloat16)
+    inner[-1] = drawn((2 * width,), torch.bfloat16)
+    call("llmctl_cpu_activation", torch.bfloat16, 0, 1, inner, None, None, activated, width, rows - 1, rows, 0)
+    expected = _own(inner[-1:], None, None, "silu", True)
+    assert torch.equal(activated[-1:], expected)
+    grad_inner = sparse_tensor((rows, 2 * width), torch.bfloat16)
+    call(
+        "llmctl_cpu_activation_backward",
+        *(torch.bfloat16, 0, 1, activated, inner, None, None, grad_inner, None, None, width, rows - 1, rows, 1),
+    )
+    grad, *_ = torch.ops.llmctl.activation_backward(activated[-1:], inner[-1:], None, None, 0, True)
+    assert torch.equal(grad_inner[-1:], grad)
+
+
+def test_torch_keeps_what_it_does_in_one_kernel() -> None:
+    inner, *_ = arguments((3, 8), torch.float32, gated=False)
+    own = ACTIVATION.implementations["own"].function
+    for kind in KINDS:
+        of_torch = type(own(inner, None, None, kind, False).grad_fn).__name__ in ("GeluBackward0", "SiluBackward0")
+        assert of_torch is (kind == "gelu" or inner.is_cuda)
+        assert "llmctl" in type(own(inner, torch.zeros(8), None, kind, False).grad_fn).__name__
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    run = partial(torch.ops.llmctl.activation, kind=0, gated=True)
+    with pytest.raises(RuntimeError, match="no pairs"):
+        run(torch.zeros(2, 5), None, None)
+    with pytest.raises(RuntimeError, match="3 elements, not one for each of the 4 channels"):
+        run(torch.zeros(2, 4), torch.zeros(3), None)
+    with pytest.raises(RuntimeError, match="3 row weights for 2 rows"):
+        run(torch.zeros(2, 4), None, torch.zeros(3))
+    with pytest.raises(RuntimeError, match="no activation 3"):
+        torch.ops.llmctl.activation(torch.zeros(2, 4), None, None, 3, True)

@@ -1,0 +1,268 @@
+"""AdamW over lists: the C++ loops, and the CUDA kernel on the emulated GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.trainer.ops.cuda.cuda_emulation.emulation import EmulatedCuda
+from tests.trainer.ops.cuda.cuda_emulation.guarded_memory import guarded, placed
+from tests.trainer.ops.op_checks import (
+    call,
+    check_against_oracle,
+    check_errors,
+    check_registration,
+    check_threads,
+    drawn,
+    in_float64,
+    interface,
+    run,
+    sparse_tensor,
+)
+from trainer.ops.adamw import ADAMW, AdamWConstants
+
+pytestmark = pytest.mark.usefixtures("kernel_library")
+
+LOW = (torch.float32, torch.bfloat16, torch.float16)
+SIZES = ((1,), (37,), (8191, 0, 123, 5), (1 << 16, (1 << 16) + 3))
+CONSTANTS = AdamWConstants(1e-2, 0.9, 0.95, 1e-8, 0.1, step=3, divisor=7.0)
+
+
+class AdamWTensor(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("master", "grad", "exp_avg", "exp_avg_sq", "copy")] + [
+        ("numel", ctypes.c_int64)
+    ]
+
+
+class AdamWNumbers(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_double)
+        for name in (
+            "learning_rate",
+            "beta1",
+            "beta2",
+            "epsilon",
+            "weight_decay",
+            "correction1",
+            "correction2",
+            "divisor",
+        )
+    ]
+
+
+def arguments(sizes: Sequence[int], grad: torch.dtype, copy: torch.dtype | None) -> tuple:
+    def lists(dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
+        return [drawn((size,), dtype, seed=seed + number) for number, size in enumerate(sizes)]
+
+    squares = [one.square() for one in lists(torch.float32, 30)]
+    copies = [] if copy is None else lists(copy, 40)
+    return lists(torch.float32, 0), lists(grad, 10), lists(torch.float32, 20), squares, copies, CONSTANTS
+
+
+def numbers(constants: AdamWConstants) -> AdamWNumbers:
+    c = constants
+    corrections = (1.0 - c.beta1**c.step, 1.0 - c.beta2**c.step)
+    return AdamWNumbers(c.learning_rate, c.beta1, c.beta2, c.epsilon, c.weight_decay, *corrections, c.divisor)
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("copy", [None, *LOW])
+@pytest.mark.parametrize("grad", LOW)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_errors_are_those_of_rounding(sizes, grad, copy):
+    check_against_oracle(ADAMW, "own", arguments(sizes, grad, copy), consumes=True)
+
+
+@pytest.mark.parametrize("copy", [None, *LOW])
+@pytest.mark.parametrize("grad", LOW)
+def test_errors_of_torch_are_those_of_rounding(grad, copy):
+    given = arguments((123, 4097), grad, copy)
+    found, usual = (run(ADAMW.implementations[backend].function, given)[0] for backend in ("torch", "eager"))
+    right, *_ = run(ADAMW.implementations["eager"].function, in_float64(given))
+    # It leaves the divided gradients in the place of the gradients.
+    check_errors(*(results[:2] + results[4:] for results in (found, usual, right)))
+
+
+@pytest.mark.parametrize("copy", [None, torch.bfloat16])
+def test_unaligned_memory(copy):
+    check_against_oracle(ADAMW, "own", arguments((123, 8191), torch.bfloat16, copy), layout="unaligned", consumes=True)
+
+
+@pytest.mark.parametrize("backend", ["own", "torch", "eager"])
+def test_many_steps_are_those_of_torch(backend):
+    weights = [drawn((size,), torch.float32, seed=size) for size in (17, 300)]
+    masters = [weight.clone() for weight in weights]
+    parameters = [torch.nn.Parameter(weight.double()) for weight in weights]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    averages, squares = ([torch.zeros_like(master) for master in masters] for _ in range(2))
+    for step in range(1, 21):
+        grads = [drawn(master.shape, torch.float32, seed=100 + step) for master in masters]
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad.double() / 7.0
+        optimizer.step()
+        ADAMW.implementations[backend].function(masters, grads, averages, squares, [], replace(CONSTANTS, step=step))
+    for master, parameter, weight in zip(masters, parameters, weights, strict=True):
+        moved = (parameter.detach() - weight).abs().max()
+        assert moved > 0.01
+        assert (master - parameter.detach()).abs().max() <= 1e-5 * moved
+
+
+@pytest.mark.parametrize("dtype", LOW[1:], ids=str)
+def test_it_is_tried_as_training_calls_it(dtype):
+    """With gradients that were added up in float32, and weights in 16 bits."""
+    for example in ADAMW.examples:
+        _, grads, _, _, copies, _ = example(torch.device("cpu"), dtype, torch.Generator().manual_seed(1))
+        assert {grad.dtype for grad in grads} == {torch.float32} and {copy.dtype for copy in copies} == {dtype}
+
+
+def test_copies_are_the_masters_rounded():
+    masters, grads, averages, squares, copies, constants = arguments((999,), torch.float32, torch.bfloat16)
+    ADAMW.implementations["own"].function(masters, grads, averages, squares, copies, constants)
+    assert torch.equal(copies[0], masters[0].to(torch.bfloat16))
+
+
+def test_gradients_that_are_not_finite_do_what_arithmetic_says():
+    masters, grads, averages, squares, copies, constants = arguments((40,), torch.float32, None)
+    grads[0][7], grads[0][8] = torch.inf, torch.nan
+    ADAMW.implementations["own"].function(masters, grads, averages, squares, copies, constants)
+    assert masters[0].isnan().nonzero().flatten().tolist() == [7, 8]
+
+
+@pytest.mark.cpu_only
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("past_caches", [0, 1])
+@pytest.mark.parametrize("copy", [None, *LOW])
+@pytest.mark.parametrize(("size", "grad", "offset"), placed([1, 123, 8195], LOW))
+def test_it_touches_nothing_beside_its_tensors(size, grad, offset, copy, past_caches):
+    given = arguments((size,), grad, copy)
+    lists = [[guarded(tensor, offset=offset) for tensor in tensors] for tensors in given[:5]]
+    tensor = AdamWTensor(*(tensors[0].data_ptr() if tensors else None for tensors in lists), size)
+    places = (ctypes.byref(tensor), ctypes.byref(numbers(CONSTANTS)))
+    # In two parts, the second of which begins where no cache line does.
+    for part in ((0, size // 3), (size // 3, size)):
+        call("llmctl_cpu_adamw", grad, copy or torch.float32, *places, *part, past_caches)
+    found = [tensor for tensors in lists for tensor in tensors]
+    usual, *_ = run(ADAMW.implementations["eager"].function, given)
+    right, *_ = run(ADAMW.implementations["eager"].function, in_float64(given))
+    check_errors(found, usual, right)
+    assert copy is None or torch.equal(found[4], found[0].to(copy))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.usefixtures("level")
+def test_copies_do_not_depend_on_where_a_tensor_is_cut():
+    """Not of subnormal masters either, which an instruction that rounds makes 0."""
+    size, found = 203, []
+    for past_caches, cuts in ((0, (0, size)), (1, (0, size)), (0, (0, 7, 90, size)), (1, (0, 7, 90, size))):
+        masters, grads, averages, squares, copies, _ = arguments((size,), torch.bfloat16, torch.bfloat16)
+        masters[0].fill_(1e-39)
+        averages[0].zero_()
+        grads[0].zero_()
+        tensor = AdamWTensor(*(one[0].data_ptr() for one in (masters, grads, averages, squares, copies)), size)
+        places = (ctypes.byref(tensor), ctypes.byref(numbers(CONSTANTS)))
+        for part in pairwise(cuts):
+            call("llmctl_cpu_adamw", torch.bfloat16, torch.bfloat16, *places, *part, past_caches)
+        found.append(copies[0])
+    for copy in found:
+        assert torch.equal(copy, found[0])
+        assert copy.unique().numel() == 1
+
+
+@pytest.mark.cpu_only
+def test_large_lists_go_past_the_caches_and_give_the_same():
+    # At 16 bytes per weight, more than half of caches of up to 128 MiB.
+    sizes = ((1 << 22) + 3, 5)
+    check_against_oracle(ADAMW, "own", arguments(sizes, torch.bfloat16, torch.bfloat16), consumes=True)
+
+
+@pytest.mark.cpu_only
+def test_threads_do_not_matter():
+    check_threads(ADAMW.implementations["own"].function, arguments((1 << 17, 3, 1 << 17), torch.float32, None))
+
+
+@pytest.mark.parametrize("copy", [None, torch.bfloat16])
+def test_registration(copy):
+    masters, grads, averages, squares, copies, _ = arguments((5, 9), torch.bfloat16, copy)
+    op_arguments = (masters, grads, averages, squares, copies, 1e-2, 0.9, 0.95, 1e-8, 0.1, 3, 7.0)
+    check_registration(torch.ops.llmctl.adamw_.default, op_arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda a: a[1].pop(), "there are 1 grads for 2 masters"),
+        (lambda a: a[2].__setitem__(1, torch.zeros(4)), "number 1 of exp_avgs is not like its master"),
+        (lambda a: a[3].__setitem__(0, a[3][0].double()), "exp_avg_sqs have more than one dtype"),
+        (lambda a: a[0].__setitem__(1, torch.zeros(18)[::2]), "one of masters is not contiguous"),
+        (lambda a: a[3].__setitem__(1, a[2][1]), "two of the tensors that it changes share memory"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, sentence):
+    given = arguments((5, 9), torch.float32, None)
+    change(given)
+    with pytest.raises(RuntimeError, match=sentence):
+        ADAMW.implementations["own"].function(*given)
+
+
+def test_steps_are_counted_from_one():
+    with pytest.raises(RuntimeError, match="counted from 1"):
+        ADAMW.implementations["own"].function(*arguments((5,), torch.float32, None)[:-1], replace(CONSTANTS, step=0))
+
+
+def many_elements():
+    """A list each of one tensor beyond 2^31 elements, zeros but for the last, and what a step makes of those."""
+    count, tail = (1 << 31) + 64, 24
+    given = [sparse_tensor((count,), torch.float32) for _ in range(4)]
+    small = arguments((tail,), torch.float32, None)
+    for whole, (part,) in zip(given, small[:4], strict=True):
+        whole[-tail:] = part
+    tensor = AdamWTensor(*(whole.data_ptr() for whole in given), None, count)
+    usual, *_ = run(ADAMW.implementations["eager"].function, small)
+    right, *_ = run(ADAMW.implementations["eager"].function, in_float64(small))
+    return tensor, given, tail, usual, right
+
+
+@pytest.mark.cpu_only
+def test_beyond_32_bit_indices():
+    tensor, given, tail, usual, right = many_elements()
+    library, count = interface(), tensor.numel
+    library.llmctl_cpu_adamw.restype = None
+    spans = (ctypes.c_int64(count - tail), ctypes.c_int64(count))
+    library.llmctl_cpu_adamw(0, 0, ctypes.byref(tensor), ctypes.byref(numbers(CONSTANTS)), *spans, 0)
+    check_errors([whole[-tail:] for whole in given], usual, right)
+
+
+@pytest.mark.cpu_only
+def test_cuda_beyond_32_bit_indices(emulated_cuda: EmulatedCuda):
+    tensor, given, tail, usual, right = many_elements()
+    constants = ctypes.byref(numbers(CONSTANTS))
+    with emulated_cuda.last_blocks(1):
+        emulated_cuda.call("llmctl_cuda_adamw", *(torch.float32,) * 2, ctypes.byref(tensor), 1, constants)
+    check_errors([whole[-tail:] for whole in given], usual, right)
+    assert not given[0][: 1 << 10].any()
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("copy", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("sizes", "grad", "offset"), placed([(1,), (123, 0, 8195), (3,) * 130], LOW))
+def test_cuda_touches_nothing_beside_its_tensors(emulated_cuda: EmulatedCuda, sizes, grad, copy, offset):
+    given = arguments(sizes, grad, copy)
+    lists = [[guarded(tensor, offset=offset) for tensor in tensors] for tensors in given[:5]]
+    tensors = (AdamWTensor * len(sizes))()
+    for number, size in enumerate(sizes):
+        tensors[number].numel = size
+        for name, tensors_of_kind in zip(("master", "grad", "exp_avg", "exp_avg_sq", "copy"), lists, strict=True):
+            if tensors_of_kind:
+                setattr(tensors[number], name, tensors_of_kind[number].data_ptr())
+    emulated_cuda.call(
+        "llmctl_cuda_adamw", grad, copy or torch.float32, tensors, len(sizes), ctypes.byref(numbers(CONSTANTS))
+    )
+    found = [tensor for tensors_of_kind in lists for tensor in tensors_of_kind]
+    usual, *_ = run(ADAMW.implementations["eager"].function, given)
+    right, *_ = run(ADAMW.implementations["eager"].function, in_float64(given))
+    check_errors(found, usual, right)

@@ -1,0 +1,223 @@
+"""What all operations have in common: examples that reach every kernel, autograd's rules, and torch.compile."""
+
+import ctypes
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tests.trainer.ops.op_checks import (
+    check_compiled,
+    check_registration,
+    check_same_bits,
+    drawn,
+    in_float64,
+    mapped,
+    run,
+    tensors_of,
+)
+from trainer.ops.activation import ACTIVATION
+from trainer.ops.adamw import ADAMW
+from trainer.ops.build.sources import source_folder
+from trainer.ops.dispatch.registry import OPERATIONS
+from trainer.ops.dispatch.self_test import self_test
+from trainer.ops.operation import BySize
+from trainer.ops.rms_norm import RMS_NORM
+from trainer.ops.tensor_lists import L2_NORM
+
+pytestmark = pytest.mark.usefixtures("kernel_library")
+
+# Operation -> kernels of csrc/cuda that a step of training launches for it.
+KERNELS = {
+    "rms_norm": ("rms_norm", "rms_norm_backward", "column_sums"),
+    "add_rms_norm": ("rms_norm", "rms_norm_backward", "column_sums"),
+    "activation": (
+        *(
+            f"{name}{direction}"
+            for name in ("activation", "gated_activation")
+            for direction in ("", "_with_bias", "_backward", "_with_bias_backward")
+        ),
+        *("activation_by_element", "activation_by_element_backward", "column_sums"),
+    ),
+    "rope": ("rope",),
+    "adamw": ("adamw",),
+    "l2_norm": ("sum_of_squares", "sum_of_partials"),
+    "bias_dropout_add": ("bias_dropout_add",),
+    "moe_permute": ("moe_combine",),
+    "moe_unpermute": ("moe_combine", "moe_combine_backward"),
+    "cross_entropy": ("cross_entropy_stats", "cross_entropy_grad"),
+    "scaled_masked_softmax": ("scaled_masked_softmax", "scaled_softmax_backward"),
+    "scaled_causal_softmax": ("scaled_causal_softmax", "scaled_softmax_backward"),
+}
+
+
+@pytest.fixture(params=OPERATIONS, ids=lambda operation: operation.name)
+def operation(request):
+    return request.param
+
+
+def example(operation, number=0, dtype=torch.float32):
+    return operation.examples[number](torch.get_default_device(), dtype, torch.Generator("cpu").manual_seed(1))
+
+
+def launched():
+    """Entry points that were launched since the last call, on the emulated GPU; None where there is none."""
+    # The emulation alone may be loaded for tests that launch by themselves.
+    if not any("emulated_ops" in path for path in torch.ops.loaded_libraries):
+        return None
+    emulation = ctypes.CDLL(None)
+    emulation.emulation_launched.restype = ctypes.c_char_p
+    return set(emulation.emulation_launched().decode().split())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_own_kernels_pass_their_self_tests(operation, dtype):
+    """And these reach every entry point of training."""
+    own, device = operation.implementations["own"], torch.get_default_device()
+    is_emulated = launched() is not None
+    if dtype not in own.dtypes or device.type not in own.devices or (is_emulated and operation.name not in KERNELS):
+        pytest.skip("there is no such kernel")
+    assert self_test(operation, "own", device, dtype) is None
+    if is_emulated:
+        # Of the dtype of the gradients, which are added up in float32.
+        suffix = "float32" if operation is ADAMW else str(dtype).removeprefix("torch.")
+        names = {name if name == "sum_of_partials" else f"{name}_{suffix}" for name in KERNELS[operation.name]}
+        assert not names - launched()
+
+
+def test_every_kernel_belongs_to_an_operation():
+    listed = (source_folder() / "launch" / "kernel_names.h").read_text()
+    assert set(re.findall(r"X\((\w+), k\w+\)", listed)) == {name for names in KERNELS.values() for name in names}
+    assert {operation.name for operation in OPERATIONS} == {*KERNELS, "layer_norm"}
+
+
+BACKENDS = [
+    pytest.param(operation, backend, id=f"{operation.name}-{backend}")
+    for operation in OPERATIONS
+    for backend in operation.implementations
+    if backend != "compile" and any(value.requires_grad for value in tensors_of(example(operation)))
+]
+
+
+def slopes(function, arguments, leaves, *, is_differentiated):
+    """Gradients of ``leaves``, whose squares take their places among the arguments, by the sum of all results."""
+    squares = iter([leaf * leaf for leaf in leaves])
+    given = mapped(lambda value: next(squares) if value.requires_grad else value.clone(), arguments)
+    results = [result.sum() for result in tensors_of(function(*given)) if result.requires_grad]
+    return torch.autograd.grad(sum(results), leaves, create_graph=is_differentiated)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(("operation", "backend"), BACKENDS)
+def test_second_derivatives_are_right_or_refused(operation, backend):
+    """Also where nothing but what was kept depends on the leaves: the gradients that come in are constant."""
+    function, arguments = operation.implementations[backend].function, in_float64(example(operation))
+    leaves = [value.detach().requires_grad_() for value in tensors_of(arguments) if value.requires_grad]
+    towards, along = (
+        [drawn(leaf.shape, torch.float64, seed=seed + number) for number, leaf in enumerate(leaves)] for seed in (3, 50)
+    )
+
+    def along_of(found):
+        return sum((one * other).sum() for one, other in zip(found, along, strict=True))
+
+    first = slopes(function, arguments, leaves, is_differentiated=True)
+    try:
+        second = torch.autograd.grad(along_of(first), leaves)
+    except RuntimeError as error:
+        assert "cannot be differentiated twice" in str(error)
+        return
+    found = sum((one * other).sum() for one, other in zip(second, towards, strict=True))
+    ends = []
+    for step in (1e-5, -1e-5):
+        moved = [(leaf + step * one).detach().requires_grad_() for leaf, one in zip(leaves, towards, strict=True)]
+        ends.append(along_of(slopes(function, arguments, moved, is_differentiated=False)))
+    torch.testing.assert_close(found, (ends[0] - ends[1]) / 2e-5, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("backend", ["own", "eager"])
+def test_first_derivatives_in_a_checkpoint_may_be_part_of_a_graph(backend):
+    """A checkpoint gives away what was saved for backward only once."""
+    function = RMS_NORM.implementations[backend].function
+    hidden, weight, epsilon = in_float64(example(RMS_NORM))
+    leaf = hidden.detach().requires_grad_()
+
+    def slope(output):
+        return torch.autograd.grad(output.square().sum(), leaf, create_graph=True)[0]
+
+    found = slope(checkpoint(function, leaf, weight, epsilon, use_reentrant=False))
+    assert found.requires_grad
+    assert torch.equal(found, slope(function(leaf, weight, epsilon)))
+
+
+@pytest.mark.cpu_only
+def test_autograd_is_told_what_changes(operation):
+    """Or what saved an argument for its own backward would read something else there, in silence."""
+    has_changed = False
+    for number in range(len(operation.examples)):
+        arguments = mapped(lambda value: value.detach().clone(), example(operation, number))
+        before = [(value.clone(), value._version) for value in tensors_of(arguments)]
+        operation.implementations["own"].function(*arguments)
+        for value, (old, version) in zip(tensors_of(arguments), before, strict=True):
+            if not torch.equal(value, old):
+                has_changed = True
+                assert value._version > version
+    assert has_changed is (operation.name in ("adamw", "rope", "cross_entropy"))
+
+
+def test_torch_compiles_all_of_them():
+    """Forward and backward, each one graph with every operation in it: a graph of its own for each takes minutes.
+
+    Of those with a size below which torch is faster, both sides.
+    """
+    functions, arguments = [], []
+    there = torch.get_default_device().type
+    for operation in OPERATIONS:
+        if there not in operation.implementations["own"].devices:
+            continue
+        function = operation.function("own", there)
+        if isinstance(function, BySize):
+            function = replace(function, smallest=1000)
+        # Lists of many tensors are no other code. The last example is a large one, the one before of another kind.
+        last = 0 if operation in (ADAMW, L2_NORM) else len(operation.examples) - 1
+        numbers = sorted({0, max(0, last - 1), last})
+        functions += [function] * len(numbers)
+        arguments += [example(operation, number) for number in numbers]
+
+    def everything(*given):
+        return [(function(*one), one[0]) for function, one in zip(functions, given, strict=True)]
+
+    check_compiled(everything, tuple(arguments))
+
+
+@pytest.mark.cpu_only
+def test_each_compiled_in_bfloat16_has_the_bits_of_a_call(operation):
+    """Forward and backward of what is traced, run as it is: nothing is rounded once more, or once less."""
+    torch.compiler.reset()
+    function = operation.implementations["own"].function
+    arguments = example(operation, dtype=torch.bfloat16)
+    right, gradients, _ = run(function, arguments)
+    found, *_ = run(torch.compile(function, fullgraph=True, backend="aot_eager"), arguments, gradients=gradients)
+    check_same_bits(found, right)
+
+
+@pytest.mark.cpu_only
+def test_the_reference_is_one_graph_too(operation):
+    check_compiled(operation.implementations["eager"].function, example(operation), compiler="aot_eager")
+
+
+@pytest.mark.cpu_only
+def test_rows_without_channels():
+    hidden, vector, weights = (drawn(shape, torch.float32).requires_grad_() for shape in ((3, 0), (0,), (3,)))
+    check_registration(torch.ops.llmctl.rms_norm.default, (hidden, vector, 1e-5))
+    check_registration(torch.ops.llmctl.layer_norm.default, (hidden, vector, vector, 1e-5))
+    check_registration(torch.ops.llmctl.activation.default, (hidden, None, weights, 0, True))
+
+
+def test_rows_without_channels_have_weights():
+    inner, weights = (drawn(shape, torch.float32).requires_grad_() for shape in ((3, 0), (3,)))
+    activated = ACTIVATION.implementations["own"].function(inner, None, weights, "silu", True)
+    assert activated.shape == (3, 0)
+    assert not torch.autograd.grad(activated.sum(), weights)[0].any()

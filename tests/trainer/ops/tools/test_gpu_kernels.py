@@ -1,0 +1,129 @@
+"""The library's kernels on a real GPU: the operations' own tests, the same bits twice, and CUDA graphs.
+
+python -m pytest -m gpu tests/trainer/ops/tools/test_gpu_kernels.py
+python -m tests.trainer.ops.cuda.cuda_sanitizer
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.ops.cuda.test_cuda_ops import TESTED
+from tests.trainer.ops.op_checks import mapped, tensors_of
+from trainer.ops.build.build_settings import BuildSettings, LineReport
+from trainer.ops.build.device_image import load_device_image
+from trainer.ops.dispatch.library import Library
+from trainer.ops.dispatch.registry import OPERATIONS as ROWS
+from trainer.ops.dispatch.self_test import self_test
+from trainer.ops.operation import Operation
+
+pytestmark = pytest.mark.gpu
+
+_HERE = Path(__file__).parent
+_LIMIT_S = 280.0
+_PLUGIN = (sys.executable, "-m", "pytest", "-p", "tests.trainer.ops.tools.gpu_plugin", "--no-header", "-q")
+_CAPTURED = [
+    (operation, dtype)
+    for operation in ROWS
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if "cuda" in operation.implementations["own"].devices and dtype in operation.implementations["own"].dtypes
+]
+_COMPILED = [operation for operation in ROWS if "compile" in operation.implementations]
+
+
+def check_passes(*words: str) -> None:
+    """A run of pytest under the plugin passes, and its tests are not all left out."""
+    done = subprocess.run(
+        [*_PLUGIN, *words], capture_output=True, text=True, timeout=_LIMIT_S, check=False, cwd=_HERE.parents[3]
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 20
+
+
+@pytest.mark.parametrize("backend", ["own", "nvrtc"])
+@pytest.mark.parametrize("operation", TESTED)
+def test_ops_pass_their_tests(operation: str, backend: str) -> None:
+    check_passes("--image-by", backend, str(_HERE.parent / f"test_{operation}.py"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("operation", _COMPILED, ids=lambda operation: operation.name)
+def test_torch_compiles_the_references(operation: Operation[Any], dtype: torch.dtype) -> None:
+    assert self_test(operation, "compile", torch.device("cuda", 0), dtype) is None
+
+
+@pytest.fixture(scope="module")
+def device(kernel_library: Library) -> torch.device:
+    here = torch.device("cuda", torch.cuda.current_device())
+    load_device_image(kernel_library.path, BuildSettings.from_variables(os.environ), here, "own", LineReport())
+    return here
+
+
+def both_passes(operation: Operation[Any], arguments: Any, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Results and gradients; or, of an operation without gradients, results and what became of its arguments.
+
+    ``gradients`` are those of the results, of which the first call makes any that are missing.
+    """
+    # What is not a leaf may be changed in place.
+    passed = mapped(torch.Tensor.clone, arguments)
+    results = list(tensors_of(operation.implementations["own"].function(*passed)))
+    # Backward may write over them.
+    found = [result.detach().clone() for result in results]
+    differentiable = [result for result in results if result.requires_grad]
+    if not differentiable:
+        return [*found, *tensors_of(passed)]
+    gradients += [torch.randn_like(result) for result in differentiable[len(gradients) :]]
+    leaves = [value for value in tensors_of(arguments) if value.requires_grad]
+    return [*found, *torch.autograd.grad(differentiable, leaves, gradients)]
+
+
+@pytest.mark.parametrize("example", [0, -1], ids=["tiny", "large"])
+@pytest.mark.parametrize(("operation", "dtype"), _CAPTURED, ids=lambda value: getattr(value, "name", str(value)))
+def test_a_graph_replays_what_a_launch_does(
+    operation: Operation[Any], dtype: torch.dtype, example: int, device: torch.device
+) -> None:
+    captured, second = (
+        operation.examples[example](device, dtype, torch.Generator().manual_seed(seed)) for seed in (1, 2)
+    )
+    gradients: list[torch.Tensor] = []
+    right = both_passes(operation, second, gradients)
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        both_passes(operation, captured, gradients)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = both_passes(operation, captured, gradients)
+    with torch.no_grad():
+        for memory, values in zip(tensors_of(captured), tensors_of(second), strict=True):
+            memory.copy_(values)
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(found, right, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_another_stream_and_another_thread_are_used(device: torch.device) -> None:
+    """A launch goes to torch's current stream, in a thread that has not used the device before too."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    hidden, weight = torch.randn(64, 256, device=device), torch.ones(256, device=device)
+    expected = torch.ops.llmctl.rms_norm(hidden, weight, 1e-5)[0]
+
+    def elsewhere() -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            normed: torch.Tensor = torch.ops.llmctl.rms_norm(hidden, weight, 1e-5)[0]
+            torch.cuda.current_stream().synchronize()
+            return normed
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(elsewhere).result(), expected)

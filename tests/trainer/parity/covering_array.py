@@ -1,0 +1,230 @@
+"""The covering array of the parity matrix: few cases in which every two choices that can meet, meet.
+
+    python -m tests.trainer.parity.covering_array        writes covering_array.jsonl anew
+
+A row chooses one value of each factor. Rows that the training config refuses cannot be; two values meet where at least
+one row with both is allowed, and every such pair is in the array. Meshes of 8 ranks, which cost most, are combined with
+one dense and one expert model only.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.parity.parity_case import MODELS, RECOMPUTE, Case
+from trainer.config.errors import ConfigError
+from trainer.planning.checks import check_world_size
+
+FILE = Path(__file__).with_name("covering_array.jsonl")
+MOST_ROWS = 150
+
+AXES = ("tp", "pp", "cp", "dp")
+MESHES: tuple[Mapping[str, int], ...] = (
+    {},
+    *({axis: size} for axis in AXES for size in (2, 4)),
+    *(dict.fromkeys(pair, 2) for pair in itertools.combinations(AXES, 2)),
+    *(dict.fromkeys(triple, 2) for triple in itertools.combinations(AXES, 3)),
+)
+# Further meshes of 8 ranks: tests.parity has them, the array does not.
+WIDER_MESHES: tuple[Mapping[str, int], ...] = ({"tp": 4, "pp": 2}, {"pp": 4, "dp": 2}, {"tp": 2, "dp": 4}, {"dp": 8})
+MODELS_ON_8_RANKS = ("llama", "mixtral")
+
+
+def mesh_name(mesh: Mapping[str, int]) -> str:
+    """A mesh in one word, as rows have it."""
+    return "x".join(f"{axis}{size}" for axis, size in mesh.items()) or "serial"
+
+
+FACTORS: Mapping[str, tuple[Any, ...]] = {
+    "mesh": tuple(map(mesh_name, MESHES)),
+    "model": tuple(MODELS),
+    # zb-v holds both ends of the model on one rank, interleaved sends round the ranks.
+    "schedule": ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"),
+    "recompute": tuple(RECOMPUTE),
+    # ZeRO stage, and the optimizer's state in CPU memory.
+    "zero": ("0", "1", "2", "3", "0-offload", "1-offload"),
+    "sp": (False, True),
+    "cp_comm": ("p2p", "a2a"),
+    "ep": ("1", "2", "all"),
+    "documents": (False, True),
+    "overlap": (True, False),
+    "micro_batches": (2, 5, 3),
+}
+_MESH_OF = {mesh_name(mesh): mesh for mesh in (*MESHES, *WIDER_MESHES)}
+
+Row = tuple[Any, ...]
+Pair = tuple[tuple[str, Any], tuple[str, Any]]
+
+
+def case_of(row: Mapping[str, Any]) -> Case:
+    """The case that a row of factors describes."""
+    values = {key: value for key, value in row.items() if key not in ("mesh", "zero", "ep")}
+    mesh = _MESH_OF[row["mesh"]]
+    ranks_of_data = mesh.get("dp", 1) * mesh.get("cp", 1)
+    stage, _, offload = row["zero"].partition("-")
+    return Case(
+        **values,
+        **mesh,
+        zero=int(stage),
+        offload=bool(offload),
+        ep=ranks_of_data if row["ep"] == "all" else int(row["ep"]),
+    )
+
+
+def is_meaningful(row: Mapping[str, Any]) -> bool:
+    """Whether every choice of the row makes a difference: a schedule needs a pipeline, and so on.
+
+    Other rows would run, and compute what another row computes.
+    """
+    mesh = _MESH_OF[row["mesh"]]
+    copies = mesh.get("dp", 1) * mesh.get("cp", 1)
+    return (
+        (row["schedule"] == "1f1b" or "pp" in mesh)
+        and (not row["sp"] or "tp" in mesh)
+        and (row["cp_comm"] == "p2p" or "cp" in mesh)
+        and (row["zero"] in ("0", "0-offload") or copies > 1)
+        and (row["ep"] == "1" or copies > (2 if row["ep"] == "2" else 1))
+        and (row["overlap"] or copies > 1)
+    )
+
+
+def is_affordable(row: Mapping[str, Any], models_on_8_ranks: Sequence[str]) -> bool:
+    """Whether the row has fewer than 8 ranks, or one of the models that are run on so many."""
+    return math.prod(_MESH_OF[row["mesh"]].values()) < 8 or row["model"] in models_on_8_ranks
+
+
+@functools.cache
+def refusal(case: Case) -> str | None:
+    """The sentence with which the config refuses a case; None where it can be."""
+    try:
+        check_world_size(case.config(), case.world_size)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def is_allowed(row: Mapping[str, Any], models_on_8_ranks: Sequence[str] = MODELS_ON_8_RANKS) -> bool:
+    """Whether the row means something, does not cost too much and can be."""
+    return is_meaningful(row) and is_affordable(row, models_on_8_ranks) and refusal(case_of(row)) is None
+
+
+def pairs_of(row: Mapping[str, Any]) -> Iterator[Pair]:
+    """Every two choices of a row."""
+    yield from itertools.combinations(row.items(), 2)
+
+
+def complete(fixed: Mapping[str, Any], wanted: set[Pair], chance: random.Random) -> dict[str, Any] | None:
+    """An allowed row with the choices of ``fixed`` and as many wanted pairs as greed finds; None: there is none."""
+    best: dict[str, Any] | None = None
+    most = -1
+    for _ in range(12):
+        row = _fill(dict(fixed), wanted, chance)
+        if row is not None:
+            covered = sum(pair in wanted for pair in pairs_of(row))
+            if covered > most:
+                best, most = row, covered
+    return best
+
+
+def _fill(chosen: dict[str, Any], wanted: set[Pair], chance: random.Random) -> dict[str, Any] | None:
+    """One attempt: the free factors in random order, each with the allowed value that covers most.
+
+    A partial row is allowed if it is with the plainest values of all that is still free.
+    """
+    free = [name for name in FACTORS if name not in chosen]
+    chance.shuffle(free)
+    if _with_defaults(chosen) is None:
+        return None
+    for name in free:
+        values = list(FACTORS[name])
+        chance.shuffle(values)
+
+        def gain(value: Any, name: str = name) -> int:
+            return sum(_pair(name, value, other, chosen[other]) in wanted for other in chosen)
+
+        for value in sorted(values, key=gain, reverse=True):
+            if _with_defaults({**chosen, name: value}) is not None:
+                chosen[name] = value
+                break
+        else:
+            return None
+    return {name: chosen[name] for name in FACTORS}
+
+
+def _pair(name: str, value: Any, other_name: str, other: Any) -> Pair:
+    order = list(FACTORS)
+    one, two = (name, value), (other_name, other)
+    return (one, two) if order.index(name) < order.index(other_name) else (two, one)
+
+
+# Where the plainest value of a free factor does not fit, one of these does.
+_WAYS_OUT: tuple[Mapping[str, Any], ...] = tuple(
+    {"model": model, "mesh": mesh, "cp_comm": cp_comm}
+    for model, cp_comm in itertools.product(("llama", "mixtral", "gpt2-hidden-dropout", "sigmoid"), ("p2p", "a2a"))
+    for mesh in FACTORS["mesh"]
+)
+
+
+def _with_defaults(chosen: Mapping[str, Any]) -> dict[str, Any] | None:
+    plain = {name: values[0] for name, values in FACTORS.items()}
+    for way in _WAYS_OUT:
+        row = {**plain, **way, **chosen}
+        if is_allowed(row):
+            return row
+    return None
+
+
+@functools.cache
+def meeting_pairs() -> frozenset[Pair]:
+    """Every two values of different factors that some allowed row has both of."""
+    pairs = set()
+    for (one, values), (two, others) in itertools.combinations(FACTORS.items(), 2):
+        for value, other in itertools.product(values, others):
+            if _with_defaults({one: value, two: other}) is not None:
+                pairs.add(((one, value), (two, other)))
+    return frozenset(pairs)
+
+
+# Rows to begin with, for what takes three choices: heads that tp ranks share, while gradients are sharded.
+_BEGINNINGS: tuple[Mapping[str, Any], ...] = (
+    {"mesh": "tp2xdp2", "model": "capacity", "zero": "1"},
+    {"mesh": "tp2xcp2", "model": "capacity", "zero": "2"},
+)
+
+
+def generate(seed: int = 0) -> list[dict[str, Any]]:
+    """The array, the same for the same seed: greedy, row by row, each begun with a pair that is still wanted."""
+    chance = random.Random(seed)
+    wanted = set(meeting_pairs())
+    beginnings = list(_BEGINNINGS)
+    rows = []
+    while wanted:
+        first = beginnings.pop() if beginnings else dict(min(wanted, key=repr))
+        row = complete(first, wanted, chance)
+        assert row is not None, f"{first} meet in a plain row and in no other"
+        wanted -= set(pairs_of(row))
+        rows.append(row)
+    return rows
+
+
+def committed() -> list[dict[str, Any]]:
+    """The rows of the committed file."""
+    return [json.loads(line) for line in FILE.read_text().splitlines()]
+
+
+def main() -> None:
+    """Write the smallest array of a few seeds."""
+    rows = min((generate(seed) for seed in range(6)), key=len)
+    FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(f"{len(rows)} rows in {FILE.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""Faults that trainers have had, put into ours on purpose: each a context manager that breaks one thing.
+
+They are entered inside the ranks, before the model is built. A fault gives wrong numbers and no error of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+from weakref import WeakSet
+
+import torch
+
+from tests.trainer.parity import layout_parity
+from tests.trainer.parity.parity_case import Case
+from trainer.data_parallel import fully_sharded, gradient_buckets, shared_gradients
+from trainer.data_parallel.sharded_buckets import ShardedBuckets
+from trainer.distributed.mesh import ProcessGroups
+from trainer.distributed.random_streams import MicroBatchRandomness
+from trainer.model import dropout
+from trainer.model.context import ParallelAxes
+from trainer.model.context_parallel.axis import ContextParallel
+from trainer.model.decoder import GPTStage
+from trainer.model.moe import layer as moe_layer
+from trainer.model.rotary import RotaryTable
+from trainer.model.sharding import ParameterBuilder
+from trainer.model.tensor_parallel import collectives, linear
+from trainer.optimizer import clipping
+from trainer.pipeline.executor import forward_backward
+from trainer.pipeline.weight_gradients import WeightGradientQueue
+
+
+def _changed_options(change: Callable[..., dict[str, Any]]) -> AbstractContextManager[object]:
+    """Let forward_backward be called with other arguments than it should."""
+
+    def changed(model: Any, micro_batches: Any, **options: Any) -> Any:
+        return forward_backward(model, **change(model, {"micro_batches": micro_batches, **options}))
+
+    return mock.patch.object(layout_parity, "forward_backward", changed)
+
+
+def row_parallel_sum_dropped() -> AbstractContextManager[object]:
+    """The partial outputs of row-parallel layers are taken for the whole."""
+    return mock.patch.object(linear, "reduce_partial_sums", lambda partial, *_: partial)
+
+
+def sequence_parallel_sum_dropped() -> AbstractContextManager[object]:
+    """Each rank takes its part of the sequence of its own partial outputs."""
+    return mock.patch.object(linear, "reduce_partial_sums", lambda partial, tp, *_: tp.sequence_shard(partial).clone())
+
+
+def column_parallel_gradient_sum_dropped() -> AbstractContextManager[object]:
+    """The input gradients of column-parallel layers are not summed over tp."""
+
+    def unsummed(partial: torch.Tensor, tp: Any) -> collectives.PendingCollective:
+        return collectives.PendingCollective(tp.sequence_shard(partial), partial, None)
+
+    return mock.patch.object(linear, "start_sum", unsummed)
+
+
+def sequence_parallel_norm_sum_dropped() -> AbstractContextManager[object]:
+    """Norms and biases that meet sequence shards keep the gradient of their own shard."""
+    return mock.patch.object(ParameterBuilder, "_is_partial", lambda *_: False)
+
+
+@contextmanager
+def _without_group(axis: str) -> Iterator[None]:
+    complete = shared_gradients.sum_shared_gradients
+
+    def incomplete(pieces: Any, layouts: Any, mesh: Any, groups: ProcessGroups) -> None:
+        complete(pieces, layouts, mesh, replace(groups, **{axis: None}))
+
+    with (
+        mock.patch.object(gradient_buckets, "sum_shared_gradients", incomplete),
+        mock.patch.object(fully_sharded, "sum_shared_gradients", incomplete),
+    ):
+        yield
+
+
+def tied_embedding_sum_dropped() -> AbstractContextManager[object]:
+    """Embedding and LM head go ways of their own."""
+    return _without_group("embedding")
+
+
+def key_value_sum_dropped() -> AbstractContextManager[object]:
+    """Ranks that hold the same key and value heads keep the gradient of their own queries."""
+    return _without_group("kv")
+
+
+def divided_by_micro_batches_again() -> AbstractContextManager[object]:
+    """The gradient is divided by the number of micro-batches a second time."""
+    return _changed_options(lambda _, o: {**o, "loss_scale": o["loss_scale"] / len(o["micro_batches"])})
+
+
+def not_divided_at_all() -> AbstractContextManager[object]:
+    """The gradient is that of the sum of the losses."""
+    return _changed_options(lambda _, o: {**o, "valid_tokens": 1})
+
+
+def divided_by_own_tokens() -> AbstractContextManager[object]:
+    """Every replica averages over its own tokens."""
+
+    def change(model: Any, options: dict[str, Any]) -> dict[str, Any]:
+        own = sum(int(batch.loss_mask.sum()) for batch in options["micro_batches"])
+        return {**options, "valid_tokens": max(1, own) * model.mesh.dp}
+
+    return _changed_options(change)
+
+
+def context_parallel_scale_applied() -> AbstractContextManager[object]:
+    """The loss is averaged over the ranks of cp, though each has only its own tokens."""
+    return _changed_options(lambda model, o: {**o, "valid_tokens": o["valid_tokens"] * model.mesh.cp})
+
+
+def micro_batches_swapped() -> AbstractContextManager[object]:
+    """Later pipeline ranks take labels and masks in another order than the first takes tokens."""
+
+    def change(model: Any, options: dict[str, Any]) -> dict[str, Any]:
+        batches = list(options["micro_batches"])
+        return {**options, "micro_batches": batches if model.mesh.is_first_stage else batches[::-1]}
+
+    return _changed_options(change)
+
+
+def dropout_by_local_number() -> AbstractContextManager[object]:
+    """Replicas count their micro-batches from 0, so that they drop alike."""
+
+    def change(_: Any, options: dict[str, Any]) -> dict[str, Any]:
+        batches = [replace(batch, index=number) for number, batch in enumerate(options["micro_batches"])]
+        return {**options, "micro_batches": batches}
+
+    return _changed_options(change)
+
+
+def dropout_mask_of_the_first_shard() -> AbstractContextManager[object]:
+    """Every sequence shard takes the beginning of the mask."""
+
+    def beginning(
+        hidden: torch.Tensor,
+        probability: float,
+        randomness: MicroBatchRandomness | None,
+        site: Any,
+        _: Any,
+        kernels: Any,
+        layer: int = 0,
+        **more: torch.Tensor | None,
+    ) -> torch.Tensor:
+        # As if each rank had the whole sequence.
+        return dropout.hidden_dropout(hidden, probability, randomness, site, ParallelAxes(), kernels, layer, **more)
+
+    from trainer.model import block
+
+    return mock.patch.object(block, "hidden_dropout", beginning)
+
+
+def clipped_per_stage() -> AbstractContextManager[object]:
+    """Every rank clips by the norm of what it holds itself."""
+    # Its own name for torch.distributed: the other rooms must go on summing.
+    return mock.patch.object(clipping, "dist", SimpleNamespace(all_reduce=lambda *_, **__: None))
+
+
+def positions_of_the_shard() -> AbstractContextManager[object]:
+    """Rotary angles count from the beginning of each context-parallel part."""
+
+    def local(stage: GPTStage, tokens: torch.Tensor, _: torch.Tensor | None) -> RotaryTable | None:
+        return None if stage._rotary is None else stage._rotary.first(len(tokens))
+
+    return mock.patch.object(GPTStage, "_rotary_of", local)
+
+
+def experts_summed_over_all_data_ranks() -> AbstractContextManager[object]:
+    """Expert gradients are summed over ranks that hold other experts."""
+    return _experts_summed_over("dp_cp")
+
+
+def expert_sum_dropped() -> AbstractContextManager[object]:
+    """Copies of an expert keep the gradient of their own tokens."""
+    return _experts_summed_over(None)
+
+
+@contextmanager
+def _experts_summed_over(axis: str | None) -> Iterator[None]:
+    build = gradient_buckets.GradientBuckets.__init__
+
+    def wrong(self: Any, parameters: Any, layouts: Any, mesh: Any, groups: ProcessGroups, parallel: Any) -> None:
+        other = None if axis is None else getattr(groups, axis)
+        build(self, parameters, layouts, mesh, replace(groups, expert_dp=other), parallel)
+
+    with mock.patch.object(gradient_buckets.GradientBuckets, "__init__", wrong):
+        yield
+
+
+@contextmanager
+def weights_not_gathered() -> Iterator[None]:
+    """The other ranks' parts of the weights stay as they were before the step."""
+    gather = ShardedBuckets.weights_changed
+    begun: WeakSet[ShardedBuckets] = WeakSet()
+
+    def only_once(self: ShardedBuckets) -> None:
+        # What is written into the weights before training gets everywhere.
+        if self not in begun:
+            begun.add(self)
+            gather(self)
+
+    with mock.patch.object(ShardedBuckets, "weights_changed", only_once):
+        yield
+
+
+@contextmanager
+def gathered_weights_kept() -> Iterator[None]:
+    """What was gathered for the last backward is used in the next forward, as it was before the step."""
+
+    def keep(_: Any, chunk: Any, *, is_last: bool) -> None:
+        chunk.set_is_last_backward(is_last)
+        chunk.set_reshard_after_backward(False)
+
+    store = fully_sharded.FullyShardedStore
+    with mock.patch.object(store, "_set_last", keep), mock.patch.object(store, "weights_changed", lambda _: None):
+        yield
+
+
+def shards_not_summed() -> AbstractContextManager[object]:
+    """Each rank updates its shard by the gradient of its own samples."""
+    return mock.patch.object(ShardedBuckets, "_start_reduction", lambda *_: mock.Mock())
+
+
+def put_off_weight_gradients_forgotten() -> AbstractContextManager[object]:
+    """The weight gradients of the first micro-batch, put off by the schedule, are never made."""
+    run = WeightGradientQueue.run
+
+    def forgetful(self: WeightGradientQueue, micro_batch: int) -> None:
+        if micro_batch:
+            run(self, micro_batch)
+
+    return mock.patch.object(WeightGradientQueue, "run", forgetful)
+
+
+def auxiliary_loss_of_every_tp_rank() -> AbstractContextManager[object]:
+    """Each of two tp ranks adds the whole gradient of the auxiliary loss."""
+    attach = moe_layer.attach_loss
+    return mock.patch.object(moe_layer, "attach_loss", lambda carrier, loss, scale: attach(carrier, loss, 2 * scale))
+
+
+@contextmanager
+def other_masks_when_recomputed() -> Iterator[None]:
+    """Dropout draws on where it stopped, so that what is computed again is not what was computed."""
+    drawn: dict[tuple[Any, ...], int] = {}
+    seed = MicroBatchRandomness.dropout_seed
+
+    def draw_on(self: MicroBatchRandomness, site: Any, layer: int = 0, part: int = 0) -> int:
+        address = (self, site, layer, part)
+        drawn[address] = drawn.get(address, -1) + 1
+        return seed(self, site, layer, part + 1000 * drawn[address])
+
+    with mock.patch.object(MicroBatchRandomness, "dropout_seed", draw_on):
+        yield
+
+
+def contiguous_parts_taken_for_balanced() -> AbstractContextManager[object]:
+    """Sequences are cut into contiguous parts, while ring attention believes them to be balanced pairs of chunks."""
+
+    def contiguous(self: ContextParallel, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        return whole.chunk(self.size, dim)[self.rank]
+
+    return mock.patch.object(ContextParallel, "shard", contiguous)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A mutation, and which cases must catch it."""
+
+    name: str
+    enter: Callable[[], AbstractContextManager[object]]
+    meets: Callable[[Case], bool]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _fault(
+    enter: Callable[[], AbstractContextManager[object]], meets: Callable[[Case], bool], where: str = ""
+) -> Fault:
+    return Fault(f"{enter.__name__}{where}", enter, meets)
+
+
+def _is_tied(case: Case) -> bool:
+    return case.model in ("gpt2", "gpt2-hidden-dropout", "qwen")
+
+
+def _is_tied_over_ranks(case: Case) -> bool:
+    return _is_tied(case) and case.pp > 1 and case.schedule != "zb-v"
+
+
+def _has_experts(case: Case) -> bool:
+    return case.model in ("mixtral", "capacity", "sigmoid")
+
+
+FAULTS = (
+    _fault(row_parallel_sum_dropped, lambda c: c.tp > 1 and not c.sp),
+    _fault(sequence_parallel_sum_dropped, lambda c: c.sp),
+    _fault(column_parallel_gradient_sum_dropped, lambda c: c.tp > 1),
+    _fault(sequence_parallel_norm_sum_dropped, lambda c: c.sp),
+    _fault(tied_embedding_sum_dropped, lambda c: _is_tied_over_ranks(c) and not c.zero),
+    _fault(tied_embedding_sum_dropped, lambda c: _is_tied_over_ranks(c) and c.zero == 1, " with ZeRO-1"),
+    _fault(tied_embedding_sum_dropped, lambda c: _is_tied_over_ranks(c) and c.zero > 1, " with ZeRO-2 or 3"),
+    _fault(key_value_sum_dropped, lambda c: c.model == "qwen" and c.tp == 4 and not c.zero),
+    _fault(key_value_sum_dropped, lambda c: c.model == "capacity" and c.tp > 1 and c.zero == 1, " with ZeRO-1"),
+    _fault(key_value_sum_dropped, lambda c: c.model == "capacity" and c.tp > 1 and c.zero > 1, " with ZeRO-2 or 3"),
+    _fault(divided_by_micro_batches_again, lambda c: c.pp > 1),
+    _fault(not_divided_at_all, lambda c: c.dp > 1),
+    _fault(divided_by_own_tokens, lambda c: c.dp > 1),
+    _fault(context_parallel_scale_applied, lambda c: c.cp > 1),
+    _fault(micro_batches_swapped, lambda c: c.pp > 1),
+    _fault(dropout_by_local_number, lambda c: c.dp > 1 and c.model.startswith("gpt2")),
+    _fault(dropout_mask_of_the_first_shard, lambda c: c.sp and c.model.startswith("gpt2")),
+    _fault(clipped_per_stage, lambda c: c.pp > 1 and not _is_tied(c)),
+    _fault(positions_of_the_shard, lambda c: c.cp > 1 and c.model == "llama"),
+    _fault(contiguous_parts_taken_for_balanced, lambda c: c.cp > 1 and c.cp_comm == "p2p"),
+    _fault(weights_not_gathered, lambda c: c.zero == 1),
+    _fault(shards_not_summed, lambda c: c.zero == 1),
+    _fault(gathered_weights_kept, lambda c: c.zero == 2),
+    _fault(put_off_weight_gradients_forgotten, lambda c: c.schedule in ("zb-h1", "zb-v")),
+    _fault(other_masks_when_recomputed, lambda c: c.recompute in ("uniform", "block") and c.model.startswith("gpt2")),
+    _fault(auxiliary_loss_of_every_tp_rank, lambda c: _has_experts(c) and c.tp == 2),
+    _fault(experts_summed_over_all_data_ranks, lambda c: _has_experts(c) and c.ep > 1 and not c.zero),
+    _fault(expert_sum_dropped, lambda c: _has_experts(c) and c.ep == 1 and c.dp > 1 and not c.zero),
+)

@@ -1,0 +1,47 @@
+"""The covering array can fail: each of the faults of tests.trainer.parity.mutations is caught by one of its cases."""
+
+import functools
+
+import pytest
+
+from tests.trainer.parity.covering_array import case_of, committed
+from tests.trainer.parity.layout_parity import compare, problems
+from tests.trainer.parity.mutations import FAULTS
+from tests.trainer.spawn import RankError, Ranks
+
+CASES = sorted((case_of(row) for row in committed()), key=lambda case: (case.world_size, case.micro_batches))
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(8) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def serials():
+    """Serial outcomes, each computed once."""
+    return {}
+
+
+def test_there_are_as_many_faults_as_promised():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 12
+
+
+@pytest.fixture(scope="module")
+def unbroken(ranks, serials):
+    """What is wrong with a case by itself; several faults meet the same case, which is run once."""
+    return functools.cache(lambda case: problems(case, compare(ranks, serials, case)))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_broken_trainer_is_caught(ranks, serials, unbroken, fault):
+    case = next(case for case in CASES if fault.meets(case))
+    assert not unbroken(case), "the case fails by itself"
+    try:
+        found = compare(ranks, serials, case, fault.enter)
+    except RankError as error:
+        raise AssertionError(f"{fault} crashed instead of giving wrong numbers") from error
+    except AssertionError:
+        return  # copies that differ, or elements that are missing
+    assert problems(case, found), f"{case} does not notice {fault}: {found}"

@@ -1,0 +1,102 @@
+"""Every way of dividing the work computes the same: the committed covering array of tests.parity, run.
+
+``make parity`` runs the matrix in full. tests.trainer.parity.test_mutations shows that these cases can fail.
+"""
+
+import itertools
+import random
+
+import pytest
+
+from tests.parity import rows as rows_in_full
+from tests.trainer.parity.covering_array import (
+    FACTORS,
+    MOST_ROWS,
+    WIDER_MESHES,
+    case_of,
+    committed,
+    is_allowed,
+    meeting_pairs,
+    pairs_of,
+    refusal,
+)
+from tests.trainer.parity.layout_parity import compare, keeps_order, problems
+from tests.trainer.parity.parity_case import Case
+from tests.trainer.spawn import Ranks
+
+ROWS = committed()
+CASES = [case_of(row) for row in ROWS]
+
+SIXTEEN_BIT = [
+    Case("gpt2", tp=2, sp=True, precision="bf16"),
+    Case("llama", pp=2, dp=2, zero=1, precision="bf16"),
+    Case("mixtral", dp=2, ep=2, zero=2, precision="bf16"),
+    Case("llama", cp=2, zero=3, precision="bf16"),
+    Case("qwen", tp=2, pp=2, schedule="zb-h1", precision="fp16"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(8) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def serials():
+    """Serial outcomes, each computed once."""
+    return {}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_loss_gradients_and_steps_equal_the_serial_run(ranks, serials, case):
+    found = compare(ranks, serials, case)
+    assert not problems(case, found), str(found)
+
+
+@pytest.mark.parametrize("case", SIXTEEN_BIT, ids=str)
+def test_16_bit_training_stays_within_its_bounds(ranks, serials, case):
+    found = compare(ranks, serials, case)
+    assert not problems(case, found), str(found)
+
+
+def test_the_array_is_small_allowed_and_covers_every_pair_that_can_meet():
+    assert len(ROWS) <= MOST_ROWS
+    assert all(is_allowed(row) for row in ROWS)
+    assert len({tuple(row.items()) for row in ROWS}) == len(ROWS)
+    missing = meeting_pairs() - {pair for row in ROWS for pair in pairs_of(row)}
+    assert not missing
+    # Mostly 2 to 4 ranks, and yet every two axes together, and every three.
+    assert sum(case.world_size <= 4 for case in CASES) >= 0.75 * len(CASES)
+    axes = ("tp", "pp", "cp", "dp")
+    for together in (*itertools.combinations(axes, 2), *itertools.combinations(axes, 3)):
+        assert any(all(getattr(case, axis) > 1 for axis in together) for case in CASES), together
+
+
+def test_in_the_matrix_in_full_every_two_choices_meet():
+    """A rule by which the factors that are not varied in full follow the others would hide what breaks that rule."""
+    rows = list(rows_in_full())
+    cases = [case_of(row) for row in rows]
+    assert len(set(cases)) == len(cases)
+    assert not [refused for case in random.Random(3).sample(cases, 200) if (refused := refusal(case))]
+    missing = meeting_pairs() - {pair for row in rows for pair in pairs_of(row)}
+    assert not missing
+    # Only with more micro-batches than stages are all of them at work at once.
+    assert {case.schedule for case in cases if case.pp == 4 and case.micro_batches > 4} == set(FACTORS["schedule"])
+    for mesh in WIDER_MESHES:
+        assert any(all(getattr(case, axis) == size for axis, size in mesh.items()) for case in cases), mesh
+
+
+def test_what_can_meet_is_found_among_random_rows_too():
+    chance = random.Random(5)
+    known = meeting_pairs()
+    rows = [{name: chance.choice(values) for name, values in FACTORS.items()} for _ in range(30_000)]
+    allowed = [row for row in rows if is_allowed(row)]
+    assert len(allowed) > 100
+    assert {pair for row in allowed for pair in pairs_of(row)} <= known
+
+
+def test_no_choice_is_left_out():
+    for name, values in FACTORS.items():
+        assert {row[name] for row in ROWS} == set(values), name
+    assert any(keeps_order(case) and case.pp > 1 for case in CASES), "no case is held to the same bits"

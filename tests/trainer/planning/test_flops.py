@@ -1,0 +1,129 @@
+"""Parameter counts and the convention for FLOPs, against published models."""
+
+import pytest
+import torch
+
+from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+from trainer.parallel_model import build_model
+from trainer.planning.build_config import build_config
+from trainer.planning.device_peaks import known_peak_tflops
+from trainer.planning.flops import active_layer_parameters, count_parameters, flops_per_token
+
+
+def config(model, seq_length=2048):
+    return build_config(
+        {"model": model, "training": {"train_iters": 1, "seq_length": seq_length}, "optimizer": {"lr": 1e-4}}
+    )
+
+
+GPT2 = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "max_position_embeddings": 1024}
+LLAMA_2_7B = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "ffn_hidden_size": 11008,
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "untie_embeddings_and_output_weights": True,
+}
+LLAMA_3_8B = {**LLAMA_2_7B, "ffn_hidden_size": 14336, "num_query_groups": 8}
+QWEN_2_5_05B = {
+    **LLAMA_2_7B,
+    "num_layers": 24,
+    "hidden_size": 896,
+    "num_attention_heads": 14,
+    "num_query_groups": 2,
+    "ffn_hidden_size": 4864,
+    "add_qkv_bias": True,
+    "untie_embeddings_and_output_weights": False,
+}
+MIXTRAL_8X7B = {**LLAMA_3_8B, "num_experts": 8, "moe_router_topk": 2}
+
+
+@pytest.mark.parametrize(
+    ("model", "seq_length", "vocab_size", "parameters"),
+    [
+        (GPT2, 1024, 50257, 124_439_808),
+        (LLAMA_2_7B, 2048, 32000, 6_738_415_616),
+        (LLAMA_3_8B, 2048, 128256, 8_030_261_248),
+        (QWEN_2_5_05B, 2048, 151936, 494_032_768),
+        (MIXTRAL_8X7B, 2048, 32000, 46_702_792_704),
+    ],
+)
+def test_counts_of_published_models(model, seq_length, vocab_size, parameters):
+    assert count_parameters(config(model, seq_length), vocab_size).total == parameters
+
+
+def test_flops_by_hand():
+    # GPT-2: all parameters, less both input tables, plus the tied output table.
+    counted = 124_439_808 - 1024 * 768
+    expected = 6 * counted + 12 * 12 * 768 * 1024
+    assert flops_per_token(config(GPT2, 1024), 50257) == expected
+    untied = 6_738_415_616 - 32000 * 4096
+    assert flops_per_token(config(LLAMA_2_7B), 32000) == 6 * untied + 12 * 32 * 4096 * 2048
+
+
+def test_experts_count_as_far_as_a_token_meets_them():
+    # Mixtral 8x7B "has 47B parameters but only uses 13B active parameters" (Jiang et al. 2024, arXiv:2401.04088).
+    counts = count_parameters(config(MIXTRAL_8X7B), 32000)
+    assert (round(counts.total / 1e9, 1), round(counts.active / 1e9, 1)) == (46.7, 12.9)
+    counted = counts.active - 32000 * 4096
+    assert flops_per_token(config(MIXTRAL_8X7B), 32000) == 6 * counted + 12 * 32 * 4096 * 2048
+    dense = count_parameters(config(LLAMA_3_8B), 128256)
+    assert dense.active == dense.total
+
+
+def test_layers_of_both_kinds_and_shared_experts_by_hand():
+    shape = {"num_layers": 3, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 16}
+    experts = {"num_experts": 4, "moe_layer_freq": 2, "moe_ffn_hidden_size": 4, "moe_router_topk": 1}
+    experts |= {"moe_router_pre_softmax": True, "moe_shared_expert_intermediate_size": 6}
+    model = {**shape, **experts, "disable_bias_linear": True, "normalization": "RMSNorm"}
+    counts = count_parameters(config(model, 32), 10)
+    attention_and_norms = 4 * 8 * 8 + 2 * 8
+    dense, routed, expert, shared = 2 * 8 * 16, 8 * 4, 2 * 8 * 4, 2 * 8 * 6
+    # Layers 0 and 2 have experts, layer 1 has none.
+    assert counts.layers == 3 * attention_and_norms + dense + 2 * (routed + 4 * expert + shared)
+    assert counts.active_layers == 3 * attention_and_norms + dense + 2 * (routed + expert + shared)
+
+
+SMALL = {"num_layers": 3, "hidden_size": 16, "num_attention_heads": 4, "make_vocab_size_divisible_by": 1}
+EXPERTS = {"num_experts": 4, "moe_layer_freq": 2, "moe_ffn_hidden_size": 24}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"swiglu": True, "num_query_groups": 2, "disable_bias_linear": True, "add_qkv_bias": True},
+        {"untie_embeddings_and_output_weights": True, "position_embedding_type": "rope", "normalization": "RMSNorm"},
+        EXPERTS,
+        {**EXPERTS, "swiglu": True, "disable_bias_linear": True, "moe_shared_expert_intermediate_size": 8},
+        {**EXPERTS, "moe_layer_freq": 1, "moe_shared_expert_intermediate_size": 8},
+    ],
+)
+def test_as_many_as_the_model_has(changes):
+    one = config({**SMALL, **changes}, seq_length=32)
+    model = build_model(one, 50, ParallelMesh(tp=1, pp=1, dp=1, rank=0), ProcessGroups(), torch.device("cpu"))
+    counts = count_parameters(one, 50)
+    assert counts.total == sum(parameter.numel() for parameter in model.parameters.values())
+    assert counts.active_layers == sum(active_layer_parameters(one.model, layer) for layer in range(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312.0),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA H200", 989.4),
+        ("Tesla V100-SXM2-16GB", 125.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40S", 362.05),
+        ("NVIDIA RTX A4000", None),
+        ("CPU", None),
+    ],
+)
+def test_known_peaks(name, peak):
+    assert known_peak_tflops(name) == peak

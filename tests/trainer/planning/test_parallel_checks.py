@@ -1,0 +1,131 @@
+"""Every combination that cannot be, with its sentence; and its nearest neighbours, which can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.trainer.planning.refused_combinations import CP, EP, MOE, PER_STAGE, PP, REFUSED, SHARDING, TP, VIRTUAL
+from trainer.config.errors import ConfigError
+from trainer.config.train_config import TrainConfig
+from trainer.planning.build_config import build_config
+from trainer.planning.checks import check_world_size
+from trainer.planning.incompatible import IMPOSSIBLE
+from trainer.planning.parallel_checks import EXCLUSIVE_KEYS
+
+
+def build(**sections: dict[str, Any]) -> TrainConfig:
+    values: dict[str, dict[str, Any]] = {
+        "model": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "attention_dropout": 0.0},
+        "training": {"train_iters": 10, "seq_length": 64},
+        "optimizer": {"lr": 1e-3},
+    }
+    for section, keys in sections.items():
+        values[section] = {**values.get(section, {}), **keys}
+    return build_config(values)
+
+
+@pytest.mark.parametrize(("asked", "key", "says", "change"), REFUSED)
+def test_refused_with_a_sentence_and_accepted_after_what_it_says(
+    asked: dict[str, dict[str, Any]], key: str, says: str, change: dict[str, dict[str, Any]]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(**asked)
+    assert caught.value.key == key
+    assert says in caught.value.problem
+    assert "\n" not in caught.value.problem
+    build(
+        **{section: {**asked.get(section, {}), **change.get(section, {})} for section in asked.keys() | change.keys()}
+    )
+
+
+# Of each key that says where the layers go a value that is accepted alone.
+PLACES: dict[str, Any] = {
+    "pipeline_model_parallel_layout": "Ett|ttL",
+    "decoder_first_pipeline_num_layers": 2,
+    "decoder_last_pipeline_num_layers": 2,
+    VIRTUAL: 2,
+    PER_STAGE: 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "other"), [(key, other) for key, *others in EXCLUSIVE_KEYS for other in others], ids=str
+)
+def test_keys_that_say_where_the_layers_go_exclude_each_other(key: str, other: str) -> None:
+    for alone in (key, other):
+        build(parallel={PP: 2, alone: PLACES[alone]})
+    with pytest.raises(ConfigError) as caught:
+        build(parallel={PP: 2, key: PLACES[key], other: PLACES[other]})
+    assert caught.value.key == f"parallel.{key}"
+    assert f"parallel.{other} exclude each other; set only one of the two" in caught.value.problem
+
+
+def test_every_impossible_combination_has_its_case() -> None:
+    said = [(key, says) for _, key, says, _ in REFUSED]
+    for key, _, sentence in IMPOSSIBLE:
+        assert any(key == of and says in sentence for of, says in said), f"{key}: {sentence}"
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {PP: 2, "pipeline_schedule": "zb-h1", "use_distributed_optimizer": True},
+        {PP: 2, VIRTUAL: 2},
+        {PP: 3},
+        {TP: 4, PP: 2, CP: 2, "sequence_parallel": True, SHARDING: "optim_grads_params"},
+    ],
+)
+def test_accepted(parallel: dict[str, Any]) -> None:
+    build(parallel=parallel)
+
+
+def refusal(one: TrainConfig, world_size: int) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        check_world_size(one, world_size)
+    assert "\n" not in caught.value.problem
+    return caught.value
+
+
+def test_world_size_with_context_parallelism() -> None:
+    one = build(parallel={TP: 2, CP: 2, PP: 3})
+    check_world_size(one, 24)
+    error = refusal(one, 16)
+    assert "TP 2 x PP 3 x CP 2 = 12 does not divide the world size 16" in error.problem
+    assert "TP 2 x PP 4 x CP 2 x DP 1" in error.problem
+    assert one.data_parallel_size(24) == 2
+
+
+def test_nearest_layouts_need_not_divide_the_layers() -> None:
+    assert "TP 1 x PP 3 x DP 1" in refusal(build(parallel={TP: 1, PP: 2}), 3).problem
+
+
+def test_nearest_layouts_keep_a_pipeline_that_was_cut_by_hand() -> None:
+    one = build(parallel={TP: 4, PP: 2, "decoder_first_pipeline_num_layers": 1})
+    problem = refusal(one, 12).problem
+    assert "TP 2 x PP 2 x DP 3" in problem
+    assert "PP 1" not in problem
+    assert "PP 3" not in problem
+
+
+@pytest.mark.parametrize(("cp", "world_size", "valid"), [(1, 6, "1, 2"), (2, 6, "1, 2"), (1, 4, "")])
+def test_experts_divide_over_the_data_ranks(cp: int, world_size: int, valid: str) -> None:
+    one = build(parallel={EP: 4, CP: cp}, model=MOE)
+    if not valid:
+        check_world_size(one, world_size)
+        return
+    error = refusal(one, world_size)
+    assert error.key == f"parallel.{EP}"
+    assert f"4 does not divide DP {world_size // cp} x CP {cp} = {world_size}" in error.problem
+    assert f"use one of {valid}" in error.problem
+
+
+def test_nearest_layouts_leave_the_experts_their_ranks() -> None:
+    problem = refusal(build(parallel={TP: 4, PP: 3, EP: 4}, model=MOE), 16).problem
+    assert problem.endswith("TP 2 x PP 2 x DP 4; TP 4 x PP 1 x DP 4; TP 1 x PP 4 x DP 4")
+
+
+def test_no_layout_at_all() -> None:
+    one = build(parallel={PP: 2, "decoder_first_pipeline_num_layers": 1})
+    assert "that fit: none; ask for another number of ranks" in refusal(one, 5).problem

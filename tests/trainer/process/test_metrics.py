@@ -1,0 +1,87 @@
+"""The rows of metrics.jsonl, field by field, and lines that people read."""
+
+import json
+import math
+
+import pytest
+
+from trainer.process.metrics import (
+    MetricsFile,
+    SpeedScale,
+    training_line,
+    training_row,
+    validation_line,
+    validation_row,
+)
+from trainer.process.progress import TrainingProgress
+
+SPEED = SpeedScale(tokens_per_iteration=1000, flops_per_token=6_000_000_000, devices=4, peak_tflops=10.0)
+
+
+def row(**keys):
+    progress = TrainingProgress(
+        iteration=120,
+        consumed_samples=240,
+        consumed_tokens=4800,
+        skipped_iterations=2,
+        interval_iterations=2,
+        interval_loss=30.0,
+        interval_tokens=10,
+        **keys,
+    )
+    return training_row(
+        3,
+        progress,
+        SPEED,
+        grad_norm=0.871,
+        learning_rate=2.95e-4,
+        loss_scale=1.0,
+        iteration_time_s=0.5,
+        peak_memory_bytes=1 << 30,
+    )
+
+
+def test_training_row_has_exactly_the_agreed_fields():
+    fields = (
+        "attempt iteration consumed_samples consumed_tokens lm_loss grad_norm learning_rate loss_scale "
+        "iteration_time_s tokens_per_s tflops_per_device mfu peak_memory_bytes skipped_iterations nan_iterations time"
+    )
+    assert list(row()) == fields.split()
+    assert row()["lm_loss"] == 3.0
+    assert row()["tokens_per_s"] == 2000.0
+    assert row()["tflops_per_device"] == pytest.approx(3.0)
+    assert row()["mfu"] == pytest.approx(0.3)
+
+
+def test_validation_row():
+    found = validation_row(1, 20, math.log(50.0))
+    assert list(found) == ["attempt", "iteration", "valid_loss", "valid_ppl", "time"]
+    assert found["valid_ppl"] == pytest.approx(50.0)
+    assert validation_line(found, 100) == "iteration 20/100 | validation loss 3.9120 | perplexity 50.00"
+    nothing = validation_row(1, 20, None)
+    assert (nothing["valid_loss"], nothing["valid_ppl"]) == (None, None)
+    assert validation_line(nothing, 100) == "iteration 20/100 | validation loss none | perplexity none"
+
+
+def test_console_line():
+    assert training_line({**row(), "skipped_iterations": 0}, 600, 12.31) == (
+        "iteration 120/600 | loss 3.0000 | grad norm 0.871 | lr 2.95e-04 | 2,000 tokens/s | 3.00 TFLOP/s/device | "
+        "MFU 30.0% | 12.3 s elapsed | ETA 0:04:00"
+    )
+    troubled = {**row(nan_iterations=1), "lm_loss": None, "grad_norm": None, "mfu": None, "tflops_per_device": 0.00321}
+    line = training_line(troubled, 600, 0.0)
+    assert "loss none | grad norm none" in line
+    assert "0.0032 TFLOP/s" in line
+    assert "2 skipped" in line
+    assert "1 not finite" in line
+    assert "MFU" not in line
+
+
+def test_file_appends_whole_rows_over_a_torn_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"iteration": 1}\n{"iterat')
+    file = MetricsFile(path)
+    file.append({"iteration": 2, "lm_loss": math.nan, "valid_ppl": math.inf})
+    file.close()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == [{"iteration": 1}, {"iteration": 2, "lm_loss": None, "valid_ppl": None}]

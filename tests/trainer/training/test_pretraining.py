@@ -1,0 +1,192 @@
+"""Whole runs of two ranks: how they end, and what they leave behind."""
+
+import json
+import math
+
+import pytest
+
+from tests.resume_torture import Attempt, config_of, last_row, rows, wait_until
+from trainer.checkpoint.directory import complete_iterations
+from trainer.data.commands.preprocess import tokenize_documents
+from trainer.data.tokenizers.null import NullTokenizer
+
+
+def start(run, variant="dp2 fp16", number=1, **changes):
+    values = config_of(variant)
+    for section, keys in changes.items():
+        values[section] = {**values.get(section, {}), **keys}
+    run.mkdir(exist_ok=True)
+    (run / "config.yaml").write_text(json.dumps(values))
+    return Attempt(run, number)
+
+
+def end(attempt):
+    for rank in attempt.ranks:
+        rank.join(timeout=200)
+    return [rank.exitcode for rank in attempt.ranks]
+
+
+# So small that no weight moves.
+FLAT = {"lr": 1e-30, "min_lr": 0.0, "lr_warmup_iters": 0}
+
+
+def log(run, rank=0, number=1):
+    return (run / "attempts" / str(number) / f"rank-{rank:05d}.log").read_text()
+
+
+def error(run, rank):
+    return json.loads((run / "attempts" / "1" / "errors" / f"rank-{rank:05d}.json").read_text())
+
+
+def test_stop_file_saves_and_leaves_together(tmp_path):
+    run = tmp_path / "run"
+    with start(
+        run, "tp2", training={"train_iters": 100000, "eval_interval": 1}, checkpoint={"save_interval": 1000}
+    ) as attempt:
+        assert wait_until(attempt, lambda: last_row(run)["iteration"] > 0)
+        (run / "attempts" / "1" / "stop").touch()
+        assert attempt.finish() == "stopped"
+    outcome = json.loads((run / "attempts/1/outcome.json").read_text())
+    last = max(iteration for iteration, _ in rows(run))
+    assert outcome["iteration"] == last
+    assert complete_iterations(run / "checkpoints") == [last]
+    assert f"stopped at iteration {last}" in log(run)
+    # Who was asked to stop does not evaluate first, nor afterwards.
+    assert {iteration for iteration, is_valid in rows(run) if is_valid} == set(range(1, last))
+    assert json.loads((run / "attempts/1/heartbeat/rank-00001.json").read_text())["phase"] == "stopped"
+
+
+def test_who_is_stopped_saves_before_it_evaluates(tmp_path):
+    run = tmp_path / "run"
+    with start(run, "tp2", training={"exit_interval": 2, "eval_interval": 2}) as attempt:
+        assert attempt.finish() == "stopped"
+    said = log(run)
+    assert 0 < said.index("iteration 2 saved") < said.index("iteration 2/20 | validation loss")
+    assert said.count("iteration 2 saved") == 1
+
+
+def test_run_that_is_done_says_so_and_evaluation_repeats_the_same_samples(tmp_path):
+    run = tmp_path / "run"
+    with start(run, "pp2", training={"train_iters": 2, "eval_interval": 1}, optimizer=FLAT) as one:
+        assert one.finish() == "completed"
+    found = rows(run)
+    assert found[1, True]["valid_loss"] == pytest.approx(found[2, True]["valid_loss"], rel=1e-9)
+    before = (run / "metrics.jsonl").read_text()
+    with start(run, "pp2", number=2, training={"train_iters": 2}, optimizer=FLAT) as again:
+        assert again.finish() == "completed"
+    assert "nothing left to do: iteration 2 has reached train_iters 2" in log(run, number=2)
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+def test_exploding_weights_are_counted_and_skipped(tmp_path):
+    run = tmp_path / "run"
+    keys = {"lr": 1e38, "min_lr": 0.0, "clip_grad": 0.0, "lr_warmup_iters": 0}
+    with start(run, "tp2", optimizer=keys, training={"train_iters": 4, "eval_iters": 0}) as attempt:
+        assert attempt.finish() == "completed"
+    found = rows(run)
+    assert found[1, False]["nan_iterations"] == 0
+    assert found[4, False]["nan_iterations"] == 3
+    assert found[4, False]["skipped_iterations"] == 0
+    assert found[4, False]["lm_loss"] is None
+    assert found[4, False]["grad_norm"] is None
+    assert found[4, False]["learning_rate"] == found[2, False]["learning_rate"]  # a skipped step does not count
+
+
+def test_fp16_finds_its_loss_scale(tmp_path):
+    run = tmp_path / "run"
+    with start(run, training={"initial_loss_scale": 2.0**40, "train_iters": 30, "eval_iters": 0}) as attempt:
+        assert attempt.finish() == "completed"
+    last = rows(run)[30, False]
+    assert 0 < last["skipped_iterations"] < 30
+    assert last["loss_scale"] < 2.0**40
+    assert last["grad_norm"] is None or last["grad_norm"] > 0
+
+
+def test_data_that_cannot_be_used_ends_before_the_ranks_meet(tmp_path):
+    run = tmp_path / "run"
+    with start(run, data={"mock_data": False, "data_path": [str(tmp_path / "nothing")]}) as attempt:
+        assert end(attempt) == [3, 3]
+    assert error(run, 1)["type"] == "DataError"
+    assert error(run, 1)["coordinates"] == "rank 1 (pp 0, dp 1, tp 0)"
+    assert log(run, 1).count("\n") == 1
+    assert "Traceback" not in log(run, 1)
+
+
+def test_gpus_are_not_silently_left_out(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is there")
+    run = tmp_path / "run"
+    with start(run, training={"device": "cuda"}) as attempt:
+        assert end(attempt) == [3, 3]
+    assert "training.device: GPUs were asked for, but torch" in log(run)
+    assert "training.device: cpu" in log(run)
+
+
+def test_dead_rank_takes_the_other_along_at_once(tmp_path):
+    run = tmp_path / "run"
+    with start(run, "tp2", training={"train_iters": 100000}) as attempt:
+        assert wait_until(attempt, lambda: last_row(run)["iteration"] > 0)
+        attempt.ranks[1].kill()
+        assert end(attempt) == [1, -9]
+    found = error(run, 0)
+    assert found["iteration"] >= 1
+    assert found["consequence"] is True
+    assert f"rank 0 (pp 0, dp 0, tp 0) at iteration {found['iteration']} lost its peers in " in log(run)
+    assert "no word from rank 1 (pp 0, dp 0, tp 1)" in log(run)
+
+
+def test_missing_checkpoint_to_start_from(tmp_path):
+    run = tmp_path / "run"
+    with start(run, checkpoint={"load": str(tmp_path / "nothing")}) as attempt:
+        assert end(attempt) == [3, 3]
+    assert "checkpoint.load" in log(run)
+
+
+def test_run_goes_on_on_another_layout_to_the_same_losses(tmp_path):
+    length = {"training": {"train_iters": 8}, "logging": {"log_interval": 1}}
+    with start(tmp_path / "whole", "tp2", **length) as attempt:
+        assert attempt.finish() == "completed"
+    expected = rows(tmp_path / "whole")
+    run = tmp_path / "moved"
+    with start(run, "tp2", training={"train_iters": 8, "exit_interval": 3}) as attempt:
+        assert attempt.finish() == "stopped"
+    with start(run, "pp2", 2, training={"train_iters": 8, "exit_interval": 5}) as attempt:
+        assert attempt.finish() == "stopped"
+    with start(run, "dp2 fp16", 3, training={"train_iters": 8, "fp16": False}, logging={"log_interval": 1}) as attempt:
+        assert attempt.finish() == "completed"
+    found = rows(run)
+    assert found.keys() == expected.keys()
+    for (iteration, is_validation), row in expected.items():
+        key = "valid_loss" if is_validation else "lm_loss"
+        assert found[iteration, is_validation][key] == pytest.approx(row[key], abs=1e-5)
+
+
+def test_labels_that_count_are_counted_once_in_every_layout(tmp_path):
+    texts = [" ".join(str((number * place) % 250) for place in range(1, 4 + number % 9)) for number in range(300)]
+    tokenize_documents(texts, NullTokenizer(250), tmp_path / "d")
+    data = {
+        "mock_data": False,
+        "data_path": str(tmp_path / "d"),
+        "tokenizer_type": "NullTokenizer",
+        "eod_mask_loss": True,
+        "split": "60,40",
+    }
+    changes = {
+        "data": data,
+        "model": {"attention_dropout": 0.0, "hidden_dropout": 0.0},
+        "training": {"train_iters": 2, "eval_interval": 2},
+        "optimizer": {"lr_warmup_iters": 0},
+    }
+    found = {}
+    for axis in ("data", "tensor", "pipeline", "context"):
+        parallel = {} if axis == "data" else {f"{axis}_{'' if axis == 'context' else 'model_'}parallel_size": 2}
+        run = tmp_path / axis
+        with start(run, "pp2", **changes, parallel={"pipeline_model_parallel_size": 1, **parallel}) as attempt:
+            assert attempt.finish() == "completed"
+        found[axis] = [rows(run)[2, False]["lm_loss"], rows(run)[2, True]["valid_loss"]]
+    for losses in found.values():
+        assert losses == pytest.approx(found["data"], rel=1e-5)
+    # Of untrained weights that are this small every token costs about the same: it has been divided by the right count.
+    assert found["data"] == pytest.approx([math.log(251)] * 2, rel=0.04)

@@ -1,0 +1,228 @@
+"""``python -m trainer pretrain``: a config file, Megatron-LM's flags over it, and the run. Torch-free until it runs.
+
+Exit codes: 0 done, 1 the run failed, 2 bad flags, 3 bad config, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import typing
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.errors import ConfigError
+from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
+from trainer.config.train_config import TrainConfig
+from trainer.ops.build.build_settings import BuildSettings
+from trainer.planning.build_config import build_config, known_keys, read_yaml
+from trainer.planning.checks import check_world_size
+from trainer.process.failure import record_failure
+
+if TYPE_CHECKING:
+    from trainer.process.launch_environment import LaunchEnvironment
+    from trainer.process.run_directory import RunDirectory
+
+_TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
+
+
+class UsageError(ValueError):
+    """A flag that cannot be used. The message names it and says what to do."""
+
+
+@dataclass
+class CommandLine:
+    """What the flags say.
+
+    Attributes:
+        config_file: the YAML file, if any was given.
+        values: dotted key -> value.
+        notes: one sentence per flag that is accepted and without effect.
+    """
+
+    config_file: Path | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def flag_keys() -> dict[str, str]:
+    """Flag (without dashes in front) -> dotted key, for every key of the config that the trainer reads."""
+    return {key.rpartition(".")[2].replace("_", "-"): key for key in known_keys() if not key.startswith("job.")}
+
+
+def parse_command_line(arguments: Sequence[str]) -> CommandLine:
+    """Sort the flags into config values and notes.
+
+    Raises:
+        UsageError: unknown (with the nearest that exists), refused, or a wrong number of values.
+    """
+    result = CommandLine()
+    keys = flag_keys()
+    yielding: dict[str, Any] = {}
+    for flag, values in _flags(arguments):
+        if flag == "config":
+            result.config_file = Path(_one(flag, values))
+        elif flag in keys:
+            result.values[keys[flag]] = _key_value(flag, keys[flag], values)
+        elif flag in ALIASES:
+            alias = ALIASES[flag]
+            target = yielding if alias.yields else result.values
+            target[alias.key] = _one(flag, values) if alias.value is None else _none(flag, values, alias.value)
+        elif flag in WITHOUT_EFFECT:
+            result.notes.append(_without_effect(flag, values))
+        elif flag in REFUSED:
+            raise UsageError(f"--{flag}: {REFUSED[flag]}")
+        else:
+            raise UsageError(_unknown(flag, keys))
+    result.values = {**yielding, **result.values}
+    return result
+
+
+def _flags(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    flags: list[tuple[str, list[str]]] = []
+    for argument in arguments:
+        if argument.startswith("--") and len(argument) > 2:
+            name, equals, value = argument[2:].partition("=")
+            flags.append((name, [value] if equals else []))
+        elif flags:
+            flags[-1][1].append(argument)
+        else:
+            raise UsageError(f"{argument!r}: only flags are taken, such as --config FILE or --train-iters 100")
+    return flags
+
+
+def _one(flag: str, values: Sequence[str]) -> str:
+    if len(values) != 1:
+        raise UsageError(f"--{flag}: takes one value, not {len(values)}")
+    return values[0]
+
+
+def _none(flag: str, values: Sequence[str], meaning: Any) -> Any:
+    if values:
+        raise UsageError(f"--{flag}: takes no value; remove {' '.join(values)!r}")
+    return meaning
+
+
+def _key_value(flag: str, key: str, values: Sequence[str]) -> Any:
+    section, _, name = key.partition(".")
+    section_type = TrainConfig.model_fields[section].annotation
+    assert section_type is not None
+    annotation = section_type.model_fields[name].annotation
+    if annotation is bool:
+        if not values or values[0] in _TRUE:
+            return _none(flag, values[1:], True)
+        if values[0] in _FALSE:
+            return _none(flag, values[1:], False)
+        raise UsageError(f"--{flag}: is a switch; give it alone, or with true or false")
+    if typing.get_origin(annotation) is dict:
+        if not values or not all("=" in value for value in values):
+            raise UsageError(f"--{flag}: takes one or more NAME=VALUE")
+        return dict(value.split("=", 1) for value in values)
+    if typing.get_origin(annotation) is list:
+        if not values:
+            raise UsageError(f"--{flag}: takes one or more values")
+        return list(values)
+    return _one(flag, values)
+
+
+def _without_effect(flag: str, values: Sequence[str]) -> str:
+    accepted = WITHOUT_EFFECT[flag]
+    if len(values) != accepted.values:
+        raise UsageError(f"--{flag}: takes {accepted.values or 'no'} value{'s' * (accepted.values != 1)}")
+    if accepted.only and values[0] not in accepted.only:
+        raise UsageError(f"--{flag}: {values[0]!r} is not available here; use {' or '.join(accepted.only)}")
+    return f"--{' '.join([flag, *values])} is without effect here: {accepted.reason}"
+
+
+def _unknown(flag: str, keys: Mapping[str, str]) -> str:
+    known = [*keys, *ALIASES, *WITHOUT_EFFECT, "config"]
+    spelled = flag.replace("_", "-")
+    if spelled in known:
+        return f"--{flag}: flags are written with dashes: --{spelled}"
+    near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.5)
+    return f"--{flag}: unknown flag" + (f"; did you mean --{near[0]}?" if near else "; keys of the config are flags")
+
+
+def build_train_config(command_line: CommandLine) -> TrainConfig:
+    """The config file, if any, with the flags laid over it.
+
+    Raises:
+        ConfigError: as trainer.config.train_config.build_config; the message names the file where the file is at fault.
+    """
+    values: dict[str, Any] = {}
+    if command_line.config_file is not None:
+        values = read_yaml(command_line.config_file)
+    for key, value in command_line.values.items():
+        section, _, name = key.partition(".")
+        if not isinstance(values.get(section, {}), dict):
+            raise ConfigError(section, "is a section and holds keys, not a value")
+        values[section] = {**values.get(section, {}), name: value}
+    return build_config(values)
+
+
+def cuda_defaults(config: TrainConfig) -> dict[str, str]:
+    """Environment variables that CUDA should find when it starts, unless the user has set them."""
+    if config.parallel.tensor_model_parallel_size == 1 or config.parallel.zero_stage >= 2:
+        return {}
+    # With one hardware queue kernels start in the order in which they are launched, so that a collective of tensor
+    # parallelism starts before the matrix product that is to hide it, and not once that has filled the device. Fully
+    # sharded data parallelism wants many queues instead. From Blackwell on it no longer matters, but which device
+    # there is cannot be asked before CUDA starts. (Megatron-LM, megatron/core/tensor_parallel/layers.py,
+    # linear_with_grad_accumulation_and_async_allreduce, and validate_args of megatron/training/arguments.py.)
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+def main(
+    arguments: Sequence[str],
+    launch: LaunchEnvironment,
+    run: RunDirectory | None,
+    environment: MutableMapping[str, str],
+) -> int:
+    """Train. Each rank calls it with the same arguments; only rank 0 speaks about them.
+
+    Args:
+        arguments: the flags.
+        launch: who this rank is.
+        run: where the run's files go, if anywhere.
+        environment: of this process; completed before CUDA starts.
+    """
+    speaks = launch.rank == 0
+    if not arguments or arguments[0] in ("-h", "--help"):
+        if speaks:
+            print("usage: python -m trainer pretrain --config FILE [--flag value ...]\n\nFlags, each a config key:")
+            print("\n".join(f"  --{flag:40} {key}" for flag, key in flag_keys().items()))
+        return 0
+    command_line = CommandLine()
+    try:
+        command_line = parse_command_line(arguments)
+        config = build_train_config(command_line)
+        check_world_size(config, launch.world_size)
+    except (UsageError, ConfigError) as error:
+        is_usage = isinstance(error, UsageError)
+        code = 2 if is_usage else 3
+        if speaks:
+            record_failure(run, launch.rank, f"rank {launch.rank}", 0, error, exit_code=code)
+            print(f"trainer pretrain: {error}" if is_usage else _blame(command_line, error), file=sys.stderr)
+        return code
+    try:
+        settings = BuildSettings.from_variables(environment)
+    except ConfigError as error:
+        # Every node has an environment of its own.
+        record_failure(run, launch.rank, f"rank {launch.rank}", 0, error, exit_code=3)
+        print(f"trainer pretrain: {error}", file=sys.stderr)
+        return 3
+    for note in command_line.notes if speaks else ():
+        print(note)
+    for name, value in cuda_defaults(config).items():
+        environment.setdefault(name, value)
+    from trainer.training.pretraining import run_pretraining
+
+    return run_pretraining(config, launch, run, settings)
+
+
+def _blame(command_line: CommandLine, error: ValueError) -> str:
+    if isinstance(error, ConfigError) and error.key in command_line.values:
+        return f"--{error.key.rpartition('.')[2].replace('_', '-')} ({error.key}): {error.problem}"
+    return f"{command_line.config_file or 'flags'}: {error}"

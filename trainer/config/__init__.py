@@ -1,0 +1,1 @@
+"""Config keys and flags: values only. Free of torch; imports no other room."""

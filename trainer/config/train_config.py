@@ -1,0 +1,51 @@
+"""TrainConfig: the values of a training run, as one frozen value.
+
+Keys are Megatron-LM's flag names in snake_case, with Megatron-LM's defaults, so that a published script moves over as
+it stands. A field holds its own range; trainer.planning.checks holds relations between keys and to the size of the job.
+This room is free of torch and imports nothing else of ours.
+"""
+
+from trainer.config.sections import (
+    CheckpointConfig,
+    DataConfig,
+    JobConfig,
+    LoggingConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    Section,
+    TrainingConfig,
+)
+
+
+class TrainConfig(Section):
+    """The whole training config: one section per concern, equal after a round trip through YAML."""
+
+    job: JobConfig = JobConfig()
+    model: ModelConfig
+    parallel: ParallelConfig = ParallelConfig()
+    training: TrainingConfig
+    optimizer: OptimizerConfig
+    data: DataConfig = DataConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence that the position embedding knows."""
+        return self.model.max_position_embeddings or self.training.seq_length
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """Number of model replicas among ``world_size`` ranks."""
+        parallel = self.parallel
+        return world_size // (
+            parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+        )
+
+    def global_batch_size(self, dp: int) -> int:
+        """Samples per iteration over all ``dp`` replicas."""
+        return self.training.global_batch_size or self.training.micro_batch_size * dp
+
+    def num_micro_batches(self, dp: int) -> int:
+        """Micro-batches that each replica runs per iteration."""
+        return self.global_batch_size(dp) // (self.training.micro_batch_size * dp)

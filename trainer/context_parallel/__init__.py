@@ -1,1 +1,0 @@
-"""Context parallelism: every sequence divided over the ranks of the cp axis, and attention across its parts."""

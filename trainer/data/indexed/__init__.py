@@ -1,0 +1,1 @@
+"""Megatron-LM's indexed dataset (.bin/.idx): read, write, inspect."""

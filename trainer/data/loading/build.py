@@ -1,0 +1,285 @@
+"""The data of a run, as its config asks for it, checked before the first step."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config.train_config import TrainConfig
+from trainer.data.errors import DataError
+from trainer.data.loading.loader import DEPTH
+from trainer.data.loading.memory_limits import memory_limit
+from trainer.data.samples.batches import BatchShape, Sample, Samples, Split, TrainData
+from trainer.data.samples.blend import BlendedDataset, BlendOrder, normalized
+from trainer.data.samples.continuation import ContinuedDatasets, DatasetRecord, lengths_digest, marks_digest, shares_of
+from trainer.data.samples.gpt_dataset import GPTDataset
+from trainer.data.samples.index_cache import EpochIndexCache
+from trainer.data.samples.mock import DEFAULT_VOCAB_SIZE, MockDataset
+from trainer.data.samples.sample_packing import PackedDataset
+from trainer.data.samples.sources import SPLITS, Source, document_rules, open_blends, vocabulary
+from trainer.data.streaming.stream import open_stream
+
+SURPLUS = 0.005
+"""By how much more Megatron-LM shuffles of each dataset of a blend than its share (mid_level_dataset_surplus)."""
+MOST_NAMED = 3
+"""Datasets that a note names at most."""
+
+Dataset = GPTDataset | PackedDataset
+Part = tuple[Source, Dataset]
+
+
+def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None = None) -> TrainData:
+    """Open what ``config.data`` names. Every rank calls it, and none needs another.
+
+    Args:
+        config: the run's config.
+        dp_rank: this rank's place along the data-parallel axis.
+        dp: number of replicas.
+        run_dir: where index caches go if the data's folder is read-only; None: nowhere.
+
+    Raises:
+        DataError: files are missing or damaged, their tokens do not fit the model, or they are too few.
+    """
+    training = config.training
+    shape = BatchShape(
+        training.micro_batch_size, config.global_batch_size(dp), training.seq_length, dp=dp, dp_rank=dp_rank
+    )
+    if config.data.mock_data:
+        document_rules(config, [])
+        vocab_size = config.model.vocab_size or DEFAULT_VOCAB_SIZE
+        return TrainData(
+            {
+                split: MockDataset(vocab_size, training.seq_length, training.seed, number)
+                for number, split in enumerate(SPLITS)
+            },
+            vocab_size,
+            shape,
+            notes=("mock data: nothing that this model learns is of use",),
+        )
+    if config.data.streaming:
+        return _streamed(config, shape)
+    blends = open_blends(config)
+    every = [source for sources in blends.values() for source in sources]
+    vocab_size = vocabulary(config, every)
+    packs = config.data.sample_packing
+    samples: dict[Split, Samples] = {}
+    order: ContinuedDatasets[Sample] | None = None
+    notes: list[str] = []
+    for split, sources in blends.items():
+        part = _SplitBuilder(config, split, dp, run_dir).build(sources)
+        notes += part.notes
+        if part.samples is not None:
+            samples[split] = part.samples
+        order = order or part.order
+    if training.eval_iters and "valid" not in blends:
+        notes.append("no evaluation while training: there is no valid split")
+    # Whole documents bring attention and positions of their own.
+    rules = None if packs else document_rules(config, every)
+    return TrainData(samples, vocab_size, shape, rules, tuple(notes), masks_loss=packs, order=order)
+
+
+def _streamed(config: TrainConfig, shape: BatchShape) -> TrainData:
+    def say(line: str) -> None:
+        if shape.dp_rank == 0:
+            print(f"data.streaming: {line}", flush=True)
+
+    # What is read ahead, what is in use, and what was used last.
+    stream, tokenizer, notes = open_stream(config, (DEPTH + 2) * shape.global_batch_size, say)
+    vocab_size = vocabulary(config, [])
+    assert tokenizer.vocab_size <= vocab_size
+    return TrainData(stream.samples, vocab_size, shape, document_rules(config, []), notes, stream=stream)
+
+
+@dataclass(frozen=True)
+class BuiltSplit:
+    """The samples of one split."""
+
+    samples: Samples | None
+    """None: there are none, and the run can do without."""
+    notes: tuple[str, ...]
+    order: ContinuedDatasets[Sample] | None = None
+    """The same samples, where a run goes on with them."""
+
+
+class _SplitBuilder:
+    """Makes the samples of one split out of its datasets."""
+
+    def __init__(self, config: TrainConfig, split: Split, dp: int, run_dir: Path | None) -> None:
+        self._config = config
+        self._split = split
+        self._num_samples = samples_of_run(config, split, dp)
+        self._run_dir = run_dir
+
+    def build(self, sources: Sequence[Source]) -> BuiltSplit:
+        """The blend of ``sources``, or the one of them.
+
+        Raises:
+            DataError: one of them holds nothing that a sample could be made of, and is needed.
+        """
+        parts = [(source, self._dataset(source, wanted)) for source, wanted in self._megatron_sizes(sources)]
+        filled = [(source, dataset) for source, dataset in parts if dataset.has_samples]
+        notes = [self._too_long(parts), self._too_short(parts)]
+        if not filled:
+            return BuiltSplit(None, _said(notes))
+        datasets = [dataset for _, dataset in filled]
+        weights = self._weights(filled)
+        if len(sources) > 1:
+            notes.append(self._repeats(filled, weights))
+        folder = self._cache_folder(sources[0].tokens.prefix)
+        if self._split == "train":
+            shares = shares_of(weights)
+            records = [self._record(part, share) for part, share in zip(filled, shares, strict=True)]
+            train: ContinuedDatasets[Sample] = ContinuedDatasets(records, datasets, folder)
+            return BuiltSplit(train, _said(notes), train)
+        if len(sources) == 1:
+            return BuiltSplit(datasets[0], _said(notes))
+        return BuiltSplit(BlendedDataset(datasets, BlendOrder(normalized(weights), folder)), _said(notes))
+
+    def _record(self, part: Part, share: float) -> DatasetRecord:
+        source, dataset = part
+        return DatasetRecord(
+            prefix=str(source.tokens.prefix.absolute()),
+            lengths=lengths_digest(source.tokens),
+            bin_sha256=None if source.manifest is None else source.manifest.bin_sha256,
+            sequences=(source.sequences.start, source.sequences.stop),
+            seq_length=self._config.training.seq_length,
+            seed=self._config.training.seed,
+            order=dataset.order,
+            eod=None if source.manifest is None else source.manifest.eod,
+            share=share,
+            marks=marks_digest(source.tokens),
+        )
+
+    def _weights(self, parts: Sequence[Part]) -> list[float]:
+        # Megatron-LM divides weights that are given by their sum before it gives them to the blend, which does so too.
+        given = [source.weight for source, _ in parts if source.weight is not None]
+        return normalized(given) if given else [dataset.samples_per_epoch for _, dataset in parts]
+
+    def _megatron_sizes(self, sources: Sequence[Source]) -> list[tuple[Source, int | None]]:
+        """With each source the samples that Megatron-LM's order is made for; None: for one epoch, and on by itself."""
+        wanted = self._num_samples
+        weights = [source.weight for source in sources if source.weight is not None]
+        is_own = sources[0].key != "data.data_path"
+        if self._config.data.sample_order != "megatron":
+            return [(source, None) for source in sources]
+        if len(sources) == 1 and (is_own or not weights):
+            return [(sources[0], wanted)]
+        if not weights:
+            return [(source, None) for source in sources]
+        sizes = [math.ceil(math.ceil(wanted * share) * (1 + SURPLUS)) for share in normalized(weights)]
+        return list(zip(sources, sizes, strict=True))
+
+    def _dataset(self, source: Source, num_samples: int | None) -> Dataset:
+        training, data = self._config.training, self._config.data
+        if data.sample_packing:
+            try:
+                return PackedDataset(
+                    source.tokens, source.sequences, training.seq_length, training.seed, data.answer_only_loss
+                )
+            except DataError as error:
+                raise DataError(f"{source.key}: {error}") from None
+        folder = self._cache_folder(source.tokens.prefix)
+        cache = EpochIndexCache(folder, source.tokens.prefix.parent / "cache") if folder is not None else None
+        dataset = GPTDataset(source.tokens, source.sequences, training.seq_length, training.seed, cache, num_samples)
+        if num_samples is not None:
+            _check_memory(source, dataset)
+        return dataset
+
+    def _cache_folder(self, prefix: Path) -> Path | None:
+        if self._config.data.data_cache_path:
+            return Path(self._config.data.data_cache_path).expanduser()
+        beside = prefix.parent / "cache"
+        if os.access(beside if beside.is_dir() else prefix.parent, os.W_OK):
+            return beside
+        return self._run_dir / "cache" if self._run_dir else None
+
+    def _too_long(self, parts: Sequence[Part]) -> str | None:
+        """A note on documents that are left out."""
+        packed = [dataset for _, dataset in parts if isinstance(dataset, PackedDataset)]
+        left_out = sum(dataset.too_long for dataset in packed)
+        if not left_out:
+            return None
+        return (
+            f"{parts[0][0].key}: {left_out:,} of the {sum(dataset.documents for dataset in packed):,} documents in the "
+            f"{self._split} split are longer than training.seq_length + 1 and are left out"
+        )
+
+    def _too_short(self, parts: Sequence[Part]) -> str | None:
+        """A note on datasets without a single sample, if the run can do without them.
+
+        Raises:
+            DataError: it cannot.
+        """
+        short = [(source, dataset) for source, dataset in parts if not dataset.has_samples]
+        if not short:
+            return None
+        source, dataset = short[0]
+        needed = self._config.training.seq_length + 1
+        least = f"a document of 2 to {needed:,}" if isinstance(dataset, PackedDataset) else f"{needed:,}"
+        problem = (
+            f"{source.key}: the {self._split} split of {source.tokens.prefix} holds {dataset.token_count:,} tokens in "
+            f"{len(source.sequences):,} documents, but one sample needs {least}"
+        )
+        if self._split == "train":
+            raise DataError(f"{problem}; lower training.seq_length or prepare more text")
+        # Nobody asked for the split's default shares; who wrote them, or named a file, wants to see a loss.
+        data = self._config.data
+        by_default = source.key == "data.data_path" and data.split == type(data)().split
+        if self._split == "test" or not self._config.training.eval_iters:
+            return None
+        if not by_default:
+            raise DataError(f"{problem}; give it more of data.split, or set training.eval_iters to 0")
+        if len(short) == len(parts):
+            return f"no evaluation on {self._split}: {problem}"
+        more = f", and so with {len(short) - 1} more" if len(short) > 1 else ""
+        return f"evaluation on {self._split} leaves a dataset out: {problem}{more}"
+
+    def _repeats(self, parts: Sequence[Part], weights: Sequence[float]) -> str | None:
+        """A note on datasets that are too small for the share they were given."""
+        if parts[0][0].weight is None or self._split != "train":
+            return None
+        length = self._config.training.seq_length
+        times = [
+            (share * self._num_samples * length / dataset.token_count, source)
+            for share, (source, dataset) in zip(normalized(weights), parts, strict=True)
+        ]
+        often = sorted((pair for pair in times if pair[0] > 1), key=lambda pair: -pair[0])
+        if not often:
+            return None
+        named = ", ".join(f"{source.tokens.prefix} {count:,.1f} times" for count, source in often[:MOST_NAMED])
+        more = f" and {len(often) - MOST_NAMED} more" if len(often) > MOST_NAMED else ""
+        return f"{often[0][1].key}: too small for their weights, these are read over and over: {named}{more}"
+
+
+def _check_memory(source: Source, dataset: GPTDataset) -> None:
+    """Refuse Megatron-LM's order of more epochs than fit into memory while it is made; once it is, it is only mapped.
+
+    Raises:
+        DataError: says how long it is.
+    """
+    limit = memory_limit()
+    if dataset.index_bytes > limit and not dataset.is_cached:
+        raise DataError(
+            f"data.sample_order: Megatron-LM's order of this run has {dataset.order} of {source.tokens.prefix}, which "
+            f"takes {dataset.index_bytes >> 30:,} GiB of memory, and this process may take {limit >> 30:,}; set it to "
+            "stable, or train for fewer steps"
+        )
+
+
+def samples_of_run(config: TrainConfig, split: Split, dp: int) -> int:
+    """Samples of a split that Megatron-LM lays out for a run (get_train_valid_test_num_samples)."""
+    training = config.training
+    if split == "train":
+        iterations = training.train_iters
+    elif split == "valid":
+        iterations = (training.train_iters // training.eval_interval + 1) * training.eval_iters
+    else:
+        iterations = training.eval_iters
+    return iterations * config.global_batch_size(dp)
+
+
+def _said(notes: Sequence[str | None]) -> tuple[str, ...]:
+    return tuple(note for note in notes if note is not None)

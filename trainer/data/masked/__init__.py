@@ -1,0 +1,1 @@
+"""Samples of BERT and T5, in Megatron-LM's order."""

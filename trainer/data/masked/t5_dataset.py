@@ -1,0 +1,174 @@
+"""T5 samples: a text in which sentinels stand for hidden runs of words, and what they stand for.
+
+Raffel et al. 2019 (arXiv:1910.10683, section 3.1.4), with Megatron-LM's runs of words, whose samples these are number
+for number (megatron/core/datasets/t5_dataset.py). The encoder reads ``a b <0> e <1>``, the decoder ``<bos> <0> c d <1>
+f`` and is asked for ``<0> c d <1> f <eod>``. Attention needs no more than which tokens are padding: no [S, S] masks
+are made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.errors import DataError
+from trainer.data.indexed.indexed_dataset import IndexedDataset
+from trainer.data.masked.masking import Ids, Masking, MaskingRules, Pieces, special_ids
+from trainer.data.masked.sentence_mapping import MappingRules
+from trainer.data.masked.sentence_samples import SentenceSamples, check_length
+
+SPECIAL = 2
+"""Tokens by which a sample aims at fewer than the encoder takes, as in Megatron-LM."""
+NO_LABEL = -1
+
+
+@dataclass(frozen=True)
+class T5Sample:
+    """One sample; E is encoder_seq_length, D decoder_seq_length."""
+
+    encoder_tokens: Ids
+    """int64 [E]: the text with sentinels in place of hidden runs, and padding."""
+    decoder_tokens: Ids
+    """int64 [D]: what begins a text, then each sentinel and its run, and padding."""
+    labels: Ids
+    """int64 [D]: the token that follows each of ``decoder_tokens``; -1 where these are padding."""
+    loss_mask: npt.NDArray[np.bool_]
+    """[D]: whether a label counts."""
+    encoder_mask: npt.NDArray[np.bool_]
+    """[E]: whether a token is no padding."""
+    decoder_mask: npt.NDArray[np.bool_]
+    """[D]: the same of ``decoder_tokens``."""
+    truncated: bool
+    """Tokens were left out at the end."""
+
+
+class T5Dataset(SentenceSamples):
+    """Sample i of the endless sequence of epochs over one split; see SentenceSamples for the order."""
+
+    def __init__(
+        self,
+        tokens: IndexedDataset,
+        documents: range,
+        encoder_seq_length: int,
+        decoder_seq_length: int,
+        seed: int,
+        pieces: Pieces,
+        masking: MaskingRules | None = None,
+        short_seq_prob: float = 0.1,
+        num_samples: int | None = None,
+        cache: Path | None = None,
+        library: Path | None = None,
+    ) -> None:
+        """Samples of ``documents`` of ``tokens``, whose sequences are sentences. Any process may make one by itself.
+
+        Where a sample would take more sentinels or a longer decoder than there are, which Megatron-LM ends the run
+        at, less of it is hidden.
+
+        Args:
+            tokens: the open pair of files.
+            documents: those of the split (trainer.data.samples.gpt_dataset.split_sequences of their number).
+            encoder_seq_length: tokens that the encoder takes; 4 to MOST_TOKENS.
+            decoder_seq_length: tokens that the decoder takes, no more than that either.
+            seed: of the order, and plus i of what is drawn in sample i.
+            pieces: the tokenizer that made ``tokens``.
+            masking: what is hidden; None: Megatron-LM's defaults for T5, runs of up to ten words.
+            short_seq_prob: share of samples that are cut shorter.
+            num_samples: as of SentenceSamples.
+            cache: as of SentenceSamples.
+            library: as of SentenceSamples.
+
+        Raises:
+            DataError: a setting lies outside its range; the vocabulary lacks sentinels, or tokens that begin and end
+                what the decoder says; a usual sample has no room in the decoder; or no document can be used.
+        """
+        check_length("encoder_seq_length", encoder_seq_length, SPECIAL + 2, "is too short")
+        check_length("decoder_seq_length", decoder_seq_length, 1, "is too short")
+        self._rules = masking or MaskingRules(masking_max_ngram=10, masking_use_geometric_distribution=True)
+        self._eod = special_ids(pieces, ("eod",), "T5 samples")["eod"]
+        specials = pieces.specials
+        # T5's own vocabulary has nothing that begins a text; there padding does.
+        begins = specials.pad if specials.bos is None else specials.bos
+        self._bos = special_ids(pieces, ("bos",), "T5 samples")["bos"] if begins is None else begins
+        self._pad = specials.pad or 0
+        self._sentinels = specials.sentinels
+        self._never_hidden = [token for token in (specials.cls, specials.sep) if token is not None]
+        self._lengths = (encoder_seq_length, decoder_seq_length)
+        self._check_room()
+        self._masking = Masking(self._rules, pieces.word_pieces())
+        rules = MappingRules(encoder_seq_length - SPECIAL, short_seq_prob, seed)
+        super().__init__(tokens, documents, pieces.vocab_size, rules, num_samples, cache, library)
+
+    def _check_room(self) -> None:
+        """Refuse what not even a usual sample has room in."""
+        encoder, decoder = self._lengths
+        hidden = int(self._rules.most_hidden(encoder - SPECIAL, encoder - SPECIAL))
+        runs = max(1, math.ceil(hidden / self._rules.mean_run))
+        if len(self._sentinels) < runs:
+            raise DataError(
+                f"T5 samples: the tokenizer has {len(self._sentinels)} sentinels (<extra_id_0> and on), but of "
+                f"{encoder:,} tokens (encoder_seq_length) about {runs:,} runs of words are hidden; give "
+                f"--vocab-extra-ids {max(100, hidden):,}, or hide less (mask_prob)"
+            )
+        if decoder < 1 + hidden + runs:
+            raise DataError(
+                f"decoder_seq_length: {decoder:,} has no room for what is hidden of {encoder:,} tokens "
+                f"(encoder_seq_length), about {hidden:,} in {runs:,} runs; give {1 + 2 * hidden:,}, or hide less "
+                "(mask_prob)"
+            )
+
+    def sample(self, number: int) -> T5Sample:
+        """Sample ``number``, counted over all epochs.
+
+        Raises:
+            DataError: it holds a token outside the vocabulary.
+        """
+        text, _, target = self.sentences(number)
+        tokens = text[:target]
+        encoder: list[int] = []
+        decoder = [self._bos]
+        done = 0
+        for run, sentinel in zip(self._runs(tokens, target, number), self._sentinels, strict=False):
+            encoder += [*tokens[done : run[0]].tolist(), sentinel]
+            decoder += [sentinel, *tokens[run].tolist()]
+            done = run[-1] + 1
+        encoder += tokens[done:].tolist()
+        places = [np.arange(length) for length in self._lengths]
+        return T5Sample(
+            encoder_tokens=_padded(encoder, self._lengths[0], self._pad),
+            decoder_tokens=_padded(decoder, self._lengths[1], self._pad),
+            labels=_padded([*decoder[1:], self._eod], self._lengths[1], NO_LABEL),
+            loss_mask=places[1] < len(decoder),
+            encoder_mask=places[0] < len(encoder),
+            decoder_mask=places[1] < len(decoder),
+            truncated=len(text) > target,
+        )
+
+    def _runs(self, tokens: Ids, target: int, number: int) -> list[list[int]]:
+        """The places of each hidden run, in the order of the text.
+
+        There are as many as there are sentinels and room in the decoder for. [CLS] and [SEP], which may stand within
+        the text where a vocabulary has them, are in no run; as in Megatron-LM, one that a run goes across is left out.
+        """
+        content = np.flatnonzero(~np.isin(tokens, self._never_hidden))
+        starts = self._masking.word_starts(tokens)[content]
+        places = content.tolist()
+        found: list[list[int]] = []
+        room = self._lengths[1] - 1
+        most = self._rules.most_hidden(len(tokens), target)
+        with self.random(number) as random:
+            for first, stop in self._masking.runs(starts, most, random):
+                room -= 1 + stop - first
+                if room < 0 or len(found) == len(self._sentinels):
+                    break
+                found.append(places[first:stop])
+        return sorted(found)
+
+
+def _padded(numbers: list[int], length: int, filler: int) -> Ids:
+    whole = np.full(length, filler, np.int64)
+    whole[: len(numbers)] = numbers
+    return whole

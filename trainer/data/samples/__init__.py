@@ -1,0 +1,1 @@
+"""Training samples of a decoder: epochs, packing, blends, continuation."""

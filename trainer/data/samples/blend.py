@@ -1,0 +1,172 @@
+"""Several datasets served as one, in proportion to weights.
+
+The order is Megatron-LM's (build_blending_indices in megatron/core/datasets/helpers.cpp): sample n comes from the
+dataset that lies farthest behind its share, argmax_i(w_i max(n, 1) - c_i), the first of several; c_i counts what it has
+served. The order of a run is thus the beginning of that of a longer one, and any number of samples can be drawn.
+
+Nothing is kept of the order but the counts at its every 2^24th sample, with numpy about a second apart for ten
+datasets, with the library of kernels a sixth of it. From those that are kept any place is at most that far
+away; where none are, one in 10^9 samples is a minute away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.indexed.cache_entry import UNUSED_SECONDS, remove_older, write_entry
+from trainer.data.samples.blend_stretches import Counts, follow
+from trainer.data.samples.compiled_blend import blend_stepper
+from trainer.data.samples.windows import Numbers, Tokens, read_blended
+
+T_co = TypeVar("T_co", covariant=True)
+
+BLOCK = 1 << 18
+"""Samples whose places are held in memory at a time: about 30 ms of work for ten datasets."""
+STRIDE = 1 << 24
+"""Samples between counts that are kept, and at most worked out at once: about a second for ten datasets."""
+
+
+class Numbered(Protocol[T_co]):
+    """An endless sequence of samples."""
+
+    def sample(self, number: int) -> T_co:
+        """Sample ``number``."""
+
+
+def normalized(weights: Sequence[float]) -> list[float]:
+    """``weights`` divided by their sum, rounded as Megatron-LM's are."""
+    numbers = np.asarray(weights, np.float64)
+    shares: list[float] = (numbers / np.sum(numbers)).tolist()
+    return shares
+
+
+class BlendOrder:
+    """Which dataset each sample of a blend comes from, and which of its samples it is."""
+
+    def __init__(self, weights: Sequence[float], folder: Path | None = None, library: Path | None = None) -> None:
+        """The order for ``weights``, which are positive and add up to 1.
+
+        Args:
+            weights: of each dataset.
+            folder: where counts are kept, which need not exist or be writable; None: nowhere.
+            library: with which it takes a sixth of the time, as of trainer.data.samples.compiled; None: numpy alone,
+            with the
+                same result.
+        """
+        self.use_library(library)
+        self._weights = np.asarray(weights, np.float64)
+        key = hashlib.blake2b(f"blend 1 {STRIDE}\n".encode() + self._weights.astype("<f8").tobytes(), digest_size=16)
+        self._file = None if folder is None else folder / f"{key.hexdigest()}.blend"
+        self._kept = [np.zeros(len(weights), np.int64), *self._load()]
+        self._block = -1
+        self._datasets: npt.NDArray[np.integer] = np.zeros((0, 0), np.int16 if len(weights) < 1 << 15 else np.int32)
+        self._samples = np.zeros((0, 0), np.int64)
+        self._after = self._kept[0]
+
+    def use_library(self, library: Path | None) -> None:
+        """Go on with ``library``; the order stays the same."""
+        self._stepper = blend_stepper(library)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """The dataset that sample ``number`` comes from, and its number within that dataset."""
+        block, row = divmod(number, BLOCK)
+        if block != self._block:
+            self._work_out(block)
+        stretch, step = divmod(row, len(self._datasets))
+        return int(self._datasets[step, stretch]), int(self._samples[step, stretch])
+
+    def places(self, numbers: Numbers) -> tuple[npt.NDArray[np.integer], Numbers]:
+        """``place`` of each of ``numbers``, which ascend."""
+        which, within = np.empty(len(numbers), self._datasets.dtype), np.empty(len(numbers), np.int64)
+        cuts = np.flatnonzero(np.diff(numbers // BLOCK, prepend=-1)).tolist()
+        for first, stop in zip(cuts, [*cuts[1:], len(numbers)], strict=True):
+            block = int(numbers[first]) // BLOCK
+            if block != self._block:
+                self._work_out(block)
+            stretches, steps = np.divmod(numbers[first:stop] - block * BLOCK, len(self._datasets))
+            which[first:stop] = self._datasets[steps, stretches]
+            within[first:stop] = self._samples[steps, stretches]
+        return which, within
+
+    def counts(self, number: int) -> Counts:
+        """How many samples of each dataset come before sample ``number``."""
+        block, row = divmod(number, BLOCK)
+        counts = self._counts_before(block * BLOCK)
+        if not row:
+            return counts
+        datasets = follow(self._stepper, self._weights, counts, block * BLOCK, BLOCK).datasets.T.ravel()
+        found: Counts = counts + np.bincount(datasets[:row], minlength=len(counts))
+        return found
+
+    def _work_out(self, block: int) -> None:
+        counts = self._after if block == self._block + 1 else self._counts_before(block * BLOCK)
+        self._datasets, self._samples, self._after = follow(self._stepper, self._weights, counts, block * BLOCK, BLOCK)
+        self._block = block
+        self._keep((block + 1) * BLOCK, self._after)
+
+    def _counts_before(self, number: int) -> Counts:
+        """What each dataset has served before sample ``number``, a multiple of BLOCK."""
+        stride = min(number // STRIDE, len(self._kept) - 1)
+        first, counts = stride * STRIDE, self._kept[stride]
+        while first < number:
+            # The largest power of two that is left.
+            length = min(STRIDE, 1 << ((number - first).bit_length() - 1))
+            counts = follow(self._stepper, self._weights, counts, first, length, with_places=False).after
+            first += length
+            self._keep(first, counts)
+        return counts
+
+    def _keep(self, number: int, counts: Counts) -> None:
+        if number != len(self._kept) * STRIDE:
+            return
+        self._kept.append(counts)
+        if self._file is not None:
+            with suppress(OSError):
+                kept_counts = np.stack(self._kept[1:]).astype("<i8").tobytes()
+                write_entry(self._file, lambda file: file.write(kept_counts))
+                remove_older(self._file.parent, "*.blend", UNUSED_SECONDS)
+
+    def _load(self) -> list[Counts]:
+        if self._file is None:
+            return []
+        try:
+            kept = np.fromfile(self._file, "<i8")
+        except OSError:
+            return []
+        with suppress(OSError):
+            os.utime(self._file)  # it is in use
+        k = len(self._weights)
+        rows = kept[: len(kept) // k * k].reshape(-1, k)
+        # A file that was cut off or written over is worth nothing.
+        whole = len(rows) * k == len(kept) and np.array_equal(rows.sum(axis=1), np.arange(1, len(rows) + 1) * STRIDE)
+        return list(rows) if whole and not (np.diff(rows, axis=0, prepend=0) < 0).any() else []
+
+
+class BlendedDataset(Generic[T_co]):
+    """Samples of several datasets in the order of a blend."""
+
+    def __init__(self, datasets: Sequence[Numbered[T_co]], order: BlendOrder) -> None:
+        """``datasets``, in the order of the weights of ``order``."""
+        self._datasets = tuple(datasets)
+        self._order = order
+
+    def sample(self, number: int) -> T_co:
+        """Sample ``number`` of the blend."""
+        dataset, within = self._order.place(number)
+        return self._datasets[dataset].sample(within)
+
+    def use_library(self, library: Path | None) -> None:
+        """Find the order with ``library``, as BlendOrder."""
+        self._order.use_library(library)
+
+    def windows(self, numbers: Numbers) -> Tokens:
+        """``sample`` of each of ``numbers``, which ascend and are windows: [N, S + 1]."""
+        return read_blended(self._datasets, *self._order.places(numbers))

@@ -1,0 +1,225 @@
+"""The files that a config names: opened, divided into splits, and what they and the tokenizer tell together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainer.config.data_checks import BlendPart, parse_split
+from trainer.config.train_config import TrainConfig
+from trainer.data.errors import DataError
+from trainer.data.indexed.checksum_cache import KnownFiles
+from trainer.data.indexed.indexed_dataset import IndexedDataset
+from trainer.data.indexed.manifest import Manifest, read_manifest
+from trainer.data.samples.batches import Packing, Split
+from trainer.data.samples.gpt_dataset import split_sequences
+from trainer.data.tokenizers.factory import load_tokenizer
+from trainer.data.tokenizers.settings import settings_of
+from trainer.data.tokenizers.tokenizer import Tokenizer
+
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One open pair of token files, and the sequences of it that make up a split."""
+
+    key: str
+    """Config key that named it."""
+    tokens: IndexedDataset
+    manifest: Manifest | None
+    sequences: range
+    weight: float | None = None
+    """Its share of a blend, in proportion to the others'; None: by its size."""
+
+
+def open_sources(config: TrainConfig) -> dict[Split, Source]:
+    """The token files of each split that the config asks for, for who takes one pair per split.
+
+    Raises:
+        DataError: as open_blends, or a split is a blend of several pairs.
+    """
+    return {split: single_source(sources) for split, sources in open_blends(config).items()}
+
+
+def single_source(sources: tuple[Source, ...]) -> Source:
+    """The one of ``sources``.
+
+    Raises:
+        DataError: there are several.
+    """
+    if len(sources) > 1:
+        raise DataError(
+            f"{sources[0].key}: is a blend of {len(sources)} datasets, of which only one at a time can be taken here; "
+            f"name one, such as {sources[0].tokens.prefix}"
+        )
+    return sources[0]
+
+
+def open_blends(config: TrainConfig) -> dict[Split, tuple[Source, ...]]:
+    """The token files of each split that the config asks for; without splits of share 0 and prefixes of weight 0.
+
+    Raises:
+        DataError: nothing is named, files are missing or damaged, or made with another tokenizer than the one named
+            or than each other.
+    """
+    data = config.data
+    if data.streaming:
+        raise DataError("data.streaming: text has to be prepared for this; name the prefix of a .bin/.idx pair")
+    if not (data.train_data_path or data.data_path):
+        raise DataError("data.data_path: is unset; name the prefix of a .bin/.idx pair, or set data.mock_data: true")
+    opener = _Opener(config)
+    if data.train_data_path:
+        named = {split: data.blend(f"{split}_data_path") for split in SPLITS}
+        opened = {
+            split: tuple(opener.open(f"data.{split}_data_path", part) for part in parts)
+            for split, parts in named.items()
+            if parts
+        }
+    else:
+        whole = [opener.open("data.data_path", part) for part in data.blend("data_path")]
+        shares = parse_split(data.split)
+        parts_of = [_divide(source, shares, data.sample_packing) for source in whole]
+        opened = {
+            split: tuple(replace(source, sequences=parts[place]) for source, parts in zip(whole, parts_of, strict=True))
+            for place, (split, share) in enumerate(zip(SPLITS, shares, strict=True))
+            if share
+        }
+    check_same_tokenizer(source for sources in opened.values() for source in sources)
+    return opened
+
+
+class _Opener:
+    """Opens each pair once, however many splits are made of it."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        data = config.data
+        settings = settings_of(data, config.model.vocab_size)
+        self._tokenizer = load_tokenizer(data, config.model.vocab_size) if settings.is_set else None
+        self._tokenizer_name = settings.name
+        self._cache_path = data.data_cache_path
+        self._opened: dict[Path, tuple[IndexedDataset, Manifest | None]] = {}
+
+    def open(self, key: str, part: BlendPart) -> Source:
+        """The whole of one pair."""
+        prefix = Path(part.prefix).expanduser()
+        try:
+            if prefix not in self._opened:
+                self._opened[prefix] = self._open(prefix)
+            tokens, manifest = self._opened[prefix]
+        except DataError as error:
+            raise DataError(f"{key}: {error}") from None
+        return Source(key, tokens, manifest, range(len(tokens)), part.weight)
+
+    def _open(self, prefix: Path) -> tuple[IndexedDataset, Manifest | None]:
+        folder = Path(self._cache_path).expanduser() if self._cache_path else prefix.parent / "cache"
+        tokens, manifest = IndexedDataset(prefix, KnownFiles(folder)), read_manifest(prefix)
+        if manifest is not None:
+            manifest.check_counts(tokens)
+            if self._tokenizer is not None:
+                manifest.check_tokenizer(prefix, self._tokenizer, self._tokenizer_name)
+                manifest.check_end(prefix, self._tokenizer, self._tokenizer_name)
+        return tokens, manifest
+
+
+def _divide(source: Source, shares: tuple[float, float, float], by_documents: bool) -> list[range]:
+    """The sequences of each split; cut between documents where these must stay whole."""
+    if not by_documents:
+        return split_sequences(len(source.tokens), shares)
+    entries = source.tokens.document_indices
+    parts = split_sequences(source.tokens.document_count, shares)
+    return [range(int(entries[part.start]), int(entries[part.stop])) for part in parts]
+
+
+def check_same_tokenizer(sources: Iterable[Source]) -> None:
+    """Refuse to mix data of different tokenizers.
+
+    Raises:
+        DataError: two manifests name different ones.
+    """
+    first: Source | None = None
+    for source in sources:
+        if source.manifest is None:
+            continue
+        first = first or source
+        assert first.manifest is not None
+        if source.manifest.tokenizer_sha256 != first.manifest.tokenizer_sha256:
+            raise DataError(
+                f"{source.key}: {source.tokens.prefix} was tokenized with another tokenizer (sha256 "
+                f"{source.manifest.tokenizer_sha256[:12]}) than {first.tokens.prefix} "
+                f"({first.manifest.tokenizer_sha256[:12]}); prepare one of the two again"
+            )
+
+
+def vocabulary(config: TrainConfig, sources: Iterable[Source]) -> int:
+    """Number of token ids.
+
+    Raises:
+        DataError: nothing tells it, or model.vocab_size is smaller than the tokenizer's.
+    """
+    manifests, tokenizer = _manifests_and_tokenizer(config, sources)
+    known = [manifest.vocab_size for manifest in manifests] + ([tokenizer.vocab_size] if tokenizer else [])
+    # A NullTokenizer's vocab_size counts the numbers, as in Megatron-LM, and not the end of a document.
+    wanted = None if config.data.tokenizer_type == "NullTokenizer" else config.model.vocab_size
+    vocab_size = wanted or (max(known) if known else None)
+    if vocab_size is None:
+        raise DataError(
+            "model.vocab_size: is unset, and the data has no manifest that tells it; set it, or data.tokenizer_model"
+        )
+    if known and vocab_size < max(known):
+        raise DataError(
+            f"model.vocab_size: {vocab_size} is too small for the tokenizer of the data; set it to {max(known)} or "
+            "leave it unset"
+        )
+    return vocab_size
+
+
+def document_rules(config: TrainConfig, sources: Sequence[Source]) -> Packing | None:
+    """What the config asks for about the documents of ``sources``; None: nothing.
+
+    Raises:
+        DataError: it asks, and nothing tells where documents end.
+    """
+    data = config.data
+    asked = [name for name in ("eod_mask_loss", "reset_attention_mask", "reset_position_ids") if getattr(data, name)]
+    if not asked:
+        return None
+    if data.mock_data:
+        raise DataError(f"data.{asked[0]}: mock data has no documents; leave it out, or name data in data.data_path")
+    for source in sources:
+        if source.manifest is not None and source.manifest.eod is None:
+            raise DataError(
+                f"data.{asked[0]}: {source.tokens.prefix} was prepared without --append-eod; prepare it again with it"
+            )
+    ends = {source.manifest.eod: source for source in sources if source.manifest is not None}
+    if len(ends) > 1:
+        (one, first), (other, second) = list(ends.items())[:2]
+        raise DataError(
+            f"data.{asked[0]}: documents of {first.tokens.prefix} end with token {one}, "
+            f"those of {second.tokens.prefix} with {other}; prepare one of the two again with the other's --eod-token"
+        )
+    manifests, tokenizer = _manifests_and_tokenizer(config, sources)
+    without = next((source for source in sources if source.manifest is None), None)
+    if manifests and without is not None and not settings_of(data, config.model.vocab_size).is_set:
+        raise DataError(
+            f"data.{asked[0]}: {without.tokens.prefix} has no manifest that tells which token ends its documents, as "
+            "others of the blend have; set data.tokenizer_model to the tokenizer of both, or prepare it again"
+        )
+    eod = next((manifest.eod for manifest in manifests), tokenizer.eod if tokenizer else None)
+    if eod is None:
+        remedy = "prepare the data with --append-eod" + (" and --eod-token" if tokenizer else "")
+        raise DataError(
+            f"data.{asked[0]}: nothing tells which token ends a document; "
+            + (remedy if tokenizer else f"set data.tokenizer_model, or {remedy}")
+        )
+    return Packing(eod, data.eod_mask_loss, data.reset_attention_mask, data.reset_position_ids)
+
+
+def _manifests_and_tokenizer(config: TrainConfig, sources: Iterable[Source]) -> tuple[list[Manifest], Tokenizer | None]:
+    """What tells of the vocabulary: the manifests there are, and the tokenizer where they do not tell all."""
+    manifests = [source.manifest for source in sources if source.manifest is not None]
+    by_numbers = config.data.tokenizer_type == "NullTokenizer"
+    if by_numbers or (not manifests and settings_of(config.data, config.model.vocab_size).is_set):
+        return manifests, load_tokenizer(config.data, config.model.vocab_size)
+    return manifests, None

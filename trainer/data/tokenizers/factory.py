@@ -1,0 +1,209 @@
+"""From settings to a tokenizer: which kind the files are, and what reads them. No network is ever asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.data_flags import TOKENIZER_TYPES
+from trainer.data.errors import DataError
+from trainer.data.tokenizers.gpt2 import added_token, read_gpt2
+from trainer.data.tokenizers.huggingface import HuggingFaceVocabulary
+from trainer.data.tokenizers.null import NullTokenizer
+from trainer.data.tokenizers.sentencepiece_model import SentencePieceVocabulary
+from trainer.data.tokenizers.settings import TokenizerSettings, settings_of
+from trainer.data.tokenizers.special_names import declared_names, read_json_beside
+from trainer.data.tokenizers.tiktoken_ranks import RanksVocabulary
+from trainer.data.tokenizers.tokenizer import Tokenizer
+from trainer.data.tokenizers.vocabulary import Vocabulary, VocabularyTokenizer
+from trainer.data.tokenizers.wordpiece import read_wordpiece
+
+if TYPE_CHECKING:
+    from trainer.config.sections import DataConfig
+
+_SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+_WORDPIECE = ("BertWordPieceLowerCase", "BertWordPieceCase")
+_MOST_IDS = (1 << 31) - 1
+"""With one more, to end documents: tokens have 31 bits."""
+_SAID = (
+    "name a tokenizer.json, a SentencePiece .model, a .tiktoken file or a folder that holds a tokenizer, or "
+    "vocab_file (and merge_file)"
+)
+
+
+def load_tokenizer(data: DataConfig, vocab_size: int | None = None) -> Tokenizer:
+    """The tokenizer that a config's data section names.
+
+    Args:
+        data: the section.
+        vocab_size: the model's, which is how many numbers a NullTokenizer takes.
+
+    Raises:
+        DataError: there is none, or it cannot be used.
+    """
+    if data.tokenizer_type == "NullTokenizer" and vocab_size is None:
+        raise DataError("data.tokenizer_type: NullTokenizer needs model.vocab_size; set it")
+    settings = settings_of(data, vocab_size)
+    if not settings.is_set:
+        raise DataError(f"data.tokenizer_model: is unset; {_SAID}")
+    return open_tokenizer(settings)
+
+
+def open_tokenizer(settings: TokenizerSettings) -> Tokenizer:
+    """Read the files that ``settings`` name.
+
+    Raises:
+        DataError: nothing is named, a file is missing or damaged, is of another kind than asked for, or the package
+            that reads it is not installed.
+    """
+    kind = settings.tokenizer_type
+    if kind is not None and kind not in TOKENIZER_TYPES:
+        raise DataError(f"tokenizer_type: {kind!r} is not available here; there are {', '.join(TOKENIZER_TYPES)}")
+    if kind == "NullTokenizer":
+        if settings.vocab_size is None or not 1 <= settings.vocab_size < _MOST_IDS:
+            raise DataError(f"vocab_size: NullTokenizer needs it, 1 to {_MOST_IDS - 1}")
+        return NullTokenizer(settings.vocab_size)
+    if not settings.is_set:
+        raise DataError(f"tokenizer_model: is unset; {_SAID}")
+    return VocabularyTokenizer(_vocabulary(kind or _told_by(settings), settings), settings, open_tokenizer)
+
+
+def _told_by(settings: TokenizerSettings) -> str:
+    """The type of tokenizer that the names of the files tell."""
+    path = _path(settings.tokenizer_model or settings.vocab_file)
+    if settings.merge_file or path.name == "vocab.json" or (path.suffix == ".json" and not settings.tokenizer_model):
+        return "GPT2BPETokenizer"
+    if not settings.tokenizer_model:
+        return _wordpiece_case(path)
+    if path.is_dir():
+        return _told_by_folder(path)
+    if path.suffix == ".model" or ".model." in path.name:
+        return _told_by_content(path)
+    if path.suffix == ".tiktoken" or path.name.startswith("tekken"):
+        return "TikTokenizer"
+    return _wordpiece_case(path) if path.suffix == ".txt" else "HuggingFaceTokenizer"
+
+
+def _told_by_folder(folder: Path) -> str:
+    if (folder / "tokenizer.json").is_file():
+        return "HuggingFaceTokenizer"
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return "GPT2BPETokenizer"
+    if (folder / "tokenizer.model").is_file():
+        return _told_by_content(folder / "tokenizer.model")
+    if any(folder.glob("tekken*.json")) or any(folder.glob("*.tiktoken")):
+        return "TikTokenizer"
+    if (folder / "vocab.txt").is_file():
+        return _wordpiece_case(folder / "vocab.txt")
+    if any(folder.glob("*.model")):
+        return "SentencePieceTokenizer"
+    raise DataError(
+        f"{folder}: holds no tokenizer.json, vocab.json with merges.txt, tokenizer.model, .tiktoken file, tekken.json "
+        "or vocab.txt; name the folder or file of a tokenizer"
+    )
+
+
+def _told_by_content(path: Path) -> str:
+    # Llama 3's tokenizer.model holds ranks, in lines of base64 and a number; SentencePiece's begins with 0x0A.
+    try:
+        with path.open("rb") as file:
+            line = file.readline(100)
+    except OSError:
+        return "SentencePieceTokenizer"
+    return "TikTokenizer" if line.strip().endswith(b" 0") else "SentencePieceTokenizer"
+
+
+def _wordpiece_case(vocab_file: Path) -> str:
+    lower = read_json_beside(vocab_file.parent / "tokenizer_config.json").get("do_lower_case")
+    if not isinstance(lower, bool):
+        raise DataError(
+            f"{vocab_file}: does not say whether text is made lower case; set tokenizer_type to "
+            f"{' or '.join(_WORDPIECE)}"
+        )
+    return _WORDPIECE[0] if lower else _WORDPIECE[1]
+
+
+def _vocabulary(kind: str, settings: TokenizerSettings) -> Vocabulary:
+    model = None if settings.tokenizer_model is None else _path(settings.tokenizer_model)
+    if kind == "GPT2BPETokenizer":
+        vocab_file = _file(settings.vocab_file, model, "vocab.json", "vocab_file")
+        merge_file = _file(settings.merge_file, model, "merges.txt", "merge_file")
+        content = read_gpt2(vocab_file, merge_file)
+        _add_tokens_beside(content, vocab_file.parent)
+        return HuggingFaceVocabulary(content, str(vocab_file), declared_names(vocab_file.parent))
+    if kind in _WORDPIECE:
+        vocab_file = _file(settings.vocab_file, model, "vocab.txt", "vocab_file")
+        content = read_wordpiece(vocab_file, lower_case=kind == _WORDPIECE[0])
+        return HuggingFaceVocabulary(content, str(vocab_file), declared_names(vocab_file.parent))
+    if model is None:
+        raise DataError(f"tokenizer_model: {kind} needs it; {_SAID}")
+    if kind == "TikTokenizer":
+        return RanksVocabulary(_only(model, ("*.tiktoken", "tekken*.json", "tokenizer.model")), settings)
+    if kind in _SENTENCEPIECE:
+        file = _only(model, ("tokenizer.model", "*.model"))
+        return SentencePieceVocabulary(file, declared_names(file.parent))
+    file = model / "tokenizer.json" if model.is_dir() else model
+    around = settings.tokenizer_hf_include_special_tokens
+    return HuggingFaceVocabulary(_read_content(file), str(file), declared_names(file.parent), around)
+
+
+def _read_content(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot read the tokenizer ({error.strerror}); name a tokenizer.json or its folder{_of_hub(file)}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{file}: is not a tokenizer.json that can be used: {error}; name a tokenizer.json or its folder"
+        ) from None
+
+
+def _of_hub(file: Path) -> str:
+    """What to do where a model of a hub was meant, which is OWNER/NAME and no file's name."""
+    if file.is_absolute() or len(file.parts) != 2 or file.suffix in (".json", ".model", ".tiktoken", ".txt"):
+        return ""
+    return f", as `hf download {file} --include 'tokenizer*' --local-dir FOLDER` fetches it: nothing is fetched here"
+
+
+def _add_tokens_beside(content: dict[str, Any], folder: Path) -> None:
+    """Tokens that transformers' tokenizer_config.json adds to a vocabulary without a tokenizer.json."""
+    added = read_json_beside(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    known = {token["id"] for token in content["added_tokens"]}
+    for key, token in (added if isinstance(added, dict) else {}).items():
+        named = isinstance(token, dict) and isinstance(token.get("content"), str)
+        if named and key.isdecimal() and int(key) not in known:
+            content["added_tokens"].append(added_token(token["content"], int(key)))
+
+
+def _path(name: str | None) -> Path:
+    if name is None:
+        raise DataError(f"vocab_file: is unset; {_SAID}")
+    return Path(name).expanduser()
+
+
+def _file(named: str | None, model: Path | None, usual: str, key: str) -> Path:
+    """The file of ``key``, or the one of its usual name in or beside the tokenizer."""
+    if named is not None:
+        return _path(named)
+    if model is None:
+        raise DataError(f"{key}: is unset; name the file {usual}, or set tokenizer_model to the folder that holds it")
+    if model.is_dir():
+        return model / usual
+    return model if model.suffix == Path(usual).suffix else model.with_name(usual)
+
+
+def _only(model: Path, patterns: tuple[str, ...]) -> Path:
+    """``model``, or the one file in it that fits the first of ``patterns`` that any file fits."""
+    if not model.is_dir():
+        return model
+    for pattern in patterns:
+        found = sorted(model.glob(pattern))
+        if len(found) > 1:
+            names = " and ".join(path.name for path in found[:3])
+            raise DataError(f"{model}: holds {names}; name the file")
+        if found:
+            return found[0]
+    raise DataError(f"{model}: holds no {' or '.join(patterns)}; name the file")

@@ -1,0 +1,1 @@
+"""Self-attention: the layer, and the core between its two linear layers."""

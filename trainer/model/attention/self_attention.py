@@ -1,0 +1,119 @@
+"""Causal self-attention with its heads divided over tp.
+
+Legend: S sequence, B micro-batch, H hidden, A heads, G query groups, R = A/G queries per group, D head width;
+``/t`` = divided over tp.
+Vaswani et al. 2017 (arXiv:1706.03762), equation 1; Ainslie et al. 2023 (arXiv:2305.13245) for grouped queries.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import nn
+
+from trainer.config.sections import ModelConfig
+from trainer.distributed.mesh import copies_of_groups
+from trainer.model.attention.core_attention import AttentionCore, attend
+from trainer.model.context import ForwardPass, ParallelAxes
+from trainer.model.recompute import recompute
+from trainer.model.sharding import PackedHeads, ParameterBuilder
+from trainer.model.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from trainer.ops.attention.backend import choose_backend
+from trainer.ops.rotary import ROPE
+
+
+class SelfAttention(nn.Module):
+    """[S(/t), B, H] -> [S(/t), B, H]. A tp rank computes A/t whole heads, in G/t query groups or a part of one."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        layer: int,
+        builder: ParameterBuilder,
+        axes: ParallelAxes,
+        recompute_core: bool = False,
+    ):
+        """Build the layer's attention; with ``recompute_core`` backward computes the scores again, where any are kept.
+
+        Raises:
+            ValueError: tp and the number of query groups do not divide each other.
+        """
+        super().__init__()
+        self._recompute_core = recompute_core
+        self._core = AttentionCore(
+            layer,
+            model.attention_dropout,
+            axes,
+            choose_backend(model, builder.dtype, builder.device, builder.kernels.flash_attn),
+            builder.kernels,
+        )
+        tp = axes.tp
+        self._split_heads = builder.kernels[ROPE]
+        self._head_dim = model.head_dim
+        queries_per_group = model.num_attention_heads // model.query_groups
+        _check_groups(model, tp.size)
+        copies = copies_of_groups(model.query_groups, tp.size)
+        # Of a group that several ranks share each has a part of the queries, and the key and value like the others.
+        self._queries_per_group = queries_per_group // copies
+        hidden, heads_width = model.hidden_size, model.num_attention_heads * model.head_dim
+        packed_width = model.query_groups * (queries_per_group + 2) * model.head_dim
+        qkv, projection = builder.under("qkv"), builder.under("projection")
+        packed = PackedHeads(model.query_groups, queries_per_group, model.head_dim)
+        has_qkv_bias = model.add_qkv_bias or not model.disable_bias_linear
+        self.qkv = ColumnParallelLinear(
+            qkv.weight("weight", (packed_width, hidden), std=model.init_method_std, tp_dim=0, packed_heads=packed),
+            qkv.vector("bias", (packed_width,), value=0.0, tp_dim=0, on_sequence_shard=False, packed_heads=packed)
+            if has_qkv_bias
+            else None,
+            tp,
+        )
+        self.projection = RowParallelLinear(
+            projection.weight(
+                "weight",
+                (hidden, heads_width),
+                std=model.init_method_std / math.sqrt(2 * model.num_layers),
+                tp_dim=1,
+            ),
+            None
+            if model.disable_bias_linear
+            else projection.vector("bias", (hidden,), value=0.0, on_sequence_shard=True),
+            tp,
+        )
+
+    @property
+    def output_bias(self) -> nn.Parameter | None:
+        """[H], what is added last."""
+        return self.projection.bias
+
+    def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass, *, with_bias: bool = True) -> torch.Tensor:
+        """Collective: all tp and cp ranks. Without ``with_bias`` whatever comes next adds ``output_bias``."""
+        rotary = forward_pass.rotary
+        cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
+        # The packed heads are consumed: they are turned in place.
+        query, key, value = self._split_heads(self.qkv(hidden), self._queries_per_group, self._head_dim, cos, sin)
+        core = partial(self._attend, forward_pass)
+        # Without dropout no kernel of ours keeps scores, only what is kept anyway: a replay would save nothing.
+        keeps_scores = forward_pass.randomness is not None and self._core.dropout > 0.0
+        replays = self._recompute_core and keeps_scores
+        context = recompute(core, query, key, value) if replays else core(query, key, value)
+        return self.projection(context.permute(2, 0, 1, 3).flatten(2), with_bias=with_bias)  # type: ignore[no-any-return]
+
+    def _attend(
+        self,
+        forward_pass: ForwardPass,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        values_needed: bool = True,
+    ) -> torch.Tensor:
+        del values_needed  # attention's own backward reads what comes out: there is nothing to leave out
+        return attend(query, key, value, forward_pass, self._core)
+
+
+def _check_groups(model: ModelConfig, tp: int) -> None:
+    heads, groups = model.num_attention_heads, model.query_groups
+    if heads % tp or (tp % groups and groups % tp):
+        raise ValueError(f"{heads} heads in {groups} query groups cannot be divided over {tp} tensor-parallel ranks")

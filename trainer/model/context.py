@@ -1,0 +1,71 @@
+"""Context of a layer: the axes that divide it, and the micro-batch that passes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from trainer.model.context_parallel.axis import ContextParallel
+from trainer.model.tensor_parallel.collectives import TensorParallel
+
+if TYPE_CHECKING:
+    from trainer.config.train_config import TrainConfig
+    from trainer.data.samples.document_places import Documents
+    from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+    from trainer.distributed.random_streams import MicroBatchRandomness
+    from trainer.model.rotary import RotaryTable
+
+
+@dataclass(frozen=True)
+class ExpertParallel:
+    """The ep axis as layers see it: rank i of it holds the i-th part of each layer's experts."""
+
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    """None when size is 1."""
+
+    @classmethod
+    def build(cls, mesh: ParallelMesh, groups: ProcessGroups) -> ExpertParallel:
+        """The ep axis of ``mesh``."""
+        return cls(mesh.ep, mesh.ep_rank, groups.ep)
+
+
+@dataclass(frozen=True)
+class ParallelAxes:
+    """The axes along which one layer is divided; each of size 1 where it is not."""
+
+    tp: TensorParallel = field(default_factory=TensorParallel)
+    cp: ContextParallel = field(default_factory=ContextParallel)
+    ep: ExpertParallel = field(default_factory=ExpertParallel)
+
+    @classmethod
+    def build(cls, config: TrainConfig, mesh: ParallelMesh, groups: ProcessGroups) -> ParallelAxes:
+        """The axes of ``mesh``."""
+        return cls(
+            TensorParallel.build(mesh, groups, config.parallel.sequence_parallel),
+            ContextParallel.build(mesh, groups, config.parallel.cp_comm_type),
+            ExpertParallel.build(mesh, groups),
+        )
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """One micro-batch on its way through the layers of a rank.
+
+    Attributes:
+        rotary: angles of this rank's positions; None without rotary embedding.
+        documents: where documents begin and end, if attention must not cross from one to another.
+        randomness: the streams of dropout; None drops nothing.
+        aux_loss_scale: derivative of what is minimised with respect to an auxiliary loss of this micro-batch: a layer
+            that adds one multiplies its gradient by this. 0 where there is no backward.
+        limits_experts: whether experts that are full drop tokens, if the model says so; they do in training only.
+    """
+
+    rotary: RotaryTable | None = None
+    documents: Documents | None = None
+    randomness: MicroBatchRandomness | None = None
+    aux_loss_scale: float = 0.0
+    limits_experts: bool = True

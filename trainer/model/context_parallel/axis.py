@@ -1,0 +1,90 @@
+"""The cp axis as layers see it: which positions of a sequence lie on which rank.
+
+Legend: S sequence, ``/c`` = divided over cp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from trainer.planning.sequence_division import CommunicationType, held_chunks, sequence_divisor
+
+if TYPE_CHECKING:
+    from trainer.data.samples.batches import MicroBatch
+    from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+
+
+@dataclass(frozen=True)
+class ContextParallel:
+    """The cp axis as layers see it."""
+
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    """None when size is 1."""
+    communication: CommunicationType = "p2p"
+
+    @classmethod
+    def build(cls, mesh: ParallelMesh, groups: ProcessGroups, communication: CommunicationType) -> ContextParallel:
+        """The cp axis of ``mesh``."""
+        return cls(mesh.cp, mesh.cp_rank, groups.cp, communication)
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Positions int64 [S/c] that this rank holds of a sequence of ``length``, ascending."""
+        everything = torch.arange(length)
+        if self.size == 1:
+            return everything
+        own = self._chunks
+        return everything.view(len(own) * self.size, -1)[list(own)].flatten()
+
+    def shard(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's part of a tensor whose ``dim`` is the sequence; all of it when size is 1. With a2a a view.
+
+        Raises:
+            ValueError: the sequence cannot be divided.
+        """
+        if self.size == 1:
+            return whole
+        # Views, and not an index: it would come from pageable memory, for which a GPU's queue is waited for every time.
+        own = self._chunks
+        length, rest = divmod(whole.shape[dim], len(own) * self.size)
+        if rest:
+            raise ValueError(
+                f"context-parallel rank {self.rank}: a sequence of {whole.shape[dim]} cannot be divided into "
+                f"{len(own) * self.size} chunks"
+            )
+        chunks = [whole.narrow(dim, chunk * length, length) for chunk in own]
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim)
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """[S, ...] in the order of positions from every rank's [S/c, ...], outside autograd (collective: all of cp)."""
+        if self.group is None:
+            return part
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        dist.all_gather(parts, part.contiguous(), group=self.group)
+        whole = part.new_empty((len(part) * self.size, *part.shape[1:]))
+        for rank, one in enumerate(parts):
+            whole[replace(self, rank=rank).positions(len(whole)).to(whole.device)] = one
+        return whole
+
+    @property
+    def divisor(self) -> int:
+        """What the length of a sequence must be a multiple of."""
+        return sequence_divisor(self.size, self.communication)
+
+    @property
+    def _chunks(self) -> tuple[int, ...]:
+        """Numbers of the chunks that this rank holds."""
+        return held_chunks(self.rank, self.size, self.communication)
+
+    def shard_micro_batch(self, whole: MicroBatch) -> MicroBatch:
+        """This rank's part of every sample of a micro-batch; its documents still speak of whole samples."""
+        if self.size == 1:
+            return whole
+        tokens, labels = self.shard(whole.tokens, 1), self.shard(whole.labels, 1)
+        mask = None if whole.loss_mask is None else self.shard(whole.loss_mask, 1)
+        return replace(whole, tokens=tokens, labels=labels, loss_mask=mask)

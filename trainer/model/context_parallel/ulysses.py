@@ -1,0 +1,117 @@
+"""Heads divided instead of the sequence while attention runs.
+
+Legend: S sequence, B micro-batch, A heads, G query groups, D head width; ``/c`` = divided over cp.
+Jacobs et al. 2023 (arXiv:2309.14509), section 3.1. Rank i holds the i-th c-th of every sequence outside attention, and
+the i-th c-th of the heads inside. One all-to-all takes queries, keys and values there together, one takes the result
+back; backward makes the same two the other way round.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from trainer.model.context_parallel.axis import ContextParallel
+from trainer.ops.attention.kernels import repeat_groups, sum_copies
+
+
+class _DivideHeads(torch.autograd.Function):
+    """See divide_heads."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cp: ContextParallel
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        ctx.cp, ctx.groups = cp, key.shape[1]
+        # As often as makes their number a multiple of the ranks; the heads, a multiple of both, are one too.
+        copies = cp.size // math.gcd(key.shape[1], cp.size)
+        packed = _swap(_pack(query, repeat_groups(key, copies), repeat_groups(value, copies), cp.size), cp)
+        return _unpack(packed, query.shape[1] // cp.size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_query: torch.Tensor, grad_key: torch.Tensor, grad_value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        size = ctx.cp.size
+        heads = grad_query.shape[1]
+        whole = torch.cat([_sequence_first(grad) for grad in (grad_query, grad_key, grad_value)], dim=2)
+        parts = _swap(_divided(whole, 0, size), ctx.cp)  # [c, S/c, B, A/c + 2G/c, D]
+        widths = [heads, grad_key.shape[1], grad_value.shape[1]]
+        query, key, value = (_join(part) for part in torch.split(parts, widths, dim=3))
+        return query, sum_copies(key, ctx.groups), sum_copies(value, ctx.groups), None
+
+
+class _DivideSequence(torch.autograd.Function):
+    """See divide_sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, context: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
+        ctx.cp = cp
+        return _join(_swap(_divided(_sequence_first(context), 0, cp.size), cp))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        parts = _divided(_sequence_first(grad_output), 2, ctx.cp.size)  # [S/c, B, c, A/c, D]
+        return _swap(parts.permute(2, 0, 1, 3, 4), ctx.cp).flatten(0, 1).permute(1, 2, 0, 3), None
+
+
+def _sequence_first(heads: torch.Tensor) -> torch.Tensor:
+    """[S, B, A, D] from [B, A, S, D]."""
+    return heads.permute(2, 0, 1, 3)
+
+
+def _divided(tensor: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
+    """The same memory with ``dim`` in two: parts, and what each has."""
+    return tensor.view(*tensor.shape[:dim], parts, -1, *tensor.shape[dim + 1 :])
+
+
+def _pack(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, size: int) -> torch.Tensor:
+    """[c, S/c, B, A/c + 2G/c, D]: what goes to each rank."""
+    parts = [_divided(_sequence_first(heads), 2, size) for heads in (query, key, value)]
+    return torch.cat(parts, dim=3).permute(2, 0, 1, 3, 4)
+
+
+def _unpack(packed: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query [B, A/c, S, D], key and value [B, G/c, S, D] from [c, S/c, B, A/c + 2G/c, D]: views."""
+    whole = packed.flatten(0, 1).permute(1, 2, 0, 3)
+    groups = (whole.shape[1] - heads) // 2
+    return whole[:, :heads], whole[:, heads : heads + groups], whole[:, heads + groups :]
+
+
+def _swap(parts: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
+    """Part i of dim 0 goes to rank i, and from each rank comes one (collective: all cp ranks)."""
+    parts = parts.contiguous()
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=cp.group)
+    return received
+
+
+def _join(parts: torch.Tensor) -> torch.Tensor:
+    """[B, A, S/c, D], lying in memory as [S/c, B, A, D], from [c, S/c, B, A/c, D]."""
+    return parts.permute(1, 2, 0, 3, 4).flatten(2, 3).permute(1, 2, 0, 3)
+
+
+def divide_heads(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cp: ContextParallel
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query [B, A/c, S, D], key and value [B, G/c, S, D] from query [B, A, S/c, D], key and value [B, G, S/c, D].
+
+    Where the groups do not divide, key and value are repeated as little as makes them divide, and their gradients
+    summed: with one group each of two ranks gets it. Collective: all cp ranks.
+    """
+    if query.shape[1] % cp.size:
+        raise ValueError(f"{query.shape[1]} attention heads cannot be divided over {cp.size} context-parallel ranks")
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _DivideHeads.apply(query, key, value, cp)  # type: ignore[no-untyped-call]
+    return heads
+
+
+def divide_sequence(context: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
+    """[B, A, S/c, D] from [B, A/c, S, D]. Collective: all cp ranks."""
+    divided: torch.Tensor = _DivideSequence.apply(context, cp)  # type: ignore[no-untyped-call]
+    return divided

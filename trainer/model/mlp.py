@@ -1,0 +1,92 @@
+"""The feed-forward part of a block, its inner width divided over tp.
+
+Legend: S sequence, B micro-batch, H hidden, F feed-forward width; ``/t`` = divided over tp.
+GeLU is the exact one, x * Phi(x) (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2), or with openai_gelu its tanh
+approximation (the same section), which Megatron-LM's fused bias-gelu takes too. SwiGLU: Shazeer 2020
+(arXiv:2002.05202), equation 6.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from trainer.config.sections import ModelConfig
+from trainer.model.sharding import ParameterBuilder
+from trainer.model.tensor_parallel.collectives import TensorParallel
+from trainer.model.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from trainer.ops.activation import ACTIVATION, Activation, is_one_of_torch
+from trainer.ops.dispatch.registry import Kernels
+from trainer.ops.operation import BySize
+
+
+class FeedForwardActivation:
+    """The model's activation: [..., F] -> [..., F], or with SwiGLU [..., 2F] (gates, then ups) -> [..., F]."""
+
+    def __init__(self, model: ModelConfig, kernels: Kernels, device: torch.device):
+        self._function = kernels[ACTIVATION]
+        self._kind: Activation = "silu" if model.swiglu else "gelu_tanh" if model.openai_gelu else "gelu"
+        self._gated = model.swiglu
+        self.is_fused = self._function is not Kernels()[ACTIVATION]
+        """Whether a kernel computes all of it in one pass over memory."""
+        self._has_kernel = self.is_fused and not (device.type == "cpu" and is_one_of_torch(self._kind, device))
+
+    def adds_bias(self, elements: int) -> bool:
+        """Whether a bias of so many ``elements`` is added at no cost; a matrix product does that, and rounds once."""
+        smallest = self._function.smallest if isinstance(self._function, BySize) else 0
+        return self._has_kernel and elements >= smallest
+
+    def __call__(
+        self, inner: torch.Tensor, bias: torch.Tensor | None = None, row_weight: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``bias`` is added first, and each row multiplied by its ``row_weight``, float32, last. No communication."""
+        return self._function(inner, bias, row_weight, self._kind, self._gated)
+
+
+class MLP(nn.Module):
+    """[S(/t), B, H] -> [S(/t), B, H] through F/t inner channels per tp rank."""
+
+    def __init__(self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel, ffn_size: int | None = None):
+        """Build the layer, ``ffn_size`` channels wide; unset: as wide as the model's dense layers."""
+        super().__init__()
+        self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
+        hidden, ffn = model.hidden_size, ffn_size or model.ffn_size
+        inner = (2, ffn) if model.swiglu else (ffn,)  # gate, then up
+        fc1, fc2 = builder.under("fc1"), builder.under("fc2")
+        has_bias = not model.disable_bias_linear
+        self._sequence_shards = tp.size if tp.sequence_parallel else 1
+        inner_dim = len(inner) - 1
+        self.fc1 = ColumnParallelLinear(
+            fc1.weight("weight", (*inner, hidden), std=model.init_method_std, tp_dim=inner_dim),
+            fc1.vector("bias", inner, value=0.0, tp_dim=inner_dim, on_sequence_shard=False) if has_bias else None,
+            tp,
+        )
+        self.fc2 = RowParallelLinear(
+            fc2.weight("weight", (hidden, ffn), std=model.init_method_std / math.sqrt(2 * model.num_layers), tp_dim=1),
+            fc2.vector("bias", (hidden,), value=0.0, on_sequence_shard=True) if has_bias else None,
+            tp,
+        )
+
+    @property
+    def output_bias(self) -> nn.Parameter | None:
+        """[H], what is added last."""
+        return self.fc2.bias
+
+    def forward(
+        self, hidden: torch.Tensor, values_needed: bool = True, in_region: bool = False, *, with_bias: bool = True
+    ) -> torch.Tensor:
+        """Collective: all tp ranks, unless ``in_region``. For ``values_needed`` see
+        trainer.model.recompute.Recomputable.
+
+        ``in_region``: from whole [S, B, H] to this rank's summands, without the last bias: see RowParallelLinear.
+        Without ``with_bias`` whatever comes next adds ``output_bias``.
+        """
+        bias = self.fc1.bias
+        tokens = hidden.shape[:-1].numel() * (1 if in_region else self._sequence_shards)
+        if bias is not None and not self._activation.adds_bias(tokens * bias.numel()):
+            bias = None
+        inner = self.fc1(hidden, in_region, with_bias=bias is None)  # [S, B, F/t], twice that with SwiGLU
+        activated = self._activation(inner, None if bias is None else bias.flatten())
+        return self.fc2(activated, values_needed, in_region, with_bias=with_bias)  # type: ignore[no-any-return]

@@ -1,0 +1,191 @@
+"""The experts that a rank holds: feed-forward layers, each for its own stretch of rows.
+
+Legend: R rows sorted by expert, H hidden, F feed-forward width of an expert, E experts; ``/t`` = divided over tp,
+``/e`` over ep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from trainer.model.mlp import FeedForwardActivation
+from trainer.model.recompute import forget
+
+if TYPE_CHECKING:
+    from trainer.config.sections import ModelConfig
+    from trainer.model.sharding import ParameterBuilder
+    from trainer.model.tensor_parallel.collectives import TensorParallel
+
+
+class GroupedOuterProductSink(Protocol):
+    """Takes a weight gradient as the factors of its matrix products, one per expert."""
+
+    def add_grouped_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor, offsets: Sequence[int]) -> None:
+        """Add ``grad_output_e^T @ inputs_e`` to the gradient of every expert e; nothing where e has no rows.
+
+        Args:
+            grad_output: [R, out].
+            inputs: [R, in].
+            offsets: one number more than experts; expert e has the rows from offsets[e] to offsets[e + 1].
+        """
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """``inputs_e @ weight_e^T + bias_e`` for every expert e."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        offsets: Sequence[int],
+        sink: GroupedOuterProductSink | None,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.offsets, ctx.sink, ctx.has_bias = offsets, sink, bias is not None
+        outputs = _grouped_product(inputs, weight.flatten(1, -2).transpose(1, 2), offsets)
+        if bias is not None:
+            for rows, own in zip(_stretches(outputs, offsets), bias.flatten(1), strict=True):
+                rows += own
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, None, None]:
+        inputs, weight = ctx.saved_tensors
+        offsets: Sequence[int] = ctx.offsets
+        grad_inputs = _grouped_product(grad_output, weight.flatten(1, -2), offsets)
+        grad_weight = grad_bias = None
+        if ctx.sink is not None:
+            # Detached, because a sink may keep it for later, and must not keep the graph behind it.
+            ctx.sink.add_grouped_outer(grad_output, inputs.detach(), offsets)
+        else:
+            pairs = zip(_stretches(grad_output, offsets), _stretches(inputs, offsets), strict=True)
+            grad_weight = torch.stack([grad_rows.t() @ rows for grad_rows, rows in pairs]).view(weight.shape)
+        if ctx.has_bias:
+            grad_bias = torch.stack([grad_rows.sum(0) for grad_rows in _stretches(grad_output, offsets)])
+            grad_bias = grad_bias.view(weight.shape[:-1])
+        return grad_inputs, grad_weight, grad_bias, None, None
+
+
+def _stretches(rows: torch.Tensor, offsets: Sequence[int]) -> list[torch.Tensor]:
+    return [rows[first:stop] for first, stop in zip(offsets, offsets[1:], strict=False)]
+
+
+def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offsets: Sequence[int]) -> torch.Tensor:
+    """[R, out]: each expert's stretch of ``rows`` [R, in] times its matrix of [E/e, in, out]."""
+    if _has_grouped_kernel(rows, matrices):
+        ends = torch.tensor(offsets[1:], dtype=torch.int32).to(rows.device, non_blocking=True)
+        return torch._grouped_mm(rows, matrices, offs=ends)
+    products = rows.new_empty(len(rows), matrices.shape[2])
+    for part, matrix, product in zip(_stretches(rows, offsets), matrices, _stretches(products, offsets), strict=True):
+        torch.mm(part, matrix, out=product)
+    return products
+
+
+def _has_grouped_kernel(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
+    """Whether one launch can do all experts: bfloat16 in rows of whole 16 bytes, on Hopper or Blackwell.
+
+    Everywhere else torch.nn.functional.grouped_mm is a loop too, which waits for the offsets to come from the device
+    (_grouped_mm_cuda and GroupedMMUtils.h of PyTorch 2.13). Weight gradients stay a loop everywhere: they are summed in
+    float32, and the kernels round each product to the dtype of its factors (_resolve_grouped_mm_out_dtype there).
+    """
+    if not rows.is_cuda or rows.dtype != torch.bfloat16 or not len(rows):
+        return False
+    if any(size % 8 for size in matrices.shape[1:]):
+        return False
+    return torch.cuda.get_device_capability(rows.device)[0] in (9, 10)
+
+
+class GroupedLinear(nn.Module):
+    """[R, in] -> [R, out]; a weight [E/e, ..., in], whose dims between the first and the last make up ``out``."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None):
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self._shape = weight.shape
+        self.gradient_sink: GroupedOuterProductSink | None = None
+        """Where the weight gradient goes instead of ``weight.grad``."""
+
+    def forward(self, inputs: torch.Tensor, offsets: Sequence[int], bias_share: float = 1.0) -> torch.Tensor:
+        """No communication.
+
+        Args:
+            inputs: [R, in], sorted by expert.
+            offsets: expert e has the rows from offsets[e] to offsets[e + 1].
+            bias_share: what the bias is multiplied by.
+        """
+        # The parameters may have been flattened, to be cut into shards of equal sizes.
+        weight = self.weight if self.weight.shape == self._shape else self.weight.view(self._shape)
+        bias = None if self.bias is None else self.bias.view(self._shape[:-1])
+        if bias is not None and bias_share != 1.0:
+            bias = bias * bias_share
+        outputs: torch.Tensor = _GroupedLinear.apply(inputs, weight, bias, offsets, self.gradient_sink)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class Experts(nn.Module):
+    """Rows [R, H] -> [R, H] through F/t inner channels of this rank's E/e experts: summands of a sum over tp."""
+
+    def __init__(
+        self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel, recompute_activation: bool = False
+    ):
+        """Build the experts; with ``recompute_activation`` backward computes what fc2 reads again."""
+        super().__init__()
+        assert model.num_experts is not None
+        self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
+        self.takes_weights = self._activation.is_fused and model.disable_bias_linear
+        """Whether rows are to be multiplied by the router's weights in here: the activation's kernel does so in
+        passing, and a matrix product without a bias after it is linear."""
+        self._recompute_activation = recompute_activation
+        # Every tp rank adds its share of what is summed over tp later.
+        self._bias_share = 1.0 / tp.size
+        hidden, ffn, experts = model.hidden_size, model.expert_ffn_size, model.num_experts
+        inner = (2, ffn) if model.swiglu else (ffn,)  # gate, then up
+        fc1, fc2 = builder.under("fc1"), builder.under("fc2")
+        has_bias = not model.disable_bias_linear
+        self.fc1 = GroupedLinear(
+            fc1.experts("weight", (experts, *inner, hidden), std=model.init_method_std, tp_dim=len(inner)),
+            fc1.vector("bias", (experts, *inner), value=0.0, tp_dim=len(inner), on_sequence_shard=False, is_expert=True)
+            if has_bias
+            else None,
+        )
+        std = model.init_method_std / math.sqrt(2 * model.num_layers)
+        self.fc2 = GroupedLinear(
+            fc2.experts("weight", (experts, hidden, ffn), std=std, tp_dim=2),
+            fc2.vector(
+                "bias", (experts, hidden), value=0.0, on_sequence_shard=False, partial_over_tp=True, is_expert=True
+            )
+            if has_bias
+            else None,
+        )
+
+    def forward(
+        self, rows: torch.Tensor, offsets: Sequence[int], row_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """No communication.
+
+        Args:
+            rows: [R, H], sorted by expert.
+            offsets: expert e has the rows from offsets[e] to offsets[e + 1].
+            row_weights: float32 [R], what the outputs are multiplied by, where the experts take weights.
+        """
+        inner = self.fc1(rows, offsets)  # [R, F/t], twice that with SwiGLU
+        activated = self._activation(inner, row_weight=row_weights)
+        # The activation itself keeps what goes into it, so that this costs no memory.
+        kept = None if row_weights is None else row_weights.detach()
+        again = partial(self._activation, inner.detach(), row_weight=kept)
+        with forget(activated, again) if self._recompute_activation else nullcontext():
+            return self.fc2(activated, offsets, self._bias_share)  # type: ignore[no-any-return]

@@ -1,0 +1,107 @@
+"""A mixture of experts in place of a block's feed-forward part.
+
+Legend: S this rank's part of the sequence, B micro-batch, T = S*B, H hidden, E experts, K experts chosen per token;
+``/t`` = divided over tp.
+
+Every tp rank sees all tokens of its part of the micro-batch, and computes its slice of every expert that they pass
+through, of a shared one too. The router's weights multiply these summands, or what enters the experts' last matrix
+product where no bias comes after it, before they are added up over tp. So between
+*f* and *g* every gradient is a summand of a sum over tp: that of the tokens, which f completes, and that of the
+router's weight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trainer.model.mlp import MLP
+from trainer.model.moe.capacity import kept_choices
+from trainer.model.moe.dispatch import Dispatch, from_experts, to_experts, weights_to_experts
+from trainer.model.moe.experts import Experts
+from trainer.model.moe.losses import attach_loss, auxiliary_loss
+from trainer.model.moe.router import Router, Routing
+from trainer.model.tensor_parallel.collectives import enter_parallel_region, reduce_partial_sums
+
+if TYPE_CHECKING:
+    from trainer.config.sections import ModelConfig
+    from trainer.model.context import ForwardPass, ParallelAxes
+    from trainer.model.sharding import ParameterBuilder
+
+
+class MoE(nn.Module):
+    """[S(/t), B, H] -> [S(/t), B, H] through K of E experts per token, and a shared one if there is any."""
+
+    def __init__(
+        self, model: ModelConfig, builder: ParameterBuilder, axes: ParallelAxes, recompute_activation: bool = False
+    ):
+        """Build the layer; with ``recompute_activation`` backward computes what the experts' fc2 reads again."""
+        super().__init__()
+        assert model.num_experts is not None
+        self._model, self._num_experts = model, model.num_experts
+        self._axes = axes
+        self._kernels = builder.kernels
+        self.router = Router(model, builder.under("router"))
+        self.experts = Experts(model, builder.under("experts"), axes.tp, recompute_activation)
+        self.shared_expert: MLP | None = None
+        if model.moe_shared_expert_intermediate_size is not None:
+            self.shared_expert = MLP(
+                model, builder.under("shared_expert"), axes.tp, model.moe_shared_expert_intermediate_size
+            )
+
+    @property
+    def output_bias(self) -> nn.Parameter | None:
+        """[H], what is added last: the shared expert's."""
+        return None if self.shared_expert is None else self.shared_expert.output_bias
+
+    def forward(
+        self, hidden: torch.Tensor, forward_pass: ForwardPass, values_needed: bool = True, *, with_bias: bool = True
+    ) -> torch.Tensor:
+        """Collective: all ranks of the layer's axes. For ``values_needed`` see trainer.model.recompute.Recomputable.
+
+        Without ``with_bias`` whatever comes next adds ``output_bias``.
+        """
+        whole = enter_parallel_region(hidden, self._axes.tp)  # [S, B, H]
+        tokens = whole.flatten(0, 1)  # [T, H]
+        routing: Routing = self.router(tokens)
+        weights = self._with_losses(routing, forward_pass.aux_loss_scale)
+        kept = self._within_capacity(routing, whole.shape[:2]) if forward_pass.limits_experts else None
+        dispatch = Dispatch.plan(routing.experts, kept, self._num_experts, self._axes.ep)
+        rows = to_experts(tokens, dispatch, self._kernels)
+        # Experts that multiply by the weights themselves have outputs that nothing reads in backward.
+        row_weights = weights_to_experts(weights, dispatch) if self.experts.takes_weights else None
+        outputs = self.experts(rows, dispatch.offsets, row_weights)
+        combined = from_experts(outputs, weights if row_weights is None else None, dispatch, self._kernels)
+        combined = combined.view(whole.shape)
+        if self.shared_expert is None:
+            return reduce_partial_sums(combined, self._axes.tp, values_needed)
+        # Its summands go with the others: one f and one g serve both.
+        combined = combined + self.shared_expert(whole, values_needed, in_region=True)
+        summed = reduce_partial_sums(combined, self._axes.tp, values_needed)
+        return self.shared_expert.fc2.add_bias(summed) if with_bias else summed
+
+    def _with_losses(self, routing: Routing, scale: float) -> torch.Tensor:
+        if scale == 0.0 or not torch.is_grad_enabled():
+            return routing.weights
+        loss = auxiliary_loss(routing, self._model, self._axes.cp)
+        if loss is None:
+            return routing.weights
+        # Every tp rank has all of this gradient, not a summand, and it too is summed over tp.
+        return attach_loss(routing.weights, loss, scale / self._axes.tp.size)
+
+    def _within_capacity(self, routing: Routing, shape: torch.Size) -> torch.Tensor | None:
+        model = self._model
+        if model.moe_expert_capacity_factor is None:
+            return None
+        experts, weights = (choices.view(*shape, -1) for choices in (routing.experts, routing.weights))
+        kept = kept_choices(
+            experts,
+            weights,
+            self._num_experts,
+            model.moe_expert_capacity_factor,
+            model.moe_token_drop_policy,
+            self._axes.cp,
+        )
+        return kept.flatten(0, 1)

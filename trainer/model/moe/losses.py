@@ -1,0 +1,69 @@
+"""The auxiliary losses of a router. They enter by their gradient only: what is reported as the loss is without them.
+
+Legend: T tokens of the whole micro-batch, all of its S x B whatever the layout and the loss mask; E experts, K experts
+chosen per token.
+
+- Load balancing: E * sum_i f_i P_i, where f_i is the part of the T*K choices that fell on expert i, before any is
+  dropped, and P_i the mean over the T tokens of the router's share for expert i. 1 when all experts are alike. Fedus et
+  al. 2021 (arXiv:2101.03961), equation 4, with the choices counted as in Lepikhin et al. 2020 (arXiv:2006.16668),
+  section 2.2, for any K; as Megatron-LM's switch_load_balancing_loss_func.
+- z-loss: the mean over the T tokens of logsumexp(logits)^2. Zoph et al. 2022 (arXiv:2202.08906), equation 5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from trainer.config.sections import ModelConfig
+    from trainer.model.context_parallel.axis import ContextParallel
+    from trainer.model.moe.router import Routing
+
+
+def auxiliary_loss(routing: Routing, model: ModelConfig, cp: ContextParallel) -> torch.Tensor | None:
+    """This rank's summand of the auxiliary losses of one layer and micro-batch, with their coefficients; a scalar.
+
+    The sum over cp is the loss of the whole micro-batch, and the sum of the gradients its gradient. None where there
+    are no such losses. Collective: all cp ranks.
+    """
+    num_tokens = len(routing.experts) * cp.size
+    loss = None
+    if model.moe_router_load_balancing_type == "aux_loss" and model.moe_aux_loss_coeff > 0.0:
+        loss = load_balancing_loss(routing, num_tokens, cp) * model.moe_aux_loss_coeff
+    if model.moe_z_loss_coeff:
+        z_loss = routing.logits.logsumexp(1).square().sum() * (model.moe_z_loss_coeff / num_tokens)
+        loss = z_loss if loss is None else loss + z_loss
+    return loss
+
+
+def load_balancing_loss(routing: Routing, num_tokens: int, cp: ContextParallel) -> torch.Tensor:
+    """This rank's summand of the load balancing loss over ``num_tokens`` tokens. Collective: all cp ranks."""
+    num_experts, topk = routing.shares.shape[1], routing.experts.shape[1]
+    experts = torch.arange(num_experts, device=routing.experts.device)
+    counts = (routing.experts.unsqueeze(-1) == experts).sum((0, 1))
+    if cp.group is not None:
+        dist.all_reduce(counts, group=cp.group)
+    return (routing.shares.sum(0) * counts).sum() * (num_experts / (topk * num_tokens**2))
+
+
+class _AttachLoss(torch.autograd.Function):
+    """Lets a tensor pass, and in backward minimises a loss beside it."""
+
+    @staticmethod
+    def forward(ctx: Any, carrier: torch.Tensor, loss: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.scale = scale
+        ctx.dtype, ctx.device = loss.dtype, loss.device
+        return carrier.view_as(carrier)
+
+    @staticmethod
+    def backward(ctx: Any, grad_carrier: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return grad_carrier, torch.full((), ctx.scale, dtype=ctx.dtype, device=ctx.device), None
+
+
+def attach_loss(carrier: torch.Tensor, loss: torch.Tensor, scale: float) -> torch.Tensor:
+    """``carrier``, through whose backward ``scale * loss`` is minimised as well."""
+    attached: torch.Tensor = _AttachLoss.apply(carrier, loss, scale)  # type: ignore[no-untyped-call]
+    return attached

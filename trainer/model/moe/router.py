@@ -1,0 +1,105 @@
+"""The router: which experts a token passes through, and with which weights.
+
+Legend: T tokens of this rank's part of the micro-batch, H hidden, E experts, K experts chosen per token.
+Shazeer et al. 2017 (arXiv:1701.06538), section 2.1, without the noise; the forms of the scores are those of
+Megatron-LM's flags (megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from trainer.config.sections import ModelConfig
+    from trainer.model.sharding import ParameterBuilder
+    from trainer.model.tensor_parallel.linear import OuterProductSink
+
+# Keeps the normalisation of sigmoid scores from dividing by zero, as in Megatron-LM.
+_EPSILON = 1e-20
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What the router says of T tokens. All but ``experts`` are float32 or wider, and have gradients.
+
+    Attributes:
+        experts: int64 [T, K], the chosen ones, best first; ties go to the lower number.
+        weights: [T, K], what their outputs are multiplied by.
+        logits: [T, E].
+        shares: [T, E], scores of all experts, which add up to 1 for every token: what the load balancing loss reads.
+    """
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+    logits: torch.Tensor
+    shares: torch.Tensor
+
+
+class _Logits(torch.autograd.Function):
+    """``tokens @ weight^T`` in float32, keeping the tokens in the dtype that they have."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, sink: OuterProductSink | None) -> torch.Tensor:
+        ctx.save_for_backward(tokens, weight)
+        ctx.sink = sink
+        dtype = torch.promote_types(tokens.dtype, torch.float32)
+        return tokens.to(dtype) @ weight.to(dtype).t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        tokens, weight = ctx.saved_tensors
+        grad_weight = None
+        if ctx.sink is not None:
+            # Detached and not yet cast: a sink may keep them for later, but neither the graph behind them nor a copy.
+            ctx.sink.add_outer(grad_logits, tokens.detach())
+        else:
+            grad_weight = (grad_logits.t() @ tokens.to(grad_logits.dtype)).to(weight.dtype)
+        return (grad_logits @ weight.to(grad_logits.dtype)).to(tokens.dtype), grad_weight, None
+
+
+class Router(nn.Module):
+    """[T, H] -> Routing, the same on every tp rank."""
+
+    def __init__(self, model: ModelConfig, builder: ParameterBuilder):
+        super().__init__()
+        assert model.num_experts is not None
+        self._topk = model.moe_router_topk
+        self._is_sigmoid = model.moe_router_score_function == "sigmoid"
+        self._softmax_first = model.moe_router_pre_softmax
+        self._scaling = model.moe_router_topk_scaling_factor
+        # Each tp rank knows how the loss depends on its own slice of the experts only.
+        self.weight = builder.weight(
+            "weight", (model.num_experts, model.hidden_size), std=model.init_method_std, partial_over_tp=True
+        )
+        self.gradient_sink: OuterProductSink | None = None
+        """Where the weight gradient goes instead of ``weight.grad``."""
+
+    def forward(self, tokens: torch.Tensor) -> Routing:
+        """No communication."""
+        logits: torch.Tensor = _Logits.apply(tokens, self.weight, self.gradient_sink)  # type: ignore[no-untyped-call]
+        # Both scores grow with the logits, which are chosen by because a sigmoid near 1 has lost their differences. The
+        # sort is stable, so that ties are broken alike on every device and in every layout.
+        experts = torch.sort(logits.detach(), dim=1, descending=True, stable=True).indices[:, : self._topk].contiguous()
+        weights, shares = (self._sigmoid if self._is_sigmoid else self._softmax)(logits, experts)
+        if self._scaling is not None:
+            weights = weights * self._scaling
+        return Routing(experts, weights, logits, shares)
+
+    def _softmax(self, logits: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shares = torch.softmax(logits, dim=1)
+        if self._softmax_first:
+            return shares.gather(1, experts), shares
+        return torch.softmax(logits.gather(1, experts), dim=1), shares
+
+    def _sigmoid(self, logits: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = torch.sigmoid(logits)
+        weights = scores.gather(1, experts)
+        if self._topk > 1:
+            weights = weights / (weights.sum(1, keepdim=True) + _EPSILON)
+        return weights, scores / (scores.sum(1, keepdim=True) + _EPSILON)

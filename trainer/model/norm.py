@@ -1,0 +1,62 @@
+"""LayerNorm and RMSNorm over the last dim, and the residual stream, whose last sum is left to the next norm.
+
+Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp.
+See trainer.ops.layer_norm and trainer.ops.rms_norm.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from trainer.model.sharding import ParameterBuilder
+from trainer.ops.layer_norm import LAYER_NORM
+from trainer.ops.rms_norm import ADD_RMS_NORM, RMS_NORM
+
+
+class Norm(nn.Module):
+    """[..., H] -> [..., H]. Under sequence parallelism each rank normalises its own part of the sequence."""
+
+    def __init__(
+        self, kind: Literal["LayerNorm", "RMSNorm"], hidden_size: int, epsilon: float, builder: ParameterBuilder
+    ):
+        super().__init__()
+        self.weight = builder.vector("weight", (hidden_size,), value=1.0, on_sequence_shard=True)
+        self.bias = None
+        if kind == "LayerNorm":
+            self.bias = builder.vector("bias", (hidden_size,), value=0.0, on_sequence_shard=True)
+        self._epsilon = epsilon
+        self._kernels = builder.kernels
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Of ``hidden``, or of its sum with ``residual``. No communication."""
+        if residual is not None:
+            return self.of_sum(hidden, residual)[0]
+        if self.bias is not None:
+            return self._kernels[LAYER_NORM](hidden, self.weight, self.bias, self._epsilon)
+        return self._kernels[RMS_NORM](hidden, self.weight, self._epsilon)
+
+    def of_sum(self, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of ``hidden + residual``, and the sum; on one backend ``forward`` of the sum has the same bits."""
+        if self.bias is None:
+            return self._kernels[ADD_RMS_NORM](hidden, residual, self.weight, self._epsilon)
+        total = hidden + residual
+        return self.forward(total), total
+
+
+class Residual(NamedTuple):
+    """The sum of two tensors [S(/t), B, H], not made yet: a norm adds them up in its own pass over memory.
+
+    Attributes:
+        hidden: the stream before the last part of the last layer.
+        part: what that part adds to it; None: nothing.
+    """
+
+    hidden: torch.Tensor
+    part: torch.Tensor | None = None
+
+    def total(self) -> torch.Tensor:
+        """The sum."""
+        return self.hidden if self.part is None else self.hidden + self.part

@@ -1,0 +1,45 @@
+"""The table of rotary position embedding; trainer.ops.rotary turns heads by it.
+
+Legend: S sequence, B micro-batch. Su et al. 2021 (arXiv:2104.09864), equation 34.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """Cosines and sines of the rotation angles, each [S, 1, 1, 1, rotated/2], or [S, B, 1, 1, rotated/2] where each
+    sample has positions of its own.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    @classmethod
+    def build(cls, length: int, rotated: int, base: float, dtype: torch.dtype, device: torch.device) -> RotaryTable:
+        """The table of the first ``length`` positions for the first ``rotated`` channels of each head.
+
+        The angles are float64 products before they are rounded to ``dtype``.
+        """
+        channel = torch.arange(0, rotated, 2, dtype=torch.float64)
+        angles = torch.outer(torch.arange(length, dtype=torch.float64), base ** (-channel / rotated))
+        angles = angles.view(length, 1, 1, 1, rotated // 2)
+        return cls(angles.cos().to(device, dtype), angles.sin().to(device, dtype))
+
+    def first(self, length: int) -> RotaryTable:
+        """The table of fewer positions (views).
+
+        Raises:
+            ValueError: the table is shorter than that.
+        """
+        if length > len(self.cos):
+            raise ValueError(f"a sequence of {length} exceeds the {len(self.cos)} positions of the rotary table")
+        return RotaryTable(self.cos[:length], self.sin[:length])
+
+    def at(self, positions: torch.Tensor) -> RotaryTable:
+        """The table of ``positions`` [S, B], none of which is beyond this one."""
+        return RotaryTable(self.cos[positions].squeeze(2), self.sin[positions].squeeze(2))

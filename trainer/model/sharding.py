@@ -1,0 +1,288 @@
+"""What each parameter is: its place in the global model, how it is divided, and how its gradient is completed.
+
+ParameterLayout is the one place that optimizer, clipping, reductions, checkpoint, generation and tests read.
+ParameterBuilder makes a rank's parameters and records their layouts. A rank's part of a parameter consists of boxes of
+its global tensor. Every parameter is drawn from streams named after it, whole or expert by expert, and then cut, so
+that every layout starts from the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trainer.distributed.mesh import copies_of_groups
+from trainer.distributed.random_streams import seeded_generator
+from trainer.ops.dispatch.registry import Kernels
+
+if TYPE_CHECKING:
+    from trainer.distributed.mesh import ParallelMesh
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of a global tensor that lies in one piece, row-major, in a rank's part of it.
+
+    Attributes:
+        offset: first index in each dim of the global tensor.
+        shape: extent in each dim.
+        start: position of its first element in the rank's flattened part.
+        is_owned: no rank with lower tp or pp rank holds this box too. Over the ranks of one replica every element
+            of the model is owned exactly once.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: int
+    is_owned: bool
+
+    @property
+    def stop(self) -> int:
+        """Position after its last element in the rank's flattened part."""
+        return self.start + math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class PackedHeads:
+    """Rows of a packed query-key-value weight: per query group its queries, then its key, then its value.
+
+    Attributes:
+        groups: query groups, that is key and value heads, of the whole model.
+        queries_per_group: query heads of each.
+        head_dim: rows per head.
+    """
+
+    groups: int
+    queries_per_group: int
+    head_dim: int
+
+    def rows(self, tp: int, tp_rank: int) -> tuple[range, range]:
+        """Global rows of the queries, and of key and value, of a tp rank that holds a part of one group.
+
+        Ranks that share a group each hold a part of its queries, and all of its key and value.
+        """
+        copies = copies_of_groups(self.groups, tp)
+        group, part = divmod(tp_rank, copies)
+        base = group * (self.queries_per_group + 2) * self.head_dim
+        queries = self.queries_per_group // copies * self.head_dim
+        key = base + self.queries_per_group * self.head_dim
+        return range(base + part * queries, base + (part + 1) * queries), range(key, key + 2 * self.head_dim)
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """One parameter of the global model: how it is divided, and over which ranks its gradient is summed.
+
+    Gradients are always summed over the ranks that hold copies and see other samples: ``dp_cp``, or ``expert_dp`` for
+    experts. The other flags say what is summed besides.
+    """
+
+    name: str
+    """Global name: layers are numbered over the whole model, e.g. ``layers.5.attention.qkv.weight``."""
+    global_shape: tuple[int, ...]
+    """Shape of the undivided tensor; vocabulary tables with their padding."""
+    tp_dim: int | None
+    """Dim that is divided over tp; None where every tp rank holds the whole."""
+    partial_over_tp: bool
+    """Replicated, but each tp rank sees only a part of what feeds it: the gradient is summed over tp."""
+    tied_over_stages: bool
+    """The embedding table that lives on two ranks of the pipeline: their gradients are summed, counted once."""
+    is_matrix: bool
+    """Whether its last dim meets activations in a product or a look-up; biases and norms are none, in any shape."""
+    valid_rows: int | None = None
+    """Rows of dim 0 that mean something; the rest is vocabulary padding: zeros, never trained, never stored."""
+    is_expert: bool = False
+    """Dim 0 counts the experts of a layer and is divided over ep."""
+    packed_heads: PackedHeads | None = None
+    """Dim 0 packs query, key and value heads; where tp exceeds the groups, key and value gradients are summed over
+    the ``kv`` ranks."""
+
+    @property
+    def decay(self) -> bool:
+        """Whether weight decay applies: matrices yes, biases and norms no."""
+        return self.is_matrix
+
+    def boxes(self, mesh: ParallelMesh) -> tuple[Box, ...]:
+        """The boxes of the global tensor that the rank's part consists of, in order; padding lies in none."""
+        owns = mesh.tp_rank == 0 or self.tp_dim is not None
+        owns = owns and (mesh.is_first_stage or not self.tied_over_stages)
+        if self.has_kv_copies(mesh):
+            assert self.packed_heads is not None
+            queries, key_value = self.packed_heads.rows(mesh.tp, mesh.tp_rank)
+            width = math.prod(self.global_shape[1:])
+            return (
+                self._rows(queries, 0, owns),
+                self._rows(key_value, len(queries) * width, owns and mesh.tp_rank % mesh.kv_copies == 0),
+            )
+        offset, shape = [0] * len(self.global_shape), list(self.global_shape)
+        for dim, size, rank in ((self.tp_dim, mesh.tp, mesh.tp_rank), (self._expert_dim, mesh.ep, mesh.ep_rank)):
+            if dim is not None:
+                shape[dim] //= size
+                offset[dim] = rank * shape[dim]
+        if self.valid_rows is not None:
+            shape[0] = max(0, min(self.valid_rows - offset[0], shape[0]))
+        return (Box(tuple(offset), tuple(shape), 0, owns),) if shape[0] else ()
+
+    @property
+    def _expert_dim(self) -> int | None:
+        return 0 if self.is_expert else None
+
+    def _rows(self, rows: range, start: int, is_owned: bool) -> Box:
+        rest = self.global_shape[1:]
+        return Box((rows.start, *[0] * len(rest)), (len(rows), *rest), start, is_owned)
+
+    def has_kv_copies(self, mesh: ParallelMesh) -> bool:
+        """Whether other tp ranks hold the same key and value rows."""
+        return self.packed_heads is not None and mesh.kv_copies > 1
+
+    def local_shape(self, mesh: ParallelMesh) -> tuple[int, ...]:
+        """Shape of the rank's part, with vocabulary padding."""
+        shape = list(self.global_shape)
+        if self.has_kv_copies(mesh):
+            return (sum(box.shape[0] for box in self.boxes(mesh)), *shape[1:])
+        if self.tp_dim is not None:
+            shape[self.tp_dim] //= mesh.tp
+        if self.is_expert:
+            shape[0] //= mesh.ep
+        return tuple(shape)
+
+    def shard(self, whole: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
+        """The rank's part of the global tensor, in memory of its own; vocabulary padding is zeros."""
+        part = whole.new_zeros(self.local_shape(mesh))
+        for box in self.boxes(mesh):
+            source = whole
+            for dim, (first, length) in enumerate(zip(box.offset, box.shape, strict=True)):
+                source = source.narrow(dim, first, length)
+            part.view(-1)[box.start : box.stop].view(box.shape).copy_(source)
+        return part
+
+    def owned_ranges(self, mesh: ParallelMesh, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """What this rank owns of the elements ``start`` to ``stop`` of its flattened part, as ranges of the same.
+
+        Ownership among copies along dp and cp is not looked at: see trainer.data_parallel.parameter_shards.
+        """
+        for box in self.boxes(mesh):
+            low, high = max(start, box.start), min(stop, box.stop)
+            if box.is_owned and low < high:
+                yield low, high
+
+
+@dataclass(frozen=True)
+class ParameterBuilder:
+    """Makes the parameters of one rank and keeps their layouts, both by global name."""
+
+    seed: int
+    mesh: ParallelMesh
+    sequence_parallel: bool
+    dtype: torch.dtype
+    device: torch.device
+    kernels: Kernels = Kernels()
+    """What the layers that are built compute with."""
+    prefix: str = ""
+    layouts: dict[str, ParameterLayout] = field(default_factory=dict)
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+
+    def under(self, name: str) -> ParameterBuilder:
+        """The same builder for a part of the model: names get ``name.`` in front, the records are shared."""
+        return replace(self, prefix=f"{self.prefix}{name}.")
+
+    def weight(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        std: float,
+        tp_dim: int | None = None,
+        on_sequence_shard: bool = False,
+        partial_over_tp: bool = False,
+        tied_over_stages: bool = False,
+        valid_rows: int | None = None,
+        packed_heads: PackedHeads | None = None,
+    ) -> nn.Parameter:
+        """A matrix, normally distributed around 0; the rows from ``valid_rows`` on are zeros.
+
+        Args:
+            name: last part of the global name.
+            shape: of the global tensor.
+            std: standard deviation of the initial values.
+            tp_dim: dim divided over tp.
+            on_sequence_shard: a replicated parameter that meets activations divided along the sequence.
+            partial_over_tp: a replicated parameter whose gradient is complete only when summed over tp.
+            tied_over_stages: the parameter lives on two ranks of the pipeline.
+            valid_rows: rows before the vocabulary padding.
+            packed_heads: what the rows of a query-key-value weight are.
+        """
+        layout = ParameterLayout(
+            name=self.prefix + name,
+            global_shape=shape,
+            tp_dim=tp_dim,
+            partial_over_tp=self._is_partial(partial_over_tp, on_sequence_shard),
+            tied_over_stages=tied_over_stages,
+            is_matrix=True,
+            valid_rows=valid_rows,
+            packed_heads=packed_heads,
+        )
+        generator = seeded_generator("cpu", "initial", self.seed, layout.name)
+        # Only the meaningful rows are drawn: how far a layout pads must not move the numbers of the others.
+        drawn = torch.empty((valid_rows or shape[0], *shape[1:])).normal_(0.0, std, generator=generator)
+        return self._add(layout, layout.shard(drawn, self.mesh))
+
+    def experts(self, name: str, shape: tuple[int, ...], *, std: float, tp_dim: int | None = None) -> nn.Parameter:
+        """The matrices of all experts of a layer, [experts, ...], of which this rank keeps E/ep.
+
+        Each expert is drawn from a stream of its own, so that a rank draws no other than its own.
+
+        Args:
+            name: last part of the global name.
+            shape: of the global tensor; dim 0 counts the experts.
+            std: standard deviation of the initial values.
+            tp_dim: dim divided over tp, counted in ``shape``.
+        """
+        layout = ParameterLayout(self.prefix + name, shape, tp_dim, False, False, is_matrix=True, is_expert=True)
+        one = replace(layout, global_shape=shape[1:], tp_dim=None if tp_dim is None else tp_dim - 1, is_expert=False)
+        count = shape[0] // self.mesh.ep
+        parts = []
+        for expert in range(self.mesh.ep_rank * count, (self.mesh.ep_rank + 1) * count):
+            generator = seeded_generator("cpu", "initial", self.seed, layout.name, expert)
+            parts.append(one.shard(torch.empty(shape[1:]).normal_(0.0, std, generator=generator), self.mesh))
+        return self._add(layout, torch.stack(parts))
+
+    def vector(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        value: float,
+        tp_dim: int | None = None,
+        on_sequence_shard: bool,
+        partial_over_tp: bool = False,
+        is_expert: bool = False,
+        packed_heads: PackedHeads | None = None,
+    ) -> nn.Parameter:
+        """A bias or norm weight, all entries ``value`` at the start, free of weight decay."""
+        layout = ParameterLayout(
+            name=self.prefix + name,
+            global_shape=shape,
+            tp_dim=tp_dim,
+            partial_over_tp=self._is_partial(partial_over_tp, on_sequence_shard),
+            tied_over_stages=False,
+            is_matrix=False,
+            is_expert=is_expert,
+            packed_heads=packed_heads,
+        )
+        return self._add(layout, torch.full(layout.local_shape(self.mesh), value))
+
+    def _is_partial(self, always: bool, on_sequence_shard: bool) -> bool:
+        return self.mesh.tp > 1 and (always or (on_sequence_shard and self.sequence_parallel))
+
+    def _add(self, layout: ParameterLayout, local: torch.Tensor) -> nn.Parameter:
+        assert layout.name not in self.parameters, f"{layout.name} is built twice"
+        parameter = nn.Parameter(local.to(self.device, self.dtype))
+        self.layouts[layout.name] = layout
+        self.parameters[layout.name] = parameter
+        return parameter

@@ -1,0 +1,57 @@
+"""Cross entropy over a vocabulary divided over tp: the logits are never gathered, and become their own gradient.
+
+Legend: S sequence, B micro-batch, N = S*B tokens, V padded vocabulary; ``/t`` = divided over tp.
+Shoeybi et al. 2019 (arXiv:1909.08053), section 3: only per-token scalars travel. Here in two all-reduces: the maximum,
+then the sum of exponentials together with the logit of the label.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from trainer.model.tensor_parallel.collectives import TensorParallel
+from trainer.ops.cross_entropy import CROSS_ENTROPY, LossTerms, VocabColumns, counted_from
+from trainer.ops.dispatch.registry import Kernels
+
+_EAGER, _PLAIN = Kernels(), LossTerms()
+
+
+def vocab_parallel_cross_entropy(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    vocab_size: int,
+    tp: TensorParallel,
+    kernels: Kernels = _EAGER,
+    terms: LossTerms = _PLAIN,
+) -> torch.Tensor:
+    """Loss [S, B] of every token, float32 (float64 for float64 logits). Collective: all tp ranks.
+
+    Args:
+        logits: [S, B, V/t], this rank's columns. Consumed: backward turns the buffer into its own gradient, so that
+            they can be differentiated once, and nothing else may read them.
+        labels: [S, B], numbers of the whole vocabulary; the same on every tp rank.
+        vocab_size: columns of all ranks that are vocabulary; padding behind them never enters the softmax, and its
+            gradient is zero. A rank may hold nothing but padding.
+        tp: the tp axis.
+        kernels: of which that of cross entropy does the work.
+        terms: what is added to the plain loss, and what is left out.
+    """
+    width = logits.shape[-1]
+    first = tp.rank * width
+    columns = VocabColumns(first, min(max(vocab_size - first, 0), width), vocab_size)
+    combine = None if tp.group is None else partial(_combine, tp.group)
+    return kernels[CROSS_ENTROPY](logits, labels, columns, terms, combine)
+
+
+def _combine(
+    group: dist.ProcessGroup, local_max: torch.Tensor, sums: torch.Tensor, columns: VocabColumns
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The statistics of all ranks' columns together, from those of each."""
+    global_max = local_max.clone()
+    dist.all_reduce(global_max, op=dist.ReduceOp.MAX, group=group)
+    total = counted_from(global_max, local_max, sums, columns)
+    dist.all_reduce(total, group=group)
+    return global_max, total

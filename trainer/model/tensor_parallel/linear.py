@@ -1,0 +1,143 @@
+"""Linear layers whose weight is divided over tp: by output (column) or by input (row).
+
+Legend: S sequence, B micro-batch, N = S*B; ``/t`` = divided over tp. A weight is [out, in], or [2, out, in] for a
+packed pair (gate and up of SwiGLU), which acts as [2*out, in].
+Shoeybi et al. 2019 (arXiv:1909.08053), section 3: column then row needs one all-reduce per pair and direction.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from trainer.model.tensor_parallel.collectives import (
+    TensorParallel,
+    gather_sequence,
+    reduce_partial_sums,
+    start_gather,
+    start_sum,
+)
+from trainer.model.tensor_parallel.matrix_products import product
+
+_ALONE = TensorParallel()
+
+
+class OuterProductSink(Protocol):
+    """Takes a weight gradient as the factors of its matrix product, so that the product itself can accumulate it."""
+
+    def add_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add ``grad_output^T @ inputs`` ([N, out], [N, in]) to the gradient of a weight of out*in elements."""
+
+
+class _Linear(torch.autograd.Function):
+    """``inputs @ weight^T + bias``; with ``tp`` of size > 1 the input side is *f*."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        sink: OuterProductSink | None,
+        tp: TensorParallel,
+        values_needed: bool,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.sink, ctx.tp, ctx.has_bias = sink, tp, bias is not None
+        if not values_needed:
+            return inputs.new_empty((*inputs.shape[:-1], weight.shape[:-1].numel()))
+        return product(gather_sequence(inputs, tp), weight.flatten(0, -2), None if bias is None else bias.flatten())
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None]:
+        inputs, weight = ctx.saved_tensors
+        tp: TensorParallel = ctx.tp
+        # Gathered anew, since only the shard was kept from forward (Korthikanti et al. 2022, section 4.2.2): it travels
+        # while the input gradient is computed, and the sum over tp of that while the weight gradient is.
+        gathering = start_gather(inputs.detach(), tp) if ctx.needs_input_grad[1] else None
+        transposed = weight.flatten(0, -2).t()
+        summing = start_sum(product(grad_output, transposed), tp) if ctx.needs_input_grad[0] else None
+        grad_rows = grad_output.reshape(-1, grad_output.shape[-1])
+        grad_weight = None
+        if gathering is not None:
+            # Detached, because a sink may keep it for later, and must not keep the graph behind it.
+            whole = gathering.result()
+            input_rows = whole.reshape(-1, whole.shape[-1])
+            grad_weight = _weight_gradient(grad_rows, input_rows, weight, ctx.sink)
+        grad_bias = grad_rows.sum(0).view(weight.shape[:-1]) if ctx.has_bias else None
+        return (summing.result() if summing is not None else None), grad_weight, grad_bias, None, None, None
+
+
+def _weight_gradient(
+    grad_rows: torch.Tensor, input_rows: torch.Tensor, weight: torch.Tensor, sink: OuterProductSink | None
+) -> torch.Tensor | None:
+    if sink is not None:
+        sink.add_outer(grad_rows, input_rows)
+        return None
+    return grad_rows.t().matmul(input_rows).view(weight.shape)
+
+
+class ColumnParallelLinear(nn.Module):
+    """[S(/t), B, in] -> [S, B, out/t]: each tp rank computes its share of the outputs from the whole input.
+
+    Under sequence parallelism the input comes divided along the sequence and is gathered.
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, tp: TensorParallel):
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.gradient_sink: OuterProductSink | None = None
+        """Where the weight gradient goes instead of ``weight.grad``."""
+        self._tp = tp
+
+    def forward(self, inputs: torch.Tensor, in_region: bool = False, *, with_bias: bool = True) -> torch.Tensor:
+        """Collective: all tp ranks (with sequence parallelism; its backward always).
+
+        ``in_region``: ``inputs`` come whole out of enter_parallel_region, which is collective instead of this.
+        Without ``with_bias`` whatever comes next adds the bias.
+        """
+        tp, bias = _ALONE if in_region else self._tp, self.bias if with_bias else None
+        outputs: torch.Tensor = _Linear.apply(inputs, self.weight, bias, self.gradient_sink, tp, True)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class RowParallelLinear(nn.Module):
+    """[S, B, in/t] -> [S(/t), B, out]: each tp rank has a share of the inputs; the partial outputs are summed.
+
+    Under sequence parallelism each rank gets its part of the sequence of the sum. The bias is added once, after it.
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, tp: TensorParallel):
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.gradient_sink: OuterProductSink | None = None
+        """Where the weight gradient goes instead of ``weight.grad``."""
+        self._tp = tp
+
+    def forward(
+        self, inputs: torch.Tensor, values_needed: bool = True, in_region: bool = False, *, with_bias: bool = True
+    ) -> torch.Tensor:
+        """Collective: all tp ranks, but not without ``values_needed``: see trainer.model.recompute.Recomputable.
+
+        ``in_region``: not collective; [S, B, out], this rank's summand, to be summed by reduce_partial_sums together
+        with others. ``add_bias`` completes the sum. Without ``with_bias`` whatever comes next adds the bias.
+        """
+        is_alone = self._tp.size == 1 and not in_region
+        bias = self.bias if is_alone and with_bias else None
+        partial: torch.Tensor = _Linear.apply(inputs, self.weight, bias, self.gradient_sink, _ALONE, values_needed)  # type: ignore[no-untyped-call]
+        if is_alone or in_region:
+            return partial
+        summed = reduce_partial_sums(partial, self._tp, values_needed)
+        return self.add_bias(summed) if with_bias else summed
+
+    def add_bias(self, summed: torch.Tensor) -> torch.Tensor:
+        """The sum over tp with the bias, in place."""
+        return summed if self.bias is None else summed.add_(self.bias)

@@ -1,0 +1,182 @@
+"""AdamW over lists of float32 masters, in one pass over memory: unscaling, the step, and the 16-bit weights.
+
+Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2, with the bias corrections of Kingma and Ba 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim.adamw import adamw as torch_adamw
+
+from trainer.ops.bench_case import Bench, Case, Draw, Size
+from trainer.ops.operation import Implementation, Operation
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class AdamWConstants:
+    """What one step is made with; gradients are divided by ``divisor`` before anything else."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    step: int
+    """Of the step that is made, counted from 1."""
+    divisor: float = 1.0
+
+
+AdamW = Callable[[Tensors, Tensors, Tensors, Tensors, Tensors, AdamWConstants], None]
+
+
+def _eager(
+    masters: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    copies: Tensors,
+    constants: AdamWConstants,
+) -> None:
+    """Update masters and moments in place; ``copies``, as many or none, become the masters in their own dtype.
+
+    All lists but ``copies`` are as long, with one tensor at least.
+
+    ``grads`` may be of another dtype than the masters, and may be overwritten.
+    """
+    c = constants
+    correction1, correction2 = 1.0 - c.beta1**c.step, 1.0 - c.beta2**c.step
+    for master, grad, exp_avg, exp_avg_sq in zip(masters, grads, exp_avgs, exp_avg_sqs, strict=True):
+        gradient = grad.to(master.dtype) / c.divisor
+        exp_avg.mul_(c.beta1).add_(gradient, alpha=1.0 - c.beta1)
+        exp_avg_sq.mul_(c.beta2).addcmul_(gradient, gradient, value=1.0 - c.beta2)
+        denominator = exp_avg_sq.sqrt().div_(correction2**0.5).add_(c.epsilon)
+        master.mul_(1.0 - c.learning_rate * c.weight_decay)
+        master.addcdiv_(exp_avg, denominator, value=-c.learning_rate / correction1)
+    _publish(masters, copies)
+
+
+def _torch(
+    masters: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    copies: Tensors,
+    constants: AdamWConstants,
+) -> None:
+    """See ``_eager``."""
+    c, device = constants, masters[0].device
+    # One float32 each, counted up by torch before it is read.
+    steps = torch.full((len(masters),), float(c.step - 1), device=device).unbind()
+    torch_adamw(
+        list(masters),
+        [grad.to(master.dtype) for master, grad in zip(masters, grads, strict=True)],
+        list(exp_avgs),
+        list(exp_avg_sqs),
+        [],
+        list(steps),
+        fused=True,
+        grad_scale=None if c.divisor == 1.0 else torch.full((), c.divisor, device=device),
+        amsgrad=False,
+        beta1=c.beta1,
+        beta2=c.beta2,
+        lr=c.learning_rate,
+        weight_decay=c.weight_decay,
+        eps=c.epsilon,
+        maximize=False,
+    )
+    _publish(masters, copies)
+
+
+def _own(*lists_and_constants: Any) -> None:
+    *lists, c = lists_and_constants
+    masters, _, exp_avgs, exp_avg_sqs, copies = lists
+    # One by one: dataclasses.astuple takes a third of a call with one small tensor.
+    constants = (c.learning_rate, c.beta1, c.beta2, c.epsilon, c.weight_decay, c.step, c.divisor)
+    torch.ops.llmctl.adamw_(*map(list, lists), *constants)
+    # The ops of a library do not tell autograd what they change.
+    torch.autograd.graph.increment_version([*masters, *exp_avgs, *exp_avg_sqs, *copies])
+
+
+def _publish(masters: Tensors, copies: Tensors) -> None:
+    if copies:
+        torch._foreach_copy_(list(copies), list(masters))
+
+
+def register() -> None:
+    """Tell torch.compile about the op of the library, once it is loaded. It has no gradient."""
+    torch.library.register_fake("llmctl::adamw_", _fake)
+
+
+def _fake(*_: Any) -> None:
+    return None
+
+
+def _example(
+    sizes: Sequence[int], device: torch.device, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], Any]:
+    def drawn(count: int) -> torch.Tensor:
+        return torch.randn(count, generator=generator)
+
+    masters, averages = ([drawn(size).to(device) for size in sizes] for _ in range(2))
+    squares = [drawn(size).square().to(device) for size in sizes]
+    # As in training, where gradients are added up in float32 whatever the weights are.
+    grads = [drawn(size).to(device) for size in sizes]
+    copies = [] if dtype == torch.float32 else [drawn(size).to(device, dtype) for size in sizes]
+    return masters, grads, averages, squares, copies, AdamWConstants(0.01, 0.9, 0.95, 1e-8, 0.1, step=3, divisor=7.0)
+
+
+def _case(size: Size, draw: Draw) -> Case:
+    """Masters and moments are float32 whatever the dtype is, which is that of the weights.
+
+    In float32 masters are the weights, and no copy is written. Gradients of 2 bytes are bfloat16 then, else of the
+    weights' dtype. Plain is a gradient cast to float32, torch's fused step, and a copy of the masters into the weights.
+    """
+    count, gradient_bytes = size
+    masters, averages = ([draw.normal(count, dtype=torch.float32)] for _ in range(2))
+    squares = [draw.normal(count, dtype=torch.float32).square()]
+    low = torch.bfloat16 if draw.dtype == torch.float32 else draw.dtype
+    grads = [draw.normal(count, dtype=torch.float32 if gradient_bytes == torch.float32.itemsize else low)]
+    copies = [] if draw.dtype == torch.float32 else [draw.normal(count)]
+    constants = AdamWConstants(1e-6, 0.9, 0.95, 1e-8, 0.1, step=3)
+    c = constants
+    optimizer = torch.optim.AdamW(
+        masters, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.epsilon, weight_decay=c.weight_decay, fused=True
+    )
+    for master, average, square in zip(masters, averages, squares, strict=True):
+        # Counted up before the step is made.
+        done = torch.tensor(c.step - 1.0, device=draw.device)
+        optimizer.state[master] = {"step": done, "exp_avg": average, "exp_avg_sq": square}
+
+    def plain(*_: Any) -> None:
+        for master, grad in zip(masters, grads, strict=True):
+            master.grad = grad.to(master.dtype)
+        optimizer.step()
+        _publish(masters, copies)
+
+    lists = (masters, grads, averages, squares, copies)
+    once = sum(tensor.nbytes for tensors in lists for tensor in tensors)
+    twice = sum(tensor.nbytes for tensors in (masters, averages, squares) for tensor in tensors)
+    return Case((*lists, constants), plain, once + twice)
+
+
+_LOW = (torch.float32, torch.bfloat16, torch.float16)
+
+ADAMW: Operation[AdamW] = Operation(
+    "adamw",
+    {"own": Implementation(_own, dtypes=_LOW), "torch": Implementation(_torch), "eager": Implementation(_eager)},
+    # The second: tensors of several stretches, and more of them than one launch takes.
+    [partial(_example, sizes) for sizes in ((37, 5), (1 << 17, (1 << 16) + 24, *([24] * 170)))],
+    # Torch's own leaves the divided gradients there.
+    consumed=(1,),
+    default="torch",
+    register=register,
+    # Gradients as training has them, and those of models that keep them in 16 bits.
+    bench=Bench("weights x bytes of a gradient", ((1 << 24, 4), (1 << 24, 2), (1 << 12, 4)), _case),
+)

@@ -1,0 +1,1 @@
+"""Attention kernels and the choice among them."""

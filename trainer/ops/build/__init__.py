@@ -1,0 +1,1 @@
+"""Compilation of csrc/ into a library and GPU images, and the cache that keeps them."""

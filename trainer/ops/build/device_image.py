@@ -1,0 +1,267 @@
+"""The image of csrc's CUDA kernels: compiled for one architecture by nvcc or NVRTC, kept, and handed to the library.
+
+``own`` is what nvcc makes, ``nvrtc`` what NVRTC makes of the same source: one of the two is in use on a device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from trainer.ops.build.build import find_compiler
+from trainer.ops.build.build_cache import LIMIT_S, BuildCache, read_sealed
+from trainer.ops.build.build_settings import BuildError, BuildSettings, LineReport
+from trainer.ops.build.nvcc import NVCC_FLAGS, Nvcc, find_nvcc
+from trainer.ops.build.nvrtc import NVRTC_FLAGS, Nvrtc, find_nvrtc
+from trainer.ops.build.sources import source_folder
+
+ImageBackend = Literal["own", "nvrtc"]
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)".*$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class DeviceImage:
+    """An image in use on a device.
+
+    Attributes:
+        path: where it came from.
+    """
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """What it was compiled from, how, and by which compiler: whatever the architecture, the same arithmetic."""
+        return f"{self.path.parent.name}/{self.path.stem.partition('-')[2]}"
+
+    def __str__(self) -> str:
+        """Architecture and compiler."""
+        return self.path.stem.replace("-", ", ")
+
+
+def load_device_image(
+    library: Path,
+    settings: BuildSettings,
+    device: torch.device,
+    backend: ImageBackend,
+    report: LineReport,
+    limit_s: float = LIMIT_S,
+    *,
+    may_build: bool = True,
+    name: str | None = None,
+) -> DeviceImage:
+    """Give the loaded library kernels for a CUDA device: found in the cache, or compiled, by one process at a time.
+
+    Args:
+        library: the library's file, which is loaded.
+        settings: where images are kept, and where compilers may be.
+        device: a CUDA device; its kernels are replaced if it has any.
+        backend: who compiles.
+        report: is told how it goes.
+        limit_s: for waiting and compiling together.
+        may_build: whether to compile what is not in the cache.
+        name: what it has to be, by DeviceImage.name, and is not compiled; None: anything.
+
+    Raises:
+        BuildError: why this backend is not to be had here, in a sentence with the cure.
+    """
+    interface = DeviceInterface(library)
+    architecture = _architecture_of(device)
+    if name is not None:
+        path = _of_name(settings, name, architecture)
+    else:
+        newest = interface.driver_version()
+        path = obtain_image(settings, backend, architecture, report, limit_s, newest=newest, may_build=may_build)
+    image = read_sealed(path)
+    if image is None:
+        raise BuildError(f"{path} was damaged or removed just now; start again")
+    interface.load(torch.cuda.current_device() if device.index is None else device.index, image)
+    return DeviceImage(path)
+
+
+def compiled_name(library: Path, settings: BuildSettings, device: torch.device, backend: ImageBackend) -> str:
+    """The name of the image that load_device_image would compile here.
+
+    Raises:
+        BuildError: there is no compiler for it.
+    """
+    newest = DeviceInterface(library).driver_version()
+    return f"{_folder(backend)}/{_compiler(settings, backend, _architecture_of(device), newest)}"
+
+
+def obtain_image(
+    settings: BuildSettings,
+    backend: ImageBackend,
+    architecture: int,
+    report: LineReport,
+    limit_s: float = LIMIT_S,
+    *,
+    newest: tuple[int, int] | None = None,
+    may_build: bool = True,
+) -> Path:
+    """The sealed file of an image, compiled unless it was: no GPU is needed.
+
+    Args:
+        settings: where images are kept, and where compilers may be.
+        backend: who compiles.
+        architecture: 90 for compute capability 9.0.
+        report: is told how it goes.
+        limit_s: for waiting and compiling together.
+        newest: the CUDA that the driver supports: it loads nothing of a later major version. None: any.
+        may_build: whether to compile what is not in the cache.
+
+    Raises:
+        BuildError: why not.
+    """
+    cache = BuildCache.below(settings.cache)
+    try:
+        compiler = _compiler(settings, backend, architecture, newest)
+        if not may_build:
+            raise BuildError("the kernels are not compiled; python -m trainer kernels build does it")
+        make = partial(_make, cache, settings, compiler, architecture, report)
+        name = f"{_folder(backend)}/sm_{architecture}-{compiler}.cubin"
+        return cache.obtain(name, make, report.say, limit_s=limit_s)
+    except BuildError as error:
+        # What another node, such as the login node, or another compiler has made is as good.
+        found = _found(cache, backend, architecture, newest)
+        if found is None:
+            raise
+        if error.log:
+            report.say(f"kernels: {error.reason}; {found} is used, which was compiled before")
+        return found
+
+
+def _of_name(settings: BuildSettings, name: str, architecture: int) -> Path:
+    """The file of an image by DeviceImage.name. Raises BuildError if it is not there."""
+    cache = BuildCache.below(settings.cache)
+    folder, _, compiler = name.partition("/")
+    file = f"{folder}/sm_{architecture}-{compiler}.cubin"
+    path = cache.find(file)
+    if path is None:
+        reason = cache.distrusted(file) or f"{cache.shared} has no {file}"
+        raise BuildError(f"the kernels of the first rank are not to be had here: {reason}")
+    return path
+
+
+def _architecture_of(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def device_source() -> str:
+    """All of csrc/cuda as one text that includes nothing: NVRTC reads no files."""
+    root = source_folder().resolve()
+    return _flattened(root, root / "cuda" / "kernels.cu")
+
+
+def _flattened(root: Path, path: Path) -> str:
+    name = path.relative_to(root)
+    lines = [f'#line 1 "{name}"']
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        included = _INCLUDE.match(line)
+        if included is None:
+            lines.append(line)
+        else:
+            lines += [_flattened(root, (path.parent / included[1]).resolve()), f'#line {number + 1} "{name}"']
+    return "\n".join(lines)
+
+
+def _make(
+    cache: BuildCache,
+    settings: BuildSettings,
+    compiler: Nvcc | Nvrtc,
+    architecture: int,
+    report: LineReport,
+    target: Path,
+    deadline: float,
+) -> None:
+    with report.building(f"for sm_{architecture} with {compiler}") as progress:
+        if isinstance(compiler, Nvcc):
+            host_compiler = find_compiler(settings.compilers).command
+            compiler.compile(source_folder() / "cuda" / "kernels.cu", target, architecture, host_compiler, deadline)
+        else:
+            source = target.with_name("kernels.cu")
+            source.write_text(device_source(), encoding="utf-8")
+            compiler.compile(source, target, architecture, deadline)
+        progress(1, 1)
+    cache.remove_disused(f"images-*/sm_{architecture}-*.cubin")
+
+
+def _packages() -> list[Path]:
+    return [Path(torch.__file__).parents[1]]
+
+
+def _compiler(
+    settings: BuildSettings, backend: ImageBackend, architecture: int, newest: tuple[int, int] | None
+) -> Nvcc | Nvrtc:
+    """What compiles here. Raises BuildError: there is nothing, or of no use."""
+    found: list[Nvcc] | list[Nvrtc]
+    if backend == "own":
+        found = [find_nvcc(_packages(), settings.cuda_folders)]
+    else:
+        found = find_nvrtc(_packages(), settings.cuda_folders)
+    if not found:
+        raise BuildError("no NVRTC was found; the torch for CUDA brings it along: this one may be another build")
+    problems = [_problem(compiler, architecture, newest) for compiler in found]
+    if problems[0] is not None and None not in problems:
+        raise BuildError(problems[0])
+    return found[problems.index(None)]
+
+
+def _problem(compiler: Nvcc | Nvrtc, architecture: int, newest: tuple[int, int] | None) -> str | None:
+    """Why what this compiler makes cannot be used."""
+    if newest is not None and compiler.version[0] > newest[0]:
+        return (
+            f"{compiler} is newer than the driver, which supports CUDA {newest[0]}.{newest[1]}; "
+            f"use a CUDA {newest[0]} or update the driver"
+        )
+    known = compiler.architectures()
+    if architecture not in known:
+        return f"{compiler} does not compile for sm_{architecture}, only for sm_{min(known)} to sm_{max(known)}"
+    return None
+
+
+def _folder(backend: ImageBackend) -> str:
+    """Where images stand in a BuildCache: by what they are compiled from, and how."""
+    flags = NVCC_FLAGS if backend == "own" else NVRTC_FLAGS
+    return f"images-{hashlib.sha256(f'{flags}{device_source()}'.encode()).hexdigest()[:16]}"
+
+
+def _found(cache: BuildCache, backend: ImageBackend, architecture: int, newest: tuple[int, int] | None) -> Path | None:
+    majors = range(newest[0], 0, -1) if newest is not None else ("*",)
+    program = "nvcc" if backend == "own" else "NVRTC"
+    names = (f"{_folder(backend)}/sm_{architecture}-{program} {major}.*.cubin" for major in majors)
+    return next((path for path in map(cache.find_any, names) if path is not None), None)
+
+
+class DeviceInterface:
+    """What the library has for images: csrc/include/cuda.h."""
+
+    def __init__(self, library: Path) -> None:
+        """Of the library at that path, which is loaded."""
+        self._library = ctypes.CDLL(str(library))
+        self._library.llmctl_cuda_error.restype = ctypes.c_char_p
+
+    def driver_version(self) -> tuple[int, int]:
+        """The CUDA that the driver supports."""
+        version = ctypes.c_int()
+        self._check(self._library.llmctl_cuda_driver_version(ctypes.byref(version)))
+        return version.value // 1000, version.value % 1000 // 10
+
+    def load(self, device: int, image: bytes) -> None:
+        """Use an image on a device."""
+        self._check(self._library.llmctl_cuda_load(ctypes.c_int(device), ctypes.c_char_p(image)))
+
+    def _check(self, error: int) -> None:
+        if error:
+            raise BuildError(
+                f"CUDA's driver does not take the kernels: {self._library.llmctl_cuda_error(error).decode()}"
+            )

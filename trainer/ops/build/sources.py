@@ -1,0 +1,27 @@
+"""Where csrc/ stands: beside the package in a checkout and in a run's snapshot, bundled in a wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.ops.build.build_settings import BuildError
+
+_SUFFIXES = (".h", ".cpp", ".cu")
+
+
+def source_folder() -> Path:
+    """The folder csrc.
+
+    Raises:
+        BuildError: it is not there.
+    """
+    beside = Path(__file__).parents[3]
+    for folder in (beside / "csrc", beside / "llmctl" / "_bundled" / "csrc"):
+        if folder.is_dir():
+            return folder
+    raise BuildError(f"csrc was not found beside {beside / 'trainer'}; the installation is incomplete")
+
+
+def source_files() -> list[Path]:
+    """Every file that a build reads, in a fixed order."""
+    return sorted(path for path in source_folder().rglob("*") if path.suffix in _SUFFIXES)

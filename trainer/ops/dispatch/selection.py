@@ -1,0 +1,276 @@
+"""Which backend each operation runs on, decided once at the start, alike on all ranks.
+
+A backend is wanted by the config, there on this device, and right in a self-test; what fails on one rank is out on all,
+because ranks that compute differently would drift apart.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.config.errors import ConfigError
+from trainer.distributed.collectives import max_over_ranks
+from trainer.ops.dispatch.registry import OPERATIONS, Kernels
+from trainer.ops.dispatch.self_test import self_test
+from trainer.ops.dispatch.tuning import Rankings
+from trainer.ops.operation import BACKENDS, Backend, Operation
+
+if TYPE_CHECKING:
+    from trainer.planning.kernel_choice import Wanted
+
+_BUILT: tuple[Backend, ...] = ("own", "nvrtc")
+"""Ways to compile csrc/, which share an implementation."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one rank has to offer besides torch.
+
+    Attributes:
+        missing: backend -> why it is not there, in a sentence with the cure.
+        described: backend -> more about it, for reports.
+        in_cpu_memory: the same for what a run on a GPU computes in CPU memory; None: nothing is.
+        rankings: the orders that ``auto`` takes in the place of that of BACKENDS, alike on all ranks.
+    """
+
+    missing: Mapping[Backend, str]
+    described: Mapping[Backend, str]
+    in_cpu_memory: Offer | None = None
+    rankings: Rankings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided.
+
+    Attributes:
+        kernels: the functions.
+        backends: operation -> backend, of the operations that a run uses.
+        passed_over: operation -> the better ones that it cannot have, and why.
+        described: backend -> more about it.
+        in_cpu_memory: what was decided for what a run on a GPU computes in CPU memory; None: nothing is.
+        notes: more lines.
+    """
+
+    kernels: Kernels
+    backends: Mapping[str, Backend]
+    passed_over: Mapping[str, Sequence[tuple[Backend, str]]]
+    described: Mapping[Backend, str]
+    in_cpu_memory: Choice | None = None
+    notes: Sequence[str] = ()
+
+    def lines(self, where: str = "") -> list[str]:
+        """What is to be said about it: the choice, and each reason for less than the best.
+
+        Args:
+            where: follows the word at the start of each line.
+        """
+        parts = []
+        for backend in BACKENDS:
+            names = [name for name, used in self.backends.items() if used == backend]
+            if names:
+                more = f" ({self.described[backend]})" if backend in self.described else ""
+                parts.append(f"{backend}{more} for {', '.join(names)}")
+        lines = [f"kernels{where}: {'; '.join(parts)}"] if parts else []
+        more_lines = [] if self.in_cpu_memory is None else self.in_cpu_memory.lines(" in CPU memory")
+        return [*lines, *self.fallbacks(where), *more_lines, *self.notes]
+
+    def fallbacks(self, where: str = "") -> list[str]:
+        """A line for each reason why operations run on less than the best backend."""
+        falls: dict[tuple[Backend, str], dict[str, Backend]] = {}
+        for name, found in self.passed_over.items():
+            for backend, problem in found:
+                falls.setdefault((backend, problem), {})[name] = self.backends[name]
+        return [
+            f"kernels{where}: {', '.join(used)}: {' or '.join(dict.fromkeys(used.values()))} in the place of "
+            f"{backend}: {problem}"
+            for (backend, problem), used in falls.items()
+        ]
+
+
+def choose_kernels(
+    wanted: Mapping[str, Wanted],
+    offer: Offer,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    is_alone: bool,
+    agrees_on: torch.device | None = None,
+) -> Choice:
+    """The best backend that the config allows and that passes its self-test on every rank.
+
+    Collective over all ranks of the job, unless ``is_alone``.
+
+    Args:
+        wanted: what the config asks for: see trainer.planning.kernel_choice.
+        offer: what this rank has.
+        device: of the activations.
+        dtype: of the activations.
+        is_alone: whether there is no job of several ranks.
+        agrees_on: the device of what ranks tell each other; None: ``device``.
+
+    Raises:
+        ConfigError: a backend asked for by name cannot be had; on all ranks alike.
+    """
+    operations = [operation for operation in OPERATIONS if operation.name in wanted]
+    candidates = {
+        operation.name: _candidates(operation, wanted[operation.name], offer, device, dtype) for operation in operations
+    }
+    _check_any_named(wanted, candidates, device)
+    known = {operation.name: operation for operation in operations}
+    chosen: dict[str, Backend] = {name: "eager" for name in candidates}
+    reasons: dict[str, list[tuple[Backend, str]]] = {name: [] for name in candidates}
+    while pending := {name: rest[0] for name, rest in candidates.items() if rest}:
+        problems = {name: _problem(known[name], backend, offer, device, dtype) for name, backend in pending.items()}
+        for name, problem in (problems if is_alone else agreed_problems(problems, agrees_on or device)).items():
+            backend = candidates[name].pop(0)
+            if problem is None:
+                chosen[name] = backend
+                candidates[name].clear()
+            else:
+                reasons[name].append((backend, problem))
+    for name, found in reasons.items():
+        if found and wanted[name].backend != "auto":
+            backend, problem = found[0]
+            raise ConfigError(wanted[name].key, f"{name} cannot run on {backend}: {problem}; or set it to auto")
+    for name, found in reasons.items():
+        if wanted[name].backend == "auto":
+            found += _measured_reasons(known[name], chosen[name], offer, device, dtype)
+    return Choice(Kernels.of(chosen, device), chosen, reasons, offer.described)
+
+
+def with_cpu_memory(choice: Choice, wanted: Mapping[str, Wanted], offer: Offer, device: torch.device) -> Choice:
+    """The choice for a GPU together with that for what is computed in CPU memory, in float32.
+
+    Collective over all ranks of the job.
+
+    Args:
+        choice: for ``device``.
+        wanted: there: see trainer.planning.kernel_choice.
+        offer: what this rank has.
+        device: of the activations.
+
+    Raises:
+        ConfigError: see choose_kernels.
+    """
+    if not wanted or offer.in_cpu_memory is None:
+        return choice
+    cpu = torch.device("cpu")
+    there = choose_kernels(wanted, offer.in_cpu_memory, cpu, torch.float32, is_alone=False, agrees_on=device)
+    return replace(choice, kernels=Kernels.of(choice.backends, device, there.kernels), in_cpu_memory=there)
+
+
+def implementation_problem(
+    operation: Operation[Any], backend: Backend, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Why an operation has no such backend on a kind of device; None if it has."""
+    implementation = operation.implementations.get("own" if backend in _BUILT else backend)
+    if implementation is None or device.type not in implementation.devices:
+        return f"there is none on {device.type}"
+    if backend == "nvrtc" and device.type != "cuda":
+        return "NVRTC compiles for CUDA devices"
+    if dtype not in implementation.dtypes:
+        return f"it takes no {name_of(dtype)}"
+    return None
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As in reports, such as bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _candidates(
+    operation: Operation[Any], wanted: Wanted, offer: Offer, device: torch.device, dtype: torch.dtype
+) -> list[Backend]:
+    """What is to be tried, best first, before eager."""
+    ranking = offer.rankings.get((operation.name, name_of(dtype)))
+    if ranking is not None:
+        order = ranking.order[: ranking.order.index("eager")]
+    else:
+        # On a CPU the start of a run would take a minute longer, for little.
+        order = tuple(name for name in BACKENDS if name != "compile" or device.type != "cpu")
+    names = order if wanted.backend == "auto" else (wanted.backend,)
+    problems = {name: implementation_problem(operation, name, device, dtype) for name in names}
+    if wanted.is_named and wanted.backend != "auto" and problems[wanted.backend] is not None:
+        there = [name for name in BACKENDS if implementation_problem(operation, name, device, dtype) is None]
+        raise ConfigError(
+            wanted.key,
+            f"{operation.name} cannot run on {wanted.backend}: {problems[wanted.backend]}; use {' or '.join(there)}",
+        )
+    return [name for name in names if problems[name] is None and name != "eager"]
+
+
+def _measured_reasons(
+    operation: Operation[Any], chosen: Backend, offer: Offer, device: torch.device, dtype: torch.dtype
+) -> list[tuple[Backend, str]]:
+    """Those of BACKENDS before the one that was chosen which are there, but were measured to be no better."""
+    ranking = offer.rankings.get((operation.name, name_of(dtype)))
+    return [
+        (name, ranking.reasons[name])
+        for name in BACKENDS[: BACKENDS.index(chosen)]
+        if ranking is not None
+        and name in ranking.reasons
+        and name not in offer.missing
+        and implementation_problem(operation, name, device, dtype) is None
+    ]
+
+
+def _check_any_named(
+    wanted: Mapping[str, Wanted], candidates: Mapping[str, Sequence[Backend]], device: torch.device
+) -> None:
+    """A backend that is wanted for everything must be there for something."""
+    general = [name for name in candidates if not wanted[name].is_named]
+    names = {wanted[name].backend for name in general} - {"auto", "eager"}
+    if names and not any(candidates[name] for name in general):
+        raise ConfigError("training.kernel_backend", f"{names.pop()} has no kernel on {device.type}; use auto or eager")
+
+
+def _problem(
+    operation: Operation[Any], backend: Backend, offer: Offer, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    if backend in offer.missing:
+        return offer.missing[backend]
+    tested = self_test(operation, backend, device, dtype)
+    implementation = operation.implementation(backend)
+    if tested is None and dtype != torch.float32 and torch.float32 in implementation.dtypes:
+        # Where the model computes in 16 bits, parts of it, such as a router or a loss, do in 32.
+        tested = self_test(operation, backend, device, torch.float32)
+    if backend == "compile":
+        # The examples would count among the sizes of which torch compiles eight before it gives up.
+        torch.compiler.reset()
+    return tested
+
+
+def agreed_problems(problems: Mapping[str, str | None], device: torch.device) -> dict[str, str | None]:
+    """The problem that the lowest rank with one has, on all ranks. Collective over all ranks of the job.
+
+    Args:
+        problems: what they are about, the same on every rank -> this rank's, if it has one.
+        device: of what the ranks tell each other.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    marks = max_over_ranks([0.0 if problem is None else size - rank for problem in problems.values()], device)
+    who = {name: size - int(mark) if mark else None for name, mark in zip(problems, marks, strict=True)}
+    told: dict[int, dict[str, str | None]] = {}
+    for source in sorted({source for source in who.values() if source is not None}):
+        texts = [dict(problems)]
+        if size > 1:
+            dist.broadcast_object_list(texts, src=source, device=device)
+        told[source] = texts[0]
+    return {
+        name: None if source is None else f"{told[source][name]}{f' (on rank {source})' if source else ''}"
+        for name, source in who.items()
+    }
+
+
+def slow_processor(level: str) -> str | None:
+    """Why kernels for this machine's processor are not worth it; None if they are."""
+    if level == "portable" and platform.machine() == "x86_64":
+        return "this processor has no AVX2, without which torch's own operations are faster"
+    return None

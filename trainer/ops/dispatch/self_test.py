@@ -1,0 +1,133 @@
+"""Trying an implementation once, on small examples, before it is used.
+
+It may have been built wrong, or for another GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from trainer.ops.operation import Backend, Operation
+
+_WORSE = 2.0
+"""How many times eager's own error an implementation may have: one that loses digits is wrong."""
+_SLACK = 4.0
+"""Roundings more than eager, in units of the dtype's epsilon."""
+
+
+def self_test(operation: Operation[Any], backend: Backend, device: torch.device, dtype: torch.dtype) -> str | None:
+    """What is wrong with an implementation, in a few words; None if its results and gradients are right.
+
+    They are compared with eager ones in float64, by their largest error relative to the largest entry. On ``compile``
+    it is one example: torch.compile makes other code for every size, and takes seconds for each.
+
+    Raises:
+        RuntimeError: the device no longer answers this process.
+    """
+    examples = operation.examples[:1] if backend == "compile" else operation.examples
+    for number, example in enumerate(examples, 1):
+        problem = _problem(operation, backend, device, partial(example, device, dtype))
+        if problem is not None:
+            return problem if len(examples) == 1 else f"{problem} in example {number}"
+    return None
+
+
+def _problem(
+    operation: Operation[Any], backend: Backend, device: torch.device, example: Callable[[torch.Generator], Any]
+) -> str | None:
+    def arguments() -> Any:
+        return example(torch.Generator().manual_seed(1))
+
+    eager = operation.implementations["eager"].function
+    # Whatever a library, a driver or a compiler throws, also where eager runs out of memory on one rank alone: the
+    # others wait for this one's verdict.
+    try:
+        found = _run(operation, operation.implementation(backend).function, arguments())
+        _wait_for(device)  # A fault of the kernel surfaces here, not in what comes next.
+        same = _run(operation, eager, arguments())
+        exact = _run(operation, eager, _mapped(arguments(), _in_float64))
+        return _difference(found, same, exact)
+    except Exception as error:
+        _check_alive(device, operation.name, backend, error)
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _check_alive(device: torch.device, name: str, backend: Backend, error: Exception) -> None:
+    """End the process where a kernel has broken the device for it: ranks could no longer agree on anything else."""
+    try:
+        _wait_for(device)
+    except Exception:
+        raise RuntimeError(
+            f"{name} on {backend} has broken {device} for this process in its self-test ({error}); "
+            f"set training.kernel_backends.{name} to eager"
+        ) from error
+
+
+def _difference(found: list[torch.Tensor], same: list[torch.Tensor], exact: list[torch.Tensor]) -> str | None:
+    for number, (own, usual, right) in enumerate(zip(found, same, exact, strict=True)):
+        # What is float32 in a bfloat16 run has float32's roundings.
+        eps = torch.finfo(usual.dtype).eps if usual.is_floating_point() else 0.0
+        distance, allowed = _error(own, right), _WORSE * _error(usual, right) + _SLACK * eps
+        if not distance <= allowed:
+            return f"its self-test failed: result {number} is off by {distance:.1e}, allowed are {allowed:.1e}"
+    return None
+
+
+def _in_float64(argument: torch.Tensor) -> torch.Tensor:
+    if not argument.is_floating_point():
+        return argument
+    return argument.detach().double().requires_grad_(argument.requires_grad)
+
+
+def _run(operation: Operation[Any], function: Callable[..., Any], arguments: Any) -> list[torch.Tensor]:
+    """Results, gradients, and arguments that may have been changed in place."""
+    # What is not a leaf may be changed in place.
+    passed = _mapped(arguments, torch.Tensor.clone)
+    results = function(*passed)
+    outputs = list(_tensors(results))
+    differentiable = [output for output in outputs if output.requires_grad]
+    found = [output.detach().clone() for output in outputs]
+    if differentiable:
+        leaves = [value for value in _tensors(arguments) if value.requires_grad]
+        generator = torch.Generator().manual_seed(2)
+        grads = [
+            torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output) for output in differentiable
+        ]
+        found += torch.autograd.grad(differentiable, leaves, grads)
+    else:
+        found += _tensors([value for place, value in enumerate(passed) if place not in operation.consumed])
+    assert found, "there is nothing to compare"
+    return found
+
+
+def _mapped(values: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same with other tensors, in lists and tuples too."""
+    if isinstance(values, torch.Tensor):
+        return change(values)
+    if isinstance(values, (list, tuple)):
+        return type(values)([_mapped(value, change) for value in values])
+    return values
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _error(found: torch.Tensor, right: torch.Tensor) -> float:
+    if found.shape != right.shape:
+        return float("inf")
+    difference = (found.double() - right.double()).abs()
+    return float(difference.max() / right.double().abs().max().clamp(min=1e-30)) if right.numel() else 0.0

@@ -1,0 +1,178 @@
+"""From the config to the functions: what is missing built, loaded, and a backend chosen per operation.
+
+Collective over all ranks of a job, unless a rank is alone: ``builds`` is None then, and nothing is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.config.kernel_names import Backend
+from trainer.ops.build.build_cache import LIMIT_S
+from trainer.ops.build.build_settings import BuildError, LineReport, outcome_of
+from trainer.ops.build.device_image import DeviceImage, ImageBackend, compiled_name, load_device_image
+from trainer.ops.dispatch.build_consensus import BuildSource, SameBuild
+from trainer.ops.dispatch.library import LEVELS, Library, built_name, load_built, load_on_demand
+from trainer.ops.dispatch.selection import Choice, Offer, choose_kernels, slow_processor, with_cpu_memory
+from trainer.ops.dispatch.tuning import Measured, Rankings, measurements_in, rankings_of
+from trainer.planning.kernel_choice import Wanted, wanted_backends, wanted_in_cpu_memory
+
+if TYPE_CHECKING:
+    from trainer.config.train_config import TrainConfig
+    from trainer.ops.build.build_settings import BuildSettings
+
+_SHARE_OF_TIMEOUT = 0.4
+"""Of the time that the other ranks wait for one thing to be built before they give up."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How one rank gets hold of what is built.
+
+    Attributes:
+        settings: where it is built.
+        device: of the activations.
+        builds: whether this rank builds what is missing, before the others of its node look for it; None: it is alone,
+            and takes what is there.
+        limit_s: for building one thing, with the wait for others that do.
+    """
+
+    settings: BuildSettings
+    device: torch.device
+    builds: bool | None = None
+    limit_s: float = LIMIT_S
+
+    def offer(self, wanted: Mapping[str, Wanted]) -> Offer:
+        """What this rank can offer of what is wanted."""
+        names = {choice.backend for choice in wanted.values()}
+        missing: dict[Backend, str] = {}
+        described: dict[Backend, str] = {}
+        in_cpu_memory = Offer({}, {})
+        if names & {"auto", "own", "nvrtc"}:
+            library = self._library()
+            if isinstance(library, BuildError):
+                missing["own"] = missing["nvrtc"] = _reason(library)
+            elif self.device.type == "cpu":
+                missing, described = _on_cpu(library)
+            self._offer_images(library, "nvrtc" in names, missing, described)
+            in_cpu_memory = Offer(*_on_cpu(library))
+        return Offer(missing, described, in_cpu_memory, self._rankings() if "auto" in names else {})
+
+    def _rankings(self) -> Rankings:
+        """By what the bench has measured on GPUs like that of the first rank."""
+        if self.device.type != "cuda":
+            return {}
+        text = outcome_of(lambda: measured_here(self.settings, self.device).text())
+        agreed = self._ranks.of_first("" if isinstance(text, BuildError) else text)
+        # A file that is not what it should be is as good as none.
+        rankings = outcome_of(lambda: rankings_of(measurements_in(agreed)))
+        return {} if isinstance(rankings, BuildError) else rankings
+
+    def _library(self) -> Library | BuildError:
+        """On the best instruction set that the processors of all ranks have."""
+        source = BuildSource(
+            partial(built_name, self.settings),
+            partial(load_on_demand, self.settings, LineReport(), self.limit_s),
+            partial(load_built, self.settings),
+        )
+        library = self._ranks.obtain(source)
+        level = len(LEVELS) if isinstance(library, BuildError) else LEVELS.index(library.level)
+        lowest = self._ranks.lowest(level)
+        return library if isinstance(library, BuildError) or lowest == level else library.at_level(LEVELS[lowest])
+
+    def _offer_images(
+        self,
+        library: Library | BuildError,
+        is_nvrtc_named: bool,
+        missing: dict[Backend, str],
+        described: dict[Backend, str],
+    ) -> None:
+        """Load device code: one image serves all operations, the first that every rank can have."""
+        if self.device.type != "cuda":
+            return
+        backends: tuple[ImageBackend, ...] = ("nvrtc",) if is_nvrtc_named else ("own", "nvrtc")
+        for backend in backends:
+            image = self._image(library, backend)
+            if isinstance(image, BuildError):
+                missing[backend] = _reason(image)
+            if not self._ranks.any(isinstance(image, BuildError)):
+                described[backend] = str(image)
+                other: Backend = "own" if backend == "nvrtc" else "nvrtc"
+                missing.setdefault(other, f"a device has one image of the kernels, and that of {backend} is in use")
+                return
+
+    def _image(self, library: Library | BuildError, backend: ImageBackend) -> DeviceImage | BuildError:
+        def path() -> Path:
+            if isinstance(library, BuildError):
+                raise library
+            return library.path
+
+        def load(name: str | None, *, may_build: bool) -> DeviceImage:
+            where = (path(), self.settings, self.device, backend)
+            return load_device_image(*where, LineReport(), self.limit_s, may_build=may_build, name=name)
+
+        source = BuildSource(
+            lambda: compiled_name(path(), self.settings, self.device, backend),
+            partial(load, None, may_build=True),
+            partial(load, may_build=False),
+        )
+        return self._ranks.obtain(source)
+
+    @property
+    def _ranks(self) -> SameBuild:
+        return SameBuild(self.device, self.builds)
+
+
+def measured_here(settings: BuildSettings, device: torch.device) -> Measured:
+    """Where measurements of a CUDA device are kept."""
+    return Measured.of(settings.cache, torch.cuda.get_device_name(device), torch.__version__)
+
+
+def _on_cpu(library: Library | BuildError) -> tuple[dict[Backend, str], dict[Backend, str]]:
+    """What is missing for tensors of the CPU, and more about what is not."""
+    if isinstance(library, BuildError):
+        return {"own": _reason(library)}, {}
+    slow = slow_processor(library.level)
+    return {} if slow is None else {"own": slow}, {"own": library.level}
+
+
+def _reason(error: BuildError) -> str:
+    return f"{error.reason}; python -m trainer kernels build shows all that was said" if error.log else error.reason
+
+
+def prepare_kernels(
+    config: TrainConfig, settings: BuildSettings, device: torch.device, dtype: torch.dtype, *, is_builder: bool
+) -> Choice:
+    """The kernels of one rank of a job, after its process group has been made. Collective over all ranks.
+
+    Args:
+        config: says what is wanted.
+        settings: where kernels are built.
+        device: of the activations.
+        dtype: of the activations.
+        is_builder: whether this rank builds what is missing; one per node.
+
+    Raises:
+        ConfigError: a backend asked for by name cannot be had; on all ranks alike.
+    """
+    wanted = wanted_backends(config)
+    limit_s = min(LIMIT_S, _SHARE_OF_TIMEOUT * 60.0 * config.parallel.distributed_timeout_minutes)
+    offer = Preparation(settings, device, is_builder, limit_s).offer(wanted)
+    choice = choose_kernels(wanted, offer, device, dtype, is_alone=False)
+    return choice if device.type == "cpu" else with_cpu_memory(choice, wanted_in_cpu_memory(config), offer, device)
+
+
+def serial_kernels(config: TrainConfig, settings: BuildSettings, device: torch.device, dtype: torch.dtype) -> Choice:
+    """The kernels of one process by itself, which builds nothing and takes the next best for what is not there."""
+    # A backend that the run had asked for by name may not be there where its checkpoint is looked at.
+    wanted = {
+        name: replace(choice, backend=choice.backend if choice.backend == "eager" else "auto", is_named=False)
+        for name, choice in wanted_backends(config).items()
+    }
+    return choose_kernels(wanted, Preparation(settings, device).offer(wanted), device, dtype, is_alone=True)

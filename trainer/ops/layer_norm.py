@@ -1,0 +1,94 @@
+"""LayerNorm over the last dim. Statistics are float32 for 16-bit activations.
+
+Legend: T any leading dims, H hidden.
+Ba et al. 2016 (arXiv:1607.06450), equation 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from trainer.ops.autograd import differentiable_once, with_gradient
+from trainer.ops.bench_case import EPSILON, ROWS, Bench, Case, Draw, Size
+from trainer.ops.operation import Implementation, Operation
+
+Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+def _eager(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """[T, H] -> [T, H]."""
+    return F.layer_norm(hidden, weight.shape, weight, bias, epsilon)
+
+
+def _own(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
+    normed: torch.Tensor = _layer_norm(hidden, weight, bias, epsilon)[0]
+    return normed
+
+
+def register() -> None:
+    """Tell torch.compile and autograd about the ops of the library, once it is loaded."""
+    torch.library.register_fake("llmctl::layer_norm", _fake)
+    torch.library.register_fake("llmctl::layer_norm_backward", _fake_backward)
+    torch.library.register_autograd("llmctl::layer_norm", _backward, setup_context=_keep)
+
+
+def _fake(hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = hidden.shape[:-1].numel() if hidden.shape[-1] else 0
+    mean = hidden.new_empty((rows,), dtype=torch.promote_types(hidden.dtype, torch.float32))
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format), mean, torch.empty_like(mean)
+
+
+def _fake_backward(
+    _: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, *__: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    return grad_hidden, weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    hidden, weight, _, _ = inputs
+    _, mean, scale = output
+    ctx.save_for_backward(hidden, weight, mean, scale)
+    ctx.mark_non_differentiable(mean, scale)
+
+
+@differentiable_once
+def _backward(ctx: Any, grad_normed: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return (*torch.ops.llmctl.layer_norm_backward(grad_normed, *ctx.saved_tensors), None)
+
+
+_layer_norm = with_gradient("layer_norm", _keep, _backward)
+
+
+def _example(tokens: int, width: int, device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Any:
+    hidden, weight, bias = (
+        torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
+        for shape in ((tokens, width), (width,), (width,))
+    )
+    return hidden, weight, bias, 1e-5
+
+
+def _case(size: Size, draw: Draw) -> Case:
+    hidden = draw.leaf(*size)
+    arguments = (hidden, draw.leaf(size[-1]), draw.leaf(size[-1]), EPSILON)
+    return Case(arguments, _eager, 2 * hidden.nbytes, 3 * hidden.nbytes)
+
+
+LAYER_NORM: Operation[Norm] = Operation(
+    "layer_norm",
+    {
+        # One core of an AMD EPYC (Zen 4), forward and backward of 4096 x 1024: bfloat16 4.5 ms where torch takes 6.0,
+        # float32 6.1 and 5.9, float16 (4096 x 4096) 34 and 22.
+        "own": Implementation(_own, ("cpu",), (torch.bfloat16,), {"cpu": 1 << 19}),
+        # One operation of torch, which leaves no faster one to be had of it.
+        "eager": Implementation(_eager),
+    },
+    [partial(_example, *size) for size in ((3, 41), (9, 8200))],
+    register=register,
+    bench=Bench("tokens x hidden", ROWS, _case),
+)

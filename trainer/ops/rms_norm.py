@@ -1,0 +1,200 @@
+"""RMSNorm over the last dim, alone and of a sum. Statistics are float32 for 16-bit activations.
+
+Legend: T any leading dims, H hidden.
+Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from trainer.ops.autograd import differentiable_once, with_gradient
+from trainer.ops.bench_case import EPSILON, ROWS, Bench, Case, Draw, Size
+from trainer.ops.operation import Implementation, Operation, compiled
+
+Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+NormOfSum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+
+
+class _Eager(torch.autograd.Function):
+    """RMSNorm that keeps its input and one number per token, where torch's chain of operations keeps each result."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        values = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+        scale = norm.square_().div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(hidden, weight, scale)
+        normed: torch.Tensor = (values * scale).mul_(weight).to(hidden.dtype)
+        return normed
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        hidden, weight, scale = ctx.saved_tensors
+        unit = hidden * scale
+        gradient = grad_output.to(scale.dtype)
+        products = (gradient * unit).reshape(scale.numel(), len(weight))
+        # What the gradient has along the unit vector is lost, because the norm does not see it.
+        along = (products @ weight.to(scale.dtype)).view(scale.shape).div_(len(weight))
+        grad_hidden = (gradient * weight).addcmul_(unit, along, value=-1).mul_(scale)
+        return grad_hidden.to(hidden.dtype), products.sum(0).to(weight.dtype), None
+
+
+def _eager(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """[T, H] -> [T, H]."""
+    normed: torch.Tensor = _Eager.apply(hidden, weight, epsilon)  # type: ignore[no-untyped-call]
+    return normed
+
+
+def _torch(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return F.rms_norm(hidden, weight.shape, weight, epsilon)
+
+
+def _own(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    normed: torch.Tensor = _rms_norm(hidden, weight, epsilon)[0]
+    return normed
+
+
+def _of_sum(norm: Norm) -> NormOfSum:
+    def norm_of_sum(
+        hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, H], [T, H] -> norm of the sum, and the sum."""
+        total = hidden + residual
+        return norm(total, weight, epsilon), total
+
+    return norm_of_sum
+
+
+def _own_of_sum(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    normed, total, _ = _add_rms_norm(*arguments)
+    return normed, total
+
+
+def register() -> None:
+    """Tell torch.compile and autograd about the ops of the library, once it is loaded."""
+    torch.library.register_fake("llmctl::rms_norm", _fake)
+    torch.library.register_fake("llmctl::add_rms_norm", _fake_add)
+    torch.library.register_fake("llmctl::rms_norm_backward", _fake_backward)
+    torch.library.register_autograd("llmctl::rms_norm", _backward, setup_context=_keep)
+    torch.library.register_autograd("llmctl::add_rms_norm", _backward_of_add, setup_context=_keep_sum)
+
+
+def _fake(hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = hidden.shape[:-1].numel() if hidden.shape[-1] else 0
+    scale = hidden.new_empty((rows,), dtype=torch.promote_types(hidden.dtype, torch.float32))
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format), scale
+
+
+def _fake_add(hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    normed, scale = _fake(hidden)
+    return normed, torch.empty_like(normed), scale
+
+
+def _fake_backward(
+    _: torch.Tensor, __: torch.Tensor | None, hidden: torch.Tensor, weight: torch.Tensor, ___: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(hidden, memory_format=torch.contiguous_format), weight.new_empty(weight.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    hidden, weight, _ = inputs
+    _, scale = output
+    ctx.save_for_backward(hidden, weight, scale)
+    ctx.mark_non_differentiable(scale)
+
+
+@differentiable_once
+def _backward(ctx: Any, grad_normed: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    hidden, weight, scale = ctx.saved_tensors
+    grad_hidden, grad_weight = torch.ops.llmctl.rms_norm_backward(grad_normed, None, hidden, weight, scale)
+    return grad_hidden, grad_weight, None
+
+
+def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    _, total, scale = output
+    ctx.save_for_backward(total, inputs[2], scale)
+    ctx.mark_non_differentiable(scale)
+    # What leads nowhere is None, and not read as zeros.
+    ctx.set_materialize_grads(False)
+
+
+@differentiable_once
+def _backward_of_add(
+    ctx: Any, grad_normed: torch.Tensor | None, grad_sum: torch.Tensor | None, _: None
+) -> tuple[torch.Tensor | None, ...]:
+    if grad_normed is None:
+        return grad_sum, grad_sum, None, None
+    total, weight, scale = ctx.saved_tensors
+    grad_total, grad_weight = torch.ops.llmctl.rms_norm_backward(grad_normed, grad_sum, total, weight, scale)
+    return grad_total, grad_total, grad_weight, None
+
+
+_rms_norm = with_gradient("rms_norm", _keep, _backward)
+_add_rms_norm = with_gradient("add_rms_norm", _keep_sum, _backward_of_add)
+
+
+def _example(tokens: int, width: int, device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Any:
+    hidden, weight = torch.randn((tokens, width), generator=generator), torch.randn(width, generator=generator)
+    return hidden.to(device, dtype).requires_grad_(), weight.to(device, dtype).requires_grad_(), 1e-5
+
+
+def _example_of_sum(
+    tokens: int, width: int, device: torch.device, dtype: torch.dtype, generator: torch.Generator
+) -> Any:
+    residual = torch.randn((tokens, width), generator=generator).to(device, dtype).requires_grad_()
+    hidden, weight, epsilon = _example(tokens, width, device, dtype, generator)
+    return hidden, residual, weight, epsilon
+
+
+def _plain(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    values = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    return (values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + epsilon)).to(hidden.dtype) * weight
+
+
+def _case(size: Size, draw: Draw) -> Case:
+    hidden, weight = draw.leaf(*size), draw.leaf(size[-1])
+    return Case((hidden, weight, EPSILON), _plain, 2 * hidden.nbytes, 3 * hidden.nbytes)
+
+
+def _case_of_sum(size: Size, draw: Draw) -> Case:
+    hidden, residual = draw.leaf(*size), draw.leaf(*size)
+    # Both summands have the same gradient, which is written once.
+    return Case((hidden, residual, draw.leaf(size[-1]), EPSILON), _of_sum(_plain), 4 * hidden.nbytes, 4 * hidden.nbytes)
+
+
+# Rows of several warps, several of them in each sum over rows.
+_SIZES = ((3, 41), (9, 8200))
+
+RMS_NORM: Operation[Norm] = Operation(
+    "rms_norm",
+    {
+        "own": Implementation(_own),
+        "compile": compiled(_eager),
+        "torch": Implementation(_torch, ("cuda",)),
+        "eager": Implementation(_eager),
+    },
+    [partial(_example, *size) for size in _SIZES],
+    register=register,
+    bench=Bench("tokens x hidden", ROWS, _case),
+)
+
+ADD_RMS_NORM: Operation[NormOfSum] = Operation(
+    "add_rms_norm",
+    {
+        "own": Implementation(_own_of_sum),
+        "compile": compiled(_of_sum(_eager)),
+        "torch": Implementation(_of_sum(_torch), ("cuda",)),
+        "eager": Implementation(_of_sum(_eager)),
+    },
+    [partial(_example_of_sum, *size) for size in _SIZES],
+    register=register,
+    bench=Bench("tokens x hidden", ROWS, _case_of_sum),
+)
+"""The residual sum and its norm: what a layer passes on, and what its next part starts from."""

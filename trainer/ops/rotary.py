@@ -1,0 +1,245 @@
+"""Rotary position embedding, and the cutting of a packed query-key-value tensor into heads that goes with it.
+
+Legend: S sequence, B micro-batch, G query groups, R queries per group, A = G*R, D head width.
+Su et al. 2021 (arXiv:2104.09864), equation 34, in the half-split pairing (channel i with i + rotated/2) of GPT-NeoX,
+Megatron-LM and Hugging Face's Llama, or interleaved (2i with 2i + 1) as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from trainer.ops.autograd import differentiable_once
+from trainer.ops.bench_case import Bench, Case, Draw, Size
+from trainer.ops.operation import Implementation, Operation
+
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Rope = Callable[..., Heads]
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """The two directions.
+
+    Attributes:
+        split_: (heads [S, B, G, R+2, D], cos, sin, interleaved) -> queries [S, B, A, D]. Turns queries and keys in
+            place, or the queries on their way to a tensor of their own where there are several per group.
+        join: (gradients of query, key and value, which come as they went, cos, sin, interleaved) -> that of the heads.
+    """
+
+    split_: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None, bool], torch.Tensor]
+    join: Callable[..., torch.Tensor]
+
+
+class _Rope(torch.autograd.Function):
+    """One buffer in, three out; the gradient is assembled in one buffer too, instead of cut and joined by autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        heads: torch.Tensor,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        interleaved: bool,
+        halves: _Halves,
+    ) -> Heads:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved, ctx.halves = interleaved, halves
+        query = halves.split_(heads, cos, sin, interleaved)
+        return query.permute(1, 2, 0, 3), heads[..., -2, :].permute(1, 2, 0, 3), heads[..., -1, :].permute(1, 2, 0, 3)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.halves.join(*grads, *ctx.saved_tensors, ctx.interleaved), None, None, None, None
+
+
+def _rope(halves: _Halves) -> Rope:
+    def rope(
+        packed: torch.Tensor,
+        queries_per_group: int,
+        head_dim: int,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        interleaved: bool = False,
+    ) -> Heads:
+        """Query [B, A, S, D], key and value [B, G, S, D] from [S, B, G * (R+2) * D], rotated if angles are given.
+
+        Args:
+            packed: each query group's queries, its key and its value in turn. It is consumed: the results are views of
+                it where they can be, and the rotation is done in place.
+            queries_per_group: R.
+            head_dim: D.
+            cos: of the angles, [S, 1, 1, 1, rotated/2], or [S, B, 1, 1, rotated/2] where each sample has its own.
+            sin: the same.
+            interleaved: whether pairs are neighbours.
+        """
+        heads = _by_head(packed, queries_per_group, head_dim)
+        if heads.stride(-1) != 1:
+            heads = heads.contiguous()
+        found: Heads = _Rope.apply(heads, cos, sin, interleaved, halves)  # type: ignore[no-untyped-call]
+        return found
+
+    return rope
+
+
+def _eager_split_(
+    heads: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool
+) -> torch.Tensor:
+    if cos is not None and sin is not None:
+        _rotate_(heads[..., :-1, :], cos, sin, interleaved)
+    return heads[..., :-2, :].flatten(2, 3)  # a copy only with several queries per group
+
+
+def _eager_join(
+    grad_query: torch.Tensor,
+    grad_key: torch.Tensor,
+    grad_value: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    interleaved: bool,
+) -> torch.Tensor:
+    query, key, value = (grad.permute(2, 0, 1, 3) for grad in (grad_query, grad_key, grad_value))
+    length, batch, groups, head_dim = key.shape
+    query = query.reshape(length, batch, groups, query.shape[2] // groups, head_dim)
+    grad = query.new_empty(length, batch, groups, query.shape[3] + 2, head_dim)
+    if cos is None or sin is None:
+        grad[..., :-2, :] = query
+        grad[..., -2, :] = key
+    else:
+        _rotate_back_into(grad[..., :-2, :], query, cos, sin, interleaved)
+        _rotate_back_into(grad[..., -2:-1, :], key.unsqueeze(3), cos, sin, interleaved)
+    grad[..., -1, :] = value
+    return grad
+
+
+def _by_head(packed: torch.Tensor, queries_per_group: int, head_dim: int) -> torch.Tensor:
+    """[S, B, G, R+2, D], a view."""
+    groups = packed.shape[-1] // ((queries_per_group + 2) * head_dim)
+    return packed.view(*packed.shape[:2], groups, queries_per_group + 2, head_dim)
+
+
+def _pairs(heads: torch.Tensor, cos: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of the first and of the second channel of each pair."""
+    half = cos.shape[-1]
+    if interleaved:
+        return heads[..., 0 : 2 * half : 2], heads[..., 1 : 2 * half : 2]
+    return heads[..., :half], heads[..., half : 2 * half]
+
+
+def _rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> None:
+    first, second = _pairs(heads, cos, interleaved)
+    turned = (first * cos).addcmul_(second, sin, value=-1)
+    second.mul_(cos).addcmul_(first, sin)
+    first.copy_(turned)
+
+
+def _rotate_back_into(
+    target: torch.Tensor, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> None:
+    first, second = _pairs(heads, cos, interleaved)
+    target_first, target_second = _pairs(target, cos, interleaved)
+    # Not into out=: torch.compile takes no views there.
+    target_first.copy_(first).mul_(cos).addcmul_(second, sin)
+    target_second.copy_(second).mul_(cos).addcmul_(first, sin, value=-1)
+    rotated = 2 * cos.shape[-1]
+    target[..., rotated:] = heads[..., rotated:]
+
+
+def _own_split_(
+    heads: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool
+) -> torch.Tensor:
+    if cos is not None:
+        # The ops of a library do not tell autograd what they change.
+        torch.autograd.graph.increment_version(heads)
+    if heads.shape[-2] > 3:
+        queries: torch.Tensor = torch.ops.llmctl.rope_take_queries_(heads, cos, sin, interleaved)
+        return queries
+    if cos is not None:
+        torch.ops.llmctl.rope_(heads, cos, sin, interleaved)
+    return heads[..., 0, :]
+
+
+def _own_join(*grads_and_angles: Any) -> torch.Tensor:
+    joined: torch.Tensor = torch.ops.llmctl.rope_join(*grads_and_angles)
+    return joined
+
+
+def register() -> None:
+    """Tell torch.compile about the ops of the library, once it is loaded."""
+    torch.library.register_fake("llmctl::rope_", _fake_in_place)
+    torch.library.register_fake("llmctl::rope_take_queries_", _fake_take_queries)
+    torch.library.register_fake("llmctl::rope_join", _fake_join)
+
+
+def _fake_in_place(*_: Any) -> None:
+    return None
+
+
+def _fake_take_queries(packed: torch.Tensor, *_: Any) -> torch.Tensor:
+    length, batch, groups, heads, head_dim = packed.shape
+    return packed.new_empty((length, batch, groups * (heads - 2), head_dim))
+
+
+def _fake_join(query: torch.Tensor, key: torch.Tensor, *_: Any) -> torch.Tensor:
+    batch, groups, length, head_dim = key.shape
+    queries = query.shape[1] // groups if groups else 1
+    return key.new_empty((length, batch, groups, queries + 2, head_dim))
+
+
+def _example(
+    shape: tuple[int, int, int, int, int, int],
+    by_sample: bool,
+    interleaved: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> tuple[Any, ...]:
+    length, batch, groups, queries, head_dim, rotated = shape
+    packed = torch.randn((length, batch, groups * (queries + 2) * head_dim), generator=generator)
+    angles = torch.randn((length, batch if by_sample else 1, 1, 1, rotated // 2), generator=generator)
+    tables = (angles.cos().to(device, dtype), angles.sin().to(device, dtype)) if rotated else (None, None)
+    return packed.to(device, dtype).requires_grad_(), queries, head_dim, *tables, interleaved
+
+
+def _case(size: Size, draw: Draw) -> Case:
+    length, heads, width = size
+    angles = torch.outer(torch.arange(length), 10000.0 ** -(torch.arange(0, width, 2) / width)).to(draw.device)
+    cos, sin = (part.to(draw.dtype) for part in (angles.cos(), angles.sin()))
+    wide_cos, wide_sin = (torch.cat((part, part), -1).view(length, 1, 1, width) for part in (cos, sin))
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return (x * wide_cos + torch.cat((-second, first), -1) * wide_sin).permute(1, 2, 0, 3)
+
+    def plain(packed: torch.Tensor, *_: Any) -> Heads:
+        query, key, value = packed.view(length, 1, heads, 3, width).unbind(3)
+        return turned(query), turned(key), value.permute(1, 2, 0, 3)
+
+    packed = draw.leaf(length, 1, 3 * heads * width)
+    shaped = (part.view(length, 1, 1, 1, width // 2) for part in (cos, sin))
+    # Forward leaves the values where they are; backward puts three gradients into one.
+    return Case((packed, 1, width, *shaped), plain, 4 * packed.nbytes // 3, 6 * packed.nbytes // 3)
+
+
+ROPE: Operation[Rope] = Operation(
+    "rope",
+    {
+        "own": Implementation(_rope(_Halves(_own_split_, _own_join))),
+        "eager": Implementation(_rope(_Halves(_eager_split_, _eager_join))),
+    },
+    [
+        partial(_example, (5, 2, 3, 2, 10, 8), False, True),
+        partial(_example, (3, 2, 2, 4, 64, 0), False, False),
+        # Heads as models have them: one query per group, which stays where it is, and several.
+        partial(_example, (9, 2, 4, 1, 128, 128), False, False),
+        partial(_example, (9, 2, 2, 4, 128, 64), True, False),
+    ],
+    register=register,
+    bench=Bench("sequence x heads x width", ((2048, 32, 128), (64, 4, 64)), _case),
+)

@@ -1,0 +1,153 @@
+"""Softmax of scaled attention scores, under a causal mask or a given one. Sums are float32 for 16-bit scores.
+
+Legend: B micro-batch, A heads, Q queries, K keys.
+Vaswani et al. 2017 (arXiv:1706.03762), equation 1. Shares are 0 where a query does not see, or sees nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from trainer.ops.autograd import differentiable_once, with_gradient
+from trainer.ops.bench_case import Bench, Case, Draw, Size
+from trainer.ops.operation import Implementation, Operation, compiled
+
+MaskedSoftmax = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+CausalSoftmax = Callable[[torch.Tensor, float], torch.Tensor]
+
+
+def _eager_masked(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """[B, A, Q, K] -> [B, A, Q, K]; ``mask``, True where not seen: likewise, or 1 in a dim (not K) that shares it."""
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    hidden = (scores.to(wide) * scale).masked_fill(mask, -torch.inf)
+    sees_nothing = mask.all(-1, keepdim=True)
+    return torch.softmax(hidden, -1).masked_fill(sees_nothing, 0.0).to(scores.dtype)
+
+
+def _eager_causal(scores: torch.Tensor, scale: float) -> torch.Tensor:
+    """[..., Q, K] -> [..., Q, K]: the last query sees all keys, each before it one less."""
+    queries, keys = scores.shape[-2:]
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    future = _future(scores)
+    shares = torch.softmax((scores.to(wide) * scale).masked_fill(future, -torch.inf), -1)
+    if queries > keys:
+        shares = shares.masked_fill(future.all(-1, keepdim=True), 0.0)
+    return shares.to(scores.dtype)
+
+
+def _own_masked(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    shares: torch.Tensor = _scaled_masked_softmax(scores, mask, scale)
+    return shares
+
+
+def _own_causal(scores: torch.Tensor, scale: float) -> torch.Tensor:
+    shares: torch.Tensor = _scaled_causal_softmax(scores, scale)
+    return shares
+
+
+def register() -> None:
+    """Tell torch.compile and autograd about the ops of the library, once it is loaded."""
+    for name in ("scaled_masked_softmax", "scaled_causal_softmax", "scaled_softmax_backward"):
+        torch.library.register_fake(f"llmctl::{name}", _fake)
+    torch.library.register_autograd("llmctl::scaled_masked_softmax", _masked_backward, setup_context=_keep)
+    torch.library.register_autograd("llmctl::scaled_causal_softmax", _causal_backward, setup_context=_keep)
+
+
+def _fake(scores: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(output)
+    ctx.scale = inputs[-1]
+
+
+@differentiable_once
+def _masked_backward(ctx: Any, grad_shares: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    # A new tensor: a gradient that autograd hands over may have other readers.
+    (shares,) = ctx.saved_tensors
+    return torch.ops.llmctl.scaled_softmax_backward(grad_shares, shares, ctx.scale, False), None, None
+
+
+@differentiable_once
+def _causal_backward(ctx: Any, grad_shares: torch.Tensor) -> tuple[torch.Tensor, None]:
+    (shares,) = ctx.saved_tensors
+    return torch.ops.llmctl.scaled_softmax_backward(grad_shares, shares, ctx.scale, True), None
+
+
+_scaled_masked_softmax = with_gradient("scaled_masked_softmax", _keep, _masked_backward)
+_scaled_causal_softmax = with_gradient("scaled_causal_softmax", _keep, _causal_backward)
+
+
+def _scores(
+    shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
+
+
+def _masked_example(
+    shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    batch, _, queries, keys = shape
+    mask = torch.rand((batch, 1, queries, keys), generator=generator) < 0.4
+    mask[-1, 0, 2] = True
+    return _scores(shape, device, dtype, generator), mask.to(device), 0.5
+
+
+def _causal_example(
+    shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[torch.Tensor, float]:
+    return _scores(shape, device, dtype, generator), 0.5
+
+
+def _future(scores: torch.Tensor) -> torch.Tensor:
+    """[Q, K], True where a key is not seen."""
+    queries, keys = scores.shape[-2:]
+    return torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(1 + keys - queries)
+
+
+def _case(size: Size, draw: Draw, *, is_causal: bool) -> Case:
+    batch, _, queries, keys = size
+    scores = draw.leaf(*size)
+    future = _future(scores)
+
+    def plain(scores: torch.Tensor, *_: Any) -> torch.Tensor:
+        return torch.softmax((scores * 0.125).masked_fill(future, -torch.inf), -1)
+
+    if is_causal:
+        # Of what is not seen nothing is read, and zeros are written.
+        return Case((scores, 0.125), plain, 3 * scores.nbytes // 2, 2 * scores.nbytes)
+    mask = future.expand(batch, 1, queries, keys).contiguous()
+    return Case((scores, mask, 0.125), plain, 2 * scores.nbytes + mask.nbytes, 3 * scores.nbytes)
+
+
+# Of odd sizes; rows of whole vectors; rows that a block of threads shares.
+_SHAPES = ((2, 3, 5, 7), (1, 2, 64, 64), (1, 1, 5, 4104))
+_DIMS, _BENCHED = "batch x heads x queries x keys", ((1, 16, 1024, 1024), (1, 4, 64, 64))
+
+SCALED_MASKED_SOFTMAX: Operation[MaskedSoftmax] = Operation(
+    "scaled_masked_softmax",
+    {
+        "own": Implementation(_own_masked),
+        "compile": compiled(_eager_masked),
+        "eager": Implementation(_eager_masked),
+    },
+    [partial(_masked_example, shape) for shape in _SHAPES],
+    register=register,
+    bench=Bench(_DIMS, _BENCHED, partial(_case, is_causal=False)),
+)
+SCALED_CAUSAL_SOFTMAX: Operation[CausalSoftmax] = Operation(
+    "scaled_causal_softmax",
+    {
+        "own": Implementation(_own_causal),
+        "compile": compiled(_eager_causal),
+        "eager": Implementation(_eager_causal),
+    },
+    [partial(_causal_example, shape) for shape in _SHAPES],
+    register=register,
+    bench=Bench(_DIMS, _BENCHED, partial(_case, is_causal=True)),
+)

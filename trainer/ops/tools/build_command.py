@@ -1,0 +1,97 @@
+"""``python -m trainer kernels build``: compile the kernels, and try that they load."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+
+from trainer.ops.build.build_settings import BuildError, LineReport, outcome_of, report_here
+from trainer.ops.build.device_image import ImageBackend, obtain_image
+from trainer.ops.dispatch.library import load_on_demand
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainer.ops.build.build_settings import BuildSettings
+
+_IMAGES: tuple[ImageBackend, ...] = ("own", "nvrtc")
+
+
+def main(arguments: Sequence[str], settings: BuildSettings) -> int:
+    """Build what is missing, as far as that can be done; 3 if something cannot."""
+    options = _parser().parse_args(arguments)
+    report = report_here()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # As on Ctrl-C: what has been started ends with us, and nothing half done is left.
+        signal.signal(number, _leave)
+    problems = []
+    library = outcome_of(partial(load_on_demand, settings, report))
+    if isinstance(library, BuildError):
+        problems.append(library)
+    else:
+        print(f"{library.path}: runs on {library.level} here", flush=True)
+        for architecture in options.architecture or _visible_architectures():
+            image = _image(settings, architecture, report)
+            if isinstance(image, BuildError):
+                problems.append(image)
+            else:
+                print(f"{image}: for GPUs of compute capability {architecture / 10}", flush=True)
+    for problem in problems:
+        if problem.log:
+            print(problem.log, file=sys.stderr)
+        print(f"trainer kernels build: {problem.reason}", file=sys.stderr)
+    return 3 if problems else 0
+
+
+def _leave(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _image(settings: BuildSettings, architecture: int, report: LineReport) -> Path | BuildError:
+    """The first of the ways that works, as in training; or why none does."""
+    failed: list[BuildError] = []
+    for backend in _IMAGES:
+        image = outcome_of(partial(obtain_image, settings, backend, architecture, report))
+        if not isinstance(image, BuildError):
+            for problem in failed:
+                report.say(f"kernels: {problem.reason}")
+            return image
+        failed.append(image)
+    logs = "\n".join(problem.log for problem in failed if problem.log)
+    return BuildError(f"for sm_{architecture}: {'; '.join(problem.reason for problem in failed)}", logs)
+
+
+def _visible_architectures() -> list[int]:
+    found = (torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count()))
+    return sorted({10 * major + minor for major, minor in found})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer kernels build",
+        description="Compile the kernels for this machine, unless that has been done. Training does it by itself; do "
+        "it beforehand where compute nodes have no compiler.",
+    )
+    parser.add_argument(
+        "--architecture",
+        type=_architecture,
+        nargs="+",
+        metavar="X.Y",
+        help="compute capabilities of the GPUs to compile for; unset: those of this machine's",
+    )
+    return parser
+
+
+def _architecture(text: str) -> int:
+    match = re.fullmatch(r"(\d+)\.(\d)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no compute capability, such as 9.0")
+    return 10 * int(match[1]) + int(match[2])

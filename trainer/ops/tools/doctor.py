@@ -1,0 +1,193 @@
+"""``python -m trainer kernels doctor``: which backend every operation gets here, and why not a better one."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.ops.build.build import find_compiler
+from trainer.ops.build.build_settings import BuildError, outcome_of
+from trainer.ops.build.nvcc import find_nvcc
+from trainer.ops.build.nvrtc import find_nvrtc
+from trainer.ops.build.packages import unrelated_apex
+from trainer.ops.dispatch.library import LEVELS, Library, load_built
+from trainer.ops.dispatch.registry import OPERATIONS
+from trainer.ops.dispatch.selection import choose_kernels, implementation_problem, name_of
+from trainer.ops.dispatch.setup import Preparation, measured_here
+from trainer.ops.dispatch.tuning import measurements_in, rankings_of
+from trainer.ops.operation import BACKENDS
+from trainer.planning.kernel_choice import Wanted
+
+if TYPE_CHECKING:
+    from trainer.ops.build.build_settings import BuildSettings
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NOTES = (
+    "The kernels for GPUs have not been timed yet, and own and nvrtc have not run on any: auto takes them because they "
+    "move the fewest bytes. python -m trainer kernels bench --device cuda measures them here beside torch's own "
+    "operations, which training.kernel_backend: torch takes instead; from then on auto goes by what it measured.",
+)
+"""What is to be known of the choice where nothing was measured."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that kernels are made with.
+
+    Attributes:
+        name: what was looked for.
+        found: whether it is there.
+        detail: what was found, or what is wrong and the cure.
+    """
+
+    name: str
+    found: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one operation runs on.
+
+    Attributes:
+        device: its type.
+        dtype: of the activations.
+        operation: its name.
+        backend: what ``auto`` takes.
+        reason: why nothing that stands before it; empty if nothing does.
+    """
+
+    device: str
+    dtype: str
+    operation: str
+    backend: str
+    reason: str
+
+
+def main(arguments: Sequence[str], settings: BuildSettings) -> int:
+    """Print the report."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer kernels doctor",
+        description="Which backend every operation runs on here, by device and dtype, and why not on a better one.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    options = parser.parse_args(arguments)
+    library = _library(settings)
+    parts, rows = _parts(settings, library), list(_rows(settings))
+    apex, notes = unrelated_apex(), _notes(settings)
+    if apex is not None:
+        notes = (*notes, apex)
+    if options.json:
+        document = {
+            "python": sys.executable,
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "parts": [asdict(part) for part in parts],
+            "operations": [asdict(row) for row in rows],
+            "notes": notes,
+        }
+        print(json.dumps(document, indent=1))
+        return 0
+    for part in parts:
+        print(f"{'ok' if part.found else 'missing':8} {part.name:9} {part.detail}")
+    for device in dict.fromkeys(row.device for row in rows):
+        print(f"\n{_table([row for row in rows if row.device == device])}")
+    for note in notes:
+        print(f"\n{note}")
+    return 0
+
+
+def _notes(settings: BuildSettings) -> tuple[str, ...]:
+    """What is to be known of the choice here."""
+    if torch.cuda.is_available():
+        measured = measured_here(settings, torch.device("cuda", 0))
+        if rankings_of(measurements_in(measured.text())):
+            return (f"On this GPU auto goes by what the bench has measured: {measured.path}",)
+    return NOTES
+
+
+def _library(settings: BuildSettings) -> Library | str:
+    library = outcome_of(partial(load_built, settings))
+    return library.reason if isinstance(library, BuildError) else library
+
+
+def _instruction_set(library: Library) -> str:
+    """What the CPU kernels run on here, and why not on more."""
+    processors = library.processor_level()
+    if LEVELS.index(library.level) < LEVELS.index(processors):
+        return f"on {library.level} here: its compiler knew no {processors}, which this processor has"
+    best = library.level == LEVELS[-1] or platform.machine() != "x86_64"
+    return f"on {library.level} here{'' if best else ', the best that this processor has'}"
+
+
+def _parts(settings: BuildSettings, library: Library | str) -> list[Part]:
+    parts = []
+    try:
+        compiler = find_compiler(settings.compilers)
+        parts.append(Part("compiler", True, f"{compiler.version} at {' '.join(compiler.command)}"))
+    except BuildError as error:
+        parts.append(Part("compiler", False, error.reason))
+    if isinstance(library, str):
+        parts.append(Part("library", False, library))
+    else:
+        parts.append(Part("library", True, f"{library.path}, {_instruction_set(library)}"))
+    packages = [Path(torch.__file__).parents[1]]
+    try:
+        nvcc = find_nvcc(packages, settings.cuda_folders)
+        parts.append(Part("nvcc", True, f"{nvcc} at {nvcc.path}"))
+    except BuildError as error:
+        parts.append(Part("nvcc", False, error.reason))
+    nvrtc = find_nvrtc(packages, settings.cuda_folders)
+    detail = ", ".join(f"{found} at {found.path}" for found in nvrtc)
+    parts.append(Part("NVRTC", bool(nvrtc), detail or "not found; the torch for CUDA brings it along"))
+    triton = outcome_of(partial(importlib.metadata.version, "triton"))
+    detail = triton if isinstance(triton, str) else "not installed; the torch for CUDA brings it along"
+    parts.append(Part("triton", isinstance(triton, str), detail))
+    return parts
+
+
+def _rows(settings: BuildSettings) -> Iterator[Row]:
+    wanted = {operation.name: Wanted("auto", "training.kernel_backend", False) for operation in OPERATIONS}
+    devices = [torch.device("cpu")] + ([torch.device("cuda", 0)] if torch.cuda.is_available() else [])
+    for device in devices:
+        offer = Preparation(settings, device).offer(wanted)
+        for dtype in _DTYPES:
+            choice = choose_kernels(wanted, offer, device, dtype, is_alone=True)
+            for operation in OPERATIONS:
+                used = choice.backends[operation.name]
+                problems = [(name, implementation_problem(operation, name, device, dtype)) for name in BACKENDS]
+                tried = dict(choice.passed_over[operation.name])
+                better = BACKENDS[: BACKENDS.index(used)]
+                reasons = [
+                    f"{name}: {tried.get(name) or problem}"
+                    for name, problem in problems
+                    if name in better and (name in tried or (name == "own" and problem))
+                ]
+                yield Row(device.type, name_of(dtype), operation.name, used, "; ".join(reasons))
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Operations down, dtypes across, and below it each reason once."""
+    dtypes = list(dict.fromkeys(row.dtype for row in rows))
+    cells = {(row.operation, row.dtype): row.backend for row in rows}
+    table = [(rows[0].device, *dtypes)]
+    for operation in dict.fromkeys(row.operation for row in rows):
+        table.append((operation, *(cells[operation, dtype] for dtype in dtypes)))
+    width = 2 + max(len(text) for line in table for text in line)
+    lines = ["".join(f"{text:{width}}" for text in line).rstrip() for line in table]
+    reasons: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.reason:
+            reasons.setdefault(row.reason, {})[row.operation] = None
+    lines += [f"{', '.join(operations)}: {reason}" for reason, operations in reasons.items()]
+    return "\n".join(lines)

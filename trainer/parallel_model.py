@@ -1,0 +1,127 @@
+"""ParallelModel: this rank's part of the model, joined with the store that its gradients go to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trainer.data_parallel.gradient_buckets import GradientBuckets
+from trainer.data_parallel.sharded_buckets import ShardedBuckets
+from trainer.model.context import ParallelAxes
+from trainer.model.decoder import GPTStage
+from trainer.model.sharding import ParameterBuilder, ParameterLayout
+from trainer.ops.dispatch.registry import Kernels
+from trainer.planning.pipeline import pipeline_placement, pipeline_schedule
+from trainer.planning.schedule.placement import Placement
+from trainer.planning.stage_partition import partition_layers
+
+if TYPE_CHECKING:
+    from trainer.config.sections import TrainingConfig
+    from trainer.config.train_config import TrainConfig
+    from trainer.data_parallel.parameter_shards import GradientStore
+    from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+
+
+@dataclass(frozen=True)
+class ParallelModel:
+    """What one rank holds of the model, and how to complete it. Names are global names, in order of use in forward."""
+
+    chunks: tuple[GPTStage, ...]
+    """This rank's virtual stages, in order of the forward pass."""
+    placement: Placement
+    schedule: str
+    """Name of the pipeline schedule."""
+    num_layers: int
+    """Of the whole model."""
+    axes: ParallelAxes
+    mesh: ParallelMesh
+    groups: ProcessGroups
+    layouts: dict[str, ParameterLayout]
+    """Of this rank's parameters only."""
+    parameters: dict[str, nn.Parameter]
+    """Whole, as far as this rank holds them; where the gradient store shards the weights too, its shards."""
+    gradients: GradientStore
+    kernels: Kernels
+    """What layers and optimizer compute with."""
+
+
+def build_model(
+    config: TrainConfig,
+    vocab_size: int,
+    mesh: ParallelMesh,
+    groups: ProcessGroups,
+    device: torch.device,
+    kernels: Kernels | None = None,
+) -> ParallelModel:
+    """This rank's part of the model that ``config`` describes, with its initial values.
+
+    Every rank draws the same global tensors from training.seed and keeps its own part. Collective: all ranks of the
+    job, for the groups that sharded weights may need.
+
+    Args:
+        config: the training config; its precision is the parameters' dtype.
+        vocab_size: number of token ids, without padding.
+        mesh: this rank's place.
+        groups: its process groups.
+        device: where the parameters live.
+        kernels: what layers and optimizer compute with; None: torch's operations.
+    """
+    builder = ParameterBuilder(
+        seed=config.training.seed,
+        mesh=mesh,
+        sequence_parallel=config.parallel.sequence_parallel,
+        dtype=parameter_dtype(config.training),
+        device=device,
+        kernels=kernels or Kernels(),
+    )
+    axes = ParallelAxes.build(config, mesh, groups)
+    placement, layers = pipeline_placement(config), partition_layers(config, vocab_size)
+    own = [placement.virtual_stage(mesh.pp_rank, chunk) for chunk in range(placement.chunks)]
+    chunks = tuple(
+        GPTStage(
+            config,
+            vocab_size,
+            layers[number],
+            builder,
+            axes,
+            is_first=number == 0,
+            is_last=number == placement.num_virtual_stages - 1,
+        )
+        for number in own
+    )
+    store = _store_class(config.parallel.zero_stage, mesh)
+    gradients = store(builder.parameters, builder.layouts, mesh, groups, config.parallel)
+    gradients.connect(chunks)
+    return ParallelModel(
+        chunks=chunks,
+        placement=placement,
+        schedule=pipeline_schedule(config),
+        num_layers=config.model.num_layers,
+        axes=axes,
+        mesh=mesh,
+        groups=groups,
+        layouts=builder.layouts,
+        parameters=builder.parameters,
+        gradients=gradients,
+        kernels=builder.kernels,
+    )
+
+
+def _store_class(zero_stage: int, mesh: ParallelMesh) -> Callable[..., GradientStore]:
+    if zero_stage >= 2 and mesh.data_size > 1:
+        # Here, because its import takes a third of torch's own time.
+        from trainer.data_parallel.fully_sharded import FullyShardedStore
+
+        return FullyShardedStore
+    return ShardedBuckets if zero_stage == 1 else GradientBuckets
+
+
+def parameter_dtype(training: TrainingConfig) -> torch.dtype:
+    """The dtype of parameters and activations."""
+    if training.bf16:
+        return torch.bfloat16
+    return torch.float16 if training.fp16 else torch.float32

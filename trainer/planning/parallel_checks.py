@@ -1,0 +1,245 @@
+"""Which layouts, schedules and memory savers cannot be, each with its sentence. Torch-free.
+
+What excludes each other whatever the numbers is a row of trainer.planning.incompatible; relations of numbers are
+functions here. What becomes possible is taken out of these two, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from trainer.config.errors import ConfigError
+from trainer.planning.incompatible import IMPOSSIBLE
+from trainer.planning.layouts import divisors_of
+from trainer.planning.pipeline import pipeline_placement, virtual_stages_per_rank
+from trainer.planning.sequence_division import sequence_divisor
+
+if TYPE_CHECKING:
+    from trainer.config.sections import ModelConfig
+    from trainer.config.train_config import TrainConfig
+
+TYPICAL_VOCAB_SIZE = 32_000
+"""For checks before the vocabulary is known: it weighs on the balance of stages, never on whether there is one."""
+
+RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe", "moe_act")
+_WITH_EXPERTS = (
+    "moe_layer_freq",
+    "moe_ffn_hidden_size",
+    "moe_router_topk",
+    "moe_router_score_function",
+    "moe_router_pre_softmax",
+    "moe_router_topk_scaling_factor",
+    "moe_router_load_balancing_type",
+    "moe_aux_loss_coeff",
+    "moe_z_loss_coeff",
+    "moe_expert_capacity_factor",
+    "moe_token_drop_policy",
+    "moe_shared_expert_intermediate_size",
+)
+
+
+# Keys that say where the layers go, or how many virtual stages there are: the first of each row excludes the others.
+EXCLUSIVE_KEYS = (
+    (
+        "pipeline_model_parallel_layout",
+        "decoder_first_pipeline_num_layers",
+        "decoder_last_pipeline_num_layers",
+        "num_virtual_stages_per_pipeline_rank",
+        "num_layers_per_virtual_pipeline_stage",
+    ),
+    (
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
+        "decoder_first_pipeline_num_layers",
+        "decoder_last_pipeline_num_layers",
+    ),
+)
+
+
+def check_parallelism(config: TrainConfig) -> None:
+    """Refuse what cannot be, whatever the size of the job.
+
+    Raises:
+        ConfigError: names the key, the numbers and the nearest that are valid.
+    """
+    _check_exclusive(config)
+    for key, is_asked_for, sentence in IMPOSSIBLE:
+        if is_asked_for(config):
+            raise ConfigError(key, sentence)
+    _check_tensor_parallel(config)
+    _check_context_parallel(config)
+    _check_experts(config)
+    _check_recompute(config)
+    _check_pipeline(config)
+
+
+def _check_exclusive(config: TrainConfig) -> None:
+    for key, *others in EXCLUSIVE_KEYS:
+        if getattr(config.parallel, key) is None:
+            continue
+        for other in others:
+            if getattr(config.parallel, other) is not None:
+                raise ConfigError(
+                    f"parallel.{key}", f"and parallel.{other} exclude each other; set only one of the two"
+                )
+
+
+def tensor_parallel_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
+    """Every width that tensor parallelism must divide, with its key."""
+    yield "num_attention_heads", model.num_attention_heads
+    if model.has_dense_layers:
+        yield "ffn_hidden_size", model.ffn_size
+    if model.num_experts is not None:
+        yield ("ffn_hidden_size" if model.moe_ffn_hidden_size is None else "moe_ffn_hidden_size"), model.expert_ffn_size
+        if model.moe_shared_expert_intermediate_size is not None:
+            yield "moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size
+
+
+def fits_tensor_parallel(model: ModelConfig, tp: int) -> bool:
+    """Whether every width divides over ``tp`` ranks, and key/value heads divide over them or are shared by them."""
+    groups = model.query_groups
+    return all(width % tp == 0 for _, width in tensor_parallel_widths(model)) and not (groups % tp and tp % groups)
+
+
+def fits_context_parallel(config: TrainConfig, tp: int, cp: int) -> bool:
+    """Whether sequence and heads divide over ``cp`` ranks, and with sequence parallelism the former over tp as well."""
+    heads = config.model.num_attention_heads // tp
+    has_heads = config.parallel.cp_comm_type == "p2p" or heads % cp == 0
+    return has_heads and config.training.seq_length % _sequence_divisor(config, tp, cp) == 0
+
+
+def _sequence_divisor(config: TrainConfig, tp: int, cp: int) -> int:
+    chunks = sequence_divisor(cp, config.parallel.cp_comm_type)
+    return math.lcm(chunks, cp * tp) if config.parallel.sequence_parallel else chunks
+
+
+def _check_tensor_parallel(config: TrainConfig) -> None:
+    tp, model = config.parallel.tensor_model_parallel_size, config.model
+    key = "parallel.tensor_model_parallel_size"
+    if tp == 1:
+        return
+    for name, size in tensor_parallel_widths(model):
+        if size % tp:
+            raise ConfigError(key, f"{tp} does not divide model.{name} {size}; use one of {divisors(size)}")
+    groups = model.query_groups
+    if groups % tp and tp % groups:
+        valid = [n for n in divisors_of(model.num_attention_heads) if fits_tensor_parallel(model, n)]
+        raise ConfigError(
+            key,
+            f"{tp} neither divides model.num_query_groups {groups} nor is a multiple of it; use one of "
+            + _in_words(valid),
+        )
+
+
+def _check_context_parallel(config: TrainConfig) -> None:
+    parallel, length = config.parallel, config.training.seq_length
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    divisor = _sequence_divisor(config, tp, cp)
+    if length % divisor:
+        if cp == 1:
+            reason, remedy = "as sequence_parallel needs", "switch parallel.sequence_parallel off"
+            what = f"tensor_model_parallel_size {tp}"
+        else:
+            with_tp = f" and sequence_parallel over {tp} ranks" if parallel.sequence_parallel and tp > 1 else ""
+            reason = f"as context_parallel_size {cp} with cp_comm_type {parallel.cp_comm_type}{with_tp} needs"
+            what, remedy = str(divisor), "choose another parallel.context_parallel_size"
+        raise ConfigError(
+            "training.seq_length",
+            f"{length} is not divisible by {what}, {reason}; use {multiples_around(length, divisor)} or {remedy}",
+        )
+    heads = config.model.num_attention_heads // tp
+    if parallel.cp_comm_type == "a2a" and heads % cp:
+        raise ConfigError(
+            "parallel.context_parallel_size",
+            f"{cp} does not divide the {heads} attention heads of each tensor-parallel rank, as cp_comm_type a2a "
+            f"needs; use one of {divisors(heads)}, or cp_comm_type p2p",
+        )
+
+
+def _check_experts(config: TrainConfig) -> None:
+    model, ep = config.model, config.parallel.expert_model_parallel_size
+    if model.num_experts is None:
+        for name in _WITH_EXPERTS:
+            if getattr(model, name) != type(model).model_fields[name].default:
+                raise ConfigError(
+                    f"model.{name}", "is about mixture-of-experts layers; set model.num_experts too, or leave it out"
+                )
+    elif model.num_experts % ep:
+        raise ConfigError(
+            "parallel.expert_model_parallel_size",
+            f"{ep} does not divide model.num_experts {model.num_experts}; use one of {divisors(model.num_experts)}",
+        )
+
+
+def _check_recompute(config: TrainConfig) -> None:
+    for module in config.training.recompute_modules:
+        if module not in RECOMPUTE_MODULES:
+            near = difflib.get_close_matches(module, RECOMPUTE_MODULES, n=1, cutoff=0.5)
+            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(RECOMPUTE_MODULES)}"
+            raise ConfigError("training.recompute_modules", f"{module!r} cannot be recomputed{meant}")
+
+
+def _check_pipeline(config: TrainConfig) -> None:
+    """Whether the layers can be divided. Imports the partition only where there is one: most configs have none."""
+    parallel = config.parallel
+    pp, layers = parallel.pipeline_model_parallel_size, config.model.num_layers
+    for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"):
+        if pp == 1 and getattr(parallel, name) is not None:
+            raise ConfigError(
+                f"parallel.{name}", "needs a pipeline; raise parallel.pipeline_model_parallel_size, or leave it out"
+            )
+    per_stage = parallel.num_layers_per_virtual_pipeline_stage
+    if per_stage is not None and (layers % (pp * per_stage)):
+        fits = divisors(layers // pp) if layers % pp == 0 else None
+        remedy = f"use one of {fits}" if fits else f"use {multiples_around(layers, pp)} layers"
+        raise ConfigError(
+            "parallel.num_layers_per_virtual_pipeline_stage",
+            f"{per_stage} x pipeline_model_parallel_size {pp} does not divide model.num_layers {layers}; {remedy}, or "
+            "num_virtual_stages_per_pipeline_rank, which balances what does not divide",
+        )
+    layout = parallel.pipeline_model_parallel_layout
+    if layout is not None:
+        _check_layout(config, layout)
+    if layout is not None or pipeline_placement(config).num_virtual_stages > 1:
+        from trainer.planning.stage_partition import check_enough_parts, partition_layers
+
+        check_enough_parts(config)
+        counts = (layout, parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers)
+        if any(count is not None for count in counts):
+            partition_layers(config, TYPICAL_VOCAB_SIZE)
+
+
+def _check_layout(config: TrainConfig, layout: str) -> None:
+    from trainer.planning.stage_layout import parse_stage_layout
+
+    pp, stages = config.parallel.pipeline_model_parallel_size, len(parse_stage_layout(layout))
+    exact = config.parallel.pipeline_schedule == "zb-v"
+    wanted = pp * virtual_stages_per_rank(config) if exact else pp
+    if stages != wanted if exact else stages % wanted:
+        raise ConfigError(
+            "parallel.pipeline_model_parallel_layout",
+            f"{layout!r} has {stages} virtual stages, but pipeline_model_parallel_size {pp} needs "
+            + (
+                f"{wanted} with pipeline_schedule zb-v"
+                if exact
+                else f"a multiple of {pp}; use {multiples_around(stages, pp)}"
+            ),
+        )
+
+
+def multiples_around(number: int, step: int) -> str:
+    """The multiples of ``step`` around ``number``, in words."""
+    below, above = number // step * step, -(-number // step) * step
+    return f"{below} or {above}" if below else str(above)
+
+
+def divisors(number: int) -> str:
+    """What divides ``number``, in words; of many the small ones."""
+    return _in_words(divisors_of(number))
+
+
+def _in_words(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers if len(numbers) <= 12 else [*numbers[:11], "...", numbers[-1]]))

@@ -1,0 +1,31 @@
+"""The pipeline schedules by the names that the config has for them (``parallel.pipeline_schedule``)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from trainer.planning.schedule.kinds import gpipe, interleaved_one_f_one_b, one_f_one_b
+from trainer.planning.schedule.placement import ScheduleError, placement_of
+from trainer.planning.schedule.table import PipelineSchedule
+from trainer.planning.schedule.zero_bubble import zb_h1, zb_v
+
+
+@lru_cache(maxsize=32)
+def build_schedule(kind: str, pp: int, chunks: int, num_micro_batches: int) -> PipelineSchedule:
+    """The table of a schedule.
+
+    Args:
+        kind: one of SCHEDULE_KINDS.
+        pp: pipeline ranks; 1 is a pipeline as well.
+        chunks: virtual stages of each rank; see default_chunks.
+        num_micro_batches: of one replica in one iteration, any number from 1.
+
+    Raises:
+        ScheduleError: no such schedule, or not with so many ranks, chunks or micro-batches.
+    """
+    placement_of(kind, pp, chunks)
+    if num_micro_batches < 1:
+        raise ScheduleError(f"a schedule has at least one micro-batch, not {num_micro_batches}")
+    if kind == "interleaved":
+        return interleaved_one_f_one_b(pp, chunks, num_micro_batches)
+    return {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1, "zb-v": zb_v}[kind](pp, num_micro_batches)

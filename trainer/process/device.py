@@ -1,0 +1,67 @@
+"""Which device this rank trains on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.config.sections import TrainingConfig
+    from trainer.process.launch_environment import LaunchEnvironment
+
+
+def choose_device(config: TrainingConfig, launch: LaunchEnvironment) -> torch.device:
+    """The GPU of this local rank, or the CPU where the job has no GPUs or training.device asks for it.
+
+    Raises:
+        ConfigError: the job has GPUs and torch sees too few of them, so that it would train on CPU unnoticed; or bf16
+            is asked of a GPU without it.
+    """
+    visible = torch.cuda.device_count() if config.device != "cpu" and torch.cuda.is_available() else 0
+    if config.device == "cpu":
+        return torch.device("cpu")
+    if visible == 0:
+        _refuse_silent_cpu(config, launch)
+        return torch.device("cpu")
+    # Slurm may show each task its own GPU only: then every local rank finds it as number 0.
+    index = launch.local_rank if visible > 1 or launch.local_world_size == 1 else 0
+    if index >= visible:
+        raise ConfigError(
+            "training.device",
+            f"local rank {launch.local_rank} finds only {visible} GPUs for {launch.local_world_size} ranks on this "
+            "node; start one rank per GPU",
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    if config.bf16 and torch.cuda.get_device_capability(device) < (8, 0):
+        raise ConfigError(
+            "training.bf16", f"{torch.cuda.get_device_name(device)} has no bf16; use fp16, or a GPU from Ampere on"
+        )
+    return device
+
+
+def _refuse_silent_cpu(config: TrainingConfig, launch: LaunchEnvironment) -> None:
+    if config.device == "cuda" or launch.gpus_per_node:
+        build = "is built without CUDA" if torch.version.cuda is None else "finds no usable GPU (driver or permissions)"
+        has = f"the job has {launch.gpus_per_node} GPUs per node" if launch.gpus_per_node else "GPUs were asked for"
+        raise ConfigError(
+            "training.device",
+            f"{has}, but torch {torch.__version__} {build}; install a CUDA build, or set training.device: cpu",
+        )
+
+
+def device_name(device: torch.device) -> str:
+    """What the device is called, for people and for the table of peaks."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory that this process has held so far: allocated tensors on a GPU, resident set on CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB (getrusage(2))

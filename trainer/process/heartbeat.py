@@ -1,0 +1,72 @@
+"""Every rank's sign of life: what it is doing, and since when. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from typing_extensions import Self
+
+from trainer.process.run_directory import write_json
+
+_SECONDS_BETWEEN_WRITES = 1.0
+
+
+class Heartbeat:
+    """Keeps a small file up to date with the iteration and phase that this rank is in.
+
+    A thread of its own writes, at most once per second and only when something has changed. So training never waits
+    for the file system, ``time`` is the moment of the last progress, and a rank that hangs in a collective leaves the
+    very phase it hangs in, even if it entered that phase right after the last write.
+    """
+
+    def __init__(self, path: Path | None, rank: int) -> None:
+        """Write to ``path``; None writes nowhere. Use as a context manager."""
+        self._path = path
+        self._fixed = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
+        self._latest: tuple[int, str, float] = (0, "start", time.time())
+        self._written: tuple[int, str, float] | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def beat(self, iteration: int, phase: str) -> None:
+        """Say what begins now."""
+        self._latest = (iteration, phase, time.time())
+
+    @property
+    def phase(self) -> str:
+        """What this rank is doing."""
+        return self._latest[1]
+
+    def __enter__(self) -> Self:
+        if self._path is not None:
+            self._write()
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._path is not None:
+            self._end.set()
+            self._thread.join(timeout=5.0)
+            self._write()
+
+    def _run(self) -> None:
+        while not self._end.wait(_SECONDS_BETWEEN_WRITES):
+            self._write()
+
+    def _write(self) -> None:
+        latest = self._latest
+        if self._path is None or latest == self._written:
+            return
+        iteration, phase, moment = latest
+        # A full or slow disk must not end a training run for the sake of its heartbeat.
+        with contextlib.suppress(OSError):
+            write_json(self._path, {**self._fixed, "iteration": iteration, "phase": phase, "time": moment})
+            self._written = latest

@@ -1,0 +1,167 @@
+"""metrics.jsonl and the console line. Torch-free.
+
+tokens_per_s counts every position of the global batch; tflops_per_device and mfu follow trainer.planning.flops.
+skipped_iterations and nan_iterations count from the start of the run. Figures that are not finite become null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.process.progress import TrainingProgress
+
+
+@dataclass(frozen=True)
+class SpeedScale:
+    """What turns a time per iteration into speeds.
+
+    Attributes:
+        tokens_per_iteration: positions in the global batch.
+        flops_per_token: by trainer.planning.flops.
+        devices: ranks of the job.
+        peak_tflops: of one device; None if not known, and then there is no MFU.
+    """
+
+    tokens_per_iteration: int
+    flops_per_token: int
+    devices: int
+    peak_tflops: float | None
+
+    def tokens_per_s(self, iteration_time_s: float) -> float:
+        """Of the whole job."""
+        return self.tokens_per_iteration / iteration_time_s
+
+    def tflops_per_device(self, iteration_time_s: float) -> float:
+        """Model TFLOP/s of one device."""
+        return self.tokens_per_s(iteration_time_s) * self.flops_per_token / self.devices / 1e12
+
+    def mfu(self, iteration_time_s: float) -> float | None:
+        """Share of the peak that the model's operations use."""
+        return None if self.peak_tflops is None else self.tflops_per_device(iteration_time_s) / self.peak_tflops
+
+
+def training_row(
+    attempt: int,
+    progress: TrainingProgress,
+    speed: SpeedScale,
+    *,
+    grad_norm: float | None,
+    learning_rate: float,
+    loss_scale: float,
+    iteration_time_s: float,
+    peak_memory_bytes: int,
+) -> dict[str, Any]:
+    """One logged iteration: loss and time are means over the interval since the last one, the rest is its last."""
+    has_loss = progress.interval_tokens > 0
+    return {
+        "attempt": attempt,
+        "iteration": progress.iteration,
+        "consumed_samples": progress.consumed_samples,
+        "consumed_tokens": progress.consumed_tokens,
+        "lm_loss": progress.interval_loss / progress.interval_tokens if has_loss else None,
+        "grad_norm": grad_norm,
+        "learning_rate": learning_rate,
+        "loss_scale": loss_scale,
+        "iteration_time_s": iteration_time_s,
+        "tokens_per_s": speed.tokens_per_s(iteration_time_s),
+        "tflops_per_device": speed.tflops_per_device(iteration_time_s),
+        "mfu": speed.mfu(iteration_time_s),
+        "peak_memory_bytes": peak_memory_bytes,
+        "skipped_iterations": progress.skipped_iterations,
+        "nan_iterations": progress.nan_iterations,
+        "time": time.time(),
+    }
+
+
+def validation_row(attempt: int, iteration: int, loss: float | None) -> dict[str, Any]:
+    """One evaluation: mean loss per valid token and its perplexity; None where no token was valid."""
+    return {
+        "attempt": attempt,
+        "iteration": iteration,
+        "valid_loss": loss,
+        "valid_ppl": None if loss is None else perplexity(loss),
+        "time": time.time(),
+    }
+
+
+def perplexity(loss: float) -> float:
+    """Exponential of the mean loss per token; infinite where that is beyond a float."""
+    return math.exp(loss) if loss < 700.0 else math.inf
+
+
+def training_line(row: Mapping[str, Any], train_iters: int, elapsed_s: float) -> str:
+    """The console's line for a training row."""
+    left_s = (train_iters - row["iteration"]) * row["iteration_time_s"]
+    parts = [
+        f"iteration {row['iteration']}/{train_iters}",
+        f"loss {_number(row['lm_loss'], '.4f')}",
+        f"grad norm {_number(row['grad_norm'], '.3f')}",
+        f"lr {row['learning_rate']:.2e}",
+        f"{row['tokens_per_s']:,.0f} tokens/s",
+        f"{_speed(row['tflops_per_device'])} TFLOP/s/device",
+    ]
+    if row["mfu"] is not None:
+        parts.append(f"MFU {row['mfu']:.1%}")
+    if row["skipped_iterations"]:
+        parts.append(f"loss scale {row['loss_scale']:g}, {row['skipped_iterations']} skipped")
+    if row["nan_iterations"]:
+        parts.append(f"{row['nan_iterations']} not finite")
+    parts += [f"{elapsed_s:.1f} s elapsed", f"ETA {_clock(left_s)}"]
+    return " | ".join(parts)
+
+
+def validation_line(row: Mapping[str, Any], train_iters: int) -> str:
+    """The console's line for a validation row."""
+    return (
+        f"iteration {row['iteration']}/{train_iters} | validation loss {_number(row['valid_loss'], '.4f')} | "
+        f"perplexity {_number(row['valid_ppl'], '.2f')}"
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "none" if value is None else format(value, form)
+
+
+def _speed(tflops: float) -> str:
+    # A small model on a CPU makes a few GFLOP/s, which two decimals would call nothing.
+    return f"{tflops:.2f}" if tflops >= 0.1 else f"{tflops:.2g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"
+
+
+class MetricsFile:
+    """Appends rows to a file; each is there whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path`` for appending, cutting off the half line that a kill may have left at its end.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one row with one call, so that a reader never sees two rows mixed."""
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+        }
+        os.write(self._descriptor, (json.dumps(finite) + "\n").encode())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)

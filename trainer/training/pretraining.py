@@ -1,0 +1,282 @@
+"""One pretraining run on one rank, from the checks before it starts to its orderly or disorderly end."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint.directory import AnotherModelError, CheckpointError
+from trainer.checkpoint.resume import check_start_point, restore
+from trainer.checkpoint.save import CheckpointWriter
+from trainer.config.errors import ConfigError
+from trainer.data.errors import DataError, LostWorkerError
+from trainer.data.loading.build import build_data
+from trainer.data.loading.loader import DEPTH, BatchLoader
+from trainer.data.loading.loader_sharing import BatchRole, mapped_role, streaming_role
+from trainer.distributed.mesh import ParallelMesh, build_process_groups
+from trainer.ops.attention.backend import check_backend
+from trainer.ops.build.packages import unrelated_apex
+from trainer.ops.dispatch.flash_attn_agreement import Tried, try_flash_attn, with_flash_attn
+from trainer.ops.dispatch.library import loaded_path
+from trainer.ops.dispatch.setup import prepare_kernels
+from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+from trainer.parallel_model import build_model, parameter_dtype
+from trainer.planning.device_peaks import known_peak_tflops
+from trainer.planning.flops import flops_per_token
+from trainer.process.device import choose_device, device_name
+from trainer.process.failure import PeerFailedError, record_failure
+from trainer.process.heartbeat import Heartbeat
+from trainer.process.metrics import MetricsFile, SpeedScale
+from trainer.process.progress import TrainingProgress
+from trainer.process.run_directory import write_json
+from trainer.process.stop import StopRequest
+from trainer.training.loop import Ending, TrainingLoop
+from trainer.training.peer_failure import PeerLoss
+from trainer.training.run_summary import introduction
+
+if TYPE_CHECKING:
+    from trainer.config.train_config import TrainConfig
+    from trainer.data.samples.batches import TrainData
+    from trainer.ops.build.build_settings import BuildSettings
+    from trainer.ops.dispatch.selection import Choice
+    from trainer.process.launch_environment import LaunchEnvironment
+    from trainer.process.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What one rank knows before it meets the others."""
+
+    config: TrainConfig
+    launch: LaunchEnvironment
+    run: RunDirectory | None
+    settings: BuildSettings
+    mesh: ParallelMesh
+    progress: TrainingProgress
+    heartbeat: Heartbeat
+    stop: StopRequest
+
+
+COMPLETED, FAILED, BAD_CONFIG, INTERRUPTED = 0, 1, 3, 130
+
+
+def run_pretraining(
+    config: TrainConfig, launch: LaunchEnvironment, run: RunDirectory | None, settings: BuildSettings
+) -> int:
+    """Train, and say on stderr and in the run directory what became of it. Collective: every rank of the job.
+
+    Returns:
+        Exit code of the process: 0 completed or stopped as asked, 1 failed, 3 bad config, 130 interrupted. After
+        anything but 0 the process should leave at once: other ranks may be dead, and collectives be pending.
+    """
+    mesh = ParallelMesh.build(config, launch.rank, launch.world_size)
+    progress = TrainingProgress(seed=config.training.seed)
+    stop_file = run.stop_request if run is not None and launch.rank == 0 else None
+    with (
+        Heartbeat(run.heartbeat(launch.rank) if run is not None else None, launch.rank) as heartbeat,
+        StopRequest(stop_file) as stop,
+    ):
+        attempt = _Attempt(config, launch, run, settings, mesh, progress, heartbeat, stop)
+        try:
+            _train(attempt)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except Exception as error:
+            return _report(attempt, error)
+    return COMPLETED
+
+
+def _report(attempt: _Attempt, error: Exception) -> int:
+    """Say what this rank failed with; the exit code."""
+    run, mesh, heartbeat, iteration = attempt.run, attempt.mesh, attempt.heartbeat, attempt.progress.iteration
+    who = mesh.describe(mesh.rank)
+    loss = PeerLoss.of(error, mesh, heartbeat.phase)
+    consequence = loss.sentence(mesh, run) if loss is not None else ""
+    code = _exit_code(error)
+    record = record_failure(run, mesh.rank, who, iteration, error, exit_code=code, consequence=consequence)
+    if isinstance(error, PeerFailedError):
+        print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
+        return code
+    heartbeat.beat(iteration, "failed")
+    if isinstance(error, (ConfigError, DataError, CheckpointError)):
+        print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
+        return code
+    if loss is None or record is None:
+        print(f"trainer: {who} failed at iteration {iteration}:", file=sys.stderr)
+        traceback.print_exc()
+        return code
+    # The record stands already, with its time; now there is a moment to find out who is missing.
+    record = replace(record, message=loss.sentence(mesh, run, loss.silent_peers(run)))
+    record.write(run)
+    print(f"trainer: {who} at iteration {iteration} {record.message}", file=sys.stderr, flush=True)
+    # Where it happened stands in the record, if anybody keeps that.
+    if loss.is_late or run is None:
+        traceback.print_exc()
+    return code
+
+
+def _exit_code(error: Exception) -> int:
+    is_config = isinstance(error, (ConfigError, DataError, AnotherModelError)) and not isinstance(
+        error, LostWorkerError
+    )
+    return BAD_CONFIG if is_config else FAILED
+
+
+def _train(attempt: _Attempt) -> None:
+    # Everything that one rank can find wrong by itself comes before the ranks wait for each other.
+    config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
+    device = choose_device(config.training, attempt.launch)
+    check_backend(config.model, parameter_dtype(config.training), device)
+    check_start_point(config.checkpoint, _save_root(config, run))
+    data = build_data(config, mesh.dp_rank, mesh.dp, run.path if run is not None else None)
+    torch.use_deterministic_algorithms(config.training.deterministic_mode)
+    tried = None
+    if attempt.launch.local_rank == 0:
+        tried = try_flash_attn(config, parameter_dtype(config.training), device)
+    attempt.heartbeat.beat(0, "rendezvous")
+    _init_process_group(config, attempt.launch, device)
+    with ExitStack() as resources:
+        ending = _run(_build_loop(attempt, device, tried, data, resources), mesh.rank)
+        attempt.heartbeat.beat(progress.iteration, ending)
+        if run is not None and mesh.rank == 0:
+            write_json(
+                run.outcome, {"reason": ending, "iteration": progress.iteration, "time": time.time()}, durable=True
+            )
+    # Rank 0 may hold the store that the others still talk to.
+    if attempt.launch.world_size > 1:
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def _save_root(config: TrainConfig, run: RunDirectory | None) -> Path | None:
+    if config.checkpoint.save is not None:
+        return Path(config.checkpoint.save).expanduser()
+    return run.checkpoints if run is not None else None
+
+
+def _init_process_group(config: TrainConfig, launch: LaunchEnvironment, device: torch.device) -> None:
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+    device_id = device if device.type == "cuda" else None
+    if launch.world_size == 1:
+        # No port to find or to fight over.
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=device_id)
+    else:
+        dist.init_process_group(backend, init_method="env://", timeout=timeout, device_id=device_id)
+
+
+def _build_loop(
+    attempt: _Attempt, device: torch.device, tried: Tried | None, data: TrainData, resources: ExitStack
+) -> TrainingLoop:
+    config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
+    attempt.heartbeat.beat(0, "building the kernels")
+    choice = prepare_kernels(
+        config,
+        attempt.settings,
+        device,
+        parameter_dtype(config.training),
+        is_builder=attempt.launch.local_rank == 0,
+    )
+    choice = with_flash_attn(choice, config.model, parameter_dtype(config.training), device, tried)
+    attempt.heartbeat.beat(0, "building the model")
+    groups = build_process_groups(mesh, timedelta(minutes=config.parallel.distributed_timeout_minutes))
+    model = build_model(config, data.vocab_size, mesh, groups, device, choice.kernels)
+    optimizer = MixedPrecisionOptimizer(config, model)
+    save = _save_root(config, run)
+    number = run.attempt if run is not None else 1
+    writer = CheckpointWriter(save, config, data.vocab_size, number, device) if save is not None else None
+    if writer is not None:
+        writer.prepare(mesh.rank)
+    attempt.heartbeat.beat(0, "loading")
+    restored = restore(config, save, model, optimizer, progress, device)
+    data.use_library(loaded_path())
+    loader = _build_loader(config, mesh, data, progress, device)
+    resources.callback(loader.close)
+    metrics = None
+    if run is not None and mesh.rank == 0:
+        metrics = MetricsFile(run.metrics)
+        resources.callback(metrics.close)
+    speed = SpeedScale(
+        tokens_per_iteration=config.global_batch_size(mesh.dp) * config.training.seq_length,
+        flops_per_token=flops_per_token(config, data.vocab_size),
+        devices=mesh.world_size,
+        peak_tflops=config.logging.peak_tflops or known_peak_tflops(device_name(device)),
+    )
+    if mesh.rank == 0:
+        _introduce(config, mesh, device, data, choice, restored, progress)
+    return TrainingLoop(
+        config=config,
+        model=model,
+        optimizer=optimizer,
+        data=loader,
+        progress=progress,
+        speed=speed,
+        stop=attempt.stop,
+        heartbeat=attempt.heartbeat,
+        device=device,
+        writer=writer,
+        metrics=metrics,
+        attempt=number,
+        saved_iteration=progress.iteration if restored is not None and restored.parent == save else None,
+    )
+
+
+def _build_loader(
+    config: TrainConfig, mesh: ParallelMesh, data: TrainData, progress: TrainingProgress, device: torch.device
+) -> BatchLoader:
+    """What reads this rank's batches from where ``progress`` is (collective: all ranks)."""
+    role: BatchRole
+    data.restore(progress.data_state, progress.consumed_samples)
+    if data.stream is None:
+        role = mapped_role(mesh, data.has_documents)
+    else:
+        timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+        role = streaming_role(mesh, data.has_documents, device, timeout)
+    training = config.training
+    return BatchLoader(
+        data,
+        role,
+        {"train": training.train_iters * data.step, "valid": training.eval_iters * data.step},
+        DEPTH if config.data.num_workers else 0,
+        pinned=device.type == "cuda",
+    )
+
+
+def _introduce(
+    config: TrainConfig,
+    mesh: ParallelMesh,
+    device: torch.device,
+    data: TrainData,
+    choice: Choice,
+    restored: Path | None,
+    progress: TrainingProgress,
+) -> None:
+    lines = [*introduction(config, mesh, data.vocab_size, device_name(device)), *choice.lines(), *data.notes]
+    warning = unrelated_apex()
+    if warning is not None:
+        lines.append(warning)
+    if restored is not None:
+        lines.append(f"going on from {restored} at iteration {progress.iteration}")
+    print("\n".join(lines), flush=True)
+
+
+def _run(loop: TrainingLoop, rank: int) -> Ending:
+    train_iters = loop.config.training.train_iters
+    if loop.progress.iteration >= train_iters:
+        if rank == 0:
+            print(f"nothing left to do: iteration {loop.progress.iteration} has reached train_iters {train_iters}")
+        return "completed"
+    ending = loop.run()
+    if rank == 0:
+        print(f"{ending} at iteration {loop.progress.iteration}", flush=True)
+    return ending

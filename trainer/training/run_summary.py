@@ -1,0 +1,93 @@
+"""What a run says of itself before it begins: size, layout, schedule and what is saved or sharded. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.planning.flops import count_parameters
+from trainer.planning.pipeline import pipeline_placement, pipeline_schedule
+from trainer.planning.stage_partition import partition_layers
+
+if TYPE_CHECKING:
+    from trainer.config.train_config import TrainConfig
+    from trainer.distributed.mesh import ParallelMesh
+
+_SHARDED = ("", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and weights")
+
+
+def introduction(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, device: str) -> list[str]:
+    """One line on the model and the job, and one on how the work is divided, where there is anything to say of it.
+
+    Args:
+        config: the training config.
+        mesh: the axes of the job.
+        vocab_size: tokens of the vocabulary, without padding.
+        device: name of the ranks' devices.
+    """
+    parameters = count_parameters(config, vocab_size)
+    active = f" ({parameters.active:,} per token)" if parameters.active != parameters.total else ""
+    precision = "bf16" if config.training.bf16 else "fp16" if config.training.fp16 else "fp32"
+    lines = [
+        f"{parameters.total:,} parameters{active}, {precision}, {_axes(config, mesh)} on {mesh.world_size} x {device}, "
+        f"{config.global_batch_size(mesh.dp)} sequences of {config.training.seq_length} tokens per iteration"
+    ]
+    details = [*_pipeline(config, mesh, vocab_size), *_attention(config), *_memory(config, mesh)]
+    return [*lines, "; ".join(details)] if details else lines
+
+
+def _axes(config: TrainConfig, mesh: ParallelMesh) -> str:
+    tp = f"TP {mesh.tp}"
+    if mesh.tp > 1 and config.parallel.sequence_parallel:
+        tp += " with sequence parallelism"
+    axes = [tp, f"PP {mesh.pp}"]
+    if mesh.cp > 1:
+        axes.append(f"CP {mesh.cp} ({config.parallel.cp_comm_type})")
+    axes.append(f"DP {mesh.dp}")
+    return " x ".join(axes) + (f", EP {mesh.ep}" if mesh.ep > 1 else "")
+
+
+def _pipeline(config: TrainConfig, mesh: ParallelMesh, vocab_size: int) -> list[str]:
+    placement = pipeline_placement(config)
+    if placement.num_virtual_stages == 1:
+        return []
+    counts = [len(layers) for layers in partition_layers(config, vocab_size)]
+    held = f"{counts[0]} layers each" if len(set(counts)) == 1 else f"layers {', '.join(map(str, counts))}"
+    stages = f"{placement.num_virtual_stages} virtual stages" if placement.chunks > 1 else f"{placement.pp} stages"
+    micro_batches = config.num_micro_batches(mesh.dp)
+    return [f"pipeline {pipeline_schedule(config)}, {stages} of {held}, {micro_batches} micro-batches"]
+
+
+def _attention(config: TrainConfig) -> list[str]:
+    if config.model.attention_backend != "auto" or config.model.attention_dropout == 0.0:
+        return []
+    return ["attention keeps its scores because of attention_dropout; 0 uses fused kernels"]
+
+
+def _memory(config: TrainConfig, mesh: ParallelMesh) -> list[str]:
+    stage = config.parallel.zero_stage
+    details = []
+    if stage and mesh.data_size > 1:
+        details.append(f"ZeRO-{stage}: {_SHARDED[stage]} divided over {mesh.data_size} ranks")
+    if config.optimizer.optimizer_cpu_offload:
+        details.append(f"{config.optimizer.optimizer_offload_fraction:.0%} of the optimizer state in CPU memory")
+    return [*details, *_recompute(config)]
+
+
+def _recompute(config: TrainConfig) -> list[str]:
+    training = config.training
+    if training.recompute_granularity is None:
+        return []
+    if training.recompute_granularity == "full":
+        number = training.recompute_num_layers or 1
+        if training.recompute_method == "uniform":
+            return [f"full recompute of layers in groups of {number}"]
+        stage = "virtual stage" if pipeline_placement(config).chunks > 1 else "stage"
+        return [f"full recompute of {number} layers per {stage}"]
+    modules = training.recompute_modules or ["core_attn"]
+    if config.model.attention_dropout > 0.0:
+        return [f"recompute of {', '.join(modules)}"]
+    others = [module for module in modules if module != "core_attn"]
+    details = [f"recompute of {', '.join(others)}"] if others else []
+    if len(others) < len(modules):
+        details.append("nothing to recompute in core_attn, which keeps no scores without attention_dropout")
+    return details
