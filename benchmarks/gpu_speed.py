@@ -34,7 +34,7 @@ from trainer.data.samples.batches import MicroBatch
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.ops.build.build_settings import BuildSettings
-from trainer.ops.dispatch.setup import prepare_kernels
+from trainer.ops.dispatch.setup import set_up_kernels
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward
@@ -44,8 +44,8 @@ from trainer.planning.flops import flops_per_token
 from trainer.process.device import device_name, peak_memory_bytes
 
 OURS = "ours"
-OURS_EAGER = f"{OURS} on eager kernels"
-TRAINERS = ("plain", "transformers", OURS, OURS_EAGER)
+OURS_REFERENCE = f"{OURS} on reference kernels"
+TRAINERS = ("plain", "transformers", OURS, OURS_REFERENCE)
 WARM_UP = 3
 LIMIT_S = 580
 
@@ -235,10 +235,10 @@ def run_ours(shape: Shape, device: torch.device, steps: int, kernels: str) -> li
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     settings = BuildSettings.from_variables(os.environ)
-    choice = prepare_kernels(config, settings, device, torch.bfloat16, is_builder=True)
-    print("\n".join(choice.lines()), file=sys.stderr, flush=True)
+    selection = set_up_kernels(config, settings, device, torch.bfloat16, is_builder=True)
+    print("\n".join(selection.lines()), file=sys.stderr, flush=True)
     mesh = ParallelMesh.build(config, 0, 1)
-    model = build_model(config, shape.vocab, mesh, ProcessGroups(), device, choice.kernels)
+    model = build_model(config, shape.vocab, mesh, ProcessGroups(), device, selection.kernels)
     optimizer = MixedPrecisionOptimizer(config, model)
     tokens, labels = batch(shape, device)
     times = []
@@ -261,8 +261,8 @@ def run_ours(shape: Shape, device: torch.device, steps: int, kernels: str) -> li
 def measure(trainer: str, name: str, device: torch.device, steps: int) -> dict[str, Any]:
     """Step times and peak memory of one trainer, in this process."""
     shape = SHAPES[name]
-    if trainer in (OURS, OURS_EAGER):
-        times = run_ours(shape, device, WARM_UP + steps, "eager" if trainer == OURS_EAGER else "auto")
+    if trainer in (OURS, OURS_REFERENCE):
+        times = run_ours(shape, device, WARM_UP + steps, "reference" if trainer == OURS_REFERENCE else "auto")
     else:
         times = run_compiled(Decoder if trainer == "plain" else TransformersLlama, shape, device, WARM_UP + steps)
     return {"steps_s": times[WARM_UP:], "peak_gib": peak_memory_bytes(device) / 2**30}

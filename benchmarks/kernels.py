@@ -30,7 +30,7 @@ from benchmarks.peers.workload import WORKLOADS, Task
 from benchmarks.readme_table import RESULTS
 from benchmarks.train_speed import (
     COMPARED,
-    OURS_EAGER,
+    OURS_REFERENCE,
     PLAIN_GLIBC,
     TRAINERS,
     Result,
@@ -159,7 +159,8 @@ def operations_report(document: dict[str, Any]) -> list[str]:
         f"torch {document['torch']}, {document['compiler']}; {document['threads']} thread(s), median of "
         f"{document['repeats']} by {document['clock']}; {allocator}.",
         f"Times are of a call, {document['passes']} where there is one. GB/s are of the bytes that must be moved at "
-        "the least. plain is what users write in torch, eager our own in torch, small that for sizes at which calling "
+        "the least. plain is what users write in torch, reference our own in torch, small that for sizes at which "
+        "calling "
         "a kernel costs more than it saves; * is what training takes at this size.",
     ]
     for device, name in document["devices"].items():
@@ -226,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--end-to-end", action="store_true", help="also train, with and without kernels, beside peers")
     parser.add_argument("--model", choices=WORKLOADS, default="small")
-    parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=[*COMPARED, OURS_EAGER, PLAIN_GLIBC])
+    parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=[*COMPARED, OURS_REFERENCE, PLAIN_GLIBC])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="timed steps per run")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before the timed ones")

@@ -46,7 +46,8 @@ def tables(documents: Sequence[Document]) -> list[str]:
     lines = textwrap.wrap(
         "What `auto` takes: how many times as fast as plain PyTorch it is, forward and backward where there is one, "
         "and at which share of the speed of copying memory it moves the bytes that it has to (in place, where nothing "
-        "is fetched only to be overwritten, that may be more than all of it). `eager` are torch's own operations. All "
+        "is fetched only to be overwritten, that may be more than all of it). `reference` are torch's own operations. "
+        "All "
         "times, those of small sizes too, are in `benchmarks/results`.",
         _WIDTH,
     )

@@ -72,7 +72,7 @@ LAYOUTS = {
     "tp4": Layout("tp4", tp=4),
 }
 OURS = "ours"
-OURS_EAGER = f"{OURS} on eager kernels"
+OURS_REFERENCE = f"{OURS} on reference kernels"
 PLAIN_GLIBC = "plain with glibc as it comes"
 TRAINERS = {
     "plain": Trainer("plain", ("1", "dp2")),
@@ -84,10 +84,10 @@ TRAINERS = {
     "megatron-core": Trainer("megatron_core", ("1", "tp2", "pp2", "dp2", "tp4"), "megatron-core"),
     OURS: Trainer("ours", tuple(LAYOUTS), zero_bubble="zb-h1"),
     # For what kernels and the allocator bring: see benchmarks/kernels.py.
-    OURS_EAGER: Trainer("ours", ("1",), arguments=("--kernels", "eager")),
+    OURS_REFERENCE: Trainer("ours", ("1",), arguments=("--kernels", "reference")),
     PLAIN_GLIBC: Trainer("plain", ("1",), keeps_memory=False),
 }
-COMPARED = [name for name in TRAINERS if name not in (OURS_EAGER, PLAIN_GLIBC)]
+COMPARED = [name for name in TRAINERS if name not in (OURS_REFERENCE, PLAIN_GLIBC)]
 # glibc gives large tensors back to the kernel at every step and faults them in again; these keep them, for everybody.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

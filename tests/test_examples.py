@@ -49,10 +49,11 @@ def test_the_default_example_needs_no_files_and_fits_any_number_of_nodes() -> No
     for nodes in range(1, 33):
         check_world_size(config, nodes)
     for tp in (1, 2, 4, 8):
-        build_config(
+        config = build_config(
             yaml.safe_load((EXAMPLES / "gpt_small.yaml").read_text())
             | {"parallel": {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": 8 // tp}}
-        ).check_world_size(8)
+        )
+        check_world_size(config, 8)
 
 
 def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

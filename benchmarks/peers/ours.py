@@ -28,7 +28,7 @@ from trainer.data.samples.batches import MicroBatch
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.ops.build.build_settings import BuildSettings
-from trainer.ops.dispatch.setup import prepare_kernels
+from trainer.ops.dispatch.setup import set_up_kernels
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import ParallelModel, build_model
 from trainer.pipeline.executor import forward_backward
@@ -128,10 +128,10 @@ def main() -> None:
     if world > 1:
         groups = build_process_groups(mesh, timedelta(minutes=5))
     settings = BuildSettings.from_variables(os.environ)
-    choice = prepare_kernels(config, settings, device, torch.float32, is_builder=task.rank == 0)
+    selection = set_up_kernels(config, settings, device, torch.float32, is_builder=task.rank == 0)
     # Beside the losses in the log: speed without the kernels that were meant would mislead.
-    print("\n".join(choice.lines()), flush=True)
-    model = build_model(config, work.vocab, mesh, groups, device, choice.kernels)
+    print("\n".join(selection.lines()), flush=True)
+    model = build_model(config, work.vocab, mesh, groups, device, selection.kernels)
     load(model, work)
     optimizer = MixedPrecisionOptimizer(config, model)
     tokens = corpus(work)
@@ -150,8 +150,8 @@ def main() -> None:
         assert outcome.grad_norm is not None
         replica_loss = loss_sum * mesh.dp / work.tokens_per_step if mesh.computes_loss else None
         meter.step(replica_loss, outcome.grad_norm)
-    own = sum(backend == "own" for backend in choice.backends.values())
-    meter.write(f"{llmctl.__version__}, {own} of {len(choice.backends)} operations on own kernels")
+    own = sum(backend == "native" for backend in selection.backends.values())
+    meter.write(f"{llmctl.__version__}, {own} of {len(selection.backends)} operations on own kernels")
     dist.destroy_process_group()
 
 

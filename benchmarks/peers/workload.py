@@ -99,8 +99,8 @@ def micro_batches(
     work: Workload, tokens: torch.Tensor, step: int, replica: int = 0, replicas: int = 1
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The (tokens, labels) pairs that one of the model's replicas sees in one step, each [micro_batch, sequence]."""
-    pieces = tokens[step % BATCHES_IN_CORPUS].split(work.micro_batch)[replica::replicas]
-    return [(piece[:, :-1].contiguous(), piece[:, 1:].contiguous()) for piece in pieces]
+    parameter_shards = tokens[step % BATCHES_IN_CORPUS].split(work.micro_batch)[replica::replicas]
+    return [(shard[:, :-1].contiguous(), shard[:, 1:].contiguous()) for shard in parameter_shards]
 
 
 @dataclass(frozen=True)

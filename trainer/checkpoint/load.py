@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer.checkpoint.directory import AnotherModelError, CheckpointError
 from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, load_metadata, stored_key
-from trainer.checkpoint.regions import Region, overlap, regions_of_stretch
+from trainer.checkpoint.regions import Region, overlap, regions_of_flat_range
 from trainer.checkpoint.save import stored_shape
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def read_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
     metadata = load_metadata(checkpoint)
     _check_same_model(checkpoint, metadata.tensors["model"], model)
     with _Reader(checkpoint, model) as reader:
-        for piece in model.gradients.pieces:
-            reader.fill(metadata, "model", piece.name, piece.weight)
+        for shard in model.gradients.parameter_shards:
+            reader.fill(metadata, "model", shard.name, shard.weight)
     return metadata
 
 
@@ -87,12 +87,12 @@ def read_training_state(
         )
     masters, stored_masters = wanted.get("master", {}), metadata.tensors.get("master", {})
     with _Reader(checkpoint, model) as reader:
-        for piece in model.gradients.pieces:
+        for shard in model.gradients.parameter_shards:
             # A weight in fp32 is its own master, in the files as in memory. Those in 16 bits follow their masters.
-            kind = "master" if piece.name in stored_masters else "model"
-            reader.fill(metadata, kind, piece.name, masters.get(piece.name, piece.weight))
+            kind = "master" if shard.name in stored_masters else "model"
+            reader.fill(metadata, kind, shard.name, masters.get(shard.name, shard.weight))
             for moment in moments:
-                reader.fill(metadata, moment, piece.name, wanted[moment][piece.name])
+                reader.fill(metadata, moment, shard.name, wanted[moment][shard.name])
     return metadata
 
 
@@ -142,7 +142,7 @@ class _Reader(ExitStack):
         super().__init__()
         self._checkpoint = checkpoint
         self._model = model
-        self._pieces = {piece.name: piece for piece in model.gradients.pieces}
+        self._parameter_shards = {shard.name: shard for shard in model.gradients.parameter_shards}
         self._files: dict[str, Any] = {}
 
     @torch.no_grad()
@@ -154,15 +154,15 @@ class _Reader(ExitStack):
         """
         what = f"{self._checkpoint}: {stored_key(kind, name)}"
         try:
-            stored, piece, end = _Parts(metadata.tensors[kind][name]), self._pieces[name], 0
+            stored, shard, end = _Parts(metadata.tensors[kind][name]), self._parameter_shards[name], 0
             for box in self._model.layouts[name].boxes(self._model.mesh):
-                low, high = max(piece.start, box.start), min(piece.stop, box.stop)
+                low, high = max(shard.start, box.start), min(shard.stop, box.stop)
                 if low >= high:
                     continue
-                target[end : low - piece.start].zero_()
-                end = high - piece.start
-                for region in regions_of_stretch(box.offset, box.shape, low - box.start, high - box.start):
-                    first = box.start + region.start - piece.start
+                target[end : low - shard.start].zero_()
+                end = high - shard.start
+                for region in regions_of_flat_range(box.offset, box.shape, low - box.start, high - box.start):
+                    first = box.start + region.start - shard.start
                     view = target[first : first + math.prod(region.shape)].view(region.shape)
                     self._fill_region(what, stored, region, view)
             target[end:].zero_()
@@ -176,7 +176,7 @@ class _Reader(ExitStack):
         is_filled: Tensor | None = None
         for part in stored.near(wanted):
             source: Tensor | None = None
-            for region in regions_of_stretch(part.offset, part.shape, part.start, part.stop):
+            for region in regions_of_flat_range(part.offset, part.shape, part.start, part.stop):
                 common = overlap(wanted.offset, wanted.shape, region.offset, region.shape)
                 if common is None:
                     continue

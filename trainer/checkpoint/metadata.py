@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.checkpoint.directory import METADATA, CheckpointError
-from trainer.checkpoint.regions import Box, are_a_partition, regions_of_stretch
+from trainer.checkpoint.regions import Box, are_a_partition, regions_of_flat_range
 
 FORMAT = "llmctl-checkpoint"
 VERSION = 2
@@ -53,11 +53,11 @@ class StoredTensor:
     @property
     def is_complete(self) -> bool:
         """Whether the parts hold every element of the tensor once."""
-        stretches: dict[Box, list[StoredPart]] = {}
+        flat_ranges: dict[Box, list[StoredPart]] = {}
         for part in self.parts:
-            stretches.setdefault((part.offset, part.shape), []).append(part)
+            flat_ranges.setdefault((part.offset, part.shape), []).append(part)
         boxes: list[Box] = []
-        for box, parts in stretches.items():
+        for box, parts in flat_ranges.items():
             boxes += [box] if _are_whole(box, parts) else _regions(parts)
         return are_a_partition(boxes, self.shape)
 
@@ -73,7 +73,7 @@ def _regions(parts: Sequence[StoredPart]) -> list[Box]:
     return [
         (region.offset, region.shape)
         for part in parts
-        for region in regions_of_stretch(part.offset, part.shape, part.start, part.stop)
+        for region in regions_of_flat_range(part.offset, part.shape, part.start, part.stop)
     ]
 
 

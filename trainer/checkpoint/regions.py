@@ -31,7 +31,7 @@ class Region(NamedTuple):
         return self.start + math.prod(self.shape)
 
 
-def regions_of_stretch(offset: tuple[int, ...], shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
+def regions_of_flat_range(offset: tuple[int, ...], shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
     """The elements ``start`` to ``stop`` of a flattened box as regions of that box, in order.
 
     There are at most ``2 * dims - 1`` of them: a part of a row, whole rows, a part of a row; the parts divided further
@@ -63,7 +63,7 @@ def _within_row(
     offset: tuple[int, ...], shape: tuple[int, ...], number: int, start: int, stop: int
 ) -> Iterator[Region]:
     before = number * math.prod(shape[1:])
-    for part in regions_of_stretch(offset[1:], shape[1:], start - before, stop - before):
+    for part in regions_of_flat_range(offset[1:], shape[1:], start - before, stop - before):
         yield Region((offset[0] + number, *part.offset), (1, *part.shape), before + part.start)
 
 

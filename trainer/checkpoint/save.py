@@ -27,7 +27,7 @@ from trainer.checkpoint.directory import (
 )
 from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, stored_key, stored_tensor
 from trainer.checkpoint.shards import DTYPE_NAMES, write_shard_file
-from trainer.data_parallel.parameter_shards import ParameterPiece, speaks_for_copies
+from trainer.data_parallel.parameter_shards import ParameterShard, speaks_for_copies
 from trainer.distributed.collectives import any_rank, sum_over_ranks
 from trainer.process.failure import PeerFailedError
 from trainer.process.run_directory import sync_directory
@@ -143,19 +143,21 @@ class CheckpointWriter:
 
     def _write_part(self, temporary: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> bool:
         """Whether there was anything to write."""
-        pieces = {piece.name: piece for piece in model.gradients.pieces if _is_written(piece, model)}
-        kinds = {"model": {name: piece.weight for name, piece in pieces.items()}}
+        parameter_shards = {
+            shard.name: shard for shard in model.gradients.parameter_shards if _is_written(shard, model)
+        }
+        kinds = {"model": {name: shard.weight for name, shard in parameter_shards.items()}}
         if not self.config.checkpoint.no_save_optim:
             kinds |= optimizer.tensors()
         contents: dict[str, dict[str, Tensor]] = {}
         index: dict[str, dict[str, Any]] = {}
         for kind, tensors in kinds.items():
             file = f"{'model' if kind == 'model' else 'optimizer'}_rank{model.mesh.rank:05d}.safetensors"
-            for name, piece in pieces.items():
+            for name, shard in parameter_shards.items():
                 if name not in tensors:
                     continue
                 layout, parts = model.layouts[name], []
-                for part, tensor in _parts(layout, model, piece, tensors[name], file, stored_key(kind, name)):
+                for part, tensor in _parts(layout, model, shard, tensors[name], file, stored_key(kind, name)):
                     contents.setdefault(file, {})[part.key] = tensor
                     parts.append(part)
                 if parts:
@@ -204,20 +206,20 @@ def stored_shape(layout: ParameterLayout) -> tuple[int, ...]:
     return (layout.valid_rows or layout.global_shape[0], *layout.global_shape[1:])
 
 
-def _is_written(piece: ParameterPiece, model: ParallelModel) -> bool:
-    return speaks_for_copies(model.layouts[piece.name], model.mesh, model.gradients.is_sharded)
+def _is_written(shard: ParameterShard, model: ParallelModel) -> bool:
+    return speaks_for_copies(model.layouts[shard.name], model.mesh, model.gradients.is_sharded)
 
 
 def _parts(
-    layout: ParameterLayout, model: ParallelModel, piece: ParameterPiece, flat: Tensor, file: str, key: str
+    layout: ParameterLayout, model: ParallelModel, shard: ParameterShard, flat: Tensor, file: str, key: str
 ) -> Iterator[tuple[StoredPart, Tensor]]:
-    """What this rank stores of a tensor with an element per element of ``piece``; vocabulary padding lies in no box."""
+    """What this rank stores of a tensor with an element per element of ``shard``; vocabulary padding lies in no box."""
     number = 0
     for box in layout.boxes(model.mesh):
-        low, high = max(piece.start, box.start), min(piece.stop, box.stop)
+        low, high = max(shard.start, box.start), min(shard.stop, box.stop)
         if not box.is_owned or low >= high:
             continue
-        tensor = flat[low - piece.start : high - piece.start]
+        tensor = flat[low - shard.start : high - shard.start]
         if (low, high) == (box.start, box.stop):
             tensor = tensor.view(box.shape)
         name = f"{key}#{number}" if number else key

@@ -70,10 +70,10 @@ def load_serial_model(
     model_config = trained.model.model_copy(update={"attention_backend": "auto"})
     config = trained.model_copy(update={"model": model_config, "parallel": ParallelConfig(), "training": training})
     mesh = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
-    choice = None
+    selection = None
     if settings is not None:
-        choice = serial_kernels(config, settings, device, parameter_dtype(config.training))
-    kernels, notes = (None, []) if choice is None else (choice.kernels, choice.fallbacks())
+        selection = serial_kernels(config, settings, device, parameter_dtype(config.training))
+    kernels, notes = (None, []) if selection is None else (selection.kernels, selection.fallbacks())
     model = build_model(config, metadata.vocab_size, mesh, ProcessGroups(), device, kernels)
     load_weights(checkpoint, model)
     model.chunks[0].eval()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Backend = Literal["own", "nvrtc", "compile", "torch", "eager"]
+Backend = Literal["native", "nvrtc", "compile", "torch", "reference"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 """In the order in which ``auto`` takes them: see trainer.ops.operation."""
 
-BackendChoice = Literal["auto", "own", "nvrtc", "compile", "torch", "eager"]
+BackendChoice = Literal["auto", "native", "nvrtc", "compile", "torch", "reference"]

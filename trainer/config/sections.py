@@ -1,10 +1,11 @@
-"""The sections of TrainConfig. A value's own range stands on its field; relations between keys in config_checks."""
+"""The sections of TrainConfig. A field holds its own range; trainer.planning.checks the relations between keys."""
 
 # Annotations are evaluated here on purpose: turned into strings, pydantic would compile each of them again at start-up.
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -21,6 +22,14 @@ from trainer.config.tokenizer_keys import TokenizerKeys
 
 MOST_OF_ANYTHING = 10**12
 """Largest whole number of a key without a limit of its own; more is a slip of the pen, and would be counted up to."""
+
+
+def _current_name(name: Any) -> Any:
+    return {"own": "native", "eager": "reference"}.get(name, name) if isinstance(name, str) else name
+
+
+BackendKey = Annotated[BackendChoice, BeforeValidator(_current_name)]
+"""A backend by name; ``own`` and ``eager``, the names in runs of 0.1.0, mean ``native`` and ``reference``."""
 
 
 class Section(BaseModel):
@@ -256,13 +265,13 @@ class TrainingConfig(Section):
     """With selective: names out of core_attn, mlp, layernorm, moe, moe_act. Unset: core_attn."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     deterministic_mode: bool = False
-    kernel_backend: BackendChoice = "auto"
-    """What operations limited by memory run on: own (csrc, compiled here), nvrtc (the same, compiled by NVRTC), compile
-    (torch.compile of eager; on CPUs by name only), torch, or eager (a chain of torch's operations). auto: the first of
-    them that is there and passes its self-test; on GPUs that ``python -m trainer kernels bench`` has measured, in the
-    order of trainer.ops.dispatch.tuning."""
-    kernel_backends: dict[str, BackendChoice] = {}
-    """The same for single operations, as in ``rope: eager``; see trainer.planning.kernel_choice for their names."""
+    kernel_backend: BackendKey = "auto"
+    """What operations limited by memory run on: native (csrc, compiled here), nvrtc (the same, compiled by NVRTC),
+    compile (torch.compile of reference; on CPUs by name only), torch, or reference (a chain of torch's operations).
+    auto: the first of them that is there and passes its self-test; on GPUs that ``python -m trainer kernels bench`` has
+    measured, in the order of trainer.ops.dispatch.tuning."""
+    kernel_backends: dict[str, BackendKey] = {}
+    """The same for single operations, as in ``rope: reference``; see trainer.planning.kernel_choice for their names."""
     no_masked_softmax_fusion: bool = False
     no_bias_gelu_fusion: bool = False
     """Which GeLU it is, openai_gelu alone says; in Megatron-LM the fused one is the tanh approximation."""

@@ -6,7 +6,7 @@ Optimizations Toward Training Trillion Parameter Models" (arXiv:1910.02054), sec
 "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (arXiv:2304.11277).
 
 fully_shard cuts a parameter along dim 0 into as many chunks as ranks, of equal numbers of rows but for the last ones,
-which may be smaller or empty. A chunk of a row-major tensor is one stretch of it, as a ParameterPiece wants it.
+which may be smaller or empty. A chunk of a row-major tensor is one stretch of it, as a ParameterShard wants it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from trainer.data_parallel.parameter_shards import ParameterPiece
+from trainer.data_parallel.parameter_shards import ParameterShard
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class FullyShardedStore:
         self._chunks: list[FSDPModule] = []
         self._units: list[FSDPModule] = []
         self._gradients: list[Tensor] = []
-        self.pieces: list[ParameterPiece] = []
+        self.parameter_shards: list[ParameterShard] = []
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
         """Shard the parameters of ``chunks``; once, before any forward. Collective: all ranks of the job."""
@@ -89,7 +89,7 @@ class FullyShardedStore:
             self._chunks.append(sharding.shard_chunk(chunk, names, is_last_used=self._mesh.pp == 1))
         for name, (module, attribute) in places.items():
             self._parameters[name] = getattr(module, attribute)
-            self._add_piece(name, self._parameters[name])
+            self._add_shard(name, self._parameters[name])
         self._units = [module for chunk in chunks for module in chunk.modules() if isinstance(module, FSDPModule)]
         for unit in self._units:
             # Sums as they are: neither averages nor the scaled sums that gloo lacks.
@@ -122,7 +122,7 @@ class FullyShardedStore:
                     assert owners.setdefault(name, number) == number, f"{name} is in two chunks of one rank"
         return places
 
-    def _add_piece(self, name: str, parameter: nn.Parameter) -> None:
+    def _add_shard(self, name: str, parameter: nn.Parameter) -> None:
         assert isinstance(parameter, DTensor)
         # No operation of DTensor's is used: its cache keeps the process groups of every mesh that it has seen.
         weight = parameter._local_tensor
@@ -141,7 +141,7 @@ class FullyShardedStore:
             is_expert = self._layouts[name].is_expert
             rows = -(-parameter.shape[0] // self._mesh.copies(is_expert))
             start = rows * self._mesh.copy_rank(is_expert) * parameter.shape[1:].numel()
-            self.pieces.append(ParameterPiece(name, start, weight.view(-1), gradient.view(-1)))
+            self.parameter_shards.append(ParameterShard(name, start, weight.view(-1), gradient.view(-1)))
 
     def begin(self, num_micro_batches: int) -> None:  # noqa: ARG002
         """See GradientStore."""
@@ -160,7 +160,7 @@ class FullyShardedStore:
 
     def finish(self) -> None:
         """See GradientStore. What remains are the sums within a replica."""
-        sum_shared_gradients(self.pieces, self._layouts, self._mesh, self._groups)
+        sum_shared_gradients(self.parameter_shards, self._layouts, self._mesh, self._groups)
 
     def weights_changed(self) -> None:
         """See GradientStore. Every unit gathers its weights anew when it is used next."""

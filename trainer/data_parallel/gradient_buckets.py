@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trainer.data_parallel.bucket_plan import PlannedBucket, plan_buckets
 from trainer.data_parallel.main_gradient import MainGradient, connect_gradients
-from trainer.data_parallel.parameter_shards import ParameterPiece
+from trainer.data_parallel.parameter_shards import ParameterShard
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
 from trainer.distributed.collectives import is_gloo
 
@@ -78,11 +78,11 @@ class GradientBuckets:
             for bucket in self._buckets
             for name, (start, stop) in bucket.plan.spans.items()
         }
-        self.pieces = self._cut_pieces()
+        self.parameter_shards = self._cut_shards()
 
-    def _cut_pieces(self) -> list[ParameterPiece]:
+    def _cut_shards(self) -> list[ParameterShard]:
         return [
-            ParameterPiece(name, 0, parameter.detach().view(-1), self._gradients[name].main.view(-1))
+            ParameterShard(name, 0, parameter.detach().view(-1), self._gradients[name].main.view(-1))
             for name, parameter in self._parameters.items()
         ]
 
@@ -120,7 +120,7 @@ class GradientBuckets:
         for work in self._works:
             work.wait()
         self._works.clear()
-        sum_shared_gradients(self.pieces, self._layouts, self._mesh, self._groups)
+        sum_shared_gradients(self.parameter_shards, self._layouts, self._mesh, self._groups)
 
     def weights_changed(self) -> None:
         """See GradientStore. Every replica has updated all of them."""

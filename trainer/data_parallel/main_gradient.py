@@ -19,7 +19,8 @@ class MainGradient:
     """Main gradient of one parameter: what backward adds up over the micro-batches of an iteration.
 
     The first contribution of an iteration overwrites what the last iteration left, so that nobody has to fill it with
-    zeros. Is the OuterProductSink, GroupedOuterProductSink or RowSink of the modules that use it as their weight.
+    zeros. Is the WeightGradientAccumulator, GroupedWeightGradientAccumulator or RowGradientAccumulator of the modules
+    that use it as their weight.
     """
 
     def __init__(self, main: Tensor, on_filled: Callable[[], None]) -> None:
@@ -47,7 +48,7 @@ class MainGradient:
             self.main.zero_()
 
     def add_outer(self, grad_output: Tensor, inputs: Tensor) -> None:
-        """See linear.OuterProductSink. ``inputs`` are cast to the dtype of ``grad_output``."""
+        """See linear.WeightGradientAccumulator. ``inputs`` are cast to the dtype of ``grad_output``."""
         rows = inputs.to(grad_output.dtype)
         self._add_product(self.main.view(grad_output.shape[1], inputs.shape[1]), grad_output, rows)
         self._count()
@@ -71,7 +72,7 @@ class MainGradient:
         self._count()
 
     def add_rows(self, rows: Tensor, grad_rows: Tensor) -> None:
-        """See trainer.model.tensor_parallel.embedding.RowSink."""
+        """See trainer.model.tensor_parallel.embedding.RowGradientAccumulator."""
         if self._is_empty:
             self.main.zero_()
         add_to_rows(self.main, rows, grad_rows)
@@ -117,16 +118,16 @@ def connect_gradients(
 ) -> None:
     """Make the parameters of ``chunks`` leave their gradients in ``gradients``, both by global name.
 
-    Modules with a ``gradient_sink`` or ``row_sink`` add the gradient of their ``weight`` themselves; everything else is
-    fetched from ``.grad``, which is dropped. ``by_autograd``: so are the weights of matrix products.
+    Modules with a ``gradient_accumulator`` or ``row_accumulator`` add the gradient of their ``weight`` themselves;
+    everything else is fetched from ``.grad``, which is dropped. ``by_autograd``: so are the weights of matrix products.
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     fetched: dict[str, None] = {}
-    sinks = ("row_sink",) if by_autograd else ("gradient_sink", "row_sink")
+    accumulators = ("row_sink",) if by_autograd else ("gradient_sink", "row_sink")
     for module in (module for chunk in chunks for module in chunk.modules()):
         for attribute, parameter in module.named_parameters(recurse=False):
             name = names[id(parameter)]
-            if attribute == "weight" and _take_sink(module, sinks, gradients[name]):
+            if attribute == "weight" and _take_accumulator(module, accumulators, gradients[name]):
                 gradients[name].sources += 1
             else:
                 fetched[name] = None
@@ -135,9 +136,9 @@ def connect_gradients(
         parameters[name].register_post_accumulate_grad_hook(_take_weakly(gradients[name]))  # type: ignore[no-untyped-call]
 
 
-def _take_sink(module: nn.Module, sinks: Sequence[str], gradient: MainGradient) -> bool:
+def _take_accumulator(module: nn.Module, accumulators: Sequence[str], gradient: MainGradient) -> bool:
     """Give ``module`` its sink; whether it takes one."""
-    for attribute in sinks:
+    for attribute in accumulators:
         if hasattr(module, attribute):
             setattr(cast(Any, module), attribute, gradient)
             return True

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ParameterPiece:
+class ParameterShard:
     """The stretch of one parameter that this rank updates: of its flattened part, from ``start`` on.
 
     Attributes:
@@ -44,7 +44,7 @@ class GradientStore(Protocol):
     every sum is already the gradient.
     """
 
-    pieces: list[ParameterPiece]
+    parameter_shards: list[ParameterShard]
     """What this rank updates: one piece of each parameter that it has any of, the same objects for ever."""
     is_sharded: bool
     """Whether the ranks with copies of a parameter hold disjoint pieces of it; else each holds all of it."""

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.data_parallel.gradient_buckets import Bucket, GradientBuckets
-from trainer.data_parallel.parameter_shards import ParameterPiece
+from trainer.data_parallel.parameter_shards import ParameterShard
 from trainer.distributed.collectives import all_gather_single, is_gloo, reduce_scatter_single
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ class ShardedBuckets(GradientBuckets):
         self._weights: dict[int, _BucketWeights] = {}
         super().__init__(parameters, layouts, mesh, groups, parallel)
 
-    def _cut_pieces(self) -> list[ParameterPiece]:
-        pieces: dict[str, ParameterPiece] = {}
+    def _cut_shards(self) -> list[ParameterShard]:
+        parameter_shards: dict[str, ParameterShard] = {}
         for bucket in sorted(self._buckets, key=lambda bucket: bucket.plan.first_use):
             weights = _BucketWeights(bucket, self._mesh.copy_rank(bucket.plan.is_expert), self._parameters)
             self._weights[bucket.plan.start] = weights
-            pieces |= {piece.name: piece for piece in weights.pieces(self.buffer)}
-        return [pieces[name] for name in self._parameters if name in pieces]
+            parameter_shards |= {shard.name: shard for shard in weights.parameter_shards(self.buffer)}
+        return [parameter_shards[name] for name in self._parameters if name in parameter_shards]
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
         """Make the parameters of ``chunks`` leave their gradients here, and its parts wait for their weights; once."""
@@ -124,13 +124,13 @@ class _BucketWeights:
             parameter.data = place_in_buffer
         self._works: list[dist.Work] = []
 
-    def pieces(self, gradients: Tensor) -> Iterator[ParameterPiece]:
+    def parameter_shards(self, gradients: Tensor) -> Iterator[ParameterShard]:
         """What lies in this rank's shard of each parameter, where anything does."""
         offset = self.bucket.plan.start
         for name, (start, stop) in self.bucket.plan.spans.items():
             low, high = max(start, self.shard[0]), min(stop, self.shard[1])
             if low < high:
-                yield ParameterPiece(name, low - start, self._buffer[low - offset : high - offset], gradients[low:high])
+                yield ParameterShard(name, low - start, self._buffer[low - offset : high - offset], gradients[low:high])
 
     def start_gather(self) -> None:
         """Send this rank's shard to the others and get theirs. Collective: the ranks with copies."""

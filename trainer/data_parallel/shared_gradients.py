@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from trainer.data_parallel.parameter_shards import ParameterPiece
+    from trainer.data_parallel.parameter_shards import ParameterShard
     from trainer.distributed.mesh import ParallelMesh, ProcessGroups
     from trainer.model.sharding import ParameterLayout
 
 
 def sum_shared_gradients(
-    pieces: Sequence[ParameterPiece],
+    parameter_shards: Sequence[ParameterShard],
     layouts: Mapping[str, ParameterLayout],
     mesh: ParallelMesh,
     groups: ProcessGroups,
@@ -30,20 +30,20 @@ def sum_shared_gradients(
     - over the tensor-parallel ranks that hold copies of the same key and value heads.
     - between embedding and LM head, for a tied table.
     """
-    _sum([p.gradient for p in pieces if layouts[p.name].partial_over_tp], groups.tp)
-    _sum(list(_key_value_stretches(pieces, layouts, mesh)), groups.kv)
-    _sum([p.gradient for p in pieces if layouts[p.name].tied_over_stages], groups.embedding)
+    _sum([p.gradient for p in parameter_shards if layouts[p.name].partial_over_tp], groups.tp)
+    _sum(list(_key_value_ranges(parameter_shards, layouts, mesh)), groups.kv)
+    _sum([p.gradient for p in parameter_shards if layouts[p.name].tied_over_stages], groups.embedding)
 
 
-def _key_value_stretches(
-    pieces: Sequence[ParameterPiece], layouts: Mapping[str, ParameterLayout], mesh: ParallelMesh
+def _key_value_ranges(
+    parameter_shards: Sequence[ParameterShard], layouts: Mapping[str, ParameterLayout], mesh: ParallelMesh
 ) -> Iterable[Tensor]:
-    for piece in pieces:
-        if layouts[piece.name].has_kv_copies(mesh):
-            key_value = layouts[piece.name].boxes(mesh)[1]
-            low, high = max(piece.start, key_value.start), min(piece.stop, key_value.stop)
+    for shard in parameter_shards:
+        if layouts[shard.name].has_kv_copies(mesh):
+            key_value = layouts[shard.name].boxes(mesh)[1]
+            low, high = max(shard.start, key_value.start), min(shard.stop, key_value.stop)
             if low < high:
-                yield piece.gradient[low - piece.start : high - piece.start]
+                yield shard.gradient[low - shard.start : high - shard.start]
 
 
 def _sum(parts: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:

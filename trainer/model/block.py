@@ -39,7 +39,7 @@ class Block(nn.Module):
         axes: ParallelAxes,
         recomputed: frozenset[str] = frozenset(),
         *,
-        leaves_sum: bool = True,
+        defers_add: bool = True,
     ):
         """Build the layer.
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
             builder: makes the parameters.
             axes: the axes along which the layer is divided.
             recomputed: what backward computes again: names out of training.recompute_modules, or ``layer`` for all.
-            leaves_sum: whether the last sum is left to the norm that reads it.
+            defers_add: whether the last sum is left to the norm that reads it.
         """
         super().__init__()
         self._layer = layer
@@ -57,7 +57,7 @@ class Block(nn.Module):
         self._dropout = model.hidden_dropout
         self._kernels = builder.kernels
         self._recomputed = recomputed
-        self._leaves_sum = leaves_sum
+        self._defers_add = defers_add
         norm = (model.normalization, model.hidden_size, model.norm_epsilon)
         self.attention_norm = Norm(*norm, builder.under("attention_norm"))
         self.attention = SelfAttention(
@@ -71,19 +71,19 @@ class Block(nn.Module):
         else:
             self.mlp = MLP(model, builder.under("mlp"), axes.tp)
 
-    def forward(self, stream: Residual, forward_pass: ForwardPass, values_needed: bool = True) -> Residual:
-        """Collective: all ranks of the layer's axes. For ``values_needed`` see trainer.model.recompute.Recomputable."""
+    def forward(self, stream: Residual, forward_pass: ForwardPass, needs_values: bool = True) -> Residual:
+        """Collective: all ranks of the layer's axes. For ``needs_values`` see trainer.model.recompute.Recomputable."""
         # In here rather than around the module: whatever is hooked to the module, as fully sharded weights are, then
         # goes on for forward and backward as a whole, and not a third time for the replay.
-        if "layer" in self._recomputed and values_needed:
+        if "layer" in self._recomputed and needs_values:
             # Summed, so that one tensor is kept, not two.
             return Residual(recompute(partial(self._whole, forward_pass), stream.total()))
-        return self._transform(forward_pass, stream, values_needed=values_needed)
+        return self._transform(forward_pass, stream, needs_values=needs_values)
 
-    def _whole(self, forward_pass: ForwardPass, hidden: torch.Tensor, *, values_needed: bool) -> torch.Tensor:
-        return self._transform(forward_pass, Residual(hidden), values_needed=values_needed).total()
+    def _whole(self, forward_pass: ForwardPass, hidden: torch.Tensor, *, needs_values: bool) -> torch.Tensor:
+        return self._transform(forward_pass, Residual(hidden), needs_values=needs_values).total()
 
-    def _transform(self, forward_pass: ForwardPass, stream: Residual, *, values_needed: bool) -> Residual:
+    def _transform(self, forward_pass: ForwardPass, stream: Residual, *, needs_values: bool) -> Residual:
         # Where something is dropped, the same pass over memory adds the bias before it and the residual after it.
         drops = self._dropout > 0.0 and forward_pass.randomness is not None
         if stream.part is None:
@@ -92,7 +92,7 @@ class Block(nn.Module):
         else:
             normed, hidden = self.attention_norm.of_sum(stream.hidden, stream.part)
         with self._forget_norm(self.attention_norm, hidden, normed):
-            attended = self.attention(normed, forward_pass, with_bias=not drops)
+            attended = self.attention(normed, forward_pass, adds_bias=not drops)
         if drops:
             bias = self.attention.output_bias
             hidden = self._dropped(attended, bias, hidden, forward_pass, "attention_output")
@@ -100,21 +100,21 @@ class Block(nn.Module):
         else:
             normed, hidden = self.mlp_norm.of_sum(hidden, attended)
         with self._forget_norm(self.mlp_norm, hidden, normed):
-            name, part, feed_forward = self._feed_forward(forward_pass, with_bias=not drops)
+            name, part, feed_forward = self._feed_forward(forward_pass, adds_bias=not drops)
             if name in self._recomputed:
                 transformed = recompute(feed_forward, normed)
             else:
-                transformed = feed_forward(normed, values_needed=values_needed)
+                transformed = feed_forward(normed, needs_values=needs_values)
         if drops:
             return Residual(self._dropped(transformed, part.output_bias, hidden, forward_pass, "mlp_output"))
         stream = Residual(hidden, transformed)
-        return stream if self._leaves_sum else Residual(stream.total())
+        return stream if self._defers_add else Residual(stream.total())
 
-    def _feed_forward(self, forward_pass: ForwardPass, *, with_bias: bool) -> tuple[str, MLP | MoE, Recomputable]:
+    def _feed_forward(self, forward_pass: ForwardPass, *, adds_bias: bool) -> tuple[str, MLP | MoE, Recomputable]:
         if self.moe is not None:
-            return "moe", self.moe, partial(self.moe, forward_pass=forward_pass, with_bias=with_bias)
+            return "moe", self.moe, partial(self.moe, forward_pass=forward_pass, adds_bias=adds_bias)
         assert self.mlp is not None
-        return "mlp", self.mlp, partial(self.mlp, with_bias=with_bias)
+        return "mlp", self.mlp, partial(self.mlp, adds_bias=adds_bias)
 
     def _forget_norm(self, norm: Norm, hidden: torch.Tensor, normed: torch.Tensor) -> AbstractContextManager[None]:
         if "layernorm" not in self._recomputed:

@@ -119,9 +119,9 @@ class GPTStage(nn.Module):
         plan = RecomputePlan.build(config.training, len(layers))
         self._runs = plan.runs(len(layers))
         # Weights that are fully sharded are gathered as gradients come to a layer's results: of two some twice.
-        leaves_sum = config.parallel.zero_stage < 2
+        defers_add = config.parallel.zero_stage < 2
         self.layers = nn.ModuleList(
-            Block(model, layer, builder.under(f"layers.{layer}"), axes, plan.modules_of(place), leaves_sum=leaves_sum)
+            Block(model, layer, builder.under(f"layers.{layer}"), axes, plan.modules_of(place), defers_add=defers_add)
             for place, layer in enumerate(layers)
         )
         self.final_norm: Norm | None = None
@@ -199,11 +199,11 @@ class GPTStage(nn.Module):
         return losses.sum()
 
     def _run_layers(
-        self, run: range, forward_pass: ForwardPass, hidden: torch.Tensor, *, values_needed: bool
+        self, run: range, forward_pass: ForwardPass, hidden: torch.Tensor, *, needs_values: bool
     ) -> torch.Tensor:
         stream = Residual(hidden)
         for place in run:
-            stream = self.layers[place](stream, forward_pass, values_needed or place < run[-1])
+            stream = self.layers[place](stream, forward_pass, needs_values or place < run[-1])
         return stream.total()
 
     def _rotary_of(self, tokens: torch.Tensor, positions: torch.Tensor | None) -> RotaryTable | None:

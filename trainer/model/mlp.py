@@ -75,18 +75,18 @@ class MLP(nn.Module):
         return self.fc2.bias
 
     def forward(
-        self, hidden: torch.Tensor, values_needed: bool = True, in_region: bool = False, *, with_bias: bool = True
+        self, hidden: torch.Tensor, needs_values: bool = True, inside_tp_region: bool = False, *, adds_bias: bool = True
     ) -> torch.Tensor:
-        """Collective: all tp ranks, unless ``in_region``. For ``values_needed`` see
+        """Collective: all tp ranks, unless ``inside_tp_region``. For ``needs_values`` see
         trainer.model.recompute.Recomputable.
 
-        ``in_region``: from whole [S, B, H] to this rank's summands, without the last bias: see RowParallelLinear.
-        Without ``with_bias`` whatever comes next adds ``output_bias``.
+        ``inside_tp_region``: from whole [S, B, H] to this rank's summands, without the last bias: see
+        RowParallelLinear. Without ``adds_bias`` whatever comes next adds ``output_bias``.
         """
         bias = self.fc1.bias
-        tokens = hidden.shape[:-1].numel() * (1 if in_region else self._sequence_shards)
+        tokens = hidden.shape[:-1].numel() * (1 if inside_tp_region else self._sequence_shards)
         if bias is not None and not self._activation.adds_bias(tokens * bias.numel()):
             bias = None
-        inner = self.fc1(hidden, in_region, with_bias=bias is None)  # [S, B, F/t], twice that with SwiGLU
+        inner = self.fc1(hidden, inside_tp_region, adds_bias=bias is None)  # [S, B, F/t], twice that with SwiGLU
         activated = self._activation(inner, None if bias is None else bias.flatten())
-        return self.fc2(activated, values_needed, in_region, with_bias=with_bias)  # type: ignore[no-any-return]
+        return self.fc2(activated, needs_values, inside_tp_region, adds_bias=adds_bias)  # type: ignore[no-any-return]

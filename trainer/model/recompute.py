@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class Recomputable(Protocol):
     """A part of the forward pass that can run twice."""
 
-    def __call__(self, *tensors: Tensor, values_needed: bool) -> Tensor:
+    def __call__(self, *tensors: Tensor, needs_values: bool) -> Tensor:
         """The result of ``tensors``.
 
-        Where ``values_needed`` is False only the graph behind the result counts: its values are never read, and
+        Where ``needs_values`` is False only the graph behind the result counts: its values are never read, and
         whatever serves nothing but them, such as the last matrix product and its sum over tp, may be left out.
         """
 
@@ -39,7 +39,7 @@ class _Recompute(torch.autograd.Function):
     def forward(ctx: Any, function: Recomputable, *tensors: Tensor) -> Tensor:
         ctx.function = function
         ctx.save_for_backward(*tensors)
-        return function(*tensors, values_needed=True)
+        return function(*tensors, needs_values=True)
 
     @staticmethod
     @once_differentiable
@@ -49,7 +49,7 @@ class _Recompute(torch.autograd.Function):
             for tensor, is_wanted in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True)
         ]
         with torch.enable_grad():
-            output = ctx.function(*inputs, values_needed=False)
+            output = ctx.function(*inputs, needs_values=False)
         # A backward of its own, so that sinks and hooks of parameters get their contributions from it, once each.
         torch.autograd.backward(output, grad_output)
         return None, *(tensor.grad for tensor in inputs)
@@ -66,7 +66,7 @@ def recompute(function: Recomputable, *tensors: Tensor) -> Tensor:
         tensors: without any that requires a gradient there is nothing to go back to, and the function just runs.
     """
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
-        return function(*tensors, values_needed=True)
+        return function(*tensors, needs_values=True)
     output: Tensor = _Recompute.apply(function, *tensors)  # type: ignore[no-untyped-call]
     return output
 

@@ -104,7 +104,7 @@ def _fused(function: Activate) -> Activate:
     return activate
 
 
-def _own(inner: torch.Tensor, *options: Any) -> torch.Tensor:
+def _native(inner: torch.Tensor, *options: Any) -> torch.Tensor:
     bias, row_weight, kind, gated = options
     activated: torch.Tensor = _activation(inner, bias, row_weight, _NUMBERS[kind], gated)
     return activated
@@ -205,16 +205,16 @@ def _plain_bias_gelu(inner: torch.Tensor, bias: torch.Tensor, *_: Any) -> torch.
     return F.gelu(inner + bias, approximate="tanh")
 
 
-_EAGER = partial(_activate, _lean_swiglu)
+_REFERENCE = partial(_activate, _lean_swiglu)
 
 ACTIVATION: Operation[Activate] = Operation(
     "activation",
     # Forward and backward on one core of an Intel Xeon, as long either way: SwiGLU and GeLU's tanh form with a bias at
     # 16 Ki elements; an AMD EPYC takes 81 us for SwiGLU of 32 Ki, and 86 us by torch's operations.
     {
-        "own": Implementation(_fused(_own), smallest={"cpu": 1 << 15}),
-        "compile": compiled(_EAGER),
-        "eager": Implementation(_EAGER),
+        "native": Implementation(_fused(_native), smallest={"cpu": 1 << 15}),
+        "compile": compiled(_REFERENCE),
+        "reference": Implementation(_REFERENCE),
     },
     [
         _Example(5, 23, "silu", gated=True, has_bias=True, has_weight=True),

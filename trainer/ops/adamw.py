@@ -36,7 +36,7 @@ class AdamWConstants:
 AdamW = Callable[[Tensors, Tensors, Tensors, Tensors, Tensors, AdamWConstants], None]
 
 
-def _eager(
+def _reference(
     masters: Tensors,
     grads: Tensors,
     exp_avgs: Tensors,
@@ -70,7 +70,7 @@ def _torch(
     copies: Tensors,
     constants: AdamWConstants,
 ) -> None:
-    """See ``_eager``."""
+    """See ``_reference``."""
     c, device = constants, masters[0].device
     # One float32 each, counted up by torch before it is read.
     steps = torch.full((len(masters),), float(c.step - 1), device=device).unbind()
@@ -94,7 +94,7 @@ def _torch(
     _publish(masters, copies)
 
 
-def _own(*lists_and_constants: Any) -> None:
+def _native(*lists_and_constants: Any) -> None:
     *lists, c = lists_and_constants
     masters, _, exp_avgs, exp_avg_sqs, copies = lists
     # One by one: dataclasses.astuple takes a third of a call with one small tensor.
@@ -170,7 +170,11 @@ _LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 ADAMW: Operation[AdamW] = Operation(
     "adamw",
-    {"own": Implementation(_own, dtypes=_LOW), "torch": Implementation(_torch), "eager": Implementation(_eager)},
+    {
+        "native": Implementation(_native, dtypes=_LOW),
+        "torch": Implementation(_torch),
+        "reference": Implementation(_reference),
+    },
     # The second: tensors of several stretches, and more of them than one launch takes.
     [partial(_example, sizes) for sizes in ((37, 5), (1 << 17, (1 << 16) + 24, *([24] * 170)))],
     # Torch's own leaves the divided gradients there.

@@ -92,7 +92,7 @@ def _gradients(ctx: Any, grad: torch.Tensor, grad_hidden: torch.Tensor) -> tuple
     return grad_hidden, grad_bias, grad if needs_residual else None, None, None, None
 
 
-def _eager(
+def _reference(
     hidden: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
@@ -114,7 +114,7 @@ def _eager(
     return dropped
 
 
-def _own(*arguments: Any) -> torch.Tensor:
+def _native(*arguments: Any) -> torch.Tensor:
     dropped: torch.Tensor = _bias_dropout_add(*arguments)
     return dropped
 
@@ -137,7 +137,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     (positions,) = ctx.saved_tensors
-    return _gradients(ctx, grad, _own(grad, None, None, positions, ctx.probability, ctx.seed))
+    return _gradients(ctx, grad, _native(grad, None, None, positions, ctx.probability, ctx.seed))
 
 
 _bias_dropout_add = with_gradient("bias_dropout_add", _keep, _backward)
@@ -168,7 +168,7 @@ def _case(size: Size, draw: Draw) -> Case:
 
 BIAS_DROPOUT_ADD: Operation[BiasDropoutAdd] = Operation(
     "bias_dropout_add",
-    {"own": Implementation(_own), "eager": Implementation(_eager)},
+    {"native": Implementation(_native), "reference": Implementation(_reference)},
     [partial(_example, shape) for shape in ((3, 2, 11), (5, 2, 4104))],
     register=register,
     bench=Bench("tokens x hidden", ROWS, _case),

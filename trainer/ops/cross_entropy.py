@@ -153,7 +153,7 @@ def _small(
             return losses if labels.dim() == 1 else losses.view(labels.shape)
         except IndexError:  # of a label that there is not, whose loss is NaN
             pass
-    return _EAGER(logits, labels, columns, terms, combine)
+    return _REFERENCE(logits, labels, columns, terms, combine)
 
 
 def counted_from(
@@ -168,7 +168,7 @@ def counted_from(
     return recounted
 
 
-def _own_stats(
+def _native_stats(
     rows: torch.Tensor, labels: torch.Tensor, columns: VocabColumns, terms: LossTerms
 ) -> tuple[torch.Tensor, torch.Tensor]:
     sums: tuple[torch.Tensor, torch.Tensor] = torch.ops.llmctl.cross_entropy_stats(
@@ -187,7 +187,7 @@ def _own_stats(
     return sums
 
 
-def _own_losses(
+def _native_losses(
     rows: torch.Tensor, labels: torch.Tensor, columns: VocabColumns, terms: LossTerms
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     keeps_exponentials = _keeps_exponentials(rows)
@@ -205,7 +205,7 @@ def _own_losses(
     return found
 
 
-def _own_gradient_(rows: torch.Tensor, *given: Any) -> None:
+def _native_gradient_(rows: torch.Tensor, *given: Any) -> None:
     *tensors, columns, terms = given
     torch.ops.llmctl.cross_entropy_grad_(
         rows,
@@ -294,18 +294,18 @@ def _case(size: Size, draw: Draw) -> Case:
     return Case(arguments, _plain, logits.nbytes, 2 * logits.nbytes)
 
 
-_EAGER = _cross_entropy(_Halves(cross_entropy_reference.stats, cross_entropy_reference.gradient_))
+_REFERENCE = _cross_entropy(_Halves(cross_entropy_reference.stats, cross_entropy_reference.gradient_))
 
 CROSS_ENTROPY: Operation[Callable[..., torch.Tensor]] = Operation(
     "cross_entropy",
     {
         # Forward and backward on one core of an Intel Xeon, and by torch's one operation: float32 of 32 x 1024 241 us
         # and 213 us, of 64 x 1024 294 us and 318 us; bfloat16 378 us and 360 us, 486 us and 568 us.
-        "own": Implementation(
-            _cross_entropy(_Halves(_own_stats, _own_gradient_, _own_losses)), smallest={"cpu": 1 << 16}
+        "native": Implementation(
+            _cross_entropy(_Halves(_native_stats, _native_gradient_, _native_losses)), smallest={"cpu": 1 << 16}
         ),
-        "compile": compiled(_EAGER),
-        "eager": Implementation(_EAGER),
+        "compile": compiled(_REFERENCE),
+        "reference": Implementation(_REFERENCE),
     },
     # The last: whole vectors, rows that a block of threads shares.
     [

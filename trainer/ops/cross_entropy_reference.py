@@ -9,7 +9,7 @@ import torch
 
 from trainer.ops.loss_terms import LossTerms, VocabColumns
 
-# Logits handled at a time by eager torch. On a CPU the rows stay in the cache between the passes: for 512 x 32000
+# Logits handled at a time by reference torch. On a CPU the rows stay in the cache between the passes: for 512 x 32000
 # float32 on one core of an AMD EPYC (1 MiB L2, 32 MiB L3) forward took 19.6 ms with 2 MiB, 21 with 0.5 or 8 MiB, 22.5
 # with all at once. On a GPU the launches count, and the float32 copy of 16-bit logits must fit: 512 MiB.
 _CHUNK_ELEMENTS = {"cpu": 1 << 19}

@@ -152,16 +152,16 @@ def _small_permute(tokens: torch.Tensor, choices: torch.Tensor, places: torch.Te
     # Backward of torch's indexing adds up in any order and rounds each time: with two addends that is the same.
     if places.shape[1] <= 2:
         return _plain_permute(tokens, choices, places)
-    rows: torch.Tensor = _Permute.apply(tokens, choices, places, _EAGER)  # type: ignore[no-untyped-call]
+    rows: torch.Tensor = _Permute.apply(tokens, choices, places, _REFERENCE)  # type: ignore[no-untyped-call]
     return rows
 
 
-def _own_combine(rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def _native_combine(rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     tokens: torch.Tensor = torch.ops.llmctl.moe_combine(rows, places, weights)
     return tokens
 
 
-def _own_combine_backward(
+def _native_combine_backward(
     grad_tokens: torch.Tensor, rows: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     gradients: tuple[torch.Tensor, torch.Tensor] = torch.ops.llmctl.moe_combine_backward(
@@ -236,7 +236,7 @@ def _case_back(size: Size, draw: Draw) -> Case:
     return Case(arguments, _plain_unpermute, rows.nbytes + of_tokens, 2 * rows.nbytes + of_tokens)
 
 
-_EAGER, _OWN = _Sums(combine, _combine_backward), _Sums(_own_combine, _own_combine_backward)
+_REFERENCE, _NATIVE = _Sums(combine, _combine_backward), _Sums(_native_combine, _native_combine_backward)
 # Of odd sizes; whole vectors, and more experts per token than kernels take at once.
 _SIZES = ((4, 2, 25), (9, 6, 4104))
 _DIMS, _BENCHED = "tokens x experts per token x hidden", ((4096, 2, 2048), (64, 2, 256))
@@ -245,7 +245,10 @@ MOE_PERMUTE: Operation[Permute] = Operation(
     "moe_permute",
     # Forward and backward on one core of an AMD EPYC, and torch's indexing: of 32 x 2 x 128 float32 64 us and 51 us, of
     # 64 x 2 x 128 bfloat16 60 us and 73 us.
-    {"own": Implementation(_permute(_OWN), smallest={"cpu": 1 << 13}), "eager": Implementation(_permute(_EAGER))},
+    {
+        "native": Implementation(_permute(_NATIVE), smallest={"cpu": 1 << 13}),
+        "reference": Implementation(_permute(_REFERENCE)),
+    },
     [partial(_example, *size) for size in _SIZES],
     small=_small_permute,
     register=register,
@@ -253,7 +256,7 @@ MOE_PERMUTE: Operation[Permute] = Operation(
 )
 MOE_UNPERMUTE: Operation[Unpermute] = Operation(
     "moe_unpermute",
-    {"own": Implementation(_unpermute(_OWN)), "eager": Implementation(_unpermute(_EAGER))},
+    {"native": Implementation(_unpermute(_NATIVE)), "reference": Implementation(_unpermute(_REFERENCE))},
     [partial(_example_back, *size) for size in _SIZES],
     register=register,
     bench=Bench(_DIMS, _BENCHED, _case_back),

@@ -1,11 +1,11 @@
 """What an operation is: its name, the ways to compute it, how each is tried before it is used, and how it is measured.
 
 The backends, in the order in which ``auto`` takes them:
-    own: csrc/, compiled for this machine's processor, on GPUs by nvcc.
+    native: csrc/, compiled for this machine's processor, on GPUs by nvcc.
     nvrtc: the same code for GPUs, compiled by the NVRTC that comes with torch: older GPUs, machines without nvcc.
-    compile: what torch.compile makes of the reference; ``auto`` takes it on GPUs only, where eager is slowest.
+    compile: what torch.compile makes of the reference; ``auto`` takes it on GPUs only, where reference is slowest.
     torch: what torch has for it, where that is not the reference.
-    eager: operations of torch that come to mind, and the reference of the others.
+    reference: operations of torch that come to mind, and the reference of the others.
 
 A new operation is a file that ends with its Operation, and a row in trainer.planning.kernel_choice.
 """
@@ -56,12 +56,13 @@ class Operation(Generic[Function]):
 
     Attributes:
         name: its name in the config, in reports and, where there is one op of that name, in torch.ops.llmctl.
-        implementations: backend -> how; ``eager`` is always there. ``own`` and ``nvrtc`` share one, under ``own``.
-        examples: what implementations are tried on: a call of odd sizes, which leave rests everywhere, and calls like
+        implementations: backend -> how; ``reference`` is always there. ``native`` and ``nvrtc`` share one, under
+        ``native``. examples: what implementations are tried on: a call of odd sizes, which leave rests everywhere, and
+        calls like
             those of training, which go the fast ways: whole vectors, rows of several warps, several rows in turn.
         consumed: positions of the arguments that hold nothing of meaning after the call.
         default: the backend that needs no choice.
-        small: what is faster where an implementation's ``smallest`` is not reached; None: the eager one.
+        small: what is faster where an implementation's ``smallest`` is not reached; None: the reference one.
         register: tells torch about the ops of the library, once it is loaded; None: it has none. Operations may share
             one.
         bench: how it is measured; None: it is not.
@@ -71,14 +72,14 @@ class Operation(Generic[Function]):
     implementations: Mapping[Backend, Implementation[Function]]
     examples: Sequence[Example]
     consumed: tuple[int, ...] = ()
-    default: Backend = "eager"
+    default: Backend = "reference"
     small: Function | None = None
     register: Callable[[], None] | None = None
     bench: Bench | None = None
 
     def implementation(self, backend: Backend) -> Implementation[Function]:
         """The one on ``backend``, which there must be."""
-        return self.implementations["own" if backend == "nvrtc" else backend]
+        return self.implementations["native" if backend == "nvrtc" else backend]
 
     def is_small(self, backend: Backend, device_type: str, first: object) -> bool:
         """Whether a call with ``first`` as its first argument is left to torch's operations."""
@@ -91,7 +92,7 @@ class Operation(Generic[Function]):
         smallest = large.smallest.get(device_type, 0)
         if smallest <= 1:
             return large.function
-        small = self.small or self.implementations["eager"].function
+        small = self.small or self.implementations["reference"].function
         return cast("Function", BySize(large.function, small, smallest))
 
 

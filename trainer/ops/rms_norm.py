@@ -46,7 +46,7 @@ class _Eager(torch.autograd.Function):
         return grad_hidden.to(hidden.dtype), products.sum(0).to(weight.dtype), None
 
 
-def _eager(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def _reference(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """[T, H] -> [T, H]."""
     normed: torch.Tensor = _Eager.apply(hidden, weight, epsilon)  # type: ignore[no-untyped-call]
     return normed
@@ -56,7 +56,7 @@ def _torch(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.
     return F.rms_norm(hidden, weight.shape, weight, epsilon)
 
 
-def _own(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def _native(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     normed: torch.Tensor = _rms_norm(hidden, weight, epsilon)[0]
     return normed
 
@@ -72,7 +72,7 @@ def _of_sum(norm: Norm) -> NormOfSum:
     return norm_of_sum
 
 
-def _own_of_sum(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _native_of_sum(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     normed, total, _ = _add_rms_norm(*arguments)
     return normed, total
 
@@ -175,10 +175,10 @@ _SIZES = ((3, 41), (9, 8200))
 RMS_NORM: Operation[Norm] = Operation(
     "rms_norm",
     {
-        "own": Implementation(_own),
-        "compile": compiled(_eager),
+        "native": Implementation(_native),
+        "compile": compiled(_reference),
         "torch": Implementation(_torch, ("cuda",)),
-        "eager": Implementation(_eager),
+        "reference": Implementation(_reference),
     },
     [partial(_example, *size) for size in _SIZES],
     register=register,
@@ -188,10 +188,10 @@ RMS_NORM: Operation[Norm] = Operation(
 ADD_RMS_NORM: Operation[NormOfSum] = Operation(
     "add_rms_norm",
     {
-        "own": Implementation(_own_of_sum),
-        "compile": compiled(_of_sum(_eager)),
+        "native": Implementation(_native_of_sum),
+        "compile": compiled(_of_sum(_reference)),
         "torch": Implementation(_of_sum(_torch), ("cuda",)),
-        "eager": Implementation(_of_sum(_eager)),
+        "reference": Implementation(_of_sum(_reference)),
     },
     [partial(_example_of_sum, *size) for size in _SIZES],
     register=register,

@@ -88,7 +88,7 @@ def _rope(halves: _Halves) -> Rope:
     return rope
 
 
-def _eager_split_(
+def _reference_split_(
     heads: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool
 ) -> torch.Tensor:
     if cos is not None and sin is not None:
@@ -96,7 +96,7 @@ def _eager_split_(
     return heads[..., :-2, :].flatten(2, 3)  # a copy only with several queries per group
 
 
-def _eager_join(
+def _reference_join(
     grad_query: torch.Tensor,
     grad_key: torch.Tensor,
     grad_value: torch.Tensor,
@@ -151,7 +151,7 @@ def _rotate_back_into(
     target[..., rotated:] = heads[..., rotated:]
 
 
-def _own_split_(
+def _native_split_(
     heads: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool
 ) -> torch.Tensor:
     if cos is not None:
@@ -165,7 +165,7 @@ def _own_split_(
     return heads[..., 0, :]
 
 
-def _own_join(*grads_and_angles: Any) -> torch.Tensor:
+def _native_join(*grads_and_angles: Any) -> torch.Tensor:
     joined: torch.Tensor = torch.ops.llmctl.rope_join(*grads_and_angles)
     return joined
 
@@ -230,8 +230,8 @@ def _case(size: Size, draw: Draw) -> Case:
 ROPE: Operation[Rope] = Operation(
     "rope",
     {
-        "own": Implementation(_rope(_Halves(_own_split_, _own_join))),
-        "eager": Implementation(_rope(_Halves(_eager_split_, _eager_join))),
+        "native": Implementation(_rope(_Halves(_native_split_, _native_join))),
+        "reference": Implementation(_rope(_Halves(_reference_split_, _reference_join))),
     },
     [
         partial(_example, (5, 2, 3, 2, 10, 8), False, True),

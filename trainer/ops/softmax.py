@@ -20,7 +20,7 @@ MaskedSoftmax = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 CausalSoftmax = Callable[[torch.Tensor, float], torch.Tensor]
 
 
-def _eager_masked(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+def _reference_masked(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """[B, A, Q, K] -> [B, A, Q, K]; ``mask``, True where not seen: likewise, or 1 in a dim (not K) that shares it."""
     wide = torch.promote_types(scores.dtype, torch.float32)
     hidden = (scores.to(wide) * scale).masked_fill(mask, -torch.inf)
@@ -28,7 +28,7 @@ def _eager_masked(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> tor
     return torch.softmax(hidden, -1).masked_fill(sees_nothing, 0.0).to(scores.dtype)
 
 
-def _eager_causal(scores: torch.Tensor, scale: float) -> torch.Tensor:
+def _reference_causal(scores: torch.Tensor, scale: float) -> torch.Tensor:
     """[..., Q, K] -> [..., Q, K]: the last query sees all keys, each before it one less."""
     queries, keys = scores.shape[-2:]
     wide = torch.promote_types(scores.dtype, torch.float32)
@@ -39,12 +39,12 @@ def _eager_causal(scores: torch.Tensor, scale: float) -> torch.Tensor:
     return shares.to(scores.dtype)
 
 
-def _own_masked(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+def _native_masked(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     shares: torch.Tensor = _scaled_masked_softmax(scores, mask, scale)
     return shares
 
 
-def _own_causal(scores: torch.Tensor, scale: float) -> torch.Tensor:
+def _native_causal(scores: torch.Tensor, scale: float) -> torch.Tensor:
     shares: torch.Tensor = _scaled_causal_softmax(scores, scale)
     return shares
 
@@ -132,9 +132,9 @@ _DIMS, _BENCHED = "batch x heads x queries x keys", ((1, 16, 1024, 1024), (1, 4,
 SCALED_MASKED_SOFTMAX: Operation[MaskedSoftmax] = Operation(
     "scaled_masked_softmax",
     {
-        "own": Implementation(_own_masked),
-        "compile": compiled(_eager_masked),
-        "eager": Implementation(_eager_masked),
+        "native": Implementation(_native_masked),
+        "compile": compiled(_reference_masked),
+        "reference": Implementation(_reference_masked),
     },
     [partial(_masked_example, shape) for shape in _SHAPES],
     register=register,
@@ -143,9 +143,9 @@ SCALED_MASKED_SOFTMAX: Operation[MaskedSoftmax] = Operation(
 SCALED_CAUSAL_SOFTMAX: Operation[CausalSoftmax] = Operation(
     "scaled_causal_softmax",
     {
-        "own": Implementation(_own_causal),
-        "compile": compiled(_eager_causal),
-        "eager": Implementation(_eager_causal),
+        "native": Implementation(_native_causal),
+        "compile": compiled(_reference_causal),
+        "reference": Implementation(_reference_causal),
     },
     [partial(_causal_example, shape) for shape in _SHAPES],
     register=register,

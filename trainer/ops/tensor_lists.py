@@ -18,7 +18,7 @@ SumOfSquares = Callable[[Tensors], torch.Tensor]
 _CPU_PIECE = 1 << 16
 
 
-def _eager_squares(tensors: Tensors) -> torch.Tensor:
+def _reference_squares(tensors: Tensors) -> torch.Tensor:
     """The sum of the squares of all elements of some tensors, a float64 scalar; infinite or NaN where an element is."""
     pieces: list[torch.Tensor] = []
     for tensor in tensors:
@@ -27,7 +27,7 @@ def _eager_squares(tensors: Tensors) -> torch.Tensor:
     return torch.stack(torch._foreach_norm(pieces)).double().square().sum()
 
 
-def _own_squares(tensors: Tensors) -> torch.Tensor:
+def _native_squares(tensors: Tensors) -> torch.Tensor:
     total: torch.Tensor = torch.ops.llmctl.sum_of_squares(list(tensors))
     return total
 
@@ -58,7 +58,7 @@ _BENCHED: tuple[Size, ...] = ((1 << 24,), (1 << 12,))
 
 L2_NORM: Operation[SumOfSquares] = Operation(
     "l2_norm",
-    {"own": Implementation(_own_squares), "eager": Implementation(_eager_squares)},
+    {"native": Implementation(_native_squares), "reference": Implementation(_reference_squares)},
     [partial(_example, sizes) for sizes in _EXAMPLES],
     register=register,
     bench=Bench("elements", _BENCHED, _case),

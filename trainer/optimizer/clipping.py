@@ -41,12 +41,12 @@ class GradientNorm:
     def _counted(self) -> Iterator[Tensor]:
         """Gradients of what this rank alone counts: every element of the model is counted on exactly one rank."""
         model = self._model
-        for piece in model.gradients.pieces:
-            layout = model.layouts[piece.name]
+        for shard in model.gradients.parameter_shards:
+            layout = model.layouts[shard.name]
             if not speaks_for_copies(layout, model.mesh, model.gradients.is_sharded):
                 continue
-            for start, stop in layout.owned_ranges(model.mesh, piece.start, piece.stop):
-                yield piece.gradient[start - piece.start : stop - piece.start]
+            for start, stop in layout.owned_ranges(model.mesh, shard.start, shard.stop):
+                yield shard.gradient[start - shard.start : stop - shard.start]
 
 
 def clip_divisor(norm: float, clip_grad: float) -> float:

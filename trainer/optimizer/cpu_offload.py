@@ -17,22 +17,22 @@ from trainer.optimizer.masters import Masters, Moments, new_moments
 
 if TYPE_CHECKING:
     from trainer.config.sections import OptimizerConfig
-    from trainer.data_parallel.parameter_shards import ParameterPiece
+    from trainer.data_parallel.parameter_shards import ParameterShard
 
 # Elements that travel and are stepped together: 64 MB of gradients, enough for the full speed of a bus, and little
 # enough that the first and the last transfer, which nothing hides, are short. A multiple of every kernel's vector.
-_PORTION = 1 << 24
+_CHUNK = 1 << 24
 
 
-def offloaded_pieces(pieces: Sequence[ParameterPiece], fraction: float) -> list[ParameterPiece]:
+def offloaded_shards(parameter_shards: Sequence[ParameterShard], fraction: float) -> list[ParameterShard]:
     """Whole pieces, from the first on, with about ``fraction`` of all elements."""
-    wanted, before = fraction * sum(piece.weight.numel() for piece in pieces), 0
+    requested, before = fraction * sum(shard.weight.numel() for shard in parameter_shards), 0
     chosen = []
-    for piece in pieces:
+    for shard in parameter_shards:
         # By its middle, so that the sum is off by at most half a piece.
-        if before + piece.weight.numel() / 2 < wanted:
-            chosen.append(piece)
-        before += piece.weight.numel()
+        if before + shard.weight.numel() / 2 < requested:
+            chosen.append(shard)
+        before += shard.weight.numel()
     return chosen
 
 
@@ -47,7 +47,7 @@ class OffloadedMasters:
     def __init__(
         self,
         config: OptimizerConfig,
-        pieces: Sequence[ParameterPiece],
+        parameter_shards: Sequence[ParameterShard],
         decays: Mapping[str, bool],
         adamw: Callable[..., Any],
     ) -> None:
@@ -55,138 +55,139 @@ class OffloadedMasters:
 
         Args:
             config: which optimizer, and its constants.
-            pieces: what to keep here.
+            parameter_shards: what to keep here.
             decays: which of them, by name, weight decay applies to.
             adamw: the operation of trainer.ops.adamw, for CPU memory.
         """
-        self._pieces = list(pieces)
-        self.masters = {piece.name: piece.weight.to("cpu", torch.float32, copy=True) for piece in pieces}
+        self._parameter_shards = list(parameter_shards)
+        self.masters = {shard.name: shard.weight.to("cpu", torch.float32, copy=True) for shard in parameter_shards}
         """1-D, by name of the parameter, as are the moments."""
         self.moments = new_moments(config, self.masters)
-        portions = list(_portions(pieces))
-        largest = max(map(_numel, portions), default=0)
-        self._traffic = _Traffic(pieces[0].weight.device, largest) if _is_on_gpu(pieces) else None
-        self._portions = []
-        for number, stretches in enumerate(portions):
-            weights = [stretch.weight.detach() for stretch in stretches]
+        chunks = list(_chunks(parameter_shards))
+        largest = max(map(_numel, chunks), default=0)
+        self._traffic = _Traffic(parameter_shards[0].weight.device, largest) if _is_on_gpu(parameter_shards) else None
+        self._chunks = []
+        for number, flat_ranges in enumerate(chunks):
+            weights = [flat_range.weight.detach() for flat_range in flat_ranges]
             targets = weights if self._traffic is None else self._traffic.targets(number, weights)
-            self._portions.append(_Portion(config, stretches, targets, self.masters, self.moments, decays, adamw))
+            self._chunks.append(_Chunk(config, flat_ranges, targets, self.masters, self.moments, decays, adamw))
 
     def begin_step(self) -> None:
         """Let the first gradients come in, ahead of what is queued on the device from now on."""
         if self._traffic is not None:
             self._traffic.begin()
-            self._traffic.fetch(0, self._portions[0])
+            self._traffic.fetch(0, self._chunks[0])
 
     @torch.no_grad()
     def step(self, lr: float, divisor: float) -> None:
         """Update masters and weights from the pieces' gradients / ``divisor``, after ``begin_step``."""
         if self._traffic is None:
-            for portion in self._portions:
-                portion.step(lr, divisor, [stretch.gradient for stretch in portion.stretches])
+            for chunk in self._chunks:
+                chunk.step(lr, divisor, [flat_range.gradient for flat_range in chunk.flat_ranges])
             return
-        for number, portion in enumerate(self._portions):
-            if number + 1 < len(self._portions):
-                self._traffic.fetch(number + 1, self._portions[number + 1])
-            gradients = self._traffic.fetched(number, portion)
+        for number, chunk in enumerate(self._chunks):
+            if number + 1 < len(self._chunks):
+                self._traffic.fetch(number + 1, self._chunks[number + 1])
+            gradients = self._traffic.fetched(number, chunk)
             self._traffic.wait_for_room(number)
-            portion.step(lr, divisor, gradients)
-            self._traffic.send(number, portion)
+            chunk.step(lr, divisor, gradients)
+            self._traffic.send(number, chunk)
         self._traffic.end()
 
     def set_steps(self, steps: int) -> None:
         """See Masters."""
-        for portion in self._portions:
-            portion.set_steps(steps)
+        for chunk in self._chunks:
+            chunk.set_steps(steps)
 
     @torch.no_grad()
     def adopt_weights(self) -> None:
         """Make the masters follow the weights."""
-        for piece in self._pieces:
-            self.masters[piece.name].copy_(piece.weight)
+        for shard in self._parameter_shards:
+            self.masters[shard.name].copy_(shard.weight)
 
     @torch.no_grad()
     def restore_masters(self) -> None:
         """Complete what a checkpoint filled: it holds masters beside 16-bit weights only, which then follow them."""
-        for piece in self._pieces:
-            if piece.weight.dtype == torch.float32:
-                self.masters[piece.name].copy_(piece.weight)
+        for shard in self._parameter_shards:
+            if shard.weight.dtype == torch.float32:
+                self.masters[shard.name].copy_(shard.weight)
             else:
-                piece.weight.copy_(self.masters[piece.name])
+                shard.weight.copy_(self.masters[shard.name])
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _FlatRange:
     """Elements ``start`` to ``stop`` of a piece."""
 
-    piece: ParameterPiece
+    shard: ParameterShard
     start: int
     stop: int
 
     @property
     def gradient(self) -> Tensor:
-        return self.piece.gradient[self.start : self.stop]
+        return self.shard.gradient[self.start : self.stop]
 
     @property
     def weight(self) -> Tensor:
-        return self.piece.weight[self.start : self.stop]
+        return self.shard.weight[self.start : self.stop]
 
 
-def _portions(pieces: Sequence[ParameterPiece]) -> Iterator[list[_Stretch]]:
-    portion: list[_Stretch] = []
-    room = _PORTION
-    for piece in pieces:
+def _chunks(parameter_shards: Sequence[ParameterShard]) -> Iterator[list[_FlatRange]]:
+    chunk: list[_FlatRange] = []
+    room = _CHUNK
+    for shard in parameter_shards:
         start = 0
-        if portion and portion[0].weight.dtype != piece.weight.dtype:
-            yield portion
-            portion, room = [], _PORTION
-        while start < piece.weight.numel():
-            stop = min(start + room, piece.weight.numel())
-            portion.append(_Stretch(piece, start, stop))
+        if chunk and chunk[0].weight.dtype != shard.weight.dtype:
+            yield chunk
+            chunk, room = [], _CHUNK
+        while start < shard.weight.numel():
+            stop = min(start + room, shard.weight.numel())
+            chunk.append(_FlatRange(shard, start, stop))
             room -= stop - start
             # Less than a vector left: a cut there would leave the kernel a tail that the whole piece has not.
             if room < 64:
-                yield portion
-                portion, room = [], _PORTION
+                yield chunk
+                chunk, room = [], _CHUNK
             else:
                 room -= room % 64
             start = stop
-    if portion:
-        yield portion
+    if chunk:
+        yield chunk
 
 
-def _is_on_gpu(pieces: Sequence[ParameterPiece]) -> bool:
-    return bool(pieces) and pieces[0].weight.is_cuda
+def _is_on_gpu(parameter_shards: Sequence[ParameterShard]) -> bool:
+    return bool(parameter_shards) and parameter_shards[0].weight.is_cuda
 
 
-def _numel(stretches: Sequence[_Stretch]) -> int:
-    return sum(stretch.stop - stretch.start for stretch in stretches)
+def _numel(flat_ranges: Sequence[_FlatRange]) -> int:
+    return sum(flat_range.stop - flat_range.start for flat_range in flat_ranges)
 
 
-class _Portion:
+class _Chunk:
     """Stretches that are stepped together, all of one dtype.
 
     Attributes:
-        stretches: of different pieces.
+        flat_ranges: of different pieces.
         targets: where each step leaves the new weights, in CPU memory, in order of the stretches.
     """
 
     def __init__(
         self,
         config: OptimizerConfig,
-        stretches: Sequence[_Stretch],
+        flat_ranges: Sequence[_FlatRange],
         targets: Sequence[Tensor],
         masters: Mapping[str, Tensor],
         moments: Moments,
         decays: Mapping[str, bool],
         adamw: Callable[..., Any],
     ) -> None:
-        self.stretches, self.targets = stretches, targets
+        self.flat_ranges, self.targets = flat_ranges, targets
 
         def cut(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
             # A portion has at most one stretch of each piece.
             return {
-                stretch.piece.name: named[stretch.piece.name][stretch.start : stretch.stop] for stretch in stretches
+                flat_range.shard.name: named[flat_range.shard.name][flat_range.start : flat_range.stop]
+                for flat_range in flat_ranges
             }
 
         own = cut(masters)
@@ -198,7 +199,9 @@ class _Portion:
 
     def step(self, lr: float, divisor: float, gradients: Sequence[Tensor]) -> None:
         """Update masters and targets; ``gradients`` in order of the stretches, in CPU memory."""
-        named = {stretch.piece.name: gradient for stretch, gradient in zip(self.stretches, gradients, strict=True)}
+        named = {
+            flat_range.shard.name: gradient for flat_range, gradient in zip(self.flat_ranges, gradients, strict=True)
+        }
         self._step.step(lr, divisor, named)
         if self._masters:
             torch._foreach_copy_(list(self.targets), self._masters)
@@ -235,30 +238,30 @@ class _Traffic:
         for stream in (self._down, self._up):
             stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def fetch(self, number: int, portion: _Portion) -> None:
+    def fetch(self, number: int, chunk: _Chunk) -> None:
         """Start to bring a portion's gradients; the one two before must have been stepped."""
         with torch.cuda.stream(self._down):
-            for target, stretch in zip(self._gradients(number, portion), portion.stretches, strict=True):
-                target.copy_(stretch.gradient, non_blocking=True)
+            for target, flat_range in zip(self._gradients(number, chunk), chunk.flat_ranges, strict=True):
+                target.copy_(flat_range.gradient, non_blocking=True)
             self._is_fetched[number % 2].record(self._down)
 
-    def fetched(self, number: int, portion: _Portion) -> list[Tensor]:
+    def fetched(self, number: int, chunk: _Chunk) -> list[Tensor]:
         """Its gradients, waited for."""
         self._is_fetched[number % 2].synchronize()
-        return self._gradients(number, portion)
+        return self._gradients(number, chunk)
 
-    def _gradients(self, number: int, portion: _Portion) -> list[Tensor]:
-        return _split(self._incoming[number % 2], [target.numel() for target in portion.targets])
+    def _gradients(self, number: int, chunk: _Chunk) -> list[Tensor]:
+        return _split(self._incoming[number % 2], [target.numel() for target in chunk.targets])
 
     def wait_for_room(self, number: int) -> None:
         """Until the last weights have left the buffer of a portion's targets; at once where there were none."""
         self._is_sent[number % 2].synchronize()
 
-    def send(self, number: int, portion: _Portion) -> None:
+    def send(self, number: int, chunk: _Chunk) -> None:
         """Start to bring a portion's new weights to the device, after ``wait_for_room`` and the step."""
         with torch.cuda.stream(self._up):
-            for stretch, target in zip(portion.stretches, portion.targets, strict=True):
-                stretch.weight.copy_(target, non_blocking=True)
+            for flat_range, target in zip(chunk.flat_ranges, chunk.targets, strict=True):
+                flat_range.weight.copy_(target, non_blocking=True)
             self._is_sent[number % 2].record(self._up)
 
     def end(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.ops.adamw import ADAMW
 from trainer.optimizer.clipping import GradientNorm, clip_divisor
-from trainer.optimizer.cpu_offload import OffloadedMasters, offloaded_pieces
+from trainer.optimizer.cpu_offload import OffloadedMasters, offloaded_shards
 from trainer.optimizer.loss_scaler import LossScaler
 from trainer.optimizer.masters import Masters, new_moments
 
@@ -50,17 +50,17 @@ class MixedPrecisionOptimizer:
         self._model = model
         self._clip_grad = config.optimizer.clip_grad
         self._norm = GradientNorm(model)
-        pieces = model.gradients.pieces
-        decays = {piece.name: model.layouts[piece.name].decay for piece in pieces}
+        parameter_shards = model.gradients.parameter_shards
+        decays = {shard.name: model.layouts[shard.name].decay for shard in parameter_shards}
         fraction = config.optimizer.optimizer_offload_fraction if config.optimizer.optimizer_cpu_offload else 0.0
-        away = offloaded_pieces(pieces, fraction)
+        away = offloaded_shards(parameter_shards, fraction)
         self._offloaded = OffloadedMasters(config.optimizer, away, decays, model.kernels.in_cpu_memory[ADAMW])
         names = self._offloaded.masters.keys()
-        self._resident = {piece.name: piece for piece in pieces if piece.name not in names}
+        self._resident = {shard.name: shard for shard in parameter_shards if shard.name not in names}
         # An alias for fp32, a copy else.
-        self._masters = {name: piece.weight.detach().to(torch.float32) for name, piece in self._resident.items()}
+        self._masters = {name: shard.weight.detach().to(torch.float32) for name, shard in self._resident.items()}
         self._moments = new_moments(config.optimizer, self._masters)
-        copies = {name: piece.weight.detach() for name, piece in self._resident.items()}
+        copies = {name: shard.weight.detach() for name, shard in self._resident.items()}
         low = {name: weight for name, weight in copies.items() if weight.dtype != torch.float32}
         self._step = Masters(config.optimizer, self._masters, self._moments, decays, model.kernels[ADAMW], low)
         self._steps = 0
@@ -81,7 +81,7 @@ class MixedPrecisionOptimizer:
         divisor = scale * clip_divisor(norm, self._clip_grad)
         self._offloaded.begin_step()
         # On a CUDA device this runs there while the step of what is offloaded keeps the CPU busy.
-        self._step.step(lr, divisor, {name: piece.gradient for name, piece in self._resident.items()})
+        self._step.step(lr, divisor, {name: shard.gradient for name, shard in self._resident.items()})
         self._offloaded.step(lr, divisor)
         self._steps += 1
         self._model.gradients.weights_changed()
@@ -89,7 +89,7 @@ class MixedPrecisionOptimizer:
 
     @torch.no_grad()
     def _publish_resident(self) -> None:
-        pairs = [(piece.weight, self._masters[name]) for name, piece in self._resident.items()]
+        pairs = [(shard.weight, self._masters[name]) for name, shard in self._resident.items()]
         low = [(weight, master) for weight, master in pairs if weight.dtype != master.dtype]
         if low:
             torch._foreach_copy_([weight for weight, _ in low], [master for _, master in low])
@@ -109,12 +109,12 @@ class MixedPrecisionOptimizer:
         if all(parameter.dtype == torch.float32 for parameter in self._model.parameters.values()):
             return kinds
         masters = self._of_all(self._masters, self._offloaded.masters)
-        dtypes = {piece.name: piece.weight.dtype for piece in self._model.gradients.pieces}
+        dtypes = {shard.name: shard.weight.dtype for shard in self._model.gradients.parameter_shards}
         return {"master": {name: masters[name] for name in masters if dtypes[name] != torch.float32}, **kinds}
 
     def _of_all(self, resident: Mapping[str, Tensor], offloaded: Mapping[str, Tensor]) -> dict[str, Tensor]:
         both = {**resident, **offloaded}
-        return {piece.name: both[piece.name] for piece in self._model.gradients.pieces}
+        return {shard.name: both[shard.name] for shard in self._model.gradients.parameter_shards}
 
     @torch.no_grad()
     def restore(self, steps: int, loss_scaler: Mapping[str, float | int | None] | None) -> None:
@@ -134,7 +134,7 @@ class MixedPrecisionOptimizer:
     @torch.no_grad()
     def adopt_weights(self) -> None:
         """Make the masters follow the weights, after weights alone were loaded."""
-        for name, piece in self._resident.items():
-            if piece.weight.dtype != torch.float32:
-                self._masters[name].copy_(piece.weight)
+        for name, shard in self._resident.items():
+            if shard.weight.dtype != torch.float32:
+                self._masters[name].copy_(shard.weight)
         self._offloaded.adopt_weights()

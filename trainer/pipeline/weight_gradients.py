@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 
-class _TakesGradientSink(Protocol):
-    gradient_sink: Any
+class _TakesGradientAccumulator(Protocol):
+    gradient_accumulator: Any
 
 
 class WeightGradientQueue:
@@ -56,15 +56,15 @@ class WeightGradientQueue:
             self._recorded.append(product)
 
 
-class DeferredSink:
+class DeferredAccumulator:
     """Stands before a gradient sink of any kind: each of its methods becomes a product of the queue."""
 
-    def __init__(self, sink: Any, queue: WeightGradientQueue) -> None:
-        self._sink = sink
+    def __init__(self, accumulator: Any, queue: WeightGradientQueue) -> None:
+        self._accumulator = accumulator
         self._queue = queue
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        method = getattr(self._sink, name)
+        method = getattr(self._accumulator, name)
 
         def put_off(*arguments: Any) -> None:
             self._queue.take(lambda: method(*arguments))
@@ -78,15 +78,15 @@ def deferring(chunk: nn.Module) -> Iterator[WeightGradientQueue]:
     queue = WeightGradientQueue()
     # A module that is used twice in a chunk stands in modules() once.
     modules = [
-        cast(_TakesGradientSink, module)
+        cast(_TakesGradientAccumulator, module)
         for module in chunk.modules()
         if getattr(module, "gradient_sink", None) is not None
     ]
-    sinks = [module.gradient_sink for module in modules]
-    for module, sink in zip(modules, sinks, strict=True):
-        module.gradient_sink = DeferredSink(sink, queue)
+    accumulators = [module.gradient_accumulator for module in modules]
+    for module, accumulator in zip(modules, accumulators, strict=True):
+        module.gradient_accumulator = DeferredAccumulator(accumulator, queue)
     try:
         yield queue
     finally:
-        for module, sink in zip(modules, sinks, strict=True):
-            module.gradient_sink = sink
+        for module, accumulator in zip(modules, accumulators, strict=True):
+            module.gradient_accumulator = accumulator

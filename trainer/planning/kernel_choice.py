@@ -101,7 +101,7 @@ ROWS: Mapping[str, Row] = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedBackend:
     """What one operation is to run on.
 
     Attributes:
@@ -115,35 +115,35 @@ class Wanted:
     is_named: bool
 
 
-def wanted_backends(config: TrainConfig) -> dict[str, Wanted]:
+def requested_backends(config: TrainConfig) -> dict[str, RequestedBackend]:
     """Operation -> what it is to run on, for the operations that a run uses."""
     training = config.training
-    wanted = {}
+    requested = {}
     for operation, row in ROWS.items():
         if not row.is_used(config):
             continue
         switch = _switch_off(config, operation)
         if operation in training.kernel_backends:
             key = f"training.kernel_backends.{operation}"
-            wanted[operation] = Wanted(training.kernel_backends[operation], key, is_named=True)
+            requested[operation] = RequestedBackend(training.kernel_backends[operation], key, is_named=True)
         elif switch is not None:
-            wanted[operation] = Wanted("eager", f"training.{switch}", is_named=True)
+            requested[operation] = RequestedBackend("reference", f"training.{switch}", is_named=True)
         else:
-            wanted[operation] = Wanted(training.kernel_backend, "training.kernel_backend", is_named=False)
-    return wanted
+            requested[operation] = RequestedBackend(training.kernel_backend, "training.kernel_backend", is_named=False)
+    return requested
 
 
-def wanted_in_cpu_memory(config: TrainConfig) -> dict[str, Wanted]:
+def requested_in_cpu_memory(config: TrainConfig) -> dict[str, RequestedBackend]:
     """The same for what a run on a GPU computes in CPU memory: the step of an offloaded optimizer."""
-    wanted = wanted_backends(config)
-    if not config.optimizer.optimizer_cpu_offload or "adamw" not in wanted:
+    requested = requested_backends(config)
+    if not config.optimizer.optimizer_cpu_offload or "adamw" not in requested:
         return {}
-    step = wanted["adamw"]
+    step = requested["adamw"]
     # What is for GPUs alone, and what takes its place: nvrtc compiles the library's code, which a CPU has too.
     instead: dict[str, BackendChoice] = {"nvrtc": "auto", "compile": "torch"}
     if not step.is_named:
         # Who wants everything on own means what the GPU computes: a host whose processor is too old for it is no error.
-        instead["own"] = "auto"
+        instead["native"] = "auto"
     if step.backend in instead:
         step = replace(step, backend=instead[step.backend], is_named=False)
     return {"adamw": step}
@@ -169,7 +169,7 @@ def check_kernels(config: TrainConfig) -> None:
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ROWS)}"
             raise ConfigError("training.kernel_backends", f"{operation!r} is no operation with kernels; {hint}")
         switch = _switch_off(config, operation)
-        if switch is not None and backend != "eager":
+        if switch is not None and backend != "reference":
             raise ConfigError(
                 f"training.{switch}",
                 f"turns {operation} off, which training.kernel_backends wants as {backend}; drop one of the two",

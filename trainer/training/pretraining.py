@@ -27,7 +27,7 @@ from trainer.ops.attention.backend import check_backend
 from trainer.ops.build.packages import unrelated_apex
 from trainer.ops.dispatch.flash_attn_agreement import Tried, try_flash_attn, with_flash_attn
 from trainer.ops.dispatch.library import loaded_path
-from trainer.ops.dispatch.setup import prepare_kernels
+from trainer.ops.dispatch.setup import set_up_kernels
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model, parameter_dtype
 from trainer.planning.device_peaks import known_peak_tflops
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
     from trainer.data.samples.batches import TrainData
     from trainer.ops.build.build_settings import BuildSettings
-    from trainer.ops.dispatch.selection import Choice
+    from trainer.ops.dispatch.selection import KernelSelection
     from trainer.process.launch_environment import LaunchEnvironment
     from trainer.process.run_directory import RunDirectory
 
@@ -180,17 +180,17 @@ def _build_loop(
 ) -> TrainingLoop:
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
     attempt.heartbeat.beat(0, "building the kernels")
-    choice = prepare_kernels(
+    selection = set_up_kernels(
         config,
         attempt.settings,
         device,
         parameter_dtype(config.training),
         is_builder=attempt.launch.local_rank == 0,
     )
-    choice = with_flash_attn(choice, config.model, parameter_dtype(config.training), device, tried)
+    selection = with_flash_attn(selection, config.model, parameter_dtype(config.training), device, tried)
     attempt.heartbeat.beat(0, "building the model")
     groups = build_process_groups(mesh, timedelta(minutes=config.parallel.distributed_timeout_minutes))
-    model = build_model(config, data.vocab_size, mesh, groups, device, choice.kernels)
+    model = build_model(config, data.vocab_size, mesh, groups, device, selection.kernels)
     optimizer = MixedPrecisionOptimizer(config, model)
     save = _save_root(config, run)
     number = run.attempt if run is not None else 1
@@ -213,7 +213,7 @@ def _build_loop(
         peak_tflops=config.logging.peak_tflops or known_peak_tflops(device_name(device)),
     )
     if mesh.rank == 0:
-        _introduce(config, mesh, device, data, choice, restored, progress)
+        _introduce(config, mesh, device, data, selection, restored, progress)
     return TrainingLoop(
         config=config,
         model=model,
@@ -257,11 +257,11 @@ def _introduce(
     mesh: ParallelMesh,
     device: torch.device,
     data: TrainData,
-    choice: Choice,
+    selection: KernelSelection,
     restored: Path | None,
     progress: TrainingProgress,
 ) -> None:
-    lines = [*introduction(config, mesh, data.vocab_size, device_name(device)), *choice.lines(), *data.notes]
+    lines = [*introduction(config, mesh, data.vocab_size, device_name(device)), *selection.lines(), *data.notes]
     warning = unrelated_apex()
     if warning is not None:
         lines.append(warning)

@@ -115,6 +115,6 @@ def test_on_this_machine(tmp_path, monkeypatch, capfd):
     assert main(["env", "kernels", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
     on_cpu = [row for row in document["operations"] if row["device"] == "cpu"]
-    assert on_cpu and "own" not in {row["backend"] for row in on_cpu}
+    assert on_cpu and "native" not in {row["backend"] for row in on_cpu}
     (library,) = (part for part in document["parts"] if part["name"] == "library")
     assert not library["found"] and library["detail"].startswith("the library is not built")

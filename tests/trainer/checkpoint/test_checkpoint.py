@@ -79,8 +79,8 @@ def wholes(model, seed):
 
 def step(model, optimizer, seed):
     gradients = dict(wholes(model, seed))
-    for piece in model.gradients.pieces:
-        piece.gradient.copy_(gradients[piece.name].view(-1)[piece.start : piece.stop])
+    for shard in model.gradients.parameter_shards:
+        shard.gradient.copy_(gradients[shard.name].view(-1)[shard.start : shard.stop])
     return optimizer.step(0.05).grad_norm
 
 

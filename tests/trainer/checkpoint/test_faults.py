@@ -117,8 +117,8 @@ def test_what_cannot_be_deleted_is_a_note_and_no_failed_save(ranks, tmp_path):
 
 
 def write_indexes(folder, *of_ranks):
-    for rank, (shape, dtype, *stretches) in enumerate(of_ranks):
-        parts = [["f", "w", [0, 0], [4, 6], *stretch] for stretch in stretches]
+    for rank, (shape, dtype, *flat_ranges) in enumerate(of_ranks):
+        parts = [["f", "w", [0, 0], [4, 6], *flat_range] for flat_range in flat_ranges]
         values = {"tensors": {"model": {"w": {"shape": shape, "dtype": dtype, "parts": parts}}}, "files": {}}
         (folder / f"index_{rank:05d}.json").write_text(json.dumps(values))
     return range(len(of_ranks))

@@ -17,7 +17,7 @@ from tests.trainer.spawn import Ranks
 from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_path
 from trainer.checkpoint.load import load_training_state
 from trainer.checkpoint.metadata import StoredPart, StoredTensor, load_metadata
-from trainer.checkpoint.regions import are_a_partition, overlap, regions_of_stretch
+from trainer.checkpoint.regions import are_a_partition, overlap, regions_of_flat_range
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.save import CheckpointWriter, stored_shape
 from trainer.process.progress import TrainingProgress
@@ -38,7 +38,7 @@ def test_a_stretch_of_a_box_is_its_regions():
         whole = torch.arange(math.prod(global_shape)).view(global_shape)
         box = whole[tuple(slice(1, 1 + length) for length in shape)].reshape(-1)
         for start, stop in itertools.combinations(range(size + 1), 2):
-            regions = list(regions_of_stretch((1,) * len(shape), shape, start, stop))
+            regions = list(regions_of_flat_range((1,) * len(shape), shape, start, stop))
             assert len(regions) <= 2 * len(shape) - 1
             assert [region.start for region in regions] == [start, *(region.stop for region in regions[:-1])]
             parts = [cut(whole, region.offset, region.shape).reshape(-1) for region in regions]
@@ -178,8 +178,8 @@ def resave(rank, world_size, source, target, config):
 
 @torch.no_grad()
 def spoil(model, optimizer):
-    for piece in model.gradients.pieces:
-        piece.weight.fill_(float("nan"))
+    for shard in model.gradients.parameter_shards:
+        shard.weight.fill_(float("nan"))
     for tensors in optimizer.tensors().values():
         for tensor in tensors.values():
             tensor.fill_(float("nan"))

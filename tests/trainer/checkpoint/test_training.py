@@ -133,7 +133,7 @@ def agree_on_weights(rank, world_size, case, root):
     full = build_model(full_config, VOCAB_SIZE, ParallelMesh(1, 1, 1, 0), ProcessGroups(), CPU)
     restore(full_config, root, full, MixedPrecisionOptimizer(full_config, full), TrainingProgress(), CPU)
     masters = optimizer.tensors().get("master", {})
-    for piece in model.gradients.pieces:
-        expected = full.parameters[piece.name].detach().view(-1)[piece.start : piece.stop]
-        assert torch.equal(masters.get(piece.name, piece.weight), expected)
-        assert torch.equal(piece.weight, expected.to(piece.weight.dtype))
+    for shard in model.gradients.parameter_shards:
+        expected = full.parameters[shard.name].detach().view(-1)[shard.start : shard.stop]
+        assert torch.equal(masters.get(shard.name, shard.weight), expected)
+        assert torch.equal(shard.weight, expected.to(shard.weight.dtype))

@@ -82,7 +82,7 @@ def test_more_micro_batches_than_a_schedule_holds() -> None:
     assert error.key == "training.global_batch_size"
     assert "makes 500,000,000 micro-batches" in error.problem
     assert "a batch of 200,000" in error.problem
-    config_of(training={"global_batch_size": 200_000, "micro_batch_size": 2}).check_world_size(1)
+    check_world_size(config_of(training={"global_batch_size": 200_000, "micro_batch_size": 2}), 1)
 
 
 def test_divisors() -> None:

@@ -238,8 +238,8 @@ def evaluations(rank, world_size, case):
         iterate(case, model, optimizer, iteration)
         look()
     with torch.no_grad():
-        for piece in model.gradients.pieces:
-            piece.weight.mul_(1.5)
+        for shard in model.gradients.parameter_shards:
+            shard.weight.mul_(1.5)
     model.gradients.weights_changed()
     model.gradients.wait_for_weights()
     look()
@@ -254,16 +254,16 @@ def test_pieces_stay_what_they_are(ranks):
 
 def hold_on_to_pieces(rank, world_size, case):
     model, optimizer = build(rank, world_size, case)
-    pieces = list(model.gradients.pieces)
-    places = [(piece.weight.data_ptr(), piece.gradient.data_ptr()) for piece in pieces]
+    parameter_shards = list(model.gradients.parameter_shards)
+    places = [(shard.weight.data_ptr(), shard.gradient.data_ptr()) for shard in parameter_shards]
     for iteration in range(2):
         forward_only(model, case.batch(9))
         iterate(case, model, optimizer, iteration)
-    assert all(one is other for one, other in zip(pieces, model.gradients.pieces, strict=True))
-    assert places == [(piece.weight.data_ptr(), piece.gradient.data_ptr()) for piece in pieces]
+    assert all(one is other for one, other in zip(parameter_shards, model.gradients.parameter_shards, strict=True))
+    assert places == [(shard.weight.data_ptr(), shard.gradient.data_ptr()) for shard in parameter_shards]
     # What modules hold between iterations are these very shards.
-    for piece in pieces:
-        assert model.parameters[piece.name]._local_tensor.data_ptr() == piece.weight.data_ptr()
+    for shard in parameter_shards:
+        assert model.parameters[shard.name]._local_tensor.data_ptr() == shard.weight.data_ptr()
     held = {id(parameter) for chunk in model.chunks for parameter in chunk.parameters()}
     assert held == {id(parameter) for parameter in model.parameters.values()}
 

@@ -22,15 +22,15 @@ def ranks():
 
 class FusedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, inputs, weight, sink):
+    def forward(ctx, inputs, weight, accumulator):
         ctx.save_for_backward(inputs, weight)
-        ctx.sink = sink
+        ctx.accumulator = accumulator
         return inputs @ weight.t()
 
     @staticmethod
     def backward(ctx, grad):
         inputs, weight = ctx.saved_tensors
-        ctx.sink.add_outer(grad.contiguous(), inputs)
+        ctx.accumulator.add_outer(grad.contiguous(), inputs)
         return grad @ weight, None, None
 
 
@@ -39,26 +39,26 @@ class Linear(nn.Module):
 
     def __init__(self, weight, bias=None):
         super().__init__()
-        self.weight, self.bias, self.gradient_sink = weight, bias, None
+        self.weight, self.bias, self.gradient_accumulator = weight, bias, None
 
     def forward(self, inputs):
-        if self.gradient_sink is None:
+        if self.gradient_accumulator is None:
             product = inputs @ self.weight.t()
         else:
-            product = FusedProduct.apply(inputs, self.weight, self.gradient_sink)
+            product = FusedProduct.apply(inputs, self.weight, self.gradient_accumulator)
         return product if self.bias is None else product + self.bias
 
 
 class Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tokens, table, sink):
+    def forward(ctx, tokens, table, accumulator):
         ctx.save_for_backward(tokens)
-        ctx.sink = sink
+        ctx.accumulator = accumulator
         return table[tokens]
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.sink.add_rows(ctx.saved_tensors[0], grad)
+        ctx.accumulator.add_rows(ctx.saved_tensors[0], grad)
         return None, None, None
 
 
@@ -67,12 +67,12 @@ class Embedding(nn.Module):
 
     def __init__(self, weight):
         super().__init__()
-        self.weight, self.row_sink = weight, None
+        self.weight, self.row_accumulator = weight, None
 
     def forward(self, tokens):
-        if self.row_sink is None:
+        if self.row_accumulator is None:
             return self.weight[tokens]
-        return Lookup.apply(tokens, self.weight, self.row_sink)
+        return Lookup.apply(tokens, self.weight, self.row_accumulator)
 
 
 class Toy(nn.Module):
@@ -141,7 +141,7 @@ def plain_gradients(batches, dtype=torch.float32):
 def test_sums_over_micro_batches_as_autograd_does_and_starts_anew_each_iteration(unfused):
     model = Toy()
     buckets = build(model, no_gradient_accumulation_fusion=unfused)
-    assert (model.linear.gradient_sink is None) == unfused and model.embedding.row_sink is not None
+    assert (model.linear.gradient_accumulator is None) == unfused and model.embedding.row_accumulator is not None
     run_iteration(model, buckets, micro_batches(2, rank=9) * 0)
     found = run_iteration(model, buckets, micro_batches(3))
     for name, expected in plain_gradients(micro_batches(3)).items():
@@ -175,8 +175,8 @@ def reduce_over_replicas(rank, world_size, overlap, bucket_size):
     log = []
     all_reduce = dist.all_reduce
     dist.all_reduce = lambda tensor, **options: log.append(tensor.numel()) or all_reduce(tensor, **options)
-    add_rows = model.embedding.row_sink.add_rows
-    model.embedding.row_sink.add_rows = lambda *rows: log.append("embedding") or add_rows(*rows)
+    add_rows = model.embedding.row_accumulator.add_rows
+    model.embedding.row_accumulator.add_rows = lambda *rows: log.append("embedding") or add_rows(*rows)
     try:
         found = [run_iteration(model, buckets, micro_batches(3, rank)) for _ in range(2)]
     finally:
@@ -229,7 +229,7 @@ class Experts(nn.Module):
     def __init__(self, *shape, dtype=torch.float32):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(shape, dtype=dtype))
-        self.gradient_sink = None
+        self.gradient_accumulator = None
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 5), (4, 2, 3, 5)])
@@ -246,7 +246,7 @@ def test_grouped_products_go_to_their_experts(shape, dtype):
         for offsets in batches:
             grad = torch.randn(offsets[-1], 6, generator=generator).to(dtype)
             inputs = torch.randn(offsets[-1], 5, generator=generator).to(dtype)
-            model.gradient_sink.add_grouped_outer(grad, inputs, offsets)
+            model.gradient_accumulator.add_grouped_outer(grad, inputs, offsets)
             for expert in range(4):
                 rows = slice(offsets[expert], offsets[expert + 1])
                 expected[expert] += grad[rows].float().t() @ inputs[rows].float()
@@ -263,7 +263,7 @@ def test_grouped_products_of_no_tokens_are_a_contribution():
     buckets = build(model)
     buckets.buffer.fill_(7.0)
     buckets.begin(1)
-    model.gradient_sink.add_grouped_outer(torch.zeros(0, 3), torch.zeros(0, 4), [0, 0, 0])
+    model.gradient_accumulator.add_grouped_outer(torch.zeros(0, 3), torch.zeros(0, 4), [0, 0, 0])
     assert not buckets.main_grad("weight").any()
 
 
@@ -276,6 +276,6 @@ def test_fused_16_bit_accumulation_on_a_gpu():
     grad = torch.randn(64, 16, device="cuda").bfloat16()
     inputs = torch.randn(64, 32, device="cuda").bfloat16()
     for _ in range(2):
-        model.gradient_sink.add_outer(grad, inputs)
+        model.gradient_accumulator.add_outer(grad, inputs)
     buckets.finish()
     torch.testing.assert_close(buckets.main_grad("weight"), 2 * grad.float().t() @ inputs.float(), rtol=1e-4, atol=1e-3)

@@ -230,16 +230,16 @@ def test_what_cannot_be_divided_is_refused(call, says) -> None:
 
 def tiles_of_two_layers(rank: int, size: int) -> int:
     cp = axis(rank, size, "p2p")
-    core, pieces = core_of(cp, "auto", torch.float64), []
+    core, parameter_shards = core_of(cp, "auto", torch.float64), []
     forward_pass = ForwardPass(documents=Documents(DOCUMENTS["unlike"]))
     plain = ring.ring_tiles
-    ring.ring_tiles = lambda *arguments: pieces.append(arguments) or plain(*arguments)
+    ring.ring_tiles = lambda *arguments: parameter_shards.append(arguments) or plain(*arguments)
     try:
         for _ in range(2):
             attend(*(cp.shard(part.detach(), 2) for part in dense.heads(2, 4, 2, LENGTH, 8)[0]), forward_pass, core)
     finally:
         ring.ring_tiles = plain
-    return len(pieces)
+    return len(parameter_shards)
 
 
 def test_tiles_of_the_ring_are_worked_out_once_for_all_layers(ranks) -> None:

@@ -81,18 +81,18 @@ def test_an_expert_without_tokens_contributes_nothing_once_per_micro_batch():
     layer, _ = layer_of({**SWIGLU, "moe_router_topk": 1, "moe_router_pre_softmax": True})
     send_all_to(layer, 2)
     filled = []
-    sinks = [MainGradient(torch.full(fc.weight.shape, torch.nan), lambda: filled.append(1)) for fc in fcs(layer)]
+    accumulators = [MainGradient(torch.full(fc.weight.shape, torch.nan), lambda: filled.append(1)) for fc in fcs(layer)]
     layer.float()
-    for fc, sink in zip(fcs(layer), sinks, strict=True):
-        fc.gradient_sink = sink
-        sink.sources = 1
-        sink.begin(2)
+    for fc, accumulator in zip(fcs(layer), accumulators, strict=True):
+        fc.gradient_accumulator = accumulator
+        accumulator.sources = 1
+        accumulator.begin(2)
     for _ in range(2):
         assert not filled
         layer(tokens_with_one(3, 1).detach().float().requires_grad_(), ForwardPass()).sum().backward()
     assert len(filled) == 2
-    for sink in sinks:
-        assert [bool(part.any()) for part in sink.main] == [False, False, True, False]
+    for accumulator in accumulators:
+        assert [bool(part.any()) for part in accumulator.main] == [False, False, True, False]
 
 
 def fcs(layer):
@@ -252,8 +252,8 @@ def travel(rank, world_size, num_experts):
     assert torch.equal(tokens.grad[:, 0], (weights.detach() * kept).sum(1))
     # Within an expert the rows stand in the order of ranks and tokens, as on one rank.
     for first, stop in zip(dispatch.offsets, dispatch.offsets[1:], strict=False):
-        stretch = rows.detach()[first:stop, 0].tolist()
-        assert stretch == sorted(stretch)
+        flat_range = rows.detach()[first:stop, 0].tolist()
+        assert flat_range == sorted(flat_range)
     return len(rows)
 
 

@@ -244,15 +244,15 @@ def test_what_is_forgotten_is_found_again():
 class Queue:
     """A sink that does the products later, as a schedule that splits backward does."""
 
-    def __init__(self, sink):
-        self._sink, self._waiting = sink, []
+    def __init__(self, accumulator):
+        self._accumulator, self._waiting = accumulator, []
 
     def add_outer(self, grad_output, inputs):
         self._waiting.append((grad_output, inputs))
 
     def run(self):
         for factors in self._waiting:
-            self._sink.add_outer(*factors)
+            self._accumulator.add_outer(*factors)
 
 
 @pytest.mark.parametrize("form", [*FORMS.values()], ids=[*FORMS])
@@ -263,8 +263,8 @@ def test_weight_gradients_may_be_computed_later(without_recompute, form):
     queues = []
     for module in model.chunks[0].modules():
         if hasattr(module, "gradient_sink"):
-            module.gradient_sink = Queue(module.gradient_sink)
-            queues.append(module.gradient_sink)
+            module.gradient_accumulator = Queue(module.gradient_accumulator)
+            queues.append(module.gradient_accumulator)
     finish = model.gradients.finish
 
     def run_queues_first():

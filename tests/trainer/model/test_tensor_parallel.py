@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.spawn import Ranks
 from trainer.config.sections import ModelConfig
-from trainer.data_parallel.parameter_shards import ParameterPiece
+from trainer.data_parallel.parameter_shards import ParameterShard
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
@@ -74,14 +74,14 @@ def divided_pair(rank, world_size, sequence_parallel, with_sinks):
         nn.Parameter(draw("down", HIDDEN, INNER)[:, share].clone()), nn.Parameter(draw("bias", HIDDEN)), tp
     )
     if with_sinks:
-        up.gradient_sink, down.gradient_sink = OuterProducts(), OuterProducts()
+        up.gradient_accumulator, down.gradient_accumulator = OuterProducts(), OuterProducts()
     inputs = tp.sequence_shard(draw("inputs", LENGTH, BATCH, HIDDEN)).clone().requires_grad_()
     outputs = down(torch.tanh(up(inputs)))
     outputs.backward(tp.sequence_shard(draw("gradient", LENGTH, BATCH, HIDDEN)))
     if with_sinks:
         assert up.weight.grad is None
         assert down.weight.grad is None
-    up_grad, down_grad = (layer.gradient_sink.total if with_sinks else layer.weight.grad for layer in (up, down))
+    up_grad, down_grad = (layer.gradient_accumulator.total if with_sinks else layer.weight.grad for layer in (up, down))
     return outputs.detach(), inputs.grad, up_grad, down_grad, up.bias.grad, down.bias.grad
 
 
@@ -148,7 +148,7 @@ def order_of_issue(rank, world_size, sequence_parallel):
         return result(pending)
 
     with CallOrder() as order, mock.patch.object(PendingCollective, "result", waited):
-        layer.gradient_sink = NamedProducts(order.calls)
+        layer.gradient_accumulator = NamedProducts(order.calls)
         outputs = layer(inputs)
         order.calls.append("backward")
         outputs.sum().backward()
@@ -260,12 +260,15 @@ def attention(rank, world_size, options, sequence_parallel):
     inputs = axes.tp.sequence_shard(draw("inputs", LENGTH, BATCH, model.hidden_size)).clone().requires_grad_()
     output = layer(inputs, forward_pass)
     output.backward(axes.tp.sequence_shard(draw("gradient", LENGTH, BATCH, model.hidden_size)))
-    pieces = [
-        ParameterPiece(name, 0, parameter.detach().view(-1), parameter.grad.view(-1))
+    parameter_shards = [
+        ParameterShard(name, 0, parameter.detach().view(-1), parameter.grad.view(-1))
         for name, parameter in builder.parameters.items()
     ]
-    sum_shared_gradients(pieces, builder.layouts, mesh, groups)
-    parts = [(piece.name, builder.layouts[piece.name].boxes(mesh), piece.weight, piece.gradient) for piece in pieces]
+    sum_shared_gradients(parameter_shards, builder.layouts, mesh, groups)
+    parts = [
+        (shard.name, builder.layouts[shard.name].boxes(mesh), shard.weight, shard.gradient)
+        for shard in parameter_shards
+    ]
     return output.detach(), inputs.grad, parts
 
 

@@ -10,7 +10,7 @@ A test file needs the built library (the fixture ``kernel_library``), its Operat
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_errors_are_those_of_rounding(shape, dtype, level):
-        check_against_oracle(RMS_NORM, "own", arguments(shape, dtype))
+        check_against_oracle(RMS_NORM, "native", arguments(shape, dtype))
 
 where ``dtype`` and ``level`` are fixtures of conftest.py, which repeat a test over all dtypes and instruction sets. And
 likewise, each once or twice rather than over every shape: check_against_oracle(..., layout=layout) (a fixture too),
@@ -28,8 +28,8 @@ functions without a device, which make them on torch's default device; what test
 check_errors.
 
 The rule of error: relative to what float64 gives, in the L2 norm and in the largest entry, an implementation may be off
-by twice what eager torch is off in the same dtype, plus ``slack`` units of the dtype's epsilon. It has no scale of its
-own, and lost digits break it in every dtype; flash-attention's tests compare largest entries so. While an
+by twice what reference torch is off in the same dtype, plus ``slack`` units of the dtype's epsilon. It has no scale of
+its own, and lost digits break it in every dtype; flash-attention's tests compare largest entries so. While an
 implementation runs, uninitialised memory is NaN.
 """
 
@@ -88,15 +88,15 @@ def check_against_oracle(
         arguments: what requires a gradient is differentiated. Where nothing does, arguments changed in place count as
             results. Lists of tensors are arguments too.
         layout: one of LAYOUTS, for all tensors among the arguments and gradients.
-        slack: units of epsilon beyond twice eager's error.
-        oracle: what is run in float64; by default the eager implementation.
+        slack: units of epsilon beyond twice reference's error.
+        oracle: what is run in float64; by default the reference implementation.
         consumes: the implementation may change its arguments though they are differentiated.
     """
-    eager = operation.implementations["eager"].function
+    reference = operation.implementations["reference"].function
     with poisoned():
         found, gradients, intact = run(operation.implementations[backend].function, arguments, layout=layout)
-    usual, *_ = run(eager, arguments, gradients=gradients)
-    right, *_ = run(oracle or eager, in_float64(arguments), gradients=gradients)
+    usual, *_ = run(reference, arguments, gradients=gradients)
+    right, *_ = run(oracle or reference, in_float64(arguments), gradients=gradients)
     check_errors(found, usual, right, slack=slack)
     assert intact or consumes, "an argument was changed"
 
@@ -108,18 +108,18 @@ def check_errors(
 
     Args:
         found: results of what is tested.
-        usual: results of eager torch in the same dtypes; those that are not floating-point must be the same.
+        usual: results of reference torch in the same dtypes; those that are not floating-point must be the same.
         right: the same in float64.
-        slack: units of epsilon beyond twice eager's error.
+        slack: units of epsilon beyond twice reference's error.
     """
-    for number, (own, eager, exact) in enumerate(zip(found, usual, right, strict=True)):
-        assert (own.shape, own.dtype) == (eager.shape, eager.dtype), f"result {number}"
+    for number, (own, reference, exact) in enumerate(zip(found, usual, right, strict=True)):
+        assert (own.shape, own.dtype) == (reference.shape, reference.dtype), f"result {number}"
         if not own.is_floating_point():
-            assert torch.equal(own, eager), f"result {number}"
+            assert torch.equal(own, reference), f"result {number}"
             continue
         epsilon = torch.finfo(own.dtype).eps
         for norm in (2.0, math.inf):
-            distance, allowed = _error(own, exact, norm), 2.0 * _error(eager, exact, norm) + slack * epsilon
+            distance, allowed = _error(own, exact, norm), 2.0 * _error(reference, exact, norm) + slack * epsilon
             assert distance <= allowed, (
                 f"result {number} is off by {distance:.2e} in norm {norm}, allowed {allowed:.2e}"
             )
@@ -202,13 +202,13 @@ def run(
     passed = mapped(lambda value: _LaidOut.apply(value, layout), leaves)
     outputs = list(tensors_of(function(*passed)))
     results = [output.detach().clone() for output in outputs]
-    wanted = [leaf for leaf in tensors_of(leaves) if leaf.requires_grad]
+    requested = [leaf for leaf in tensors_of(leaves) if leaf.requires_grad]
     drawn_gradients: list[torch.Tensor] = []
-    if wanted:
+    if requested:
         differentiable = [output for output in outputs if output.requires_grad]
         given = gradients or [_gradient(output, number, layout) for number, output in enumerate(differentiable)]
         drawn_gradients = [one.to(output) for one, output in zip(given, differentiable, strict=True)]
-        results += torch.autograd.grad(differentiable, wanted, [_laid_out(one, layout) for one in drawn_gradients])
+        results += torch.autograd.grad(differentiable, requested, [_laid_out(one, layout) for one in drawn_gradients])
     else:
         results += [value.clone() for value in tensors_of(passed)]
     intact = all(torch.equal(*pair) for pair in zip(tensors_of(passed), tensors_of(arguments), strict=True))

@@ -75,25 +75,27 @@ def numbers(constants: AdamWConstants) -> AdamWNumbers:
 @pytest.mark.parametrize("grad", LOW)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_errors_are_those_of_rounding(sizes, grad, copy):
-    check_against_oracle(ADAMW, "own", arguments(sizes, grad, copy), consumes=True)
+    check_against_oracle(ADAMW, "native", arguments(sizes, grad, copy), consumes=True)
 
 
 @pytest.mark.parametrize("copy", [None, *LOW])
 @pytest.mark.parametrize("grad", LOW)
 def test_errors_of_torch_are_those_of_rounding(grad, copy):
     given = arguments((123, 4097), grad, copy)
-    found, usual = (run(ADAMW.implementations[backend].function, given)[0] for backend in ("torch", "eager"))
-    right, *_ = run(ADAMW.implementations["eager"].function, in_float64(given))
+    found, usual = (run(ADAMW.implementations[backend].function, given)[0] for backend in ("torch", "reference"))
+    right, *_ = run(ADAMW.implementations["reference"].function, in_float64(given))
     # It leaves the divided gradients in the place of the gradients.
     check_errors(*(results[:2] + results[4:] for results in (found, usual, right)))
 
 
 @pytest.mark.parametrize("copy", [None, torch.bfloat16])
 def test_unaligned_memory(copy):
-    check_against_oracle(ADAMW, "own", arguments((123, 8191), torch.bfloat16, copy), layout="unaligned", consumes=True)
+    check_against_oracle(
+        ADAMW, "native", arguments((123, 8191), torch.bfloat16, copy), layout="unaligned", consumes=True
+    )
 
 
-@pytest.mark.parametrize("backend", ["own", "torch", "eager"])
+@pytest.mark.parametrize("backend", ["native", "torch", "reference"])
 def test_many_steps_are_those_of_torch(backend):
     weights = [drawn((size,), torch.float32, seed=size) for size in (17, 300)]
     masters = [weight.clone() for weight in weights]
@@ -122,14 +124,14 @@ def test_it_is_tried_as_training_calls_it(dtype):
 
 def test_copies_are_the_masters_rounded():
     masters, grads, averages, squares, copies, constants = arguments((999,), torch.float32, torch.bfloat16)
-    ADAMW.implementations["own"].function(masters, grads, averages, squares, copies, constants)
+    ADAMW.implementations["native"].function(masters, grads, averages, squares, copies, constants)
     assert torch.equal(copies[0], masters[0].to(torch.bfloat16))
 
 
 def test_gradients_that_are_not_finite_do_what_arithmetic_says():
     masters, grads, averages, squares, copies, constants = arguments((40,), torch.float32, None)
     grads[0][7], grads[0][8] = torch.inf, torch.nan
-    ADAMW.implementations["own"].function(masters, grads, averages, squares, copies, constants)
+    ADAMW.implementations["native"].function(masters, grads, averages, squares, copies, constants)
     assert masters[0].isnan().nonzero().flatten().tolist() == [7, 8]
 
 
@@ -147,8 +149,8 @@ def test_it_touches_nothing_beside_its_tensors(size, grad, offset, copy, past_ca
     for part in ((0, size // 3), (size // 3, size)):
         call("llmctl_cpu_adamw", grad, copy or torch.float32, *places, *part, past_caches)
     found = [tensor for tensors in lists for tensor in tensors]
-    usual, *_ = run(ADAMW.implementations["eager"].function, given)
-    right, *_ = run(ADAMW.implementations["eager"].function, in_float64(given))
+    usual, *_ = run(ADAMW.implementations["reference"].function, given)
+    right, *_ = run(ADAMW.implementations["reference"].function, in_float64(given))
     check_errors(found, usual, right)
     assert copy is None or torch.equal(found[4], found[0].to(copy))
 
@@ -177,12 +179,12 @@ def test_copies_do_not_depend_on_where_a_tensor_is_cut():
 def test_large_lists_go_past_the_caches_and_give_the_same():
     # At 16 bytes per weight, more than half of caches of up to 128 MiB.
     sizes = ((1 << 22) + 3, 5)
-    check_against_oracle(ADAMW, "own", arguments(sizes, torch.bfloat16, torch.bfloat16), consumes=True)
+    check_against_oracle(ADAMW, "native", arguments(sizes, torch.bfloat16, torch.bfloat16), consumes=True)
 
 
 @pytest.mark.cpu_only
 def test_threads_do_not_matter():
-    check_threads(ADAMW.implementations["own"].function, arguments((1 << 17, 3, 1 << 17), torch.float32, None))
+    check_threads(ADAMW.implementations["native"].function, arguments((1 << 17, 3, 1 << 17), torch.float32, None))
 
 
 @pytest.mark.parametrize("copy", [None, torch.bfloat16])
@@ -206,12 +208,12 @@ def test_what_does_not_fit_is_refused(change, sentence):
     given = arguments((5, 9), torch.float32, None)
     change(given)
     with pytest.raises(RuntimeError, match=sentence):
-        ADAMW.implementations["own"].function(*given)
+        ADAMW.implementations["native"].function(*given)
 
 
 def test_steps_are_counted_from_one():
     with pytest.raises(RuntimeError, match="counted from 1"):
-        ADAMW.implementations["own"].function(*arguments((5,), torch.float32, None)[:-1], replace(CONSTANTS, step=0))
+        ADAMW.implementations["native"].function(*arguments((5,), torch.float32, None)[:-1], replace(CONSTANTS, step=0))
 
 
 def many_elements():
@@ -222,8 +224,8 @@ def many_elements():
     for whole, (part,) in zip(given, small[:4], strict=True):
         whole[-tail:] = part
     tensor = AdamWTensor(*(whole.data_ptr() for whole in given), None, count)
-    usual, *_ = run(ADAMW.implementations["eager"].function, small)
-    right, *_ = run(ADAMW.implementations["eager"].function, in_float64(small))
+    usual, *_ = run(ADAMW.implementations["reference"].function, small)
+    right, *_ = run(ADAMW.implementations["reference"].function, in_float64(small))
     return tensor, given, tail, usual, right
 
 
@@ -263,6 +265,6 @@ def test_cuda_touches_nothing_beside_its_tensors(emulated_cuda: EmulatedCuda, si
         "llmctl_cuda_adamw", grad, copy or torch.float32, tensors, len(sizes), ctypes.byref(numbers(CONSTANTS))
     )
     found = [tensor for tensors_of_kind in lists for tensor in tensors_of_kind]
-    usual, *_ = run(ADAMW.implementations["eager"].function, given)
-    right, *_ = run(ADAMW.implementations["eager"].function, in_float64(given))
+    usual, *_ = run(ADAMW.implementations["reference"].function, given)
+    right, *_ = run(ADAMW.implementations["reference"].function, in_float64(given))
     check_errors(found, usual, right)

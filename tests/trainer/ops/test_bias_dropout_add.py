@@ -31,8 +31,8 @@ SEED = 0x123456789ABCDEF
 PROBABILITY = 0.3
 # With bias, with residual: as layers have them.
 FORMS = ((True, True), (False, True), (False, False))
-OWN = BIAS_DROPOUT_ADD.implementations["own"].function
-EAGER = BIAS_DROPOUT_ADD.implementations["eager"].function
+NATIVE = BIAS_DROPOUT_ADD.implementations["native"].function
+REFERENCE = BIAS_DROPOUT_ADD.implementations["reference"].function
 
 
 class Dropout(ctypes.Structure):
@@ -67,14 +67,14 @@ def test_philox_is_that_of_its_authors():
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_errors_are_those_of_rounding(shape, dtype):
-    check_against_oracle(BIAS_DROPOUT_ADD, "own", arguments(shape, dtype), oracle=formula)
+    check_against_oracle(BIAS_DROPOUT_ADD, "native", arguments(shape, dtype), oracle=formula)
 
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize(("with_bias", "with_residual"), FORMS)
 def test_eager_torch_is_right(with_bias, with_residual):
     given = arguments((5, 3, 17), torch.float64, with_bias, with_residual)
-    found, gradients, _ = run(EAGER, given)
+    found, gradients, _ = run(REFERENCE, given)
     right, *_ = run(formula, given, gradients=gradients)
     torch.testing.assert_close(found, right, rtol=1e-13, atol=1e-14)
 
@@ -83,11 +83,11 @@ def test_eager_torch_is_right(with_bias, with_residual):
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_layouts(with_residual, with_bias, layout):
     check_against_oracle(
-        BIAS_DROPOUT_ADD, "own", arguments((5, 3, 123), torch.bfloat16, with_bias, with_residual), layout=layout
+        BIAS_DROPOUT_ADD, "native", arguments((5, 3, 123), torch.bfloat16, with_bias, with_residual), layout=layout
     )
 
 
-@pytest.mark.parametrize("function", [OWN, EAGER])
+@pytest.mark.parametrize("function", [NATIVE, REFERENCE])
 @pytest.mark.parametrize(("with_bias", "with_residual"), FORMS)
 def test_gradients(with_bias, with_residual, function):
     check_gradients(function, arguments((3, 2, 5), torch.float64, with_bias, with_residual))
@@ -101,10 +101,10 @@ def test_registration(with_bias, with_residual):
 
 @pytest.mark.cpu_only
 def test_threads_do_not_matter():
-    check_threads(OWN, arguments((256, 1024), torch.float32))
+    check_threads(NATIVE, arguments((256, 1024), torch.float32))
 
 
-@pytest.mark.parametrize("function", [OWN, EAGER])
+@pytest.mark.parametrize("function", [NATIVE, REFERENCE])
 def test_rows_are_dropped_alike_wherever_they_are(function):
     whole = torch.ones(64, 2, 33)
     positions = torch.arange(64)
@@ -127,7 +127,7 @@ def test_the_share_of_what_is_dropped_and_its_independence():
 
 def test_probability_zero_keeps_all():
     hidden = drawn((7, 9), torch.float32)
-    assert torch.equal(OWN(hidden, None, None, torch.arange(7), 0.0, SEED), hidden)
+    assert torch.equal(NATIVE(hidden, None, None, torch.arange(7), 0.0, SEED), hidden)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused(change, sentence):
     for place, value in change.items():
         given[place] = value
     with pytest.raises(RuntimeError, match=sentence):
-        OWN(*given)
+        NATIVE(*given)
 
 
 WIDTH = 1 << 10
@@ -160,7 +160,7 @@ def many_rows():
 
 
 def last_rows(hidden, positions):
-    return EAGER(hidden[-LAST:], None, None, positions[-LAST:], PROBABILITY, SEED)
+    return REFERENCE(hidden[-LAST:], None, None, positions[-LAST:], PROBABILITY, SEED)
 
 
 @pytest.mark.cpu_only
@@ -203,4 +203,4 @@ def test_cuda_touches_nothing_beside_its_tensors(emulated_cuda: EmulatedCuda, sh
         *(dtype, hidden, bias, residual, output, positions, shape[0], inner, shape[-1], ctypes.byref(DROPOUT)),
     )
     wide = [None if one is None else one.double() for one in given[:3]]
-    check_errors([output], [EAGER(*given)], [EAGER(*wide, *given[3:])])
+    check_errors([output], [REFERENCE(*given)], [REFERENCE(*wide, *given[3:])])

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("kernel_library")
 
 FUNCTIONS = {
     "small": CROSS_ENTROPY.small,
-    **{backend: CROSS_ENTROPY.implementations[backend].function for backend in ("own", "eager")},
+    **{backend: CROSS_ENTROPY.implementations[backend].function for backend in ("native", "reference")},
 }
 
 

@@ -45,7 +45,7 @@ SHAPES = [
     ((0, 64), 60),
     ((2, 3, 40), 40),
 ]
-BACKENDS = ["own", "eager"]
+BACKENDS = ["native", "reference"]
 # What small calls run on, as one more implementation.
 LOSS = replace(
     CROSS_ENTROPY, implementations={**CROSS_ENTROPY.implementations, "torch": Implementation(CROSS_ENTROPY.small)}
@@ -82,7 +82,7 @@ def formula(logits, labels, columns, terms):
 @pytest.mark.parametrize(("shape", "num_valid"), SHAPES, ids=str)
 def test_errors_are_those_of_rounding(shape, num_valid, terms, dtype):
     given = arguments(shape, num_valid, dtype, TERMS[terms])
-    check_against_oracle(CROSS_ENTROPY, "own", given, oracle=formula, consumes=True)
+    check_against_oracle(CROSS_ENTROPY, "native", given, oracle=formula, consumes=True)
 
 
 @pytest.mark.cpu_only
@@ -99,7 +99,7 @@ def test_errors_of_small_calls_are_those_of_rounding(shape, num_valid, terms, dt
 @pytest.mark.parametrize("terms", TERMS)
 def test_eager_torch_is_right(terms, dtype):
     logits, labels, columns, terms = arguments((37, 1000), 999, dtype, TERMS[terms])
-    losses = function("eager")(logits * 1, labels, columns, terms)
+    losses = function("reference")(logits * 1, labels, columns, terms)
     exact = logits.detach().double().requires_grad_()
     expected = formula(exact, labels, columns, terms)
     weights = drawn(losses.shape, losses.dtype, seed=3)
@@ -126,7 +126,7 @@ def test_it_is_the_loss_of_torch(smoothing, backend):
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_memory_may_be_laid_out_in_any_way(dtype, layout):
     given = arguments((3, 7, 129), 129, dtype, EVERYTHING)
-    check_against_oracle(CROSS_ENTROPY, "own", given, layout=layout, oracle=formula, consumes=True)
+    check_against_oracle(CROSS_ENTROPY, "native", given, layout=layout, oracle=formula, consumes=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -161,7 +161,7 @@ def test_torch_knows_what_the_ops_do(dtype):
 
 @pytest.mark.cpu_only
 def test_bits_do_not_depend_on_threads(dtype):
-    check_threads(function("own"), arguments((307, 1000), 1000, dtype, EVERYTHING))
+    check_threads(function("native"), arguments((307, 1000), 1000, dtype, EVERYTHING))
 
 
 def divided(backend, logits, labels, vocab_size, terms, parts):
@@ -297,7 +297,7 @@ def test_tokens_without_a_loss_are_not_read(dtype):
     logits[1] = drawn((70,), dtype)
     logits.requires_grad_()
     labels = torch.tensor([-100, 3, 4])
-    losses = function("own")(logits * 1, labels, VocabColumns(0, 70, 70), PLAIN)
+    losses = function("native")(logits * 1, labels, VocabColumns(0, 70, 70), PLAIN)
     losses.backward(torch.tensor([1.0, 1.0, 0.0]).to(losses))
     assert losses[0] == 0.0
     assert losses[2].isnan()
@@ -374,7 +374,7 @@ def on_a_rank(rank, world_size, library, dtype):
     tp = TensorParallel(world_size, rank, dist.group.WORLD)
     logits, labels, *_ = arguments((12, 16), 13, dtype, EVERYTHING)
     local = logits.detach().chunk(world_size, -1)[rank].clone().requires_grad_()
-    kernels = Kernels(cross_entropy=function("own"))
+    kernels = Kernels(cross_entropy=function("native"))
     losses = vocab_parallel_cross_entropy(local * 1, labels, 13, tp, kernels, EVERYTHING)
     losses.sum().backward()
     return losses.detach(), local.grad
@@ -390,7 +390,7 @@ def ranks():
 def test_real_ranks_have_the_loss_of_one(kernel_library, ranks, dtype):
     results = ranks.run(on_a_rank, kernel_library.path, dtype)
     logits, labels, columns, terms = arguments((12, 16), 13, dtype, EVERYTHING)
-    expected = function("own")(logits * 1, labels, columns, terms)
+    expected = function("native")(logits * 1, labels, columns, terms)
     expected.sum().backward()
     for losses, _ in results:
         torch.testing.assert_close(losses, expected, rtol=2e-6, atol=2e-6)

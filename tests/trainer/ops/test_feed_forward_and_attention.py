@@ -25,9 +25,9 @@ from trainer.ops.rotary import ROPE
 
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
-OWN = Kernels(
-    activation=ACTIVATION.implementations["own"].function,
-    rope=ROPE.implementations["own"].function,
+NATIVE = Kernels(
+    activation=ACTIVATION.implementations["native"].function,
+    rope=ROPE.implementations["native"].function,
 )
 ACTIVATIONS = ({"swiglu": True}, {}, {"openai_gelu": True})
 ALONE = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
@@ -64,20 +64,20 @@ def check_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_feed_forward_layers(activation: dict[str, bool], disable_bias_linear: bool) -> None:
     config = model(disable_bias_linear=disable_bias_linear, **activation)
-    own, eager = (MLP(config, builder(kernels), TensorParallel()) for kernels in (OWN, Kernels()))
-    check_same(outcome(own), outcome(eager))
+    own, reference = (MLP(config, builder(kernels), TensorParallel()) for kernels in (NATIVE, Kernels()))
+    check_same(outcome(own), outcome(reference))
 
 
 def test_the_bias_of_a_small_layer_is_left_to_the_matrix_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    function = ACTIVATION.function("own", "cpu")
+    function = ACTIVATION.function("native", "cpu")
     assert isinstance(function, BySize)
     config, told = model(openai_gelu=True), []
     forward = ColumnParallelLinear.forward
     # 9 x 2 tokens, 72 channels.
     for smallest in (9 * 2 * 72 + 1, 9 * 2 * 72):
         kernels = Kernels(activation=replace(function, smallest=smallest))
-        own, eager = (MLP(config, builder(chosen), TensorParallel()) for chosen in (kernels, Kernels()))
-        expected = outcome(eager)
+        own, reference = (MLP(config, builder(chosen), TensorParallel()) for chosen in (kernels, Kernels()))
+        expected = outcome(reference)
         with monkeypatch.context() as patch:
             patch.setattr(
                 ColumnParallelLinear,
@@ -96,8 +96,8 @@ def test_experts_with_and_without_recompute(activation: dict[str, bool], recompu
     config = model(num_experts=3, moe_ffn_hidden_size=24, **activation)
     rows, offsets = HIDDEN.flatten(0, 1), [0, 7, 7, 18]
     found = []
-    for kernels in (OWN, Kernels()):
-        experts = Experts(config, builder(kernels), TensorParallel(), recompute and kernels is OWN)
+    for kernels in (NATIVE, Kernels()):
+        experts = Experts(config, builder(kernels), TensorParallel(), recompute and kernels is NATIVE)
         leaf = rows.clone().requires_grad_()
         output = experts(leaf, offsets)
         output.backward(rows)
@@ -120,5 +120,5 @@ def test_attention(groups: int, positions: str) -> None:
     if "sample" in positions:
         table = table.at(torch.randint(32, (9, 2), generator=torch.Generator().manual_seed(5)))
     forward_pass = ForwardPass(rotary=None if positions == "none" else table.first(9))
-    own, eager = (SelfAttention(config, 0, builder(kernels), ParallelAxes()) for kernels in (OWN, Kernels()))
-    check_same(outcome(own, forward_pass), outcome(eager, forward_pass))
+    own, reference = (SelfAttention(config, 0, builder(kernels), ParallelAxes()) for kernels in (NATIVE, Kernels()))
+    check_same(outcome(own, forward_pass), outcome(reference, forward_pass))

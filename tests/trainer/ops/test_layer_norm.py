@@ -20,7 +20,7 @@ from trainer.ops.layer_norm import LAYER_NORM
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
 EPSILON = 1e-5
-OWN = LAYER_NORM.implementations["own"].function
+NATIVE = LAYER_NORM.implementations["native"].function
 
 
 def arguments(shape, dtype):
@@ -37,7 +37,7 @@ def formula(hidden, weight, bias, epsilon):
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[-1] > 1], ids=str)
 def test_errors_are_those_of_rounding(shape, dtype):
-    check_against_oracle(LAYER_NORM, "own", arguments(shape, dtype), oracle=formula)
+    check_against_oracle(LAYER_NORM, "native", arguments(shape, dtype), oracle=formula)
 
 
 @pytest.mark.usefixtures("level")
@@ -45,7 +45,7 @@ def test_rows_of_one_element_are_the_bias(dtype):
     """What is exactly 0 has no relative error: the gradient is held to the rounding of what cancels in it."""
     values = arguments((7, 1), dtype)
     gradient = drawn((7, 1), dtype, seed=3)
-    normed = OWN(*values)
+    normed = NATIVE(*values)
     of_hidden, of_weight, of_bias = torch.autograd.grad(normed, values[:3], gradient)
     assert torch.equal(normed, values[2].expand(7, 1))
     cancelling = gradient * values[1] * EPSILON**-0.5
@@ -56,11 +56,11 @@ def test_rows_of_one_element_are_the_bias(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_memory_may_be_laid_out_in_any_way(dtype, layout):
-    check_against_oracle(LAYER_NORM, "own", arguments((3, 37, 129), dtype), layout=layout)
+    check_against_oracle(LAYER_NORM, "native", arguments((3, 37, 129), dtype), layout=layout)
 
 
 def test_gradients_are_those_of_finite_differences():
-    check_gradients(OWN, arguments((3, 5), torch.float64))
+    check_gradients(NATIVE, arguments((3, 5), torch.float64))
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 3, 16), torch.bfloat16), ((0, 8), torch.float32)], ids=str)
@@ -73,7 +73,7 @@ def test_torch_knows_what_the_ops_do(shape, dtype):
 
 
 def test_bits_do_not_depend_on_threads(dtype):
-    check_threads(OWN, arguments((1037, 300), dtype))
+    check_threads(NATIVE, arguments((1037, 300), dtype))
 
 
 @pytest.mark.usefixtures("level")
@@ -102,7 +102,7 @@ def test_storing_past_the_caches_changes_nothing(width, dtype):
 @pytest.mark.usefixtures("level")
 def test_a_large_mean_costs_no_more_digits_than_torch_loses():
     hidden, *rest = arguments((16, 1000), torch.float32)
-    check_against_oracle(LAYER_NORM, "own", ((hidden.detach() + 1e4).requires_grad_(), *rest), oracle=formula)
+    check_against_oracle(LAYER_NORM, "native", ((hidden.detach() + 1e4).requires_grad_(), *rest), oracle=formula)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

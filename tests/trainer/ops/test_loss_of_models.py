@@ -16,9 +16,9 @@ from trainer.ops.softmax import SCALED_CAUSAL_SOFTMAX
 
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
-EAGER = Kernels()
+REFERENCE = Kernels()
 OPERATIONS = (CROSS_ENTROPY, SCALED_CAUSAL_SOFTMAX)
-OWN = Kernels(**{operation.name: operation.implementations["own"].function for operation in OPERATIONS})
+NATIVE = Kernels(**{operation.name: operation.implementations["native"].function for operation in OPERATIONS})
 MODELS = {"llama": LLAMA, "gpt2": GPT2}
 
 
@@ -36,13 +36,13 @@ def results(model, kernels, dtype, training=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_models_compute_the_same(model, dtype):
-    own, eager = results(model, OWN, dtype), results(model, EAGER, dtype)
+    own, reference = results(model, NATIVE, dtype), results(model, REFERENCE, dtype)
     # A few roundings of difference at the loss grow on their way through the layers.
-    check_errors(own, eager, results(model, EAGER, torch.float64), slack=64.0)
+    check_errors(own, reference, results(model, REFERENCE, torch.float64), slack=64.0)
 
 
 def test_what_is_computed_again_is_the_same_bits():
-    check_same_bits(results("gpt2", OWN, torch.float32, FORMS["core_attn"]), results("gpt2", OWN, torch.float32))
+    check_same_bits(results("gpt2", NATIVE, torch.float32, FORMS["core_attn"]), results("gpt2", NATIVE, torch.float32))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -52,7 +52,7 @@ def test_models_run_on_the_kernels_that_they_are_given(model):
     def counted(operation):
         def call(*arguments):
             calls.append(operation.name)
-            return OWN[operation](*arguments)
+            return NATIVE[operation](*arguments)
 
         return call
 

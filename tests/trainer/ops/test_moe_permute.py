@@ -67,10 +67,10 @@ def formula_back(rows, weights, choices, places):
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_errors_are_those_of_rounding(shape, dtype):
-    check_against_oracle(MOE_PERMUTE, "own", there(shape, dtype), oracle=formula_there)
+    check_against_oracle(MOE_PERMUTE, "native", there(shape, dtype), oracle=formula_there)
     # A product of rows that nearly cancels: in float64 the oracle is no better than what is tested.
-    check_against_oracle(MOE_UNPERMUTE, "own", back(shape, dtype), slack=32.0, oracle=formula_back)
-    check_against_oracle(MOE_UNPERMUTE, "own", back(shape, dtype, weighted=False), slack=32.0, oracle=formula_back)
+    check_against_oracle(MOE_UNPERMUTE, "native", back(shape, dtype), slack=32.0, oracle=formula_back)
+    check_against_oracle(MOE_UNPERMUTE, "native", back(shape, dtype, weighted=False), slack=32.0, oracle=formula_back)
 
 
 @pytest.mark.cpu_only
@@ -79,7 +79,7 @@ def test_small_calls_have_the_same_bits(shape):
     """Sums of many addends are rounded once there, too, and in one order."""
     arguments = there(shape, torch.bfloat16)
     results, gradients, _ = run(MOE_PERMUTE.small, arguments)
-    right, *_ = run(MOE_PERMUTE.implementations["eager"].function, arguments, gradients=gradients)
+    right, *_ = run(MOE_PERMUTE.implementations["reference"].function, arguments, gradients=gradients)
     assert all(torch.equal(own, other) for own, other in zip(results, right, strict=True))
 
 
@@ -89,7 +89,7 @@ def test_eager_torch_is_right(shape):
     cases = ((MOE_PERMUTE, there, formula_there), (MOE_UNPERMUTE, back, formula_back))
     for operation, arguments, formula in cases:
         given = arguments(shape, torch.float64)
-        found, gradients, _ = run(operation.implementations["eager"].function, given)
+        found, gradients, _ = run(operation.implementations["reference"].function, given)
         right, *_ = run(formula, given, gradients=gradients)
         torch.testing.assert_close(found, right, rtol=1e-11, atol=1e-11)
 
@@ -97,16 +97,16 @@ def test_eager_torch_is_right(shape):
 def test_nothing_is_left_of_tokens_whose_choices_were_all_dropped(dtype):
     choices, places = torch.zeros(0, dtype=torch.int64), torch.zeros((5, 2), dtype=torch.int64)
     rows, weights = drawn((0, 17), dtype).requires_grad_(), drawn((5, 2), wide(dtype)).requires_grad_()
-    check_against_oracle(MOE_PERMUTE, "own", (drawn((5, 17), dtype).requires_grad_(), choices, places))
-    check_against_oracle(MOE_UNPERMUTE, "own", (rows, weights, choices, places))
+    check_against_oracle(MOE_PERMUTE, "native", (drawn((5, 17), dtype).requires_grad_(), choices, places))
+    check_against_oracle(MOE_UNPERMUTE, "native", (rows, weights, choices, places))
 
 
 def test_layouts(layout):
-    check_against_oracle(MOE_PERMUTE, "own", there((5, 2, 123), torch.bfloat16), layout=layout)
-    check_against_oracle(MOE_UNPERMUTE, "own", back((5, 2, 123), torch.bfloat16), layout=layout)
+    check_against_oracle(MOE_PERMUTE, "native", there((5, 2, 123), torch.bfloat16), layout=layout)
+    check_against_oracle(MOE_UNPERMUTE, "native", back((5, 2, 123), torch.bfloat16), layout=layout)
 
 
-@pytest.mark.parametrize("backend", ["own", "eager"])
+@pytest.mark.parametrize("backend", ["native", "reference"])
 def test_gradients(backend):
     check_gradients(MOE_PERMUTE.implementations[backend].function, there((4, 2, 5), torch.float64))
     check_gradients(MOE_UNPERMUTE.implementations[backend].function, back((4, 2, 5), torch.float64))
@@ -122,19 +122,19 @@ def test_registration():
 
 @pytest.mark.cpu_only
 def test_threads_do_not_matter():
-    check_threads(MOE_UNPERMUTE.implementations["own"].function, back((512, 2, 512), torch.float32))
+    check_threads(MOE_UNPERMUTE.implementations["native"].function, back((512, 2, 512), torch.float32))
 
 
 def test_there_and_back_is_the_token_where_weights_sum_to_one():
     tokens, choices, places = there((64, 3, 40), torch.float64)
     kept = places < len(choices)
     weights = kept / kept.sum(1, keepdim=True).clamp(min=1)
-    rows = MOE_PERMUTE.implementations["own"].function(tokens, choices, places)
-    returned = MOE_UNPERMUTE.implementations["own"].function(rows, weights.double(), choices, places)
+    rows = MOE_PERMUTE.implementations["native"].function(tokens, choices, places)
+    returned = MOE_UNPERMUTE.implementations["native"].function(rows, weights.double(), choices, places)
     assert torch.allclose(returned, tokens * kept.any(1, keepdim=True))
 
 
-@pytest.mark.parametrize("backend", ["own", "eager"])
+@pytest.mark.parametrize("backend", ["native", "reference"])
 def test_nothing_is_read_in_the_place_of_what_was_dropped(backend):
     """A row that is infinite reaches the token that chose it alone, and the weight of a dropped choice nobody."""
     permute, unpermute = (operation.implementations[backend].function for operation in (MOE_PERMUTE, MOE_UNPERMUTE))
@@ -151,7 +151,7 @@ def test_nothing_is_read_in_the_place_of_what_was_dropped(backend):
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("backend", ["own", "eager"])
+@pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("number", [-1, 10])
 def test_numbers_of_nothing_are_refused_on_cpus(backend, number):
     rows, weights, choices, places = back((5, 2, 16), torch.float32)
@@ -159,7 +159,7 @@ def test_numbers_of_nothing_are_refused_on_cpus(backend, number):
     wrong = choices.clone().index_fill_(0, torch.tensor([2]), number)
     with pytest.raises((RuntimeError, IndexError), match="out of range|not a number from 0 to 9"):
         unpermute(rows, weights, wrong, places).sum().backward()
-    if backend == "own":
+    if backend == "native":
         with pytest.raises(RuntimeError, match="places has .*, not a number from 0 to 8"):
             unpermute(rows, weights, choices, places.clone().fill_(number))
 
@@ -294,7 +294,7 @@ def test_cuda_backward_touches_nothing_beside_its_tensors(emulated_cuda: Emulate
     count, topk, width = shape
     rows, weights, choices, places = back(shape, dtype)
     grad = drawn((count, width), dtype, seed=2)
-    function = MOE_UNPERMUTE.implementations["eager"].function
+    function = MOE_UNPERMUTE.implementations["reference"].function
     usual = torch.autograd.grad(function(rows, weights, choices, places), (rows, weights), grad)
     exact = [rows.detach().double().requires_grad_(), weights.detach().double().requires_grad_()]
     right = torch.autograd.grad(function(*exact, choices, places), exact, grad.double())

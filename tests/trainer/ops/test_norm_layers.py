@@ -17,9 +17,9 @@ from trainer.ops.rms_norm import ADD_RMS_NORM, RMS_NORM
 
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
-EAGER = Kernels()
+REFERENCE = Kernels()
 # At any size, though for small ones some are not chosen.
-OWN = Kernels(**{one.name: one.implementations["own"].function for one in (RMS_NORM, ADD_RMS_NORM, LAYER_NORM)})
+NATIVE = Kernels(**{one.name: one.implementations["native"].function for one in (RMS_NORM, ADD_RMS_NORM, LAYER_NORM)})
 MODELS = {"llama": LLAMA, "llama-dropout": {**LLAMA, "hidden_dropout": 0.1}, "gpt2": GPT2, "moe": MOE}
 
 
@@ -40,15 +40,15 @@ def results(model, kernels, dtype, training=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_layers_compute_the_same(model, dtype):
-    own, eager = results(model, OWN, dtype), results(model, EAGER, dtype)
+    own, reference = results(model, NATIVE, dtype), results(model, REFERENCE, dtype)
     # A few roundings of difference in one layer grow in those after it.
-    check_errors(own, eager, results(model, EAGER, torch.float64), slack=64.0)
+    check_errors(own, reference, results(model, REFERENCE, torch.float64), slack=64.0)
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_computed_again_is_the_same_bits(model, form):
-    check_same_bits(results(model, OWN, torch.float32, FORMS[form]), results(model, OWN, torch.float32))
+    check_same_bits(results(model, NATIVE, torch.float32, FORMS[form]), results(model, NATIVE, torch.float32))
 
 
 # What drops elements sums them too.
@@ -59,7 +59,7 @@ def test_a_layer_sums_and_norms_in_one_operation(model, expected):
     def counted(operation):
         def call(*arguments):
             calls.append(operation.name)
-            return OWN[operation](*arguments)
+            return NATIVE[operation](*arguments)
 
         return call
 
@@ -68,7 +68,7 @@ def test_a_layer_sums_and_norms_in_one_operation(model, expected):
     assert (calls.count("rms_norm"), calls.count("add_rms_norm")) == expected
 
 
-@pytest.mark.parametrize("kernels", [EAGER, OWN], ids=["eager", "own"])
+@pytest.mark.parametrize("kernels", [REFERENCE, NATIVE], ids=["reference", "native"])
 @pytest.mark.parametrize("kind", ["RMSNorm", "LayerNorm"])
 def test_a_norm_of_a_sum_is_the_norm_after_the_sum(kind, kernels):
     builder = ParameterBuilder(

@@ -75,11 +75,11 @@ def launched():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_own_kernels_pass_their_self_tests(operation, dtype):
     """And these reach every entry point of training."""
-    own, device = operation.implementations["own"], torch.get_default_device()
+    own, device = operation.implementations["native"], torch.get_default_device()
     is_emulated = launched() is not None
     if dtype not in own.dtypes or device.type not in own.devices or (is_emulated and operation.name not in KERNELS):
         pytest.skip("there is no such kernel")
-    assert self_test(operation, "own", device, dtype) is None
+    assert self_test(operation, "native", device, dtype) is None
     if is_emulated:
         # Of the dtype of the gradients, which are added up in float32.
         suffix = "float32" if operation is ADAMW else str(dtype).removeprefix("torch.")
@@ -137,7 +137,7 @@ def test_second_derivatives_are_right_or_refused(operation, backend):
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("backend", ["own", "eager"])
+@pytest.mark.parametrize("backend", ["native", "reference"])
 def test_first_derivatives_in_a_checkpoint_may_be_part_of_a_graph(backend):
     """A checkpoint gives away what was saved for backward only once."""
     function = RMS_NORM.implementations[backend].function
@@ -159,7 +159,7 @@ def test_autograd_is_told_what_changes(operation):
     for number in range(len(operation.examples)):
         arguments = mapped(lambda value: value.detach().clone(), example(operation, number))
         before = [(value.clone(), value._version) for value in tensors_of(arguments)]
-        operation.implementations["own"].function(*arguments)
+        operation.implementations["native"].function(*arguments)
         for value, (old, version) in zip(tensors_of(arguments), before, strict=True):
             if not torch.equal(value, old):
                 has_changed = True
@@ -175,9 +175,9 @@ def test_torch_compiles_all_of_them():
     functions, arguments = [], []
     there = torch.get_default_device().type
     for operation in OPERATIONS:
-        if there not in operation.implementations["own"].devices:
+        if there not in operation.implementations["native"].devices:
             continue
-        function = operation.function("own", there)
+        function = operation.function("native", there)
         if isinstance(function, BySize):
             function = replace(function, smallest=1000)
         # Lists of many tensors are no other code. The last example is a large one, the one before of another kind.
@@ -196,7 +196,7 @@ def test_torch_compiles_all_of_them():
 def test_each_compiled_in_bfloat16_has_the_bits_of_a_call(operation):
     """Forward and backward of what is traced, run as it is: nothing is rounded once more, or once less."""
     torch.compiler.reset()
-    function = operation.implementations["own"].function
+    function = operation.implementations["native"].function
     arguments = example(operation, dtype=torch.bfloat16)
     right, gradients, _ = run(function, arguments)
     found, *_ = run(torch.compile(function, fullgraph=True, backend="aot_eager"), arguments, gradients=gradients)
@@ -205,7 +205,7 @@ def test_each_compiled_in_bfloat16_has_the_bits_of_a_call(operation):
 
 @pytest.mark.cpu_only
 def test_the_reference_is_one_graph_too(operation):
-    check_compiled(operation.implementations["eager"].function, example(operation), compiler="aot_eager")
+    check_compiled(operation.implementations["reference"].function, example(operation), compiler="aot_eager")
 
 
 @pytest.mark.cpu_only
@@ -218,6 +218,6 @@ def test_rows_without_channels():
 
 def test_rows_without_channels_have_weights():
     inner, weights = (drawn(shape, torch.float32).requires_grad_() for shape in ((3, 0), (3,)))
-    activated = ACTIVATION.implementations["own"].function(inner, None, weights, "silu", True)
+    activated = ACTIVATION.implementations["native"].function(inner, None, weights, "silu", True)
     assert activated.shape == (3, 0)
     assert not torch.autograd.grad(activated.sum(), weights)[0].any()

@@ -37,7 +37,7 @@ CASES = [
 def on_own_kernels(library: Path) -> Iterator[None]:
     """All operations on the library, however small the tensors are."""
     load_library(library)
-    own = Kernels(**{operation.name: operation.implementations["own"].function for operation in OPERATIONS})
+    own = Kernels(**{operation.name: operation.implementations["native"].function for operation in OPERATIONS})
     with mock.patch.object(layout_parity, "build_model", partial(build_model, kernels=own)):
         yield
 

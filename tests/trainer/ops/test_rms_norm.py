@@ -55,7 +55,7 @@ ORACLES = {"rms_norm": formula, "add_rms_norm": formula_of_sum}
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_errors_are_those_of_rounding(operation, shape, dtype):
-    check_against_oracle(operation, "own", arguments(operation, shape, dtype), oracle=ORACLES[operation.name])
+    check_against_oracle(operation, "native", arguments(operation, shape, dtype), oracle=ORACLES[operation.name])
 
 
 @pytest.mark.parametrize("shape", [(5, 123), (0, 64)], ids=str)
@@ -65,10 +65,10 @@ def test_errors_of_torch_are_those_of_rounding(operation, shape, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_memory_may_be_laid_out_in_any_way(operation, dtype, layout):
-    check_against_oracle(operation, "own", arguments(operation, (3, 37, 129), dtype), layout=layout)
+    check_against_oracle(operation, "native", arguments(operation, (3, 37, 129), dtype), layout=layout)
 
 
-@pytest.mark.parametrize("backend", ["own", "eager"])
+@pytest.mark.parametrize("backend", ["native", "reference"])
 def test_gradients_are_those_of_finite_differences(operation, backend):
     check_gradients(operation.implementations[backend].function, arguments(operation, (3, 5), torch.float64))
 
@@ -86,7 +86,7 @@ def test_torch_knows_what_the_ops_do(shape, dtype):
 
 @pytest.mark.cpu_only
 def test_bits_do_not_depend_on_threads(operation, dtype):
-    check_threads(operation.implementations["own"].function, arguments(operation, (1037, 300), dtype))
+    check_threads(operation.implementations["native"].function, arguments(operation, (1037, 300), dtype))
 
 
 @pytest.mark.usefixtures("level")
@@ -94,13 +94,13 @@ def test_the_norm_of_a_sum_has_the_bits_of_the_norm_alone(dtype):
     """Backward may compute the norm of the kept sum again."""
     hidden, residual, weight, _ = arguments(ADD_RMS_NORM, (7, 513), dtype)
     with torch.no_grad():
-        normed, total = ADD_RMS_NORM.implementations["own"].function(hidden, residual, weight, EPSILON)
+        normed, total = ADD_RMS_NORM.implementations["native"].function(hidden, residual, weight, EPSILON)
         check_same_bits([total, normed], [hidden + residual, torch.ops.llmctl.rms_norm(total, weight, EPSILON)[0]])
 
 
 def test_rows_of_one_block_of_several_warps_on_a_gpu(operation):
     """Sums over the threads of a block, one upon the other: what one leaves in shared memory is read in time."""
-    check_against_oracle(operation, "own", arguments(operation, (16, 4096), torch.bfloat16))
+    check_against_oracle(operation, "native", arguments(operation, (16, 4096), torch.bfloat16))
 
 
 @pytest.mark.parametrize("used", [0, 1])
@@ -110,7 +110,7 @@ def test_a_sum_or_its_norm_may_lead_nowhere(used):
         torch.autograd.grad(
             ADD_RMS_NORM.implementations[backend].function(*values)[used].square().sum(), values[:3], allow_unused=True
         )
-        for backend in ("own", "eager")
+        for backend in ("native", "reference")
     )
     for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_refused():
 def test_the_checks_find_what_is_wrong():
     """A wrong sign, a missing row, a lost digit: none passes."""
     good = arguments(RMS_NORM, (9, 64), torch.float32)
-    usual, gradients, _ = run(RMS_NORM.implementations["eager"].function, good)
+    usual, gradients, _ = run(RMS_NORM.implementations["reference"].function, good)
     right, *_ = run(formula, in_float64(good), gradients=gradients)
     check_errors(usual, usual, right)
     for number, spoil in [

@@ -95,7 +95,7 @@ def test_errors_are_those_of_rounding_in_every_shape(
     shape: tuple[Any, ...], interleaved: bool, dtype: torch.dtype
 ) -> None:
     given = arguments(shape, dtype, interleaved=interleaved)
-    check_against_oracle(ROPE, "own", given, oracle=formula, consumes=True)
+    check_against_oracle(ROPE, "native", given, oracle=formula, consumes=True)
 
 
 @pytest.mark.cpu_only
@@ -103,7 +103,7 @@ def test_errors_are_those_of_rounding_in_every_shape(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_eager_torch_is_right(shape: tuple[Any, ...], interleaved: bool) -> None:
     given = arguments(shape, torch.float64, interleaved=interleaved)
-    found, gradients, _ = run(ROPE.implementations["eager"].function, given)
+    found, gradients, _ = run(ROPE.implementations["reference"].function, given)
     right, *_ = run(formula, given, gradients=gradients)
     torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-13)
 
@@ -113,23 +113,23 @@ def test_eager_torch_is_right(shape: tuple[Any, ...], interleaved: bool) -> None
 def test_instruction_sets(dtype: torch.dtype) -> None:
     for interleaved in (False, True):
         given = arguments((5, 2, 3, 2, 128, 64, True), dtype, interleaved=interleaved)
-        check_against_oracle(ROPE, "own", given, consumes=True)
+        check_against_oracle(ROPE, "native", given, consumes=True)
 
 
 @pytest.mark.parametrize("queries", [1, 3])
 def test_errors_are_those_of_rounding_without_rotation(queries: int) -> None:
-    check_against_oracle(ROPE, "own", arguments((4, 2, 3, queries, 9, 0, False), torch.float32, is_turned=False))
+    check_against_oracle(ROPE, "native", arguments((4, 2, 3, queries, 9, 0, False), torch.float32, is_turned=False))
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:4])
 def test_arguments_may_be_laid_out_anyhow(shape: tuple[Any, ...], layout: str) -> None:
-    check_against_oracle(ROPE, "own", arguments(shape, torch.bfloat16), layout=layout, consumes=True)
+    check_against_oracle(ROPE, "native", arguments(shape, torch.bfloat16), layout=layout, consumes=True)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shape", [(3, 2, 2, 1, 5, 4, True), (2, 1, 1, 2, 4, 4, False)])
 def test_gradients_are_those_of_finite_differences(shape: tuple[Any, ...], interleaved: bool) -> None:
-    check_gradients(ROPE.implementations["own"].function, arguments(shape, torch.float64, interleaved=interleaved))
+    check_gradients(ROPE.implementations["native"].function, arguments(shape, torch.float64, interleaved=interleaved))
 
 
 def test_torch_knows_the_ops() -> None:
@@ -144,19 +144,19 @@ def test_torch_knows_the_ops() -> None:
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
-    check_threads(ROPE.implementations["own"].function, arguments((257, 2, 4, 2, 64, 64, False), dtype))
+    check_threads(ROPE.implementations["native"].function, arguments((257, 2, 4, 2, 64, 64, False), dtype))
 
 
 def test_one_query_per_group_is_turned_in_place() -> None:
     packed, *rest = arguments(SHAPES[1], torch.float32)
     memory = packed.detach()
-    heads = ROPE.implementations["own"].function(memory, *rest)
+    heads = ROPE.implementations["native"].function(memory, *rest)
     assert {part.untyped_storage().data_ptr() for part in heads} == {memory.untyped_storage().data_ptr()}
 
 
 def test_queries_of_shared_groups_are_copied_once() -> None:
     packed, *rest = arguments(SHAPES[2], torch.float32)
-    query, key, value = ROPE.implementations["own"].function(packed.detach(), *rest)
+    query, key, value = ROPE.implementations["native"].function(packed.detach(), *rest)
     assert query.permute(2, 0, 1, 3).is_contiguous()
     assert key.untyped_storage().data_ptr() == value.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
 
@@ -164,7 +164,7 @@ def test_queries_of_shared_groups_are_copied_once() -> None:
 def test_sixteen_bit_is_rounded_once() -> None:
     packed, *rest = arguments((6, 2, 3, 2, 21, 18, True), torch.bfloat16)
     right = formula(*in_float64((packed.detach(), *rest)))
-    for found, exact in zip(ROPE.implementations["own"].function(packed.detach(), *rest), right, strict=True):
+    for found, exact in zip(ROPE.implementations["native"].function(packed.detach(), *rest), right, strict=True):
         # What a rounding to nearest may be off by, but for double rounding through float32.
         assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 * (1 + 2.0**-12) + 1e-6).all()
 

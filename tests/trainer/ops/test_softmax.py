@@ -21,7 +21,7 @@ from trainer.ops.softmax import SCALED_CAUSAL_SOFTMAX, SCALED_MASKED_SOFTMAX
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
 SCALE = 0.7
-BACKENDS = ["own", "eager"]
+BACKENDS = ["native", "reference"]
 SHAPES = [
     (1, 1, 1, 1),
     (1, 2, 17, 17),
@@ -60,14 +60,14 @@ def formula(scores, *rest):
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_errors_are_those_of_rounding(operation, shape, dtype):
-    check_against_oracle(operation, "own", arguments(operation, shape, dtype), oracle=formula)
+    check_against_oracle(operation, "native", arguments(operation, shape, dtype), oracle=formula)
 
 
 @pytest.mark.usefixtures("level")
 def test_sums_of_long_rows_keep_their_digits():
     scores = drawn((36, 1, 1, 1025), torch.float64).float()
     seen = torch.zeros(scores.shape, dtype=torch.bool)
-    shares = SCALED_MASKED_SOFTMAX.implementations["own"].function(scores, seen, 1.0)
+    shares = SCALED_MASKED_SOFTMAX.implementations["native"].function(scores, seen, 1.0)
     expected = scores.double().softmax(-1)
     assert ((shares - expected).norm() / expected.norm()).item() < 2e-7
 
@@ -76,7 +76,7 @@ def test_sums_of_long_rows_keep_their_digits():
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_eager_torch_is_right(operation, shape, dtype):
     scores, *rest = arguments(operation, shape, dtype)
-    shares = operation.implementations["eager"].function(scores, *rest)
+    shares = operation.implementations["reference"].function(scores, *rest)
     assert shares.dtype == dtype
     tolerance = {"rtol": 4 * torch.finfo(dtype).eps, "atol": torch.finfo(dtype).eps}
     torch.testing.assert_close(shares.double(), formula(scores.double(), *rest), **tolerance)
@@ -88,13 +88,13 @@ def test_eager_torch_is_right(operation, shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_a_mask_may_be_shared(mask_shape, dtype):
     given = arguments(SCALED_MASKED_SOFTMAX, (2, 3, 7, 33), dtype, mask_shape)
-    check_against_oracle(SCALED_MASKED_SOFTMAX, "own", given, oracle=formula)
+    check_against_oracle(SCALED_MASKED_SOFTMAX, "native", given, oracle=formula)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_a_mask_that_was_expanded_or_cut_out_is_read_as_it_is(dtype):
     scores, mask, scale = arguments(SCALED_MASKED_SOFTMAX, (2, 3, 7, 32), dtype)
-    own, shape = SCALED_MASKED_SOFTMAX.implementations["own"].function, scores.shape
+    own, shape = SCALED_MASKED_SOFTMAX.implementations["native"].function, scores.shape
     cut_out = torch.cat((mask, mask), -1)[..., 16:48]
     for seen in (mask.expand(shape), mask[:, :, 1:2].expand(shape), mask[:1, :, 1:2].expand(shape), cut_out):
         assert not seen.is_contiguous()
@@ -104,13 +104,13 @@ def test_a_mask_that_was_expanded_or_cut_out_is_read_as_it_is(dtype):
 @pytest.mark.parametrize("layout", LAYOUTS[:4])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_memory_may_be_laid_out_in_any_way(operation, dtype, layout):
-    check_against_oracle(operation, "own", arguments(operation, (2, 3, 9, 37), dtype), layout=layout, oracle=formula)
+    check_against_oracle(operation, "native", arguments(operation, (2, 3, 9, 37), dtype), layout=layout, oracle=formula)
 
 
 def test_a_gradient_may_be_an_expanded_number(operation):
     """That of a sum; what it gives is 0 but for rounding."""
     scores, *rest = arguments(operation, (2, 3, 9, 37), torch.float32)
-    shares = operation.implementations["own"].function(scores, *rest)
+    shares = operation.implementations["native"].function(scores, *rest)
     number = torch.tensor(2.5).expand(shares.shape)
     grads = [torch.autograd.grad(shares, scores, one, retain_graph=True) for one in (number, number.contiguous())]
     check_same_bits(*grads)
@@ -135,7 +135,7 @@ def test_torch_knows_what_the_ops_do(shape, dtype):
 
 @pytest.mark.cpu_only
 def test_bits_do_not_depend_on_threads(operation, dtype):
-    check_threads(operation.implementations["own"].function, arguments(operation, (2, 3, 217, 217), dtype))
+    check_threads(operation.implementations["native"].function, arguments(operation, (2, 3, 217, 217), dtype))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -109,7 +109,7 @@ def train(rank, world_size, config, iterations=3):
     outcomes = [step(config, model, optimizer, iteration) for iteration in range(iterations)]
     model.gradients.wait_for_weights()
     weights = {name: bits(parameter) for name, parameter in model.parameters.items()}
-    ranges = [(piece.name, piece.start, piece.stop) for piece in model.gradients.pieces]
+    ranges = [(shard.name, shard.start, shard.stop) for shard in model.gradients.parameter_shards]
     assert model.gradients.is_sharded == (config.parallel.zero_stage == 1)
     return [loss for loss, _ in outcomes], [outcome.grad_norm for _, outcome in outcomes], weights, ranges
 
@@ -179,11 +179,11 @@ def test_pieces_cover_every_element_once_and_states_are_divided(dp):
         mesh = ParallelMesh.build(config, rank, dp)
         model = build_model(config, VOCAB_SIZE, mesh, ProcessGroups(), torch.device("cpu"))
         optimizer = MixedPrecisionOptimizer(config, model)
-        for piece in model.gradients.pieces:
-            parameter = model.parameters[piece.name].detach().view(-1)
-            counts.setdefault(piece.name, torch.zeros(parameter.numel()))[piece.start : piece.stop] += 1
-            assert piece.weight.data_ptr() == parameter[piece.start :].data_ptr()
-            assert piece.gradient.numel() == piece.weight.numel()
+        for shard in model.gradients.parameter_shards:
+            parameter = model.parameters[shard.name].detach().view(-1)
+            counts.setdefault(shard.name, torch.zeros(parameter.numel()))[shard.start : shard.stop] += 1
+            assert shard.weight.data_ptr() == parameter[shard.start :].data_ptr()
+            assert shard.gradient.numel() == shard.weight.numel()
         tensors = optimizer.tensors()
         assert tensors.keys() == {"master", "exp_avg", "exp_avg_sq"}
         elements += [sum(tensor.numel() for tensor in named.values()) for named in tensors.values()]
@@ -263,7 +263,7 @@ def overflow(rank, world_size, config):
         if iteration == 0 and rank == 1:
             # One element, of which one rank alone has the sum.
             def poisoned():
-                model.gradients.pieces[-1].gradient[-1] = math.inf
+                model.gradients.parameter_shards[-1].gradient[-1] = math.inf
                 return measure()
 
             optimizer._norm.measure = poisoned

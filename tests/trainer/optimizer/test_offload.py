@@ -10,7 +10,7 @@ from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.ops.adamw import ADAMW
 from trainer.ops.dispatch.registry import Kernels
 from trainer.optimizer import cpu_offload
-from trainer.optimizer.cpu_offload import offloaded_pieces
+from trainer.optimizer.cpu_offload import offloaded_shards
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model
 from trainer.planning.build_config import build_config
@@ -21,7 +21,7 @@ ADAM = {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}
 
 @pytest.fixture(autouse=True)
 def several_portions(monkeypatch):
-    monkeypatch.setattr(cpu_offload, "_PORTION", 1024)
+    monkeypatch.setattr(cpu_offload, "_CHUNK", 1024)
 
 
 def build(optimizer, offload=None, training=None, device="cpu", kernels=None):
@@ -40,8 +40,8 @@ def build(optimizer, offload=None, training=None, device="cpu", kernels=None):
 
 def take_step(model, optimizer, seed, factor=1.0):
     generator = torch.Generator().manual_seed(seed)
-    for piece in model.gradients.pieces:
-        piece.gradient.copy_(factor * torch.randn(piece.gradient.shape, generator=generator))
+    for shard in model.gradients.parameter_shards:
+        shard.gradient.copy_(factor * torch.randn(shard.gradient.shape, generator=generator))
     return optimizer.step(0.01)
 
 
@@ -102,7 +102,7 @@ def test_the_kernel_writes_16_bit_weights_in_its_own_pass(training, written):
     model, optimizer = build(ADAM, 1.0, training, kernels=Kernels(Kernels(adamw=step)))
     train(model, optimizer, seeds=[0])
     assert dtypes == written
-    weights = sum(piece.weight.numel() for piece in model.gradients.pieces)
+    weights = sum(shard.weight.numel() for shard in model.gradients.parameter_shards)
     assert sum(copy.numel() for copy in tensors) == (weights if written else 0)
 
 
@@ -134,14 +134,14 @@ def test_what_travels_gives_the_same_numbers_and_no_buffer_is_written_before_it_
     monkeypatch.setattr(torch.cuda, "Event", bus.event)
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options | {"pin_memory": False}))
-    stepped = cpu_offload._Portion.step
+    stepped = cpu_offload._Chunk.step
 
-    def step(portion, *arguments):
+    def step(chunk, *arguments):
         # Its gradients have come in, and what its targets held has gone out.
         assert bus.log[-2:] == ["synchronize"] * 2
-        stepped(portion, *arguments)
+        stepped(chunk, *arguments)
 
-    monkeypatch.setattr(cpu_offload._Portion, "step", step)
+    monkeypatch.setattr(cpu_offload._Chunk, "step", step)
     plain, offloaded = build(optimizer, None, training), build(optimizer, 1.0, training)
     assert train(*plain) == train(*offloaded)
     assert_equal(plain, offloaded)
@@ -184,10 +184,10 @@ def test_masters_follow_weights_that_were_loaded_alone(training):
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_about_the_asked_fraction_is_offloaded(fraction):
     model, _ = build(ADAM)
-    pieces = model.gradients.pieces
-    total = sum(piece.weight.numel() for piece in pieces)
-    chosen = sum(piece.weight.numel() for piece in offloaded_pieces(pieces, fraction))
-    assert abs(chosen - fraction * total) <= max(piece.weight.numel() for piece in pieces) / 2
+    parameter_shards = model.gradients.parameter_shards
+    total = sum(shard.weight.numel() for shard in parameter_shards)
+    chosen = sum(shard.weight.numel() for shard in offloaded_shards(parameter_shards, fraction))
+    assert abs(chosen - fraction * total) <= max(shard.weight.numel() for shard in parameter_shards) / 2
     assert fraction not in (0.0, 1.0) or chosen == fraction * total
 
 

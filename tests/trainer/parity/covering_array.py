@@ -120,20 +120,20 @@ def pairs_of(row: Mapping[str, Any]) -> Iterator[Pair]:
     yield from itertools.combinations(row.items(), 2)
 
 
-def complete(fixed: Mapping[str, Any], wanted: set[Pair], chance: random.Random) -> dict[str, Any] | None:
+def complete(fixed: Mapping[str, Any], requested: set[Pair], chance: random.Random) -> dict[str, Any] | None:
     """An allowed row with the choices of ``fixed`` and as many wanted pairs as greed finds; None: there is none."""
     best: dict[str, Any] | None = None
     most = -1
     for _ in range(12):
-        row = _fill(dict(fixed), wanted, chance)
+        row = _fill(dict(fixed), requested, chance)
         if row is not None:
-            covered = sum(pair in wanted for pair in pairs_of(row))
+            covered = sum(pair in requested for pair in pairs_of(row))
             if covered > most:
                 best, most = row, covered
     return best
 
 
-def _fill(chosen: dict[str, Any], wanted: set[Pair], chance: random.Random) -> dict[str, Any] | None:
+def _fill(chosen: dict[str, Any], requested: set[Pair], chance: random.Random) -> dict[str, Any] | None:
     """One attempt: the free factors in random order, each with the allowed value that covers most.
 
     A partial row is allowed if it is with the plainest values of all that is still free.
@@ -147,7 +147,7 @@ def _fill(chosen: dict[str, Any], wanted: set[Pair], chance: random.Random) -> d
         chance.shuffle(values)
 
         def gain(value: Any, name: str = name) -> int:
-            return sum(_pair(name, value, other, chosen[other]) in wanted for other in chosen)
+            return sum(_pair(name, value, other, chosen[other]) in requested for other in chosen)
 
         for value in sorted(values, key=gain, reverse=True):
             if _with_defaults({**chosen, name: value}) is not None:
@@ -202,14 +202,14 @@ _BEGINNINGS: tuple[Mapping[str, Any], ...] = (
 def generate(seed: int = 0) -> list[dict[str, Any]]:
     """The array, the same for the same seed: greedy, row by row, each begun with a pair that is still wanted."""
     chance = random.Random(seed)
-    wanted = set(meeting_pairs())
+    requested = set(meeting_pairs())
     beginnings = list(_BEGINNINGS)
     rows = []
-    while wanted:
-        first = beginnings.pop() if beginnings else dict(min(wanted, key=repr))
-        row = complete(first, wanted, chance)
+    while requested:
+        first = beginnings.pop() if beginnings else dict(min(requested, key=repr))
+        row = complete(first, requested, chance)
         assert row is not None, f"{first} meet in a plain row and in no other"
-        wanted -= set(pairs_of(row))
+        requested -= set(pairs_of(row))
         rows.append(row)
     return rows
 

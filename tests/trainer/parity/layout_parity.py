@@ -118,19 +118,21 @@ def _train(rank: int, world_size: int, case: Case) -> Report:
         )
         loss_sums.append(float(loss))
         if not iteration:
-            snapshots.append({piece.name: _numbers(piece.gradient) / scale for piece in model.gradients.pieces})
+            snapshots.append(
+                {shard.name: _numbers(shard.gradient) / scale for shard in model.gradients.parameter_shards}
+            )
         grad_norms.append(optimizer.step((ADAM if iteration else SGD)["lr"]).grad_norm)
         if iteration in (0, ITERATIONS - 1):
-            snapshots.append({piece.name: _numbers(piece.weight) for piece in model.gradients.pieces})
+            snapshots.append({shard.name: _numbers(shard.weight) for shard in model.gradients.parameter_shards})
     model.gradients.wait_for_weights()
     held = {
-        piece.name: Held(
-            model.layouts[piece.name],
-            piece.start,
-            *(snapshot[piece.name] for snapshot in snapshots),
-            _whole_part(model, piece.name),
+        shard.name: Held(
+            model.layouts[shard.name],
+            shard.start,
+            *(snapshot[shard.name] for snapshot in snapshots),
+            _whole_part(model, shard.name),
         )
-        for piece in model.gradients.pieces
+        for shard in model.gradients.parameter_shards
     }
     return Report(mesh, loss_sums, grad_norms, held)
 
@@ -148,11 +150,11 @@ def _whole_part(model: ParallelModel, name: str) -> np.ndarray | None:
 @torch.no_grad()
 def disturb_vectors(model: ParallelModel) -> None:
     """Move biases from 0 and norms from 1, where a bias that is added twice or a lost scale would not show."""
-    for piece in model.gradients.pieces:
-        layout = model.layouts[piece.name]
+    for shard in model.gradients.parameter_shards:
+        layout = model.layouts[shard.name]
         if not layout.decay:
             noise = torch.randn(layout.global_shape, generator=seeded_generator("cpu", "noise", layout.name)) * 0.1
-            piece.weight += layout.shard(noise, model.mesh).view(-1)[piece.start : piece.stop].to(piece.weight.device)
+            shard.weight += layout.shard(noise, model.mesh).view(-1)[shard.start : shard.stop].to(shard.weight.device)
     model.gradients.weights_changed()
     model.gradients.wait_for_weights()
 

@@ -71,8 +71,8 @@ def sequence_parallel_norm_sum_dropped() -> AbstractContextManager[object]:
 def _without_group(axis: str) -> Iterator[None]:
     complete = shared_gradients.sum_shared_gradients
 
-    def incomplete(pieces: Any, layouts: Any, mesh: Any, groups: ProcessGroups) -> None:
-        complete(pieces, layouts, mesh, replace(groups, **{axis: None}))
+    def incomplete(parameter_shards: Any, layouts: Any, mesh: Any, groups: ProcessGroups) -> None:
+        complete(parameter_shards, layouts, mesh, replace(groups, **{axis: None}))
 
     with (
         mock.patch.object(gradient_buckets, "sum_shared_gradients", incomplete),

@@ -137,7 +137,7 @@ def train_on_unlike_lengths(rank, world_size, case):
     randomness = StepRandomness(seed=1, iteration=0)
     loss = forward_backward(model, batch, valid_tokens=92, loss_scale=1.0, randomness=randomness)
     evaluated = forward_only(model, batch)
-    gradients = {piece.name: piece.gradient.numpy().copy() for piece in model.gradients.pieces}
+    gradients = {shard.name: shard.gradient.numpy().copy() for shard in model.gradients.parameter_shards}
     return model.mesh.computes_loss, float(loss), float(evaluated), gradients
 
 
@@ -166,7 +166,7 @@ def evaluate_between_steps(rank, world_size, case, evaluates):
         forward_only(model, case.batch(1))
         forward_logits(model, case.batch(1)[0].tokens)
     loss = step(model, case)
-    return float(loss), {piece.name: piece.gradient.numpy().copy() for piece in model.gradients.pieces}
+    return float(loss), {shard.name: shard.gradient.numpy().copy() for shard in model.gradients.parameter_shards}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
@@ -202,9 +202,11 @@ def test_outputs_are_freed_when_they_have_been_sent(ranks):
 def sinks_before_and_after(rank, world_size, case):
     model = build(rank, world_size, case)
     modules = [module for chunk in model.chunks for module in chunk.modules() if hasattr(module, "gradient_sink")]
-    before = [module.gradient_sink for module in modules]
+    before = [module.gradient_accumulator for module in modules]
     step(model, case)
-    return len(modules), all(module.gradient_sink is sink for module, sink in zip(modules, before, strict=True))
+    return len(modules), all(
+        module.gradient_accumulator is accumulator for module, accumulator in zip(modules, before, strict=True)
+    )
 
 
 def test_the_queues_are_gone_after_a_step(ranks):

@@ -29,64 +29,64 @@ class Sink:
 
 
 class Layer(nn.Module):
-    def __init__(self, sink):
+    def __init__(self, accumulator):
         super().__init__()
-        self.gradient_sink = sink
+        self.gradient_accumulator = accumulator
 
 
 @pytest.fixture
 def parts():
     factors = []
-    sink = Sink(factors)
+    accumulator = Sink(factors)
 
     def factor(value):
         tensor = torch.tensor(value, requires_grad=True)
         factors.append(weakref.ref(tensor))
         return tensor
 
-    return nn.Sequential(Layer(sink), nn.Linear(1, 1), Layer(None)), sink, factor
+    return nn.Sequential(Layer(accumulator), nn.Linear(1, 1), Layer(None)), accumulator, factor
 
 
 def test_products_run_when_it_is_their_turn_and_free_their_factors(parts):
-    chunk, sink, factor = parts
+    chunk, accumulator, factor = parts
     with deferring(chunk) as queue:
         for micro_batch in (0, 1):
             with queue.recording(micro_batch):
-                chunk[0].gradient_sink.add_outer(factor(10.0 + micro_batch), factor(1.0))
-                chunk[0].gradient_sink.add_outer(factor(20.0 + micro_batch), factor(2.0))
-        assert sink.got == []
+                chunk[0].gradient_accumulator.add_outer(factor(10.0 + micro_batch), factor(1.0))
+                chunk[0].gradient_accumulator.add_outer(factor(20.0 + micro_batch), factor(2.0))
+        assert accumulator.got == []
         queue.run(0)
-        assert sink.got == [(10.0, 1.0), (20.0, 2.0)]
+        assert accumulator.got == [(10.0, 1.0), (20.0, 2.0)]
         # Eight factors wait; those of a product are alive while it runs, and gone before the next one.
-        assert sink.alive == [8, 6]
+        assert accumulator.alive == [8, 6]
         queue.run(1)
-        assert sink.got[2:] == [(11.0, 1.0), (21.0, 2.0)]
-        assert sink.alive[2:] == [4, 2]
+        assert accumulator.got[2:] == [(11.0, 1.0), (21.0, 2.0)]
+        assert accumulator.alive[2:] == [4, 2]
 
 
 def test_whole_backwards_are_not_put_off(parts):
-    chunk, sink, _ = parts
+    chunk, accumulator, _ = parts
     with deferring(chunk), torch.no_grad():
-        chunk[0].gradient_sink.add_outer(torch.tensor(3.0), torch.tensor(4.0))
-        assert sink.got == [(3.0, 4.0)]
+        chunk[0].gradient_accumulator.add_outer(torch.tensor(3.0), torch.tensor(4.0))
+        assert accumulator.got == [(3.0, 4.0)]
 
 
 def test_sinks_of_any_kind_are_put_off(parts):
-    chunk, sink, _ = parts
+    chunk, accumulator, _ = parts
     with deferring(chunk) as queue:
         with queue.recording(5):
-            chunk[0].gradient_sink.add_grouped_outer(torch.tensor(1.0), torch.tensor(2.0), [0, 1])
-        assert sink.got == []
+            chunk[0].gradient_accumulator.add_grouped_outer(torch.tensor(1.0), torch.tensor(2.0), [0, 1])
+        assert accumulator.got == []
         queue.run(5)
-    assert sink.got == [(1.0, 2.0, [0, 1])]
+    assert accumulator.got == [(1.0, 2.0, [0, 1])]
 
 
 def test_a_routers_tokens_wait_in_the_dtype_that_they_have():
     """And not as a copy in float32, which the product makes for itself."""
     main = torch.zeros(4, 8)
-    sink = MainGradient(main, lambda: None)
-    sink.sources = 1
-    sink.begin(1)
+    accumulator = MainGradient(main, lambda: None)
+    accumulator.sources = 1
+    accumulator.begin(1)
     tokens = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
     weight = torch.ones(4, 8, dtype=torch.bfloat16, requires_grad=True)
     kept = []
@@ -99,30 +99,30 @@ def test_a_routers_tokens_wait_in_the_dtype_that_they_have():
     [(grad_logits, inputs)] = kept
     assert inputs.dtype == torch.bfloat16
     assert inputs.data_ptr() == tokens.data_ptr()
-    sink.add_outer(grad_logits, inputs)
+    accumulator.add_outer(grad_logits, inputs)
     torch.testing.assert_close(main, tokens.detach().float().sum(0).expand(4, 8))
 
 
 def test_sinks_are_what_they_were_after_a_failure(parts):
-    chunk, sink, _ = parts
+    chunk, accumulator, _ = parts
     with pytest.raises(RuntimeError, match="broken"), deferring(chunk) as queue, queue.recording(0):
-        assert chunk[0].gradient_sink is not sink
+        assert chunk[0].gradient_accumulator is not accumulator
         raise RuntimeError("broken")
-    assert chunk[0].gradient_sink is sink
-    assert chunk[2].gradient_sink is None
+    assert chunk[0].gradient_accumulator is accumulator
+    assert chunk[2].gradient_accumulator is None
 
 
 def test_one_contribution_too_many_is_refused():
     """And not added to a gradient that may be under way to the other replicas."""
     filled = []
-    sink = MainGradient(torch.zeros(2, 3), lambda: filled.append(1))
+    accumulator = MainGradient(torch.zeros(2, 3), lambda: filled.append(1))
     factors = torch.ones(4, 2), torch.ones(4, 3)
     with pytest.raises(AssertionError, match="too many"):
-        sink.add_outer(*factors)
-    sink.sources = 2
-    sink.begin(2)
+        accumulator.add_outer(*factors)
+    accumulator.sources = 2
+    accumulator.begin(2)
     for _ in range(4):
-        sink.add_outer(*factors)
+        accumulator.add_outer(*factors)
     with pytest.raises(AssertionError, match="too many"):
-        sink.add_outer(*factors)
+        accumulator.add_outer(*factors)
     assert filled == [1]

@@ -119,7 +119,7 @@ class _SplitBuilder:
         Raises:
             DataError: one of them holds nothing that a sample could be made of, and is needed.
         """
-        parts = [(source, self._dataset(source, wanted)) for source, wanted in self._megatron_sizes(sources)]
+        parts = [(source, self._dataset(source, requested)) for source, requested in self._megatron_sizes(sources)]
         filled = [(source, dataset) for source, dataset in parts if dataset.has_samples]
         notes = [self._too_long(parts), self._too_short(parts)]
         if not filled:
@@ -160,16 +160,16 @@ class _SplitBuilder:
 
     def _megatron_sizes(self, sources: Sequence[Source]) -> list[tuple[Source, int | None]]:
         """With each source the samples that Megatron-LM's order is made for; None: for one epoch, and on by itself."""
-        wanted = self._num_samples
+        requested = self._num_samples
         weights = [source.weight for source in sources if source.weight is not None]
         is_own = sources[0].key != "data.data_path"
         if self._config.data.sample_order != "megatron":
             return [(source, None) for source in sources]
         if len(sources) == 1 and (is_own or not weights):
-            return [(sources[0], wanted)]
+            return [(sources[0], requested)]
         if not weights:
             return [(source, None) for source in sources]
-        sizes = [math.ceil(math.ceil(wanted * share) * (1 + SURPLUS)) for share in normalized(weights)]
+        sizes = [math.ceil(math.ceil(requested * share) * (1 + SURPLUS)) for share in normalized(weights)]
         return list(zip(sources, sizes, strict=True))
 
     def _dataset(self, source: Source, num_samples: int | None) -> Dataset:

@@ -87,8 +87,8 @@ class SelfAttention(nn.Module):
         """[H], what is added last."""
         return self.projection.bias
 
-    def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass, *, with_bias: bool = True) -> torch.Tensor:
-        """Collective: all tp and cp ranks. Without ``with_bias`` whatever comes next adds ``output_bias``."""
+    def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass, *, adds_bias: bool = True) -> torch.Tensor:
+        """Collective: all tp and cp ranks. Without ``adds_bias`` whatever comes next adds ``output_bias``."""
         rotary = forward_pass.rotary
         cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
         # The packed heads are consumed: they are turned in place.
@@ -98,7 +98,7 @@ class SelfAttention(nn.Module):
         keeps_scores = forward_pass.randomness is not None and self._core.dropout > 0.0
         replays = self._recompute_core and keeps_scores
         context = recompute(core, query, key, value) if replays else core(query, key, value)
-        return self.projection(context.permute(2, 0, 1, 3).flatten(2), with_bias=with_bias)  # type: ignore[no-any-return]
+        return self.projection(context.permute(2, 0, 1, 3).flatten(2), adds_bias=adds_bias)  # type: ignore[no-any-return]
 
     def _attend(
         self,
@@ -107,9 +107,9 @@ class SelfAttention(nn.Module):
         key: torch.Tensor,
         value: torch.Tensor,
         *,
-        values_needed: bool = True,
+        needs_values: bool = True,
     ) -> torch.Tensor:
-        del values_needed  # attention's own backward reads what comes out: there is nothing to leave out
+        del needs_values  # attention's own backward reads what comes out: there is nothing to leave out
         return attend(query, key, value, forward_pass, self._core)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainer.model.tensor_parallel.collectives import TensorParallel
 
 
-class GroupedOuterProductSink(Protocol):
+class GroupedWeightGradientAccumulator(Protocol):
     """Takes a weight gradient as the factors of its matrix products, one per expert."""
 
     def add_grouped_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor, offsets: Sequence[int]) -> None:
@@ -48,13 +48,13 @@ class _GroupedLinear(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         offsets: Sequence[int],
-        sink: GroupedOuterProductSink | None,
+        accumulator: GroupedWeightGradientAccumulator | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.offsets, ctx.sink, ctx.has_bias = offsets, sink, bias is not None
+        ctx.offsets, ctx.accumulator, ctx.has_bias = offsets, accumulator, bias is not None
         outputs = _grouped_product(inputs, weight.flatten(1, -2).transpose(1, 2), offsets)
         if bias is not None:
-            for rows, own in zip(_stretches(outputs, offsets), bias.flatten(1), strict=True):
+            for rows, own in zip(_flat_ranges(outputs, offsets), bias.flatten(1), strict=True):
                 rows += own
         return outputs
 
@@ -67,19 +67,19 @@ class _GroupedLinear(torch.autograd.Function):
         offsets: Sequence[int] = ctx.offsets
         grad_inputs = _grouped_product(grad_output, weight.flatten(1, -2), offsets)
         grad_weight = grad_bias = None
-        if ctx.sink is not None:
+        if ctx.accumulator is not None:
             # Detached, because a sink may keep it for later, and must not keep the graph behind it.
-            ctx.sink.add_grouped_outer(grad_output, inputs.detach(), offsets)
+            ctx.accumulator.add_grouped_outer(grad_output, inputs.detach(), offsets)
         else:
-            pairs = zip(_stretches(grad_output, offsets), _stretches(inputs, offsets), strict=True)
+            pairs = zip(_flat_ranges(grad_output, offsets), _flat_ranges(inputs, offsets), strict=True)
             grad_weight = torch.stack([grad_rows.t() @ rows for grad_rows, rows in pairs]).view(weight.shape)
         if ctx.has_bias:
-            grad_bias = torch.stack([grad_rows.sum(0) for grad_rows in _stretches(grad_output, offsets)])
+            grad_bias = torch.stack([grad_rows.sum(0) for grad_rows in _flat_ranges(grad_output, offsets)])
             grad_bias = grad_bias.view(weight.shape[:-1])
         return grad_inputs, grad_weight, grad_bias, None, None
 
 
-def _stretches(rows: torch.Tensor, offsets: Sequence[int]) -> list[torch.Tensor]:
+def _flat_ranges(rows: torch.Tensor, offsets: Sequence[int]) -> list[torch.Tensor]:
     return [rows[first:stop] for first, stop in zip(offsets, offsets[1:], strict=False)]
 
 
@@ -89,7 +89,9 @@ def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offsets: Sequen
         ends = torch.tensor(offsets[1:], dtype=torch.int32).to(rows.device, non_blocking=True)
         return torch._grouped_mm(rows, matrices, offs=ends)
     products = rows.new_empty(len(rows), matrices.shape[2])
-    for part, matrix, product in zip(_stretches(rows, offsets), matrices, _stretches(products, offsets), strict=True):
+    for part, matrix, product in zip(
+        _flat_ranges(rows, offsets), matrices, _flat_ranges(products, offsets), strict=True
+    ):
         torch.mm(part, matrix, out=product)
     return products
 
@@ -116,7 +118,7 @@ class GroupedLinear(nn.Module):
         self.weight = weight
         self.bias = bias
         self._shape = weight.shape
-        self.gradient_sink: GroupedOuterProductSink | None = None
+        self.gradient_accumulator: GroupedWeightGradientAccumulator | None = None
         """Where the weight gradient goes instead of ``weight.grad``."""
 
     def forward(self, inputs: torch.Tensor, offsets: Sequence[int], bias_share: float = 1.0) -> torch.Tensor:
@@ -132,7 +134,7 @@ class GroupedLinear(nn.Module):
         bias = None if self.bias is None else self.bias.view(self._shape[:-1])
         if bias is not None and bias_share != 1.0:
             bias = bias * bias_share
-        outputs: torch.Tensor = _GroupedLinear.apply(inputs, weight, bias, offsets, self.gradient_sink)  # type: ignore[no-untyped-call]
+        outputs: torch.Tensor = _GroupedLinear.apply(inputs, weight, bias, offsets, self.gradient_accumulator)  # type: ignore[no-untyped-call]
         return outputs
 
 

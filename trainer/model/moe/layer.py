@@ -57,11 +57,11 @@ class MoE(nn.Module):
         return None if self.shared_expert is None else self.shared_expert.output_bias
 
     def forward(
-        self, hidden: torch.Tensor, forward_pass: ForwardPass, values_needed: bool = True, *, with_bias: bool = True
+        self, hidden: torch.Tensor, forward_pass: ForwardPass, needs_values: bool = True, *, adds_bias: bool = True
     ) -> torch.Tensor:
-        """Collective: all ranks of the layer's axes. For ``values_needed`` see trainer.model.recompute.Recomputable.
+        """Collective: all ranks of the layer's axes. For ``needs_values`` see trainer.model.recompute.Recomputable.
 
-        Without ``with_bias`` whatever comes next adds ``output_bias``.
+        Without ``adds_bias`` whatever comes next adds ``output_bias``.
         """
         whole = enter_parallel_region(hidden, self._axes.tp)  # [S, B, H]
         tokens = whole.flatten(0, 1)  # [T, H]
@@ -76,11 +76,11 @@ class MoE(nn.Module):
         combined = from_experts(outputs, weights if row_weights is None else None, dispatch, self._kernels)
         combined = combined.view(whole.shape)
         if self.shared_expert is None:
-            return reduce_partial_sums(combined, self._axes.tp, values_needed)
+            return reduce_partial_sums(combined, self._axes.tp, needs_values)
         # Its summands go with the others: one f and one g serve both.
-        combined = combined + self.shared_expert(whole, values_needed, in_region=True)
-        summed = reduce_partial_sums(combined, self._axes.tp, values_needed)
-        return self.shared_expert.fc2.add_bias(summed) if with_bias else summed
+        combined = combined + self.shared_expert(whole, needs_values, inside_tp_region=True)
+        summed = reduce_partial_sums(combined, self._axes.tp, needs_values)
+        return self.shared_expert.fc2.add_bias(summed) if adds_bias else summed
 
     def _with_losses(self, routing: Routing, scale: float) -> torch.Tensor:
         if scale == 0.0 or not torch.is_grad_enabled():

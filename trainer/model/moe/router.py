@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from trainer.config.sections import ModelConfig
     from trainer.model.sharding import ParameterBuilder
-    from trainer.model.tensor_parallel.linear import OuterProductSink
+    from trainer.model.tensor_parallel.linear import WeightGradientAccumulator
 
 # Keeps the normalisation of sigmoid scores from dividing by zero, as in Megatron-LM.
 _EPSILON = 1e-20
@@ -44,9 +44,11 @@ class _Logits(torch.autograd.Function):
     """``tokens @ weight^T`` in float32, keeping the tokens in the dtype that they have."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, sink: OuterProductSink | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, accumulator: WeightGradientAccumulator | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(tokens, weight)
-        ctx.sink = sink
+        ctx.accumulator = accumulator
         dtype = torch.promote_types(tokens.dtype, torch.float32)
         return tokens.to(dtype) @ weight.to(dtype).t()
 
@@ -55,9 +57,9 @@ class _Logits(torch.autograd.Function):
     def backward(ctx: Any, grad_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         tokens, weight = ctx.saved_tensors
         grad_weight = None
-        if ctx.sink is not None:
+        if ctx.accumulator is not None:
             # Detached and not yet cast: a sink may keep them for later, but neither the graph behind them nor a copy.
-            ctx.sink.add_outer(grad_logits, tokens.detach())
+            ctx.accumulator.add_outer(grad_logits, tokens.detach())
         else:
             grad_weight = (grad_logits.t() @ tokens.to(grad_logits.dtype)).to(weight.dtype)
         return (grad_logits @ weight.to(grad_logits.dtype)).to(tokens.dtype), grad_weight, None
@@ -77,12 +79,12 @@ class Router(nn.Module):
         self.weight = builder.weight(
             "weight", (model.num_experts, model.hidden_size), std=model.init_method_std, partial_over_tp=True
         )
-        self.gradient_sink: OuterProductSink | None = None
+        self.gradient_accumulator: WeightGradientAccumulator | None = None
         """Where the weight gradient goes instead of ``weight.grad``."""
 
     def forward(self, tokens: torch.Tensor) -> Routing:
         """No communication."""
-        logits: torch.Tensor = _Logits.apply(tokens, self.weight, self.gradient_sink)  # type: ignore[no-untyped-call]
+        logits: torch.Tensor = _Logits.apply(tokens, self.weight, self.gradient_accumulator)  # type: ignore[no-untyped-call]
         # Both scores grow with the logits, which are chosen by because a sigmoid near 1 has lost their differences. The
         # sort is stable, so that ties are broken alike on every device and in every layout.
         experts = torch.sort(logits.detach(), dim=1, descending=True, stable=True).indices[:, : self._topk].contiguous()

@@ -110,11 +110,11 @@ class _ReducePartialSums(torch.autograd.Function):
     """*g*: sum over tp forward; the gradient of every summand is the gradient of the sum."""
 
     @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, tp: TensorParallel, values_needed: bool) -> torch.Tensor:
+    def forward(ctx: Any, partial: torch.Tensor, tp: TensorParallel, needs_values: bool) -> torch.Tensor:
         ctx.tp = tp
         if not tp.sequence_parallel:
             ctx.mark_dirty(partial)
-        if values_needed:
+        if needs_values:
             return start_sum(partial, tp).result()
         return tp.sequence_shard(partial).clone() if tp.sequence_parallel else partial
 
@@ -125,14 +125,14 @@ class _ReducePartialSums(torch.autograd.Function):
         return gather_sequence(grad_output, tp), None, None
 
 
-def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel, values_needed: bool = True) -> torch.Tensor:
+def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel, needs_values: bool = True) -> torch.Tensor:
     """*g*: the sum over tp of contiguous [S, B, H], in place; with sequence parallelism this rank's [S/t, B, H].
 
-    Without ``values_needed`` nothing is summed, and what comes out only leads backward.
+    Without ``needs_values`` nothing is summed, and what comes out only leads backward.
     """
     if tp.size == 1:
         return partial
-    summed: torch.Tensor = _ReducePartialSums.apply(partial, tp, values_needed)  # type: ignore[no-untyped-call]
+    summed: torch.Tensor = _ReducePartialSums.apply(partial, tp, needs_values)  # type: ignore[no-untyped-call]
     return summed
 
 

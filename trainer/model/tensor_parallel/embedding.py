@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from trainer.model.tensor_parallel.collectives import TensorParallel, reduce_partial_sums
 
 
-class RowSink(Protocol):
+class RowGradientAccumulator(Protocol):
     """Takes the gradient of a table as the rows that were looked up, so that the rest of the table is not touched."""
 
     def add_rows(self, rows: torch.Tensor, grad_rows: torch.Tensor) -> None:
@@ -38,10 +38,14 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, table: torch.Tensor, rows: torch.Tensor, is_elsewhere: torch.Tensor | None, sink: RowSink | None
+        ctx: Any,
+        table: torch.Tensor,
+        rows: torch.Tensor,
+        is_elsewhere: torch.Tensor | None,
+        accumulator: RowGradientAccumulator | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(rows, is_elsewhere)
-        ctx.sink, ctx.shape = sink, table.shape
+        ctx.accumulator, ctx.shape = accumulator, table.shape
         found = F.embedding(rows, table)
         return found if is_elsewhere is None else found.masked_fill_(is_elsewhere.unsqueeze(-1), 0.0)
 
@@ -52,8 +56,8 @@ class _Lookup(torch.autograd.Function):
         if is_elsewhere is not None:
             grad_output = grad_output.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
         grad_rows = grad_output.reshape(-1, grad_output.shape[-1])
-        if ctx.sink is not None:
-            ctx.sink.add_rows(rows.flatten(), grad_rows)
+        if ctx.accumulator is not None:
+            ctx.accumulator.add_rows(rows.flatten(), grad_rows)
             return None, None, None, None
         # Added up in float32: in 16 bits the sum of a frequent token would stop growing after a few hundred.
         table = torch.zeros(ctx.shape, dtype=torch.float32, device=grad_rows.device)
@@ -67,7 +71,7 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, weight: nn.Parameter, tp: TensorParallel):
         super().__init__()
         self.weight = weight
-        self.row_sink: RowSink | None = None
+        self.row_accumulator: RowGradientAccumulator | None = None
         """Where the table's gradient goes instead of ``weight.grad``."""
         self._tp = tp
 
@@ -84,5 +88,5 @@ class VocabParallelEmbedding(nn.Module):
             # A token that no rank has is nobody else's: the lookup refuses it here, as it does in one process.
             is_elsewhere = (owner != self._tp.rank) & (owner >= 0) & (owner < self._tp.size)
             tokens = (tokens - self._tp.rank * num_rows).masked_fill(is_elsewhere, 0)
-        found: torch.Tensor = _Lookup.apply(self.weight, tokens, is_elsewhere, self.row_sink)  # type: ignore[no-untyped-call]
+        found: torch.Tensor = _Lookup.apply(self.weight, tokens, is_elsewhere, self.row_accumulator)  # type: ignore[no-untyped-call]
         return reduce_partial_sums(found, self._tp)

@@ -25,7 +25,7 @@ from trainer.model.tensor_parallel.matrix_products import product
 _ALONE = TensorParallel()
 
 
-class OuterProductSink(Protocol):
+class WeightGradientAccumulator(Protocol):
     """Takes a weight gradient as the factors of its matrix product, so that the product itself can accumulate it."""
 
     def add_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
@@ -41,13 +41,13 @@ class _Linear(torch.autograd.Function):
         inputs: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        sink: OuterProductSink | None,
+        accumulator: WeightGradientAccumulator | None,
         tp: TensorParallel,
-        values_needed: bool,
+        needs_values: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.sink, ctx.tp, ctx.has_bias = sink, tp, bias is not None
-        if not values_needed:
+        ctx.accumulator, ctx.tp, ctx.has_bias = accumulator, tp, bias is not None
+        if not needs_values:
             return inputs.new_empty((*inputs.shape[:-1], weight.shape[:-1].numel()))
         return product(gather_sequence(inputs, tp), weight.flatten(0, -2), None if bias is None else bias.flatten())
 
@@ -69,16 +69,19 @@ class _Linear(torch.autograd.Function):
             # Detached, because a sink may keep it for later, and must not keep the graph behind it.
             whole = gathering.result()
             input_rows = whole.reshape(-1, whole.shape[-1])
-            grad_weight = _weight_gradient(grad_rows, input_rows, weight, ctx.sink)
+            grad_weight = _weight_gradient(grad_rows, input_rows, weight, ctx.accumulator)
         grad_bias = grad_rows.sum(0).view(weight.shape[:-1]) if ctx.has_bias else None
         return (summing.result() if summing is not None else None), grad_weight, grad_bias, None, None, None
 
 
 def _weight_gradient(
-    grad_rows: torch.Tensor, input_rows: torch.Tensor, weight: torch.Tensor, sink: OuterProductSink | None
+    grad_rows: torch.Tensor,
+    input_rows: torch.Tensor,
+    weight: torch.Tensor,
+    accumulator: WeightGradientAccumulator | None,
 ) -> torch.Tensor | None:
-    if sink is not None:
-        sink.add_outer(grad_rows, input_rows)
+    if accumulator is not None:
+        accumulator.add_outer(grad_rows, input_rows)
         return None
     return grad_rows.t().matmul(input_rows).view(weight.shape)
 
@@ -93,18 +96,18 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         self.weight = weight
         self.bias = bias
-        self.gradient_sink: OuterProductSink | None = None
+        self.gradient_accumulator: WeightGradientAccumulator | None = None
         """Where the weight gradient goes instead of ``weight.grad``."""
         self._tp = tp
 
-    def forward(self, inputs: torch.Tensor, in_region: bool = False, *, with_bias: bool = True) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, inside_tp_region: bool = False, *, adds_bias: bool = True) -> torch.Tensor:
         """Collective: all tp ranks (with sequence parallelism; its backward always).
 
-        ``in_region``: ``inputs`` come whole out of enter_parallel_region, which is collective instead of this.
-        Without ``with_bias`` whatever comes next adds the bias.
+        ``inside_tp_region``: ``inputs`` come whole out of enter_parallel_region, which is collective instead of this.
+        Without ``adds_bias`` whatever comes next adds the bias.
         """
-        tp, bias = _ALONE if in_region else self._tp, self.bias if with_bias else None
-        outputs: torch.Tensor = _Linear.apply(inputs, self.weight, bias, self.gradient_sink, tp, True)  # type: ignore[no-untyped-call]
+        tp, bias = _ALONE if inside_tp_region else self._tp, self.bias if adds_bias else None
+        outputs: torch.Tensor = _Linear.apply(inputs, self.weight, bias, self.gradient_accumulator, tp, True)  # type: ignore[no-untyped-call]
         return outputs
 
 
@@ -118,25 +121,27 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.weight = weight
         self.bias = bias
-        self.gradient_sink: OuterProductSink | None = None
+        self.gradient_accumulator: WeightGradientAccumulator | None = None
         """Where the weight gradient goes instead of ``weight.grad``."""
         self._tp = tp
 
     def forward(
-        self, inputs: torch.Tensor, values_needed: bool = True, in_region: bool = False, *, with_bias: bool = True
+        self, inputs: torch.Tensor, needs_values: bool = True, inside_tp_region: bool = False, *, adds_bias: bool = True
     ) -> torch.Tensor:
-        """Collective: all tp ranks, but not without ``values_needed``: see trainer.model.recompute.Recomputable.
+        """Collective: all tp ranks, but not without ``needs_values``: see trainer.model.recompute.Recomputable.
 
-        ``in_region``: not collective; [S, B, out], this rank's summand, to be summed by reduce_partial_sums together
-        with others. ``add_bias`` completes the sum. Without ``with_bias`` whatever comes next adds the bias.
+        ``inside_tp_region``: not collective; [S, B, out], this rank's summand, to be summed by reduce_partial_sums
+        together with others. ``add_bias`` completes the sum. Without ``adds_bias`` whatever comes next adds the bias.
         """
-        is_alone = self._tp.size == 1 and not in_region
-        bias = self.bias if is_alone and with_bias else None
-        partial: torch.Tensor = _Linear.apply(inputs, self.weight, bias, self.gradient_sink, _ALONE, values_needed)  # type: ignore[no-untyped-call]
-        if is_alone or in_region:
+        is_alone = self._tp.size == 1 and not inside_tp_region
+        bias = self.bias if is_alone and adds_bias else None
+        partial: torch.Tensor = _Linear.apply(
+            inputs, self.weight, bias, self.gradient_accumulator, _ALONE, needs_values
+        )  # type: ignore[no-untyped-call]
+        if is_alone or inside_tp_region:
             return partial
-        summed = reduce_partial_sums(partial, self._tp, values_needed)
-        return self.add_bias(summed) if with_bias else summed
+        summed = reduce_partial_sums(partial, self._tp, needs_values)
+        return self.add_bias(summed) if adds_bias else summed
 
     def add_bias(self, summed: torch.Tensor) -> torch.Tensor:
         """The sum over tp with the bias, in place."""

@@ -42,20 +42,20 @@ def choose_backend(
     Raises:
         ConfigError: it is asked for by name and unable.
     """
-    wanted = model.attention_backend
-    if wanted in ("unfused", "local"):
+    requested = model.attention_backend
+    if requested in ("unfused", "local"):
         return AttentionBackend("unfused", Unfused())
     # Nothing of flash-attn is imported for whoever asks for something else.
-    if wanted in ("flash", "auto"):
+    if requested in ("flash", "auto"):
         flash = _find_flash(model, dtype, device) if flash_attn is None else flash_attn
         if isinstance(flash, FlashAttnPackage):
             return AttentionBackend("flash", flash)
-        if wanted == "flash":
+        if requested == "flash":
             raise no_flash(flash)
     fused = torch_kernel(dtype, model.head_dim, device)
     if fused is not None:
         return AttentionBackend("fused", fused)
-    if wanted == "fused":
+    if requested == "fused":
         raise ConfigError(
             _KEY,
             f"fused is unable: torch has no kernel for {str(dtype).removeprefix('torch.')} on this {device.type} "

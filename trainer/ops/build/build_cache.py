@@ -85,7 +85,7 @@ class BuildCache:
 
         Each counts as used now.
         """
-        for folder in (self.shared, *([self.of_node] if self._is_own(self.of_node) else [])):
+        for folder in (self.shared, *([self.of_node] if self._is_native(self.of_node) else [])):
             for path in sorted(folder.glob(pattern), key=_age, reverse=True) if _lets_code_run(folder) else ():
                 if is_intact(path):
                     _mark_used(path)
@@ -167,7 +167,7 @@ class BuildCache:
     def _prepare(self, folder: Path, parent: Path) -> None:
         if folder != self.shared:
             folder.parent.mkdir(mode=0o700, exist_ok=True)
-            if not self._is_own(folder):
+            if not self._is_native(folder):
                 raise PermissionError(errno.EPERM, _NOT_OURS, str(folder.parent))
         for place in (folder, parent):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ class BuildCache:
                 raise PermissionError(errno.EPERM, _NOT_OURS, str(place))
 
     @staticmethod
-    def _is_own(folder: Path) -> bool:
+    def _is_native(folder: Path) -> bool:
         # Anybody may make a folder of any name where temporary files are; its code would run as us.
         try:
             facts = os.lstat(folder.parent)

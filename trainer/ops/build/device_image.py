@@ -1,6 +1,6 @@
 """The image of csrc's CUDA kernels: compiled for one architecture by nvcc or NVRTC, kept, and handed to the library.
 
-``own`` is what nvcc makes, ``nvrtc`` what NVRTC makes of the same source: one of the two is in use on a device.
+``native`` is what nvcc makes, ``nvrtc`` what NVRTC makes of the same source: one of the two is in use on a device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.ops.build.nvcc import NVCC_FLAGS, Nvcc, find_nvcc
 from trainer.ops.build.nvrtc import NVRTC_FLAGS, Nvrtc, find_nvrtc
 from trainer.ops.build.sources import source_folder
 
-ImageBackend = Literal["own", "nvrtc"]
+ImageBackend = Literal["native", "nvrtc"]
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)".*$', re.MULTILINE)
 
@@ -204,7 +204,7 @@ def _compiler(
 ) -> Nvcc | Nvrtc:
     """What compiles here. Raises BuildError: there is nothing, or of no use."""
     found: list[Nvcc] | list[Nvrtc]
-    if backend == "own":
+    if backend == "native":
         found = [find_nvcc(_packages(), settings.cuda_folders)]
     else:
         found = find_nvrtc(_packages(), settings.cuda_folders)
@@ -231,13 +231,13 @@ def _problem(compiler: Nvcc | Nvrtc, architecture: int, newest: tuple[int, int] 
 
 def _folder(backend: ImageBackend) -> str:
     """Where images stand in a BuildCache: by what they are compiled from, and how."""
-    flags = NVCC_FLAGS if backend == "own" else NVRTC_FLAGS
+    flags = NVCC_FLAGS if backend == "native" else NVRTC_FLAGS
     return f"images-{hashlib.sha256(f'{flags}{device_source()}'.encode()).hexdigest()[:16]}"
 
 
 def _found(cache: BuildCache, backend: ImageBackend, architecture: int, newest: tuple[int, int] | None) -> Path | None:
     majors = range(newest[0], 0, -1) if newest is not None else ("*",)
-    program = "nvcc" if backend == "own" else "NVRTC"
+    program = "nvcc" if backend == "native" else "NVRTC"
     names = (f"{_folder(backend)}/sm_{architecture}-{program} {major}.*.cubin" for major in majors)
     return next((path for path in map(cache.find_any, names) if path is not None), None)
 

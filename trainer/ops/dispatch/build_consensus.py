@@ -44,7 +44,7 @@ class BuildSource(Generic[_Build]):
 
 
 @dataclass(frozen=True)
-class SameBuild:
+class BuildConsensus:
     """One rank among those that use one build. Its methods are collective over all ranks, unless it is alone.
 
     Attributes:

@@ -21,7 +21,7 @@ from trainer.ops.dispatch.selection import agreed_problems
 if TYPE_CHECKING:
     from trainer.config.sections import ModelConfig
     from trainer.config.train_config import TrainConfig
-    from trainer.ops.dispatch.selection import Choice
+    from trainer.ops.dispatch.selection import KernelSelection
 
 _SHARE_OF_TIMEOUT = 0.4
 """Of the time that the other ranks wait for the first to meet them."""
@@ -54,14 +54,14 @@ def try_flash_attn(config: TrainConfig, dtype: torch.dtype, device: torch.device
 
 
 def with_flash_attn(
-    choice: Choice, model: ModelConfig, dtype: torch.dtype, device: torch.device, tried: Tried | None
-) -> Choice:
+    selection: KernelSelection, model: ModelConfig, dtype: torch.dtype, device: torch.device, tried: Tried | None
+) -> KernelSelection:
     """The same with the version of flash-attn that all ranks have; a line tells of one that is there and not used.
 
     Collective over all ranks of the job.
 
     Args:
-        choice: of the kernels.
+        selection: of the kernels.
         model: says which attention.
         dtype: of the activations.
         device: of this rank.
@@ -76,16 +76,18 @@ def with_flash_attn(
         unsuited = _agreed(flash_problem(version, model, dtype, device), device)
         found = unsuited if unsuited is not None else _loaded(version, device, tried)
         if isinstance(found, FlashAttnPackage):
-            return replace(choice, kernels=choice.kernels.with_flash_attn(found), notes=(*choice.notes, *notes))
+            return replace(
+                selection, kernels=selection.kernels.with_flash_attn(found), notes=(*selection.notes, *notes)
+            )
         reasons[version] = found
         if unsuited is None:
             notes.append(f"attention: not flash-attn {version}, which {found}")
     if not reasons:
-        return choice
+        return selection
     why = why_no_flash(reasons)
     if model.attention_backend == "flash":
         raise no_flash(why)
-    return replace(choice, kernels=choice.kernels.with_flash_attn(why), notes=(*choice.notes, *notes))
+    return replace(selection, kernels=selection.kernels.with_flash_attn(why), notes=(*selection.notes, *notes))
 
 
 def _loaded(version: Version, device: torch.device, tried: Tried | None) -> FlashAttnPackage | str:

@@ -22,14 +22,14 @@ from trainer.ops.dispatch.tuning import Rankings
 from trainer.ops.operation import BACKENDS, Backend, Operation
 
 if TYPE_CHECKING:
-    from trainer.planning.kernel_choice import Wanted
+    from trainer.planning.kernel_choice import RequestedBackend
 
-_BUILT: tuple[Backend, ...] = ("own", "nvrtc")
+_BUILT: tuple[Backend, ...] = ("native", "nvrtc")
 """Ways to compile csrc/, which share an implementation."""
 
 
 @dataclass(frozen=True)
-class Offer:
+class Availability:
     """What one rank has to offer besides torch.
 
     Attributes:
@@ -41,12 +41,12 @@ class Offer:
 
     missing: Mapping[Backend, str]
     described: Mapping[Backend, str]
-    in_cpu_memory: Offer | None = None
+    in_cpu_memory: Availability | None = None
     rankings: Rankings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelSelection:
     """What was decided.
 
     Attributes:
@@ -62,7 +62,7 @@ class Choice:
     backends: Mapping[str, Backend]
     passed_over: Mapping[str, Sequence[tuple[Backend, str]]]
     described: Mapping[Backend, str]
-    in_cpu_memory: Choice | None = None
+    in_cpu_memory: KernelSelection | None = None
     notes: Sequence[str] = ()
 
     def lines(self, where: str = "") -> list[str]:
@@ -95,21 +95,21 @@ class Choice:
 
 
 def choose_kernels(
-    wanted: Mapping[str, Wanted],
-    offer: Offer,
+    requested: Mapping[str, RequestedBackend],
+    availability: Availability,
     device: torch.device,
     dtype: torch.dtype,
     *,
     is_alone: bool,
     agrees_on: torch.device | None = None,
-) -> Choice:
+) -> KernelSelection:
     """The best backend that the config allows and that passes its self-test on every rank.
 
     Collective over all ranks of the job, unless ``is_alone``.
 
     Args:
-        wanted: what the config asks for: see trainer.planning.kernel_choice.
-        offer: what this rank has.
+        requested: what the config asks for: see trainer.planning.kernel_choice.
+        availability: what this rank has.
         device: of the activations.
         dtype: of the activations.
         is_alone: whether there is no job of several ranks.
@@ -118,16 +118,19 @@ def choose_kernels(
     Raises:
         ConfigError: a backend asked for by name cannot be had; on all ranks alike.
     """
-    operations = [operation for operation in OPERATIONS if operation.name in wanted]
+    operations = [operation for operation in OPERATIONS if operation.name in requested]
     candidates = {
-        operation.name: _candidates(operation, wanted[operation.name], offer, device, dtype) for operation in operations
+        operation.name: _candidates(operation, requested[operation.name], availability, device, dtype)
+        for operation in operations
     }
-    _check_any_named(wanted, candidates, device)
+    _check_any_named(requested, candidates, device)
     known = {operation.name: operation for operation in operations}
-    chosen: dict[str, Backend] = {name: "eager" for name in candidates}
+    chosen: dict[str, Backend] = {name: "reference" for name in candidates}
     reasons: dict[str, list[tuple[Backend, str]]] = {name: [] for name in candidates}
     while pending := {name: rest[0] for name, rest in candidates.items() if rest}:
-        problems = {name: _problem(known[name], backend, offer, device, dtype) for name, backend in pending.items()}
+        problems = {
+            name: _problem(known[name], backend, availability, device, dtype) for name, backend in pending.items()
+        }
         for name, problem in (problems if is_alone else agreed_problems(problems, agrees_on or device)).items():
             backend = candidates[name].pop(0)
             if problem is None:
@@ -136,41 +139,46 @@ def choose_kernels(
             else:
                 reasons[name].append((backend, problem))
     for name, found in reasons.items():
-        if found and wanted[name].backend != "auto":
+        if found and requested[name].backend != "auto":
             backend, problem = found[0]
-            raise ConfigError(wanted[name].key, f"{name} cannot run on {backend}: {problem}; or set it to auto")
+            raise ConfigError(requested[name].key, f"{name} cannot run on {backend}: {problem}; or set it to auto")
     for name, found in reasons.items():
-        if wanted[name].backend == "auto":
-            found += _measured_reasons(known[name], chosen[name], offer, device, dtype)
-    return Choice(Kernels.of(chosen, device), chosen, reasons, offer.described)
+        if requested[name].backend == "auto":
+            found += _measured_reasons(known[name], chosen[name], availability, device, dtype)
+    return KernelSelection(Kernels.of(chosen, device), chosen, reasons, availability.described)
 
 
-def with_cpu_memory(choice: Choice, wanted: Mapping[str, Wanted], offer: Offer, device: torch.device) -> Choice:
+def with_cpu_memory(
+    selection: KernelSelection,
+    requested: Mapping[str, RequestedBackend],
+    availability: Availability,
+    device: torch.device,
+) -> KernelSelection:
     """The choice for a GPU together with that for what is computed in CPU memory, in float32.
 
     Collective over all ranks of the job.
 
     Args:
-        choice: for ``device``.
-        wanted: there: see trainer.planning.kernel_choice.
-        offer: what this rank has.
+        selection: for ``device``.
+        requested: there: see trainer.planning.kernel_choice.
+        availability: what this rank has.
         device: of the activations.
 
     Raises:
         ConfigError: see choose_kernels.
     """
-    if not wanted or offer.in_cpu_memory is None:
-        return choice
+    if not requested or availability.in_cpu_memory is None:
+        return selection
     cpu = torch.device("cpu")
-    there = choose_kernels(wanted, offer.in_cpu_memory, cpu, torch.float32, is_alone=False, agrees_on=device)
-    return replace(choice, kernels=Kernels.of(choice.backends, device, there.kernels), in_cpu_memory=there)
+    there = choose_kernels(requested, availability.in_cpu_memory, cpu, torch.float32, is_alone=False, agrees_on=device)
+    return replace(selection, kernels=Kernels.of(selection.backends, device, there.kernels), in_cpu_memory=there)
 
 
 def implementation_problem(
     operation: Operation[Any], backend: Backend, device: torch.device, dtype: torch.dtype
 ) -> str | None:
     """Why an operation has no such backend on a kind of device; None if it has."""
-    implementation = operation.implementations.get("own" if backend in _BUILT else backend)
+    implementation = operation.implementations.get("native" if backend in _BUILT else backend)
     if implementation is None or device.type not in implementation.devices:
         return f"there is none on {device.type}"
     if backend == "nvrtc" and device.type != "cuda":
@@ -186,56 +194,63 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def _candidates(
-    operation: Operation[Any], wanted: Wanted, offer: Offer, device: torch.device, dtype: torch.dtype
+    operation: Operation[Any],
+    requested: RequestedBackend,
+    availability: Availability,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[Backend]:
-    """What is to be tried, best first, before eager."""
-    ranking = offer.rankings.get((operation.name, name_of(dtype)))
+    """What is to be tried, best first, before reference."""
+    ranking = availability.rankings.get((operation.name, name_of(dtype)))
     if ranking is not None:
-        order = ranking.order[: ranking.order.index("eager")]
+        order = ranking.order[: ranking.order.index("reference")]
     else:
         # On a CPU the start of a run would take a minute longer, for little.
         order = tuple(name for name in BACKENDS if name != "compile" or device.type != "cpu")
-    names = order if wanted.backend == "auto" else (wanted.backend,)
+    names = order if requested.backend == "auto" else (requested.backend,)
     problems = {name: implementation_problem(operation, name, device, dtype) for name in names}
-    if wanted.is_named and wanted.backend != "auto" and problems[wanted.backend] is not None:
+    if requested.is_named and requested.backend != "auto" and problems[requested.backend] is not None:
         there = [name for name in BACKENDS if implementation_problem(operation, name, device, dtype) is None]
         raise ConfigError(
-            wanted.key,
-            f"{operation.name} cannot run on {wanted.backend}: {problems[wanted.backend]}; use {' or '.join(there)}",
+            requested.key,
+            f"{operation.name} cannot run on {requested.backend}: {problems[requested.backend]}; "
+            f"use {' or '.join(there)}",
         )
-    return [name for name in names if problems[name] is None and name != "eager"]
+    return [name for name in names if problems[name] is None and name != "reference"]
 
 
 def _measured_reasons(
-    operation: Operation[Any], chosen: Backend, offer: Offer, device: torch.device, dtype: torch.dtype
+    operation: Operation[Any], chosen: Backend, availability: Availability, device: torch.device, dtype: torch.dtype
 ) -> list[tuple[Backend, str]]:
     """Those of BACKENDS before the one that was chosen which are there, but were measured to be no better."""
-    ranking = offer.rankings.get((operation.name, name_of(dtype)))
+    ranking = availability.rankings.get((operation.name, name_of(dtype)))
     return [
         (name, ranking.reasons[name])
         for name in BACKENDS[: BACKENDS.index(chosen)]
         if ranking is not None
         and name in ranking.reasons
-        and name not in offer.missing
+        and name not in availability.missing
         and implementation_problem(operation, name, device, dtype) is None
     ]
 
 
 def _check_any_named(
-    wanted: Mapping[str, Wanted], candidates: Mapping[str, Sequence[Backend]], device: torch.device
+    requested: Mapping[str, RequestedBackend], candidates: Mapping[str, Sequence[Backend]], device: torch.device
 ) -> None:
     """A backend that is wanted for everything must be there for something."""
-    general = [name for name in candidates if not wanted[name].is_named]
-    names = {wanted[name].backend for name in general} - {"auto", "eager"}
+    general = [name for name in candidates if not requested[name].is_named]
+    names = {requested[name].backend for name in general} - {"auto", "reference"}
     if names and not any(candidates[name] for name in general):
-        raise ConfigError("training.kernel_backend", f"{names.pop()} has no kernel on {device.type}; use auto or eager")
+        raise ConfigError(
+            "training.kernel_backend", f"{names.pop()} has no kernel on {device.type}; use auto or reference"
+        )
 
 
 def _problem(
-    operation: Operation[Any], backend: Backend, offer: Offer, device: torch.device, dtype: torch.dtype
+    operation: Operation[Any], backend: Backend, availability: Availability, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    if backend in offer.missing:
-        return offer.missing[backend]
+    if backend in availability.missing:
+        return availability.missing[backend]
     tested = self_test(operation, backend, device, dtype)
     implementation = operation.implementation(backend)
     if tested is None and dtype != torch.float32 and torch.float32 in implementation.dtypes:

@@ -14,16 +14,16 @@ import torch
 from trainer.ops.operation import Backend, Operation
 
 _WORSE = 2.0
-"""How many times eager's own error an implementation may have: one that loses digits is wrong."""
+"""How many times reference's own error an implementation may have: one that loses digits is wrong."""
 _SLACK = 4.0
-"""Roundings more than eager, in units of the dtype's epsilon."""
+"""Roundings more than reference, in units of the dtype's epsilon."""
 
 
 def self_test(operation: Operation[Any], backend: Backend, device: torch.device, dtype: torch.dtype) -> str | None:
     """What is wrong with an implementation, in a few words; None if its results and gradients are right.
 
-    They are compared with eager ones in float64, by their largest error relative to the largest entry. On ``compile``
-    it is one example: torch.compile makes other code for every size, and takes seconds for each.
+    They are compared with reference ones in float64, by their largest error relative to the largest entry. On
+    ``compile`` it is one example: torch.compile makes other code for every size, and takes seconds for each.
 
     Raises:
         RuntimeError: the device no longer answers this process.
@@ -42,14 +42,14 @@ def _problem(
     def arguments() -> Any:
         return example(torch.Generator().manual_seed(1))
 
-    eager = operation.implementations["eager"].function
-    # Whatever a library, a driver or a compiler throws, also where eager runs out of memory on one rank alone: the
+    reference = operation.implementations["reference"].function
+    # Whatever a library, a driver or a compiler throws, also where reference runs out of memory on one rank alone: the
     # others wait for this one's verdict.
     try:
         found = _run(operation, operation.implementation(backend).function, arguments())
         _wait_for(device)  # A fault of the kernel surfaces here, not in what comes next.
-        same = _run(operation, eager, arguments())
-        exact = _run(operation, eager, _mapped(arguments(), _in_float64))
+        same = _run(operation, reference, arguments())
+        exact = _run(operation, reference, _mapped(arguments(), _in_float64))
         return _difference(found, same, exact)
     except Exception as error:
         _check_alive(device, operation.name, backend, error)
@@ -68,7 +68,7 @@ def _check_alive(device: torch.device, name: str, backend: Backend, error: Excep
     except Exception:
         raise RuntimeError(
             f"{name} on {backend} has broken {device} for this process in its self-test ({error}); "
-            f"set training.kernel_backends.{name} to eager"
+            f"set training.kernel_backends.{name} to reference"
         ) from error
 
 

@@ -17,11 +17,17 @@ from trainer.config.kernel_names import Backend
 from trainer.ops.build.build_cache import LIMIT_S
 from trainer.ops.build.build_settings import BuildError, LineReport, outcome_of
 from trainer.ops.build.device_image import DeviceImage, ImageBackend, compiled_name, load_device_image
-from trainer.ops.dispatch.build_consensus import BuildSource, SameBuild
+from trainer.ops.dispatch.build_consensus import BuildConsensus, BuildSource
 from trainer.ops.dispatch.library import LEVELS, Library, built_name, load_built, load_on_demand
-from trainer.ops.dispatch.selection import Choice, Offer, choose_kernels, slow_processor, with_cpu_memory
-from trainer.ops.dispatch.tuning import Measured, Rankings, measurements_in, rankings_of
-from trainer.planning.kernel_choice import Wanted, wanted_backends, wanted_in_cpu_memory
+from trainer.ops.dispatch.selection import (
+    Availability,
+    KernelSelection,
+    choose_kernels,
+    slow_processor,
+    with_cpu_memory,
+)
+from trainer.ops.dispatch.tuning import Rankings, TuningResults, measurements_in, rankings_of
+from trainer.planning.kernel_choice import RequestedBackend, requested_backends, requested_in_cpu_memory
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -32,7 +38,7 @@ _SHARE_OF_TIMEOUT = 0.4
 
 
 @dataclass(frozen=True)
-class Preparation:
+class KernelSetup:
     """How one rank gets hold of what is built.
 
     Attributes:
@@ -48,27 +54,27 @@ class Preparation:
     builds: bool | None = None
     limit_s: float = LIMIT_S
 
-    def offer(self, wanted: Mapping[str, Wanted]) -> Offer:
+    def availability(self, requested: Mapping[str, RequestedBackend]) -> Availability:
         """What this rank can offer of what is wanted."""
-        names = {choice.backend for choice in wanted.values()}
+        names = {selection.backend for selection in requested.values()}
         missing: dict[Backend, str] = {}
         described: dict[Backend, str] = {}
-        in_cpu_memory = Offer({}, {})
-        if names & {"auto", "own", "nvrtc"}:
+        in_cpu_memory = Availability({}, {})
+        if names & {"auto", "native", "nvrtc"}:
             library = self._library()
             if isinstance(library, BuildError):
-                missing["own"] = missing["nvrtc"] = _reason(library)
+                missing["native"] = missing["nvrtc"] = _reason(library)
             elif self.device.type == "cpu":
                 missing, described = _on_cpu(library)
-            self._offer_images(library, "nvrtc" in names, missing, described)
-            in_cpu_memory = Offer(*_on_cpu(library))
-        return Offer(missing, described, in_cpu_memory, self._rankings() if "auto" in names else {})
+            self._add_images(library, "nvrtc" in names, missing, described)
+            in_cpu_memory = Availability(*_on_cpu(library))
+        return Availability(missing, described, in_cpu_memory, self._rankings() if "auto" in names else {})
 
     def _rankings(self) -> Rankings:
         """By what the bench has measured on GPUs like that of the first rank."""
         if self.device.type != "cuda":
             return {}
-        text = outcome_of(lambda: measured_here(self.settings, self.device).text())
+        text = outcome_of(lambda: tuning_here(self.settings, self.device).text())
         agreed = self._ranks.of_first("" if isinstance(text, BuildError) else text)
         # A file that is not what it should be is as good as none.
         rankings = outcome_of(lambda: rankings_of(measurements_in(agreed)))
@@ -86,7 +92,7 @@ class Preparation:
         lowest = self._ranks.lowest(level)
         return library if isinstance(library, BuildError) or lowest == level else library.at_level(LEVELS[lowest])
 
-    def _offer_images(
+    def _add_images(
         self,
         library: Library | BuildError,
         is_nvrtc_named: bool,
@@ -96,14 +102,14 @@ class Preparation:
         """Load device code: one image serves all operations, the first that every rank can have."""
         if self.device.type != "cuda":
             return
-        backends: tuple[ImageBackend, ...] = ("nvrtc",) if is_nvrtc_named else ("own", "nvrtc")
+        backends: tuple[ImageBackend, ...] = ("nvrtc",) if is_nvrtc_named else ("native", "nvrtc")
         for backend in backends:
             image = self._image(library, backend)
             if isinstance(image, BuildError):
                 missing[backend] = _reason(image)
             if not self._ranks.any(isinstance(image, BuildError)):
                 described[backend] = str(image)
-                other: Backend = "own" if backend == "nvrtc" else "nvrtc"
+                other: Backend = "native" if backend == "nvrtc" else "nvrtc"
                 missing.setdefault(other, f"a device has one image of the kernels, and that of {backend} is in use")
                 return
 
@@ -125,30 +131,30 @@ class Preparation:
         return self._ranks.obtain(source)
 
     @property
-    def _ranks(self) -> SameBuild:
-        return SameBuild(self.device, self.builds)
+    def _ranks(self) -> BuildConsensus:
+        return BuildConsensus(self.device, self.builds)
 
 
-def measured_here(settings: BuildSettings, device: torch.device) -> Measured:
+def tuning_here(settings: BuildSettings, device: torch.device) -> TuningResults:
     """Where measurements of a CUDA device are kept."""
-    return Measured.of(settings.cache, torch.cuda.get_device_name(device), torch.__version__)
+    return TuningResults.of(settings.cache, torch.cuda.get_device_name(device), torch.__version__)
 
 
 def _on_cpu(library: Library | BuildError) -> tuple[dict[Backend, str], dict[Backend, str]]:
     """What is missing for tensors of the CPU, and more about what is not."""
     if isinstance(library, BuildError):
-        return {"own": _reason(library)}, {}
+        return {"native": _reason(library)}, {}
     slow = slow_processor(library.level)
-    return {} if slow is None else {"own": slow}, {"own": library.level}
+    return {} if slow is None else {"native": slow}, {"native": library.level}
 
 
 def _reason(error: BuildError) -> str:
     return f"{error.reason}; python -m trainer kernels build shows all that was said" if error.log else error.reason
 
 
-def prepare_kernels(
+def set_up_kernels(
     config: TrainConfig, settings: BuildSettings, device: torch.device, dtype: torch.dtype, *, is_builder: bool
-) -> Choice:
+) -> KernelSelection:
     """The kernels of one rank of a job, after its process group has been made. Collective over all ranks.
 
     Args:
@@ -161,18 +167,28 @@ def prepare_kernels(
     Raises:
         ConfigError: a backend asked for by name cannot be had; on all ranks alike.
     """
-    wanted = wanted_backends(config)
+    requested = requested_backends(config)
     limit_s = min(LIMIT_S, _SHARE_OF_TIMEOUT * 60.0 * config.parallel.distributed_timeout_minutes)
-    offer = Preparation(settings, device, is_builder, limit_s).offer(wanted)
-    choice = choose_kernels(wanted, offer, device, dtype, is_alone=False)
-    return choice if device.type == "cpu" else with_cpu_memory(choice, wanted_in_cpu_memory(config), offer, device)
+    availability = KernelSetup(settings, device, is_builder, limit_s).availability(requested)
+    selection = choose_kernels(requested, availability, device, dtype, is_alone=False)
+    return (
+        selection
+        if device.type == "cpu"
+        else with_cpu_memory(selection, requested_in_cpu_memory(config), availability, device)
+    )
 
 
-def serial_kernels(config: TrainConfig, settings: BuildSettings, device: torch.device, dtype: torch.dtype) -> Choice:
+def serial_kernels(
+    config: TrainConfig, settings: BuildSettings, device: torch.device, dtype: torch.dtype
+) -> KernelSelection:
     """The kernels of one process by itself, which builds nothing and takes the next best for what is not there."""
     # A backend that the run had asked for by name may not be there where its checkpoint is looked at.
-    wanted = {
-        name: replace(choice, backend=choice.backend if choice.backend == "eager" else "auto", is_named=False)
-        for name, choice in wanted_backends(config).items()
+    requested = {
+        name: replace(
+            selection, backend=selection.backend if selection.backend == "reference" else "auto", is_named=False
+        )
+        for name, selection in requested_backends(config).items()
     }
-    return choose_kernels(wanted, Preparation(settings, device).offer(wanted), device, dtype, is_alone=True)
+    return choose_kernels(
+        requested, KernelSetup(settings, device).availability(requested), device, dtype, is_alone=True
+    )

@@ -27,7 +27,7 @@ OF_BEST_OTHER = 1.1
 """How many times as fast as the best of the others it must be, too."""
 LARGE_BYTES = 1 << 26
 """Calls that move fewer bytes take as long as it takes to call: they say nothing of a kernel."""
-_OWN: tuple[Backend, ...] = ("own", "nvrtc")
+_NATIVE: tuple[Backend, ...] = ("native", "nvrtc")
 _GPU_FOLDERS = {"binding", "cuda", "include", "launch", "shared"}
 """Of csrc/: what kernels for GPUs, and calls of them, are made of."""
 _WORDS = ("device", "dtype", "operation", "size", "backend", "problem")
@@ -73,18 +73,18 @@ def rank(rows: Rows) -> Ranking | None:
             of_size = sizes.setdefault(row["size"], {})
             of_size.update({name: row for name in BACKENDS if name == row["backend"]})
     there = [name for name in BACKENDS if sizes and all(name in of_size for of_size in sizes.values())]
-    others = [name for name in there if name not in _OWN]
+    others = [name for name in there if name not in _NATIVE]
     if not others:
         return None
     others.sort(key=lambda name: sum(of_size[name]["seconds"] for of_size in sizes.values()))
-    failing = {name: _failing(name, others, sizes.values()) for name in there if name in _OWN}
+    failing = {name: _failing(name, others, sizes.values()) for name in there if name in _NATIVE}
     late = [name for name, problem in failing.items() if problem is not None]
-    unmeasured = [name for name in BACKENDS if name not in there and name not in _OWN]
-    order = (*(name for name in _OWN if not late), *others, *unmeasured, *(name for name in _OWN if late))
+    unmeasured = [name for name in BACKENDS if name not in there and name not in _NATIVE]
+    order = (*(name for name in _NATIVE if not late), *others, *unmeasured, *(name for name in _NATIVE if late))
     reasons: dict[Backend, str] = {}
     for place, name in enumerate(order):
         ahead = [other for other in order[:place] if BACKENDS.index(other) > BACKENDS.index(name)]
-        if ahead and name in _OWN:
+        if ahead and name in _NATIVE:
             # Both are compiled from one source.
             reasons[name] = failing[late[0]] or ""
         elif ahead:
@@ -106,7 +106,7 @@ def _failing(own: Backend, others: Sequence[Backend], sizes: Iterable[_OfSize]) 
 
 
 @dataclass(frozen=True)
-class Measured:
+class TuningResults:
     """The measurements of one kind of GPU, with one version of torch.
 
     Attributes:
@@ -116,7 +116,7 @@ class Measured:
     path: Path
 
     @classmethod
-    def of(cls, cache: Path, gpu: str, torch: str) -> Measured:
+    def of(cls, cache: Path, gpu: str, torch: str) -> TuningResults:
         """Where they are kept.
 
         Args:

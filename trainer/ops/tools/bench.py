@@ -15,14 +15,14 @@ import torch
 from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.dispatch.selection import choose_kernels, implementation_problem, name_of
-from trainer.ops.dispatch.setup import Preparation
+from trainer.ops.dispatch.setup import KernelSetup
 from trainer.ops.dispatch.tuning import rank
 from trainer.ops.operation import BACKENDS, Backend, Operation
-from trainer.planning.kernel_choice import Wanted
+from trainer.planning.kernel_choice import RequestedBackend
 
 if TYPE_CHECKING:
     from trainer.ops.build.build_settings import BuildSettings
-    from trainer.ops.dispatch.selection import Offer
+    from trainer.ops.dispatch.selection import Availability
 
 BENCHES: Mapping[str, Bench] = {
     operation.name: operation.bench for operation in OPERATIONS if operation.bench is not None
@@ -39,7 +39,7 @@ _LARGE = 1 << 20
 """Elements, about: so many take a CPU longer than a call, but not a GPU."""
 _TIMES_FOR_GPU = 8
 """As many times as much takes a GPU longer too: of 4096 x 4096 bfloat16 it has done before Python has called it."""
-_AUTO = Wanted("auto", "training.kernel_backend", False)
+_AUTO = RequestedBackend("auto", "training.kernel_backend", False)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Measurement:
         seconds: median of a call, with its backward if it has one and that is wanted.
         gb_per_s: counted bytes by time.
         of_copy: that by the speed of a copy.
-        of_eager: how many times as fast as eager.
+        of_reference: how many times as fast as reference.
         of_plain: how many times as fast as plain.
         problem: why it could not be measured; empty if it was, and the figures are zeros if not.
     """
@@ -91,7 +91,7 @@ class Measurement:
     seconds: float
     gb_per_s: float
     of_copy: float
-    of_eager: float
+    of_reference: float
     of_plain: float
     problem: str = ""
 
@@ -142,7 +142,7 @@ def copy_speed(device: torch.device, plan: Plan) -> float:
 
 
 def measure(
-    wanted: Mapping[str, Sequence[Size]],
+    requested: Mapping[str, Sequence[Size]],
     device: torch.device,
     dtypes: Sequence[torch.dtype],
     plan: Plan,
@@ -152,25 +152,25 @@ def measure(
     """Measure operations on one device.
 
     Args:
-        wanted: operation -> its sizes; none: the usual ones of its bench.
+        requested: operation -> its sizes; none: the usual ones of its bench.
         device: where.
         dtypes: of the activations.
         plan: how.
         settings: where built kernels are.
         copy_bytes_per_s: what their speed is compared with.
     """
-    operations = [operation for operation in OPERATIONS if operation.name in wanted]
+    operations = [operation for operation in OPERATIONS if operation.name in requested]
     auto = {operation.name: _AUTO for operation in operations}
-    offer = Preparation(settings, device).offer(auto)
+    availability = KernelSetup(settings, device).availability(auto)
     for dtype in dtypes:
-        chosen = choose_kernels(auto, offer, device, dtype, is_alone=True).backends
+        chosen = choose_kernels(auto, availability, device, dtype, is_alone=True).backends
         for operation in operations:
             rows: list[Measurement] = []
-            for size in wanted[operation.name] or usual_sizes(BENCHES[operation.name], device):
+            for size in requested[operation.name] or usual_sizes(BENCHES[operation.name], device):
                 rows += _measure_case(
-                    operation, size, device, dtype, plan, offer, chosen[operation.name], copy_bytes_per_s
+                    operation, size, device, dtype, plan, availability, chosen[operation.name], copy_bytes_per_s
                 )
-            yield from rows if plan.forward_only else _ranked(operation, rows, offer, device, dtype)
+            yield from rows if plan.forward_only else _ranked(operation, rows, availability, device, dtype)
 
 
 def usual_sizes(bench: Bench, device: torch.device) -> list[Size]:
@@ -180,13 +180,17 @@ def usual_sizes(bench: Bench, device: torch.device) -> list[Size]:
 
 
 def _ranked(
-    operation: Operation[Any], rows: Sequence[Measurement], offer: Offer, device: torch.device, dtype: torch.dtype
+    operation: Operation[Any],
+    rows: Sequence[Measurement],
+    availability: Availability,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Sequence[Measurement]:
     """The same, chosen on a GPU by what these very measurements say."""
     ranking = rank([asdict(row) for row in rows]) if device.type == "cuda" else None
     if ranking is None:
         return rows
-    knowing = replace(offer, rankings={(operation.name, name_of(dtype)): ranking})
+    knowing = replace(availability, rankings={(operation.name, name_of(dtype)): ranking})
     chosen = choose_kernels({operation.name: _AUTO}, knowing, device, dtype, is_alone=True).backends[operation.name]
     return [replace(row, is_chosen=row.backend == chosen) for row in rows]
 
@@ -197,7 +201,7 @@ def _measure_case(
     device: torch.device,
     dtype: torch.dtype,
     plan: Plan,
-    offer: Offer,
+    availability: Availability,
     chosen: Backend,
     copy_bytes_per_s: float,
 ) -> Iterator[Measurement]:
@@ -207,7 +211,7 @@ def _measure_case(
     except (RuntimeError, TypeError) as error:  # such as memory that is too small, or sizes that are no int64
         yield Measurement(*row, PLAIN, False, 0.0, 0.0, 0.0, 0.0, 0.0, _first_line(error))
         return
-    functions, problems = _functions(operation, device, dtype, offer)
+    functions, problems = _functions(operation, device, dtype, availability)
     if plan.compiles:
         torch.compiler.reset()  # Or torch gives up after so many sizes of one function.
     else:
@@ -227,8 +231,10 @@ def _measure_case(
     medians = Stopwatch(device, plan).medians(calls, plan.repeats)
     for name, seconds in medians.items():
         speed = moved_bytes / seconds
-        of_eager, of_plain = (medians.get(other, 0.0) / seconds for other in ("eager", PLAIN))
-        yield Measurement(*row, name, name == used, seconds, speed / 1e9, speed / copy_bytes_per_s, of_eager, of_plain)
+        of_reference, of_plain = (medians.get(other, 0.0) / seconds for other in ("reference", PLAIN))
+        yield Measurement(
+            *row, name, name == used, seconds, speed / 1e9, speed / copy_bytes_per_s, of_reference, of_plain
+        )
     for name, problem in problems.items():
         yield Measurement(*row, name, False, 0.0, 0.0, 0.0, 0.0, 0.0, problem)
 
@@ -249,17 +255,17 @@ def _first_line(error: Exception) -> str:
 
 
 def _functions(
-    operation: Operation[Any], device: torch.device, dtype: torch.dtype, offer: Offer
+    operation: Operation[Any], device: torch.device, dtype: torch.dtype, availability: Availability
 ) -> tuple[dict[str, Callable[..., Any] | None], dict[str, str]]:
     """What to measure, None for plain; and why not what an operation has, but not here."""
     functions: dict[str, Callable[..., Any] | None] = {PLAIN: None}
     problems: dict[str, str] = {}
     for name in reversed(BACKENDS):
-        implementation = operation.implementations.get("own" if name == "nvrtc" else name)
+        implementation = operation.implementations.get("native" if name == "nvrtc" else name)
         if implementation is None or implementation_problem(operation, name, device, dtype) is not None:
             continue
-        if name in offer.missing:
-            problems[name] = offer.missing[name]
+        if name in availability.missing:
+            problems[name] = availability.missing[name]
         else:
             functions[name] = implementation.function
     return functions, problems
@@ -269,7 +275,7 @@ def _used(operation: Operation[Any], chosen: Backend, device: torch.device, case
     """What ``auto`` comes to at this size."""
     if not operation.is_small(chosen, device.type, case.arguments[0]):
         return chosen
-    return "eager" if operation.small is None else SMALL
+    return "reference" if operation.small is None else SMALL
 
 
 def _call(cases: Sequence[Case], function: Callable[..., Any] | None, plan: Plan) -> Callable[[], None]:

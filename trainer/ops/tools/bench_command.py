@@ -31,7 +31,7 @@ ALLOCATOR = {
 }
 """glibc keeps what is freed: else large tensors are faulted in anew at every call, and that is what one measures."""
 
-COLUMNS = ("operation", "size", "dtype", "backend", "ms", "GB/s", "of copy", "x eager", "x plain")
+COLUMNS = ("operation", "size", "dtype", "backend", "ms", "GB/s", "of copy", "x reference", "x plain")
 _WORDS = 4
 """Columns before those of figures, which are set to the right."""
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -53,14 +53,14 @@ def main(arguments: Sequence[str], settings: BuildSettings, environment: Mapping
         command = [sys.executable, "-m", "trainer", "kernels", "bench", *arguments, "--as-is"]
         code = subprocess.call(command, env={**environment, **ALLOCATOR})
         return code if code >= 0 else 128 - code
-    wanted = _wanted(options.operation)
-    if isinstance(wanted, str):
-        print(f"trainer kernels bench: {wanted}", file=sys.stderr)
+    requested = _requested(options.operation)
+    if isinstance(requested, str):
+        print(f"trainer kernels bench: {requested}", file=sys.stderr)
         return 2
     if options.device == "cuda" and not _has_gpu():
         print("trainer kernels bench: torch sees no GPU here; leave --device out", file=sys.stderr)
         return 3
-    document = _measured(options, wanted, settings)
+    document = _measured(options, requested, settings)
     if isinstance(document, str):
         print(f"trainer kernels bench: {document}", file=sys.stderr)
         return 3
@@ -81,7 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         "operation", nargs="*", metavar="NAME[=SIZE,...]", help="such as rms_norm=4096x4096; unset: all"
     )
     parser.add_argument(
-        "--dtype", action="append", choices=_DTYPES, help="of activations; may be repeated; unset: float32 and bfloat16"
+        "--dtype",
+        action="append",
+        choices=_DTYPES,
+        help="of activations; may be repeated; unset: float32 and bfloat16",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="unset: the CPU, and a GPU if there is one")
     parser.add_argument("--threads", type=_count, default=1, metavar="N", help="of the CPU (1)")
@@ -113,26 +116,26 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _wanted(words: Sequence[str]) -> dict[str, list[tuple[int, ...]]] | str:
+def _requested(words: Sequence[str]) -> dict[str, list[tuple[int, ...]]] | str:
     """Operation -> sizes, none for the usual ones; or what is wrong with the words."""
     from trainer.ops.tools.bench import BENCHES
 
-    wanted: dict[str, list[tuple[int, ...]]] = {name: [] for name in BENCHES} if not words else {}
+    requested: dict[str, list[tuple[int, ...]]] = {name: [] for name in BENCHES} if not words else {}
     for word in words:
         name, named, text = word.partition("=")
         if name not in BENCHES:
             return f"{name!r} is no operation; there are {', '.join(BENCHES)}"
         bench = BENCHES[name]
         sizes = text.split(",") if named else []
-        wanted[name] = [tuple(int(part) if part.isdecimal() else 0 for part in size.split("x")) for size in sizes]
-        if any(len(size) != len(bench.sizes[0]) or 0 in size for size in wanted[name]):
+        requested[name] = [tuple(int(part) if part.isdecimal() else 0 for part in size.split("x")) for size in sizes]
+        if any(len(size) != len(bench.sizes[0]) or 0 in size for size in requested[name]):
             example = "x".join(map(str, bench.sizes[0]))
             return f"{word!r}: a size of {name} is {bench.dims}, such as {example}"
-    return wanted
+    return requested
 
 
 def _measured(
-    options: argparse.Namespace, wanted: Mapping[str, Sequence[tuple[int, ...]]], settings: BuildSettings
+    options: argparse.Namespace, requested: Mapping[str, Sequence[tuple[int, ...]]], settings: BuildSettings
 ) -> dict[str, Any] | str:
     """The document; or why there is none."""
     import torch
@@ -153,7 +156,7 @@ def _measured(
             copies[name] = copy_speed(device, plan)
         except RuntimeError as error:  # such as memory that is too small
             return f"--copy-mib {plan.copy_mib} is too much: {str(error).splitlines()[0]}"
-        for row in measure(wanted, device, dtypes, plan, settings, copies[name]):
+        for row in measure(requested, device, dtypes, plan, settings, copies[name]):
             rows.append(asdict(row))
             print(_progress(row), file=sys.stderr, flush=True)
     if "cuda" in names and not options.forward:
@@ -178,9 +181,9 @@ def _keep(rows: Sequence[Mapping[str, Any]], plan: Plan, settings: BuildSettings
     """Have ``auto`` go by measurements of the first GPU from now on."""
     import torch
 
-    from trainer.ops.dispatch.setup import measured_here
+    from trainer.ops.dispatch.setup import tuning_here
 
-    measured = measured_here(settings, torch.device("cuda", 0))
+    measured = tuning_here(settings, torch.device("cuda", 0))
     usual = type(plan)()
     try:
         if plan.repeats < usual.repeats or plan.copy_mib < usual.copy_mib:
@@ -258,7 +261,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """What a table says of one measurement, by COLUMNS."""
     backend = f"{row['backend']} *" if row["is_chosen"] else row["backend"]
     figures = (f"{row['seconds'] * 1e3:.3f}", f"{row['gb_per_s']:.1f}", f"{row['of_copy']:.0%}")
-    ratios = (f"{row[name]:.2f}" for name in ("of_eager", "of_plain"))
+    ratios = (f"{row[name]:.2f}" for name in ("of_reference", "of_plain"))
     return (row["operation"], row["size"], row["dtype"], backend, *figures, *ratios)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.ops.build.build_settings import BuildSettings
 
-_IMAGES: tuple[ImageBackend, ...] = ("own", "nvrtc")
+_IMAGES: tuple[ImageBackend, ...] = ("native", "nvrtc")
 
 
 def main(arguments: Sequence[str], settings: BuildSettings) -> int:

@@ -23,17 +23,18 @@ from trainer.ops.build.packages import unrelated_apex
 from trainer.ops.dispatch.library import LEVELS, Library, load_built
 from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.dispatch.selection import choose_kernels, implementation_problem, name_of
-from trainer.ops.dispatch.setup import Preparation, measured_here
+from trainer.ops.dispatch.setup import KernelSetup, tuning_here
 from trainer.ops.dispatch.tuning import measurements_in, rankings_of
 from trainer.ops.operation import BACKENDS
-from trainer.planning.kernel_choice import Wanted
+from trainer.planning.kernel_choice import RequestedBackend
 
 if TYPE_CHECKING:
     from trainer.ops.build.build_settings import BuildSettings
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NOTES = (
-    "The kernels for GPUs have not been timed yet, and own and nvrtc have not run on any: auto takes them because they "
+    "The kernels for GPUs have not been timed yet, and native and nvrtc have not run on any: auto takes them because "
+    "they "
     "move the fewest bytes. python -m trainer kernels bench --device cuda measures them here beside torch's own "
     "operations, which training.kernel_backend: torch takes instead; from then on auto goes by what it measured.",
 )
@@ -110,7 +111,7 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
 def _notes(settings: BuildSettings) -> tuple[str, ...]:
     """What is to be known of the choice here."""
     if torch.cuda.is_available():
-        measured = measured_here(settings, torch.device("cuda", 0))
+        measured = tuning_here(settings, torch.device("cuda", 0))
         if rankings_of(measurements_in(measured.text())):
             return (f"On this GPU auto goes by what the bench has measured: {measured.path}",)
     return NOTES
@@ -157,21 +158,21 @@ def _parts(settings: BuildSettings, library: Library | str) -> list[Part]:
 
 
 def _rows(settings: BuildSettings) -> Iterator[Row]:
-    wanted = {operation.name: Wanted("auto", "training.kernel_backend", False) for operation in OPERATIONS}
+    requested = {operation.name: RequestedBackend("auto", "training.kernel_backend", False) for operation in OPERATIONS}
     devices = [torch.device("cpu")] + ([torch.device("cuda", 0)] if torch.cuda.is_available() else [])
     for device in devices:
-        offer = Preparation(settings, device).offer(wanted)
+        availability = KernelSetup(settings, device).availability(requested)
         for dtype in _DTYPES:
-            choice = choose_kernels(wanted, offer, device, dtype, is_alone=True)
+            selection = choose_kernels(requested, availability, device, dtype, is_alone=True)
             for operation in OPERATIONS:
-                used = choice.backends[operation.name]
+                used = selection.backends[operation.name]
                 problems = [(name, implementation_problem(operation, name, device, dtype)) for name in BACKENDS]
-                tried = dict(choice.passed_over[operation.name])
+                tried = dict(selection.passed_over[operation.name])
                 better = BACKENDS[: BACKENDS.index(used)]
                 reasons = [
                     f"{name}: {tried.get(name) or problem}"
                     for name, problem in problems
-                    if name in better and (name in tried or (name == "own" and problem))
+                    if name in better and (name in tried or (name == "native" and problem))
                 ]
                 yield Row(device.type, name_of(dtype), operation.name, used, "; ".join(reasons))
 

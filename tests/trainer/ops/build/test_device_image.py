@@ -68,7 +68,7 @@ def compiled(settings: BuildSettings, backend: ImageBackend, report: LineReport,
         raise
 
 
-@pytest.mark.parametrize("backend", ["own", "nvrtc"])
+@pytest.mark.parametrize("backend", ["native", "nvrtc"])
 def test_an_image_is_compiled_once_and_found_without_a_compiler(
     settings: BuildSettings, backend: ImageBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +78,7 @@ def test_an_image_is_compiled_once_and_found_without_a_compiler(
     assert image is not None
     assert image.startswith(b"\x7fELF")
     assert b"twice_float32" in image
-    assert ("nvcc" if backend == "own" else "NVRTC") in report.lines[0]
+    assert ("nvcc" if backend == "native" else "NVRTC") in report.lines[0]
     before = len(report.lines)
     assert compiled(settings, backend, report) == first
     without_compilers(monkeypatch)
@@ -121,28 +121,28 @@ def use_nvcc(monkeypatch: pytest.MonkeyPatch, minor: int, made: bytes | None) ->
     monkeypatch.setattr(device_image, "find_nvcc", lambda *_: Made("/nvcc", (12, minor)))
 
 
-@pytest.mark.parametrize("backend", ["own", "nvrtc"])
+@pytest.mark.parametrize("backend", ["native", "nvrtc"])
 def test_other_flags_make_another_image(
     settings: BuildSettings, backend: ImageBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert settings.cache.name == "cache"
-    before, other = device_image._folder(backend), device_image._folder("nvrtc" if backend == "own" else "own")
-    monkeypatch.setattr(device_image, "NVCC_FLAGS" if backend == "own" else "NVRTC_FLAGS", ("-O1",))
+    before, other = device_image._folder(backend), device_image._folder("nvrtc" if backend == "native" else "native")
+    monkeypatch.setattr(device_image, "NVCC_FLAGS" if backend == "native" else "NVRTC_FLAGS", ("-O1",))
     assert device_image._folder(backend) != before
-    assert device_image._folder("nvrtc" if backend == "own" else "own") == other
+    assert device_image._folder("nvrtc" if backend == "native" else "native") == other
 
 
 def test_what_cannot_be_compiled_is_what_another_compiler_has_made(
     settings: BuildSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_nvcc(monkeypatch, 4, b"image")
-    first = obtain_image(settings, "own", 90, Said())
+    first = obtain_image(settings, "native", 90, Said())
     use_nvcc(monkeypatch, 8, None)
     report = Said()
-    assert obtain_image(settings, "own", 90, report) == first
+    assert obtain_image(settings, "native", 90, report) == first
     assert report.lines[-1] == f"kernels: nvcc failed (1): error: no; {first} is used, which was compiled before"
     with pytest.raises(BuildError, match=r"error: no"):
-        obtain_image(settings, "own", 80, Said())
+        obtain_image(settings, "native", 80, Said())
 
 
 def test_ranks_take_the_image_of_the_first_rank_and_not_the_newest(
@@ -152,9 +152,9 @@ def test_ranks_take_the_image_of_the_first_rank_and_not_the_newest(
     device = torch.device("cuda", 0)
     for minor in (4, 8):
         use_nvcc(monkeypatch, minor, emulated_cuda.library.emulation_image())
-        here = emulated_cuda.path, settings, device, "own", Said()
+        here = emulated_cuda.path, settings, device, "native", Said()
         assert str(load_device_image(*here)) == f"sm_90, nvcc 12.{minor}"
-        name = compiled_name(emulated_cuda.path, settings, device, "own")
+        name = compiled_name(emulated_cuda.path, settings, device, "native")
         assert name.endswith(f"/nvcc 12.{minor}") and load_device_image(*here).name == name
     # A rank that builds nothing, on this node or on another one.
     first = name.replace("12.8", "12.4")
@@ -169,13 +169,13 @@ def test_old_images_are_removed_by_architecture(settings: BuildSettings, monkeyp
     images = []
     for minor in range(5):
         use_nvcc(monkeypatch, minor, b"image")
-        images.append(obtain_image(settings, "own", 90, Said()))
+        images.append(obtain_image(settings, "native", 90, Said()))
     for minor, image in enumerate(images):
         os.utime(image, (then + minor, then + minor))
     use_nvcc(monkeypatch, 9, b"image")
-    obtain_image(settings, "own", 80, Said())
+    obtain_image(settings, "native", 80, Said())
     assert all(image.exists() for image in images)
-    obtain_image(settings, "own", 90, Said())
+    obtain_image(settings, "native", 90, Said())
     assert [image.exists() for image in images] == [False, False, True, True, True]
     assert BuildCache.below(settings.cache).find_any("images-*/sm_80-*.cubin") is not None
 
@@ -215,13 +215,13 @@ def test_reasons_are_told(settings: BuildSettings, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(device_image, "find_nvcc", lambda *_: Old("/nvcc", (13, 0)))
     with pytest.raises(BuildError, match=r"^nvcc 13\.0 does not compile for sm_70, only for sm_75 to sm_90$"):
-        obtain_image(settings, "own", 70, Said())
+        obtain_image(settings, "native", 70, Said())
     with pytest.raises(
         BuildError, match=r"^nvcc 13\.0 is newer than the driver, which supports CUDA 12\.4; use a CUDA 12"
     ):
-        obtain_image(settings, "own", 80, Said(), newest=(12, 4))
+        obtain_image(settings, "native", 80, Said(), newest=(12, 4))
     with pytest.raises(BuildError, match=r"^the kernels are not compiled; python -m trainer kernels build does it$"):
-        obtain_image(settings, "own", 80, Said(), newest=(13, 0), may_build=False)
+        obtain_image(settings, "native", 80, Said(), newest=(13, 0), may_build=False)
 
 
 def test_files_that_are_no_nvrtc_are_passed_over(tmp_path: Path) -> None:

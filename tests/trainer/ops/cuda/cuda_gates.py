@@ -80,11 +80,11 @@ def main() -> int:
     """Compile, and say what is wrong; 1 if anything is."""
     parser = argparse.ArgumentParser(description="Compile all CUDA kernels for all architectures.")
     parser.add_argument("architectures", nargs="*", type=int, help="such as 90; all that are supported by default")
-    wanted = parser.parse_args().architectures or list(SUPPORTED)
+    requested = parser.parse_args().architectures or list(SUPPORTED)
     settings = BuildSettings.from_variables(os.environ)
     compilers = compilers_here(settings)
     failed = False
-    for architecture in wanted:
+    for architecture in requested:
         began = time.monotonic()
         try:
             compiler, log = compile_log(compilers, architecture, settings)

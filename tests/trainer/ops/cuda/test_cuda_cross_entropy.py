@@ -61,9 +61,11 @@ def arguments(shape: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor,
     return logits, labels, VocabColumns(0, num_valid, num_valid)
 
 
-def eager(logits: torch.Tensor, labels: torch.Tensor, columns: VocabColumns, grads: torch.Tensor) -> list[torch.Tensor]:
+def reference(
+    logits: torch.Tensor, labels: torch.Tensor, columns: VocabColumns, grads: torch.Tensor
+) -> list[torch.Tensor]:
     leaf = logits.clone().requires_grad_()
-    found = CROSS_ENTROPY.implementations["eager"].function(leaf * 1, labels, columns, TERMS)
+    found = CROSS_ENTROPY.implementations["reference"].function(leaf * 1, labels, columns, TERMS)
     return [found.detach(), *torch.autograd.grad(found, leaf, grads)]
 
 
@@ -77,8 +79,8 @@ def test_errors_are_those_of_rounding(
     check_same_bits([rows], [logits])
     grads = guarded(drawn(shape[:1], found[0].dtype, seed=2))
     turn_into_gradient(emulated_cuda, rows, labels, columns, grads, found)
-    usual = eager(logits, labels, columns, grads)
-    exact = eager(logits.double(), labels, columns, grads.double())
+    usual = reference(logits, labels, columns, grads)
+    exact = reference(logits.double(), labels, columns, grads.double())
     # In float64 the oracle rounds too: over long rows, in another order.
     check_errors([losses(labels, found, columns.vocab_size), rows], usual, exact, slack=8.0)
     assert not rows[:, columns.num_valid :].any()

@@ -63,10 +63,10 @@ def reference(
     grad_normed: torch.Tensor,
     grad_sum: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """normed, gradients of hidden and weight, eager in the dtype of what is given."""
+    """normed, gradients of hidden and weight, reference in the dtype of what is given."""
     leaf, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     total = leaf if residual is None else leaf + residual
-    normed = RMS_NORM.implementations["eager"].function(total, weight, EPSILON)
+    normed = RMS_NORM.implementations["reference"].function(total, weight, EPSILON)
     outputs, gradients = [normed], [grad_normed]
     if grad_sum is not None:
         outputs, gradients = [*outputs, total], [*gradients, grad_sum]
@@ -129,6 +129,6 @@ def test_elements_beyond_2_to_the_31(emulated_cuda: EmulatedCuda, dtype: torch.d
         emulated_cuda.call(
             "llmctl_cuda_rms_norm", *(dtype, hidden, None, weight, None, normed, scale, rows, width, EPSILON)
         )
-    eager = RMS_NORM.implementations["eager"].function
-    usual, exact = eager(values, weight, EPSILON), eager(values.double(), weight.double(), EPSILON)
+    reference = RMS_NORM.implementations["reference"].function
+    usual, exact = reference(values, weight, EPSILON), reference(values.double(), weight.double(), EPSILON)
     check_errors([normed[-1:]], [usual[-1:]], [exact[-1:]])

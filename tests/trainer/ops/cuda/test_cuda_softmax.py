@@ -50,10 +50,12 @@ def mask_for(scores: torch.Tensor) -> torch.Tensor:
     return mask
 
 
-def eager(operation: Operation, scores: torch.Tensor, mask: torch.Tensor, grads: torch.Tensor) -> list[torch.Tensor]:
+def reference(
+    operation: Operation, scores: torch.Tensor, mask: torch.Tensor, grads: torch.Tensor
+) -> list[torch.Tensor]:
     leaf = scores.clone().requires_grad_()
     rest = (mask,) if operation is SCALED_MASKED_SOFTMAX else ()
-    shares = operation.implementations["eager"].function(leaf, *rest, SCALE)
+    shares = operation.implementations["reference"].function(leaf, *rest, SCALE)
     return [shares.detach(), *torch.autograd.grad(shares, leaf, grads)]
 
 
@@ -67,8 +69,8 @@ def test_errors_are_those_of_rounding(
     shares, grad_scores = (guarded(torch.full_like(scores, torch.nan), offset=offset) for _ in range(2))
     forward(emulated_cuda, operation, scores, mask, shares)
     backward(emulated_cuda, operation, grads, shares, grad_scores)
-    usual = eager(operation, scores, mask, grads)
-    exact = eager(operation, *in_float64((scores, mask, grads)))
+    usual = reference(operation, scores, mask, grads)
+    exact = reference(operation, *in_float64((scores, mask, grads)))
     check_errors([shares, grad_scores], usual, exact, slack=8.0)
 
 

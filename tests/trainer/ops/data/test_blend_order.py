@@ -34,14 +34,16 @@ def in_order(found):
 def test_the_order_is_that_without_a_compiler(compiled, count):
     weights, counts = weights_of(count), np.zeros(count, np.int64)
     for first in (0, 1 << 14):
-        wanted = follow(IN_NUMPY, weights, counts, first, 1 << 14)
+        requested = follow(IN_NUMPY, weights, counts, first, 1 << 14)
         found = follow(compiled, weights, counts, first, 1 << 14)
-        assert found.datasets.dtype == wanted.datasets.dtype == np.int16 and found.after.dtype == wanted.after.dtype
-        for own, other in zip(in_order(found), in_order(wanted), strict=True):
+        assert (
+            found.datasets.dtype == requested.datasets.dtype == np.int16 and found.after.dtype == requested.after.dtype
+        )
+        for own, other in zip(in_order(found), in_order(requested), strict=True):
             assert np.array_equal(own, other)
         without = follow(compiled, weights, counts, first, 1 << 14, with_places=False)
-        assert np.array_equal(without.after, wanted.after) and not without.datasets.size
-        counts = wanted.after
+        assert np.array_equal(without.after, requested.after) and not without.datasets.size
+        counts = requested.after
     assert counts.sum() == 1 << 15 and np.count_nonzero(counts) > 0.8 * count
 
 
@@ -56,17 +58,17 @@ def test_of_equal_shares_the_first_is_drawn_and_short_parts_are_no_other(compile
 def test_more_datasets_than_16_bits_count(compiled):
     weights = weights_of(1 << 15)
     start = np.zeros(1 << 15, np.int64)
-    wanted, found = (follow(stepper, weights, start, 0, 64) for stepper in (IN_NUMPY, compiled))
+    requested, found = (follow(stepper, weights, start, 0, 64) for stepper in (IN_NUMPY, compiled))
     assert found.datasets.dtype == np.int32
-    assert all(np.array_equal(own, other) for own, other in zip(in_order(found), in_order(wanted), strict=True))
+    assert all(np.array_equal(own, other) for own, other in zip(in_order(found), in_order(requested), strict=True))
 
 
 def test_wrong_guesses_are_done_again(compiled, monkeypatch):
     weights = weights_of(10)
-    wanted = follow(IN_NUMPY, weights, np.zeros(10, np.int64), 0, 1 << 12)
+    requested = follow(IN_NUMPY, weights, np.zeros(10, np.int64), 0, 1 << 12)
     monkeypatch.setattr(blend_stretches, "_guess", lambda _, numbers, __: np.zeros((len(numbers), 10), np.int64))
     found = follow(compiled, weights, np.zeros(10, np.int64), 0, 1 << 12)
-    assert all(np.array_equal(own, other) for own, other in zip(in_order(found), in_order(wanted), strict=True))
+    assert all(np.array_equal(own, other) for own, other in zip(in_order(found), in_order(requested), strict=True))
 
 
 class _Numbers:

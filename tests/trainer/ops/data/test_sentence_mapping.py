@@ -40,10 +40,10 @@ def test_rows_are_those_without_a_compiler(compiled, least, short, num_samples):
     documents, lengths = corpus(least)
     rules = MappingRules(100, short, 4321, least)
     for part in (documents, documents[40:2000], documents[:1], documents[:0]):
-        wanted = build_mapping(part, lengths, rules, num_samples)
+        requested = build_mapping(part, lengths, rules, num_samples)
         found = compiled(part, lengths, rules, num_samples)
-        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
-        assert (len(wanted) > 1500) == (len(part) > 1 and num_samples != 0)
+        assert found.dtype == requested.dtype and np.array_equal(found, requested)
+        assert (len(requested) > 1500) == (len(part) > 1 and num_samples != 0)
 
 
 def test_rows_of_more_sentences_than_32_bits_count(compiled):

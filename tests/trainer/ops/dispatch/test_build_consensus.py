@@ -12,13 +12,13 @@ import torch
 from tests.trainer.spawn import Ranks
 from trainer.ops.build.build_settings import BuildError, BuildSettings
 from trainer.ops.dispatch import setup
-from trainer.ops.dispatch.build_consensus import BuildSource, SameBuild
+from trainer.ops.dispatch.build_consensus import BuildConsensus, BuildSource
 from trainer.ops.dispatch.library import Library
-from trainer.ops.dispatch.setup import Preparation
-from trainer.planning.kernel_choice import Wanted
+from trainer.ops.dispatch.setup import KernelSetup
+from trainer.planning.kernel_choice import RequestedBackend
 
 CPU = torch.device("cpu")
-AUTO = {"rms_norm": Wanted("auto", "training.kernel_backend", False)}
+AUTO = {"rms_norm": RequestedBackend("auto", "training.kernel_backend", False)}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def obtain(rank: int, world_size: int, builders: int, planned: tuple[str, str], 
             return Build(str(name))
         raise BuildError(f"no {name} here")
 
-    same = SameBuild(CPU, rank < builders)
+    same = BuildConsensus(CPU, rank < builders)
     found = same.obtain(BuildSource(lambda: planned[rank], make, take))
     return found.reason if isinstance(found, BuildError) else found.name, made
 
@@ -80,7 +80,7 @@ def obtain_with_failures(rank: int, world_size: int, planned_fails: bool, on: in
         return failing().name if planned_fails and rank == on else "g++ 12"
 
     make = failing if rank == on else lambda: Build("g++ 12")
-    found = SameBuild(CPU, True).obtain(BuildSource(name, make, lambda name: Build(f"found {name}")))
+    found = BuildConsensus(CPU, True).obtain(BuildSource(name, make, lambda name: Build(f"found {name}")))
     return found.reason if isinstance(found, BuildError) else found.name
 
 
@@ -101,7 +101,7 @@ class LibraryOfTest(Library):
         return replace(self, level=level)
 
 
-def offer(rank: int, world_size: int, levels: tuple[str, str], error: str | None) -> tuple[object, object]:
+def availability(rank: int, world_size: int, levels: tuple[str, str], error: str | None) -> tuple[object, object]:
     """What a rank offers, whose processor is of levels[rank]; rank 1 may raise instead, by the name of the error."""
     del world_size
     raised = {"ValueError": ValueError("a value"), "AttributeError": AttributeError("no such thing")}
@@ -115,18 +115,18 @@ def offer(rank: int, world_size: int, levels: tuple[str, str], error: str | None
 
     fakes = {"built_name": lambda _: "key/compiler.so", "load_on_demand": load, "load_built": load}
     with mock.patch.multiple(setup, **fakes):
-        found = Preparation(settings, CPU, builds=rank == 0).offer(AUTO)
-    return found.described.get("own"), found.missing.get("own", "").split(";")[0]
+        found = KernelSetup(settings, CPU, builds=rank == 0).availability(AUTO)
+    return found.described.get("native"), found.missing.get("native", "").split(";")[0]
 
 
 def test_all_run_on_the_instruction_set_that_all_have(ranks: Ranks) -> None:
     mixed = ("x86-64-v4", "x86-64-v3")
-    assert ranks.run(offer, mixed, None) == [("x86-64-v3", "")] * 2
-    assert ranks.run(offer, mixed[::-1], None) == [("x86-64-v3", "")] * 2
+    assert ranks.run(availability, mixed, None) == [("x86-64-v3", "")] * 2
+    assert ranks.run(availability, mixed[::-1], None) == [("x86-64-v3", "")] * 2
 
 
 @pytest.mark.parametrize("error", ["ValueError", "AttributeError"])
 def test_a_strange_error_of_one_rank_leaves_the_others_their_turn(ranks: Ranks, error: str) -> None:
-    first, second = ranks.run(offer, ("x86-64-v4", "x86-64-v4"), error)
+    first, second = ranks.run(availability, ("x86-64-v4", "x86-64-v4"), error)
     assert first == ("x86-64-v4", "")
     assert second[0] is None and second[1].startswith(f"{error}: ")

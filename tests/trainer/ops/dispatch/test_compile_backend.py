@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.trainer.ops.dispatch.test_selection import AUTO, NO_COMPILER, chosen, eager
+from tests.trainer.ops.dispatch.test_selection import AUTO, NO_COMPILER, chosen, reference
 from trainer.config.errors import ConfigError
 from trainer.ops.dispatch import selection as choice_module
 from trainer.ops.dispatch.selection import choose_kernels
 from trainer.ops.dispatch.self_test import self_test
 from trainer.ops.rms_norm import RMS_NORM
-from trainer.planning.kernel_choice import Wanted
+from trainer.planning.kernel_choice import RequestedBackend
 
-COMPILE = Wanted("compile", "training.kernel_backends.rms_norm", True)
+COMPILE = RequestedBackend("compile", "training.kernel_backends.rms_norm", True)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_torch_compiles_the_reference_where_it_is_asked_for():
     # Of the size of the example, which is in the cache.
     hidden, weight = torch.randn(3, 41, requires_grad=True), torch.ones(41, requires_grad=True)
     ours, theirs = (
-        torch.autograd.grad(run(hidden, weight, 1e-5).square().sum(), (hidden, weight)) for run in (function, eager)
+        torch.autograd.grad(run(hidden, weight, 1e-5).square().sum(), (hidden, weight)) for run in (function, reference)
     )
     torch.testing.assert_close(ours, theirs)
 
@@ -49,7 +49,7 @@ def test_one_example_of_each_operation_is_compiled():
     def refused(*_):
         raise AssertionError("a further example was drawn")
 
-    backends = {"compile": RMS_NORM.implementations["eager"], "eager": RMS_NORM.implementations["eager"]}
+    backends = {"compile": RMS_NORM.implementations["reference"], "reference": RMS_NORM.implementations["reference"]}
     operation = replace(RMS_NORM, implementations=backends, examples=[RMS_NORM.examples[0], refused])
     assert self_test(operation, "compile", torch.device("cpu"), torch.float32) is None
 
@@ -63,14 +63,14 @@ def test_on_gpus_what_torch_compiles_comes_after_our_own(monkeypatch):
         return "TritonMissing: Cannot find a working triton installation." if fails else None
 
     monkeypatch.setattr(choice_module, "self_test", tested)
-    wanted = {"activation": AUTO, "scaled_causal_softmax": AUTO}
+    requested = {"activation": AUTO, "scaled_causal_softmax": AUTO}
     fails = False
-    found = choose_kernels(wanted, NO_COMPILER, cuda, torch.float32, is_alone=True)
+    found = choose_kernels(requested, NO_COMPILER, cuda, torch.float32, is_alone=True)
     assert set(found.backends.values()) == {"compile"} and len(tried) == 2
     fails = True
-    found = choose_kernels(wanted, NO_COMPILER, cuda, torch.float32, is_alone=True)
-    assert set(found.backends.values()) == {"eager"}
+    found = choose_kernels(requested, NO_COMPILER, cuda, torch.float32, is_alone=True)
+    assert set(found.backends.values()) == {"reference"}
     assert found.fallbacks()[-1:] == [
-        "kernels: activation, scaled_causal_softmax: eager in the place of compile: "
+        "kernels: activation, scaled_causal_softmax: reference in the place of compile: "
         "TritonMissing: Cannot find a working triton installation."
     ]

@@ -19,7 +19,7 @@ from trainer.ops.attention.flash_attn import FlashAttnPackage
 from trainer.ops.dispatch import flash_attn_agreement
 from trainer.ops.dispatch.flash_attn_agreement import try_flash_attn, with_flash_attn
 from trainer.ops.dispatch.registry import Kernels
-from trainer.ops.dispatch.selection import Choice
+from trainer.ops.dispatch.selection import KernelSelection
 from trainer.planning.build_config import build_config
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -48,11 +48,13 @@ def settled(rank, _world_size, backend, *by_rank):
         mock.patch.object(flash_attn_agreement, "load", load),
     ):
         try:
-            choice = with_flash_attn(Choice(Kernels(), {}, {}, {}), model(backend), torch.bfloat16, CPU, tried)
+            selection = with_flash_attn(
+                KernelSelection(Kernels(), {}, {}, {}), model(backend), torch.bfloat16, CPU, tried
+            )
         except ConfigError as error:
             return str(error)
-    found = choice.kernels.flash_attn
-    return found._version if isinstance(found, FlashAttnPackage) else found, choice.lines()
+    found = selection.kernels.flash_attn
+    return found._version if isinstance(found, FlashAttnPackage) else found, selection.lines()
 
 
 def rank_of(tried, unsuited=SUITS, unloaded=()):

@@ -15,18 +15,24 @@ from trainer.config.errors import ConfigError
 from trainer.ops.adamw import ADAMW
 from trainer.ops.dispatch import selection as choice_module
 from trainer.ops.dispatch.registry import OPERATIONS, Kernels
-from trainer.ops.dispatch.selection import Choice, Offer, choose_kernels, slow_processor, with_cpu_memory
+from trainer.ops.dispatch.selection import (
+    Availability,
+    KernelSelection,
+    choose_kernels,
+    slow_processor,
+    with_cpu_memory,
+)
 from trainer.ops.dispatch.self_test import self_test
 from trainer.ops.dispatch.setup import serial_kernels
 from trainer.ops.operation import Implementation, Operation
 from trainer.ops.rms_norm import RMS_NORM
 from trainer.planning.build_config import build_config
-from trainer.planning.kernel_choice import ROWS, Wanted, wanted_backends, wanted_in_cpu_memory
+from trainer.planning.kernel_choice import ROWS, RequestedBackend, requested_backends, requested_in_cpu_memory
 
 CPU = torch.device("cpu")
-ALL_THERE = Offer({}, {"own": "x86-64-v4"})
-NO_COMPILER = Offer({"own": "no C++ compiler was found", "nvrtc": "no C++ compiler was found"}, {})
-AUTO = Wanted("auto", "training.kernel_backend", False)
+ALL_THERE = Availability({}, {"native": "x86-64-v4"})
+NO_COMPILER = Availability({"native": "no C++ compiler was found", "nvrtc": "no C++ compiler was found"}, {})
+AUTO = RequestedBackend("auto", "training.kernel_backend", False)
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "normalization": "RMSNorm"},
     "training": {"train_iters": 4, "seq_length": 16},
@@ -39,56 +45,60 @@ def configured(**training):
     return build_config({**CONFIG, "training": {**CONFIG["training"], **training}})
 
 
-def chosen(wanted, offer=ALL_THERE, dtype=torch.float32):
-    return choose_kernels(wanted, offer, CPU, dtype, is_alone=True)
+def chosen(requested, availability=ALL_THERE, dtype=torch.float32):
+    return choose_kernels(requested, availability, CPU, dtype, is_alone=True)
 
 
 def test_every_operation_of_the_table_is_there():
     assert [operation.name for operation in OPERATIONS] == list(ROWS)
     for operation in OPERATIONS:
-        assert {"eager", "own", operation.default} <= operation.implementations.keys()
+        assert {"reference", "native", operation.default} <= operation.implementations.keys()
         assert Kernels()[operation] is operation.implementations[operation.default].function
     with pytest.raises(ValueError, match="'rmsnorm'"):
-        Kernels(rmsnorm=eager)
+        Kernels(rmsnorm=reference)
 
 
 @pytest.mark.usefixtures("kernel_library")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_own_comes_first_where_it_is_there(dtype):
     found = chosen({"rms_norm": AUTO}, dtype=dtype)
-    assert found.backends == {"rms_norm": "own"}
-    assert found.lines() == [f"kernels: own ({ALL_THERE.described['own']}) for rms_norm"]
-    assert found.kernels[RMS_NORM] is RMS_NORM.implementations["own"].function
+    assert found.backends == {"rms_norm": "native"}
+    assert found.lines() == [f"kernels: native ({ALL_THERE.described['native']}) for rms_norm"]
+    assert found.kernels[RMS_NORM] is RMS_NORM.implementations["native"].function
 
 
 def test_auto_falls_back_with_one_line_that_names_operation_backend_and_reason():
     found = chosen({"rms_norm": AUTO, "add_rms_norm": AUTO}, NO_COMPILER)
-    assert set(found.backends.values()) == {"eager"}
+    assert set(found.backends.values()) == {"reference"}
     names = ", ".join(found.backends)
     assert found.lines() == [
-        f"kernels: eager for {names}",
-        f"kernels: {names}: eager in the place of own: no C++ compiler was found",
+        f"kernels: reference for {names}",
+        f"kernels: {names}: reference in the place of native: no C++ compiler was found",
     ]
     assert all(found.kernels[operation] is Kernels()[operation] for operation in OPERATIONS)
 
 
 def test_what_is_missing_for_all_is_said_in_one_line():
     found = chosen({"rms_norm": AUTO, "adamw": AUTO}, NO_COMPILER)
-    assert found.backends == {"rms_norm": "eager", "adamw": "torch"}
+    assert found.backends == {"rms_norm": "reference", "adamw": "torch"}
     assert found.fallbacks() == [
-        "kernels: rms_norm, adamw: eager or torch in the place of own: no C++ compiler was found"
+        "kernels: rms_norm, adamw: reference or torch in the place of native: no C++ compiler was found"
     ]
 
 
 def test_a_backend_asked_for_by_name_that_is_missing_is_an_error_with_the_cure():
-    named = Wanted("own", "training.kernel_backends.rms_norm", True)
-    with pytest.raises(ConfigError, match=r"kernel_backends.rms_norm: rms_norm cannot run on own: no C\+\+ compiler"):
+    named = RequestedBackend("native", "training.kernel_backends.rms_norm", True)
+    with pytest.raises(
+        ConfigError, match=r"kernel_backends.rms_norm: rms_norm cannot run on native: no C\+\+ compiler"
+    ):
         chosen({"rms_norm": named}, NO_COMPILER)
-    with pytest.raises(ConfigError, match="training.kernel_backend: rms_norm cannot run on own: .*set it to auto"):
-        chosen({"rms_norm": replace(AUTO, backend="own")}, NO_COMPILER)
-    with pytest.raises(ConfigError, match="cannot run on torch: there is none on cpu; use own or compile or eager"):
+    with pytest.raises(ConfigError, match="training.kernel_backend: rms_norm cannot run on native: .*set it to auto"):
+        chosen({"rms_norm": replace(AUTO, backend="native")}, NO_COMPILER)
+    with pytest.raises(
+        ConfigError, match="cannot run on torch: there is none on cpu; use native or compile or reference"
+    ):
         chosen({"rms_norm": replace(named, backend="torch")})
-    with pytest.raises(ConfigError, match="torch has no kernel on cpu; use auto or eager"):
+    with pytest.raises(ConfigError, match="torch has no kernel on cpu; use auto or reference"):
         chosen({"rms_norm": replace(AUTO, backend="torch")})
 
 
@@ -104,27 +114,29 @@ def test_self_tests_look_into_lists_that_are_changed_in_place():
         return [torch.ones(3, device=device, dtype=dtype), torch.ones(2, device=device, dtype=dtype)], 3.0
 
     backends = {
-        "own": Implementation(forget_the_last),
+        "native": Implementation(forget_the_last),
         "torch": Implementation(change),
-        "eager": Implementation(change),
+        "reference": Implementation(change),
     }
     operation = Operation("change", backends, [example])
     assert self_test(operation, "torch", CPU, torch.float32) is None
-    assert "result 1 is off" in (self_test(operation, "own", CPU, torch.float32) or "")
+    assert "result 1 is off" in (self_test(operation, "native", CPU, torch.float32) or "")
 
 
 def test_self_tests_reach_what_is_wrong_in_rows_of_many_channels():
     def forget_the_last(hidden, weight, epsilon):
-        normed = RMS_NORM.implementations["eager"].function(hidden, weight, epsilon)
+        normed = RMS_NORM.implementations["reference"].function(hidden, weight, epsilon)
         return normed if hidden.shape[-1] < 1024 else normed.index_fill(-1, torch.tensor([8199]), 0.0)
 
-    operation = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "own": Implementation(forget_the_last)})
-    found = self_test(operation, "own", CPU, torch.float32) or ""
+    operation = replace(
+        RMS_NORM, implementations={**RMS_NORM.implementations, "native": Implementation(forget_the_last)}
+    )
+    found = self_test(operation, "native", CPU, torch.float32) or ""
     assert found.startswith("its self-test failed: result 0 is off") and found.endswith("in example 2")
 
 
 def wrong(hidden, weight, epsilon):
-    return RMS_NORM.implementations["eager"].function(hidden, weight, epsilon) * 1.01
+    return RMS_NORM.implementations["reference"].function(hidden, weight, epsilon) * 1.01
 
 
 def raising(*_):
@@ -136,12 +148,12 @@ def raising(*_):
     [(wrong, "its self-test failed: result 0 is off by"), (raising, "RuntimeError: no kernel image is available")],
 )
 def test_what_fails_its_self_test_is_not_used(monkeypatch, function, said):
-    broken = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "own": Implementation(function)})
+    broken = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "native": Implementation(function)})
     monkeypatch.setattr(choice_module, "OPERATIONS", (broken,))
     found = chosen({"rms_norm": AUTO})
-    assert found.backends == {"rms_norm": "eager"}
+    assert found.backends == {"rms_norm": "reference"}
     (line,) = found.lines()[1:]
-    assert line.startswith(f"kernels: rms_norm: eager in the place of own: {said}") and "\n" not in line
+    assert line.startswith(f"kernels: rms_norm: reference in the place of native: {said}") and "\n" not in line
 
 
 def test_a_kernel_that_breaks_the_device_ends_the_process(monkeypatch):
@@ -155,17 +167,21 @@ def test_a_kernel_that_breaks_the_device_ends_the_process(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     operation = replace(RMS_NORM, examples=[example])
-    with pytest.raises(RuntimeError, match=r"rms_norm on own has broken cuda.*illegal.*kernel_backends.rms_norm to ea"):
-        self_test(operation, "own", torch.device("cuda"), torch.float32)
+    with pytest.raises(
+        RuntimeError, match=r"rms_norm on native has broken cuda.*illegal.*kernel_backends.rms_norm to re"
+    ):
+        self_test(operation, "native", torch.device("cuda"), torch.float32)
 
 
 def test_a_dtype_that_a_kernel_does_not_take(monkeypatch):
     limited = Implementation(raising, dtypes=(torch.float32,))
-    operation = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "own": limited})
+    operation = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "native": limited})
     monkeypatch.setattr(choice_module, "OPERATIONS", (operation,))
-    assert chosen({"rms_norm": AUTO}, dtype=torch.bfloat16).lines() == ["kernels: eager for rms_norm"]
-    with pytest.raises(ConfigError, match="it takes no bfloat16; use compile or eager"):
-        chosen({"rms_norm": Wanted("own", "training.kernel_backends.rms_norm", True)}, dtype=torch.bfloat16)
+    assert chosen({"rms_norm": AUTO}, dtype=torch.bfloat16).lines() == ["kernels: reference for rms_norm"]
+    with pytest.raises(ConfigError, match="it takes no bfloat16; use compile or reference"):
+        chosen(
+            {"rms_norm": RequestedBackend("native", "training.kernel_backends.rms_norm", True)}, dtype=torch.bfloat16
+        )
 
 
 def test_old_processors_keep_to_torch():
@@ -175,18 +191,20 @@ def test_old_processors_keep_to_torch():
 
 def choose_on_rank(rank, world_size, missing_on, backend):
     del world_size
-    offer = NO_COMPILER if rank == missing_on else Offer({}, {})
-    right = replace(RMS_NORM, implementations={name: Implementation(eager) for name in ("own", "eager")})
+    availability = NO_COMPILER if rank == missing_on else Availability({}, {})
+    right = replace(RMS_NORM, implementations={name: Implementation(reference) for name in ("native", "reference")})
     choice_module.OPERATIONS = (right,)
     try:
-        found = choose_kernels({"rms_norm": replace(AUTO, backend=backend)}, offer, CPU, torch.float32, is_alone=False)
+        found = choose_kernels(
+            {"rms_norm": replace(AUTO, backend=backend)}, availability, CPU, torch.float32, is_alone=False
+        )
     except ConfigError as error:
         return str(error)
     return found.backends["rms_norm"], found.lines()[1:]
 
 
-def eager(hidden, weight, epsilon):
-    return RMS_NORM.implementations["eager"].function(hidden, weight, epsilon)
+def reference(hidden, weight, epsilon):
+    return RMS_NORM.implementations["reference"].function(hidden, weight, epsilon)
 
 
 @pytest.fixture(scope="module")
@@ -196,64 +214,64 @@ def ranks():
 
 
 def test_ranks_agree_on_what_all_of_them_have(ranks):
-    assert ranks.run(choose_on_rank, None, "auto") == [("own", [])] * 2
-    lost = "kernels: rms_norm: eager in the place of own: no C++ compiler was found"
-    assert ranks.run(choose_on_rank, 0, "auto") == [("eager", [lost])] * 2
-    assert ranks.run(choose_on_rank, 1, "auto") == [("eager", [f"{lost} (on rank 1)"])] * 2
+    assert ranks.run(choose_on_rank, None, "auto") == [("native", [])] * 2
+    lost = "kernels: rms_norm: reference in the place of native: no C++ compiler was found"
+    assert ranks.run(choose_on_rank, 0, "auto") == [("reference", [lost])] * 2
+    assert ranks.run(choose_on_rank, 1, "auto") == [("reference", [f"{lost} (on rank 1)"])] * 2
 
 
 def test_what_one_rank_misses_is_an_error_on_all(ranks):
-    first, second = ranks.run(choose_on_rank, 1, "own")
+    first, second = ranks.run(choose_on_rank, 1, "native")
     assert first == second
-    assert "rms_norm cannot run on own: no C++ compiler was found (on rank 1); or set it to auto" in first
+    assert "rms_norm cannot run on native: no C++ compiler was found (on rank 1); or set it to auto" in first
 
 
 def choose_for_both_memories(rank, world_size):
     del rank, world_size
     choice_module.OPERATIONS = OPERATIONS  # which another test may have changed in this process
-    on_gpu = Choice(Kernels(), {"adamw": "eager"}, {}, {})
-    offer = Offer({}, {}, in_cpu_memory=NO_COMPILER)
-    both = with_cpu_memory(on_gpu, {"adamw": AUTO}, offer, CPU)
+    on_gpu = KernelSelection(Kernels(), {"adamw": "reference"}, {}, {})
+    availability = Availability({}, {}, in_cpu_memory=NO_COMPILER)
+    both = with_cpu_memory(on_gpu, {"adamw": AUTO}, availability, CPU)
     return both.kernels[ADAMW].__name__, both.kernels.in_cpu_memory[ADAMW].__name__, both.lines()
 
 
 def test_what_a_gpu_leaves_to_the_cpu_is_chosen_for_the_cpu(ranks):
     expected = [
-        "kernels: eager for adamw",
+        "kernels: reference for adamw",
         "kernels in CPU memory: torch for adamw",
-        "kernels in CPU memory: adamw: torch in the place of own: no C++ compiler was found",
+        "kernels in CPU memory: adamw: torch in the place of native: no C++ compiler was found",
     ]
-    assert ranks.run(choose_for_both_memories) == [("_eager", "_torch", expected)] * 2
+    assert ranks.run(choose_for_both_memories) == [("_reference", "_torch", expected)] * 2
 
 
 @pytest.mark.parametrize(
     ("backend", "there"),
-    [("auto", "auto"), ("own", "own"), ("nvrtc", "auto"), ("compile", "torch"), ("eager", "eager")],
+    [("auto", "auto"), ("native", "native"), ("nvrtc", "auto"), ("compile", "torch"), ("reference", "reference")],
 )
 def test_backends_for_gpus_alone_are_not_wanted_in_cpu_memory(backend, there):
     optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
     training = {**CONFIG["training"], "kernel_backends": {"adamw": backend}}
-    found = wanted_in_cpu_memory(build_config({**CONFIG, "training": training, "optimizer": optimizer}))
-    assert {name: choice.backend for name, choice in found.items()} == {"adamw": there}
-    assert wanted_in_cpu_memory(configured()) == {}
+    found = requested_in_cpu_memory(build_config({**CONFIG, "training": training, "optimizer": optimizer}))
+    assert {name: selection.backend for name, selection in found.items()} == {"adamw": there}
+    assert requested_in_cpu_memory(configured()) == {}
 
 
 @pytest.mark.parametrize(
-    ("backend", "there"), [("own", "auto"), ("nvrtc", "auto"), ("compile", "torch"), ("torch", "torch")]
+    ("backend", "there"), [("native", "auto"), ("nvrtc", "auto"), ("compile", "torch"), ("torch", "torch")]
 )
 def test_what_is_wanted_for_everything_is_no_must_in_cpu_memory(backend, there):
     """Of the host's processor nobody has asked for anything."""
     optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
     training = {**CONFIG["training"], "kernel_backend": backend}
-    found = wanted_in_cpu_memory(build_config({**CONFIG, "training": training, "optimizer": optimizer}))
+    found = requested_in_cpu_memory(build_config({**CONFIG, "training": training, "optimizer": optimizer}))
     assert (found["adamw"].backend, found["adamw"].is_named) == (there, False)
 
 
 def test_wanted_by_the_config():
-    wanted = wanted_backends(configured(kernel_backend="own", kernel_backends={"rms_norm": "eager"}))
-    assert wanted["rms_norm"] == Wanted("eager", "training.kernel_backends.rms_norm", True)
-    assert wanted["cross_entropy"] == Wanted("own", "training.kernel_backend", False)
-    assert "layer_norm" not in wanted and "moe_permute" not in wanted and "scaled_causal_softmax" in wanted
+    requested = requested_backends(configured(kernel_backend="native", kernel_backends={"rms_norm": "reference"}))
+    assert requested["rms_norm"] == RequestedBackend("reference", "training.kernel_backends.rms_norm", True)
+    assert requested["cross_entropy"] == RequestedBackend("native", "training.kernel_backend", False)
+    assert "layer_norm" not in requested and "moe_permute" not in requested and "scaled_causal_softmax" in requested
 
 
 @pytest.mark.parametrize(
@@ -271,26 +289,26 @@ def test_wanted_by_the_config():
 def test_megatrons_flags_turn_operations_off(arguments, operations):
     base = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16"]
     base += ["--train-iters", "4", "--lr", "0.01", "--mock-data"]
-    wanted = wanted_backends(build_train_config(parse_command_line([*base, *arguments])))
-    assert {name for name, found in wanted.items() if found.backend == "eager"} == set(operations.split())
-    assert all(found.is_named for found in wanted.values() if found.backend == "eager")
+    requested = requested_backends(build_train_config(parse_command_line([*base, *arguments])))
+    assert {name for name, found in requested.items() if found.backend == "reference"} == set(operations.split())
+    assert all(found.is_named for found in requested.values() if found.backend == "reference")
 
 
 def test_a_switch_of_the_other_activation_turns_nothing_off():
-    assert wanted_backends(configured(no_bias_swiglu_fusion=True))["activation"].backend == "auto"
-    assert wanted_backends(configured(cross_entropy_loss_fusion=True))["cross_entropy"].backend == "auto"
+    assert requested_backends(configured(no_bias_swiglu_fusion=True))["activation"].backend == "auto"
+    assert requested_backends(configured(cross_entropy_loss_fusion=True))["cross_entropy"].backend == "auto"
 
 
 @pytest.mark.parametrize(
     ("training", "said"),
     [
-        ({"kernel_backends": {"rmsnorm": "own"}}, "'rmsnorm' is no operation with kernels; did you mean rms_norm?"),
-        ({"kernel_backends": {"xyz": "own"}}, "there are rms_norm, add_rms_norm,"),
+        ({"kernel_backends": {"rmsnorm": "native"}}, "'rmsnorm' is no operation with kernels; did you mean rms_norm?"),
+        ({"kernel_backends": {"xyz": "native"}}, "there are rms_norm, add_rms_norm,"),
         ({"kernel_backend": "apex"}, "training.kernel_backend: 'apex' is not valid"),
         ({"kernel_backends": {"rope": "apex"}}, "training.kernel_backends.rope: 'apex' is not valid"),
         (
-            {"kernel_backends": {"cross_entropy": "own"}, "cross_entropy_loss_fusion": False},
-            "training.cross_entropy_loss_fusion: turns cross_entropy off, which training.kernel_backends wants as own",
+            {"kernel_backends": {"cross_entropy": "native"}, "cross_entropy_loss_fusion": False},
+            "training.cross_entropy_loss_fusion: turns cross_entropy off, which training.kernel_backends wants as native",
         ),
     ],
 )
@@ -301,9 +319,9 @@ def test_config_errors(training, said):
 
 
 def test_backends_by_flag():
-    line = parse_command_line(["--kernel-backend", "eager", "--kernel-backends", "rope=own", "rms_norm=compile"])
-    assert line.values["training.kernel_backend"] == "eager"
-    assert line.values["training.kernel_backends"] == {"rope": "own", "rms_norm": "compile"}
+    line = parse_command_line(["--kernel-backend", "reference", "--kernel-backends", "rope=native", "rms_norm=compile"])
+    assert line.values["training.kernel_backend"] == "reference"
+    assert line.values["training.kernel_backends"] == {"rope": "native", "rms_norm": "compile"}
 
 
 def test_zero_bubble_schedules_need_the_product_that_accumulates():
@@ -319,9 +337,9 @@ def test_one_process_takes_what_is_built_and_never_builds(tmp_path):
 
     named = configured(kernel_backend="nvrtc")
     found = serial_kernels(named, BuildSettings.from_variables(os.environ), CPU, torch.float32)
-    assert found.backends["rms_norm"] == "own"
-    off = serial_kernels(configured(kernel_backend="eager"), BuildSettings(tmp_path), CPU, torch.float32)
-    assert set(off.backends.values()) == {"eager"} and len(off.lines()) == 1
+    assert found.backends["rms_norm"] == "native"
+    off = serial_kernels(configured(kernel_backend="reference"), BuildSettings(tmp_path), CPU, torch.float32)
+    assert set(off.backends.values()) == {"reference"} and len(off.lines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -338,10 +356,10 @@ def losses_of(run, **training):
 
 def test_two_ranks_train_alike_with_and_without_kernels(tmp_path):
     with_kernels, said = losses_of(tmp_path / "auto")
-    without, nothing = losses_of(tmp_path / "eager", kernel_backend="eager")
+    without, nothing = losses_of(tmp_path / "reference", kernel_backend="reference")
     assert len(without) == 4 and with_kernels == pytest.approx(without, rel=1e-5)
-    assert any(line.startswith("kernels: own (") and "rms_norm" in line for line in said)
-    assert [line.split(" for ")[0] for line in nothing] == ["kernels: eager"]
+    assert any(line.startswith("kernels: native (") and "rms_norm" in line for line in said)
+    assert [line.split(" for ")[0] for line in nothing] == ["kernels: reference"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

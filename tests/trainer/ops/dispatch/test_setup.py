@@ -9,8 +9,8 @@ from trainer.ops.build.build_settings import BuildError, BuildSettings
 from trainer.ops.build.device_image import DeviceImage
 from trainer.ops.dispatch import setup
 from trainer.ops.dispatch.library import Library
-from trainer.ops.dispatch.setup import Preparation, serial_kernels
-from trainer.planning.kernel_choice import Wanted
+from trainer.ops.dispatch.setup import KernelSetup, serial_kernels
+from trainer.planning.kernel_choice import RequestedBackend
 
 CUDA = torch.device("cuda", 0)
 
@@ -35,39 +35,39 @@ def images(monkeypatch, tmp_path):
     return make
 
 
-def offered(tmp_path, *wanted):
-    choices = {f"operation {name}": Wanted(name, "training.kernel_backend", False) for name in wanted}
-    return Preparation(BuildSettings(tmp_path), CUDA).offer(choices)
+def offered(tmp_path, *requested):
+    selections = {f"operation {name}": RequestedBackend(name, "training.kernel_backend", False) for name in requested}
+    return KernelSetup(BuildSettings(tmp_path), CUDA).availability(selections)
 
 
 def test_the_image_of_nvcc_comes_first_and_is_the_only_one(images, tmp_path):
     asked = images()
-    offer = offered(tmp_path, "auto", "eager")
-    assert asked == ["own"]
-    assert offer.described == {"own": "sm_90, own"}
-    assert "that of own is in use" in offer.missing["nvrtc"] and "own" not in offer.missing
+    availability = offered(tmp_path, "auto", "reference")
+    assert asked == ["native"]
+    assert availability.described == {"native": "sm_90, native"}
+    assert "that of native is in use" in availability.missing["nvrtc"] and "native" not in availability.missing
 
 
 def test_nvrtc_takes_its_place(images, tmp_path):
-    asked = images("own")
-    offer = offered(tmp_path, "auto")
-    assert asked == ["own", "nvrtc"]
-    assert offer.described == {"nvrtc": "sm_90, nvrtc"}
-    assert offer.missing == {"own": "no own here"}
+    asked = images("native")
+    availability = offered(tmp_path, "auto")
+    assert asked == ["native", "nvrtc"]
+    assert availability.described == {"nvrtc": "sm_90, nvrtc"}
+    assert availability.missing == {"native": "no native here"}
 
 
 def test_nvrtc_by_name_is_not_put_after_nvcc(images, tmp_path):
     asked = images()
-    offer = offered(tmp_path, "auto", "nvrtc")
+    availability = offered(tmp_path, "auto", "nvrtc")
     assert asked == ["nvrtc"]
-    assert "that of nvrtc is in use" in offer.missing["own"]
+    assert "that of nvrtc is in use" in availability.missing["native"]
 
 
 def test_neither(images, tmp_path):
-    images("own", "nvrtc")
-    offer = offered(tmp_path, "own")
-    assert offer.missing == {"own": "no own here", "nvrtc": "no nvrtc here"}
-    assert offer.described == {}
+    images("native", "nvrtc")
+    availability = offered(tmp_path, "native")
+    assert availability.missing == {"native": "no native here", "nvrtc": "no nvrtc here"}
+    assert availability.described == {}
 
 
 def test_no_image_without_the_library(images, monkeypatch, tmp_path):
@@ -77,9 +77,9 @@ def test_no_image_without_the_library(images, monkeypatch, tmp_path):
         raise BuildError("no library")
 
     monkeypatch.setattr(setup, "load_built", fail)
-    offer = offered(tmp_path, "auto")
+    availability = offered(tmp_path, "auto")
     assert asked == []
-    assert offer.missing == {"own": "no library", "nvrtc": "no library"}
+    assert availability.missing == {"native": "no library", "nvrtc": "no library"}
 
 
 def test_a_compiler_that_said_more_than_a_line_can_be_asked_again(images, monkeypatch, tmp_path):
@@ -91,7 +91,7 @@ def test_a_compiler_that_said_more_than_a_line_can_be_asked_again(images, monkey
     monkeypatch.setattr(setup, "load_built", fail)
     assert (
         offered(tmp_path, "auto")
-        .missing["own"]
+        .missing["native"]
         .endswith("error: no; python -m trainer kernels build shows all that was said")
     )
 
@@ -103,13 +103,13 @@ def test_what_no_error_of_a_build_is_is_told_too(images, monkeypatch, tmp_path):
         raise OSError(116, "Stale file handle")
 
     monkeypatch.setattr(setup, "load_built", fail)
-    assert offered(tmp_path, "auto").missing["own"].startswith("OSError: [Errno 116] Stale file handle; ")
+    assert offered(tmp_path, "auto").missing["native"].startswith("OSError: [Errno 116] Stale file handle; ")
 
 
 def test_nothing_is_looked_for_where_nothing_is_wanted(images, tmp_path):
     asked = images()
-    offer = offered(tmp_path, "torch", "eager", "compile")
-    assert asked == [] and offer.described == {} and offer.missing == {}
+    availability = offered(tmp_path, "torch", "reference", "compile")
+    assert asked == [] and availability.described == {} and availability.missing == {}
 
 
 @pytest.mark.gpu
@@ -117,7 +117,7 @@ def test_a_gpu_gets_its_image(kernel_library):
     from tests.trainer.ops.dispatch.test_selection import configured
 
     settings = BuildSettings.from_variables(os.environ)
-    described = setup.load_device_image(kernel_library.path, settings, CUDA, "own", setup.LineReport())
-    choice = serial_kernels(configured(device="cuda"), settings, CUDA, torch.bfloat16)
-    assert choice.backends["rms_norm"] == "own"
-    assert choice.described["own"] == str(described) and str(described).startswith("sm_")
+    described = setup.load_device_image(kernel_library.path, settings, CUDA, "native", setup.LineReport())
+    selection = serial_kernels(configured(device="cuda"), settings, CUDA, torch.bfloat16)
+    assert selection.backends["rms_norm"] == "native"
+    assert selection.described["native"] == str(described) and str(described).startswith("sm_")

@@ -9,18 +9,18 @@ import torch
 from tests.trainer.spawn import Ranks
 from trainer.ops.build.build_settings import BuildSettings
 from trainer.ops.dispatch import selection, setup
-from trainer.ops.dispatch.build_consensus import SameBuild
-from trainer.ops.dispatch.selection import Offer, choose_kernels
-from trainer.ops.dispatch.setup import Preparation
-from trainer.ops.dispatch.tuning import Measured, gpu_sources_key, measurements_in, rank, rankings_of
+from trainer.ops.dispatch.build_consensus import BuildConsensus
+from trainer.ops.dispatch.selection import Availability, choose_kernels
+from trainer.ops.dispatch.setup import KernelSetup
+from trainer.ops.dispatch.tuning import TuningResults, gpu_sources_key, measurements_in, rank, rankings_of
 from trainer.ops.operation import BACKENDS, Implementation
 from trainer.ops.rms_norm import RMS_NORM
 from trainer.ops.tools import bench_command, doctor
 from trainer.ops.tools.bench import BENCHES, Measurement, Plan, _ranked, usual_sizes
-from trainer.planning.kernel_choice import Wanted
+from trainer.planning.kernel_choice import RequestedBackend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-AUTO = Wanted("auto", "training.kernel_backend", False)
+AUTO = RequestedBackend("auto", "training.kernel_backend", False)
 SLOW_COPY = "the bench has measured it at less than 80% of the speed of a copy"
 NO_FASTER = "the bench has measured it at less than 1.1 times the speed of torch"
 
@@ -34,40 +34,48 @@ def row(backend, seconds, of_copy=0.5, *, moved=1 << 30, **more):
 
 
 def test_what_is_fast_enough_stays_first():
-    ranking = rank([row("own", 1.0, 0.80), row("torch", 1.11), row("eager", 4.0), row("plain", 0.1), row("small", 0.1)])
-    assert ranking.order == ("own", "nvrtc", "torch", "eager", "compile")
+    ranking = rank(
+        [row("native", 1.0, 0.80), row("torch", 1.11), row("reference", 4.0), row("plain", 0.1), row("small", 0.1)]
+    )
+    assert ranking.order == ("native", "nvrtc", "torch", "reference", "compile")
     assert ranking.reasons == {"compile": "the bench has measured torch here, and not this"}
 
 
 @pytest.mark.parametrize(
-    ("own", "reason"),
-    [(row("own", 1.0, 0.79), SLOW_COPY), (row("own", 1.0, 0.95), NO_FASTER), (row("nvrtc", 1.0, 0.95), NO_FASTER)],
+    ("native", "reason"),
+    [
+        (row("native", 1.0, 0.79), SLOW_COPY),
+        (row("native", 1.0, 0.95), NO_FASTER),
+        (row("nvrtc", 1.0, 0.95), NO_FASTER),
+    ],
 )
-def test_what_is_not_comes_last(own, reason):
-    ranking = rank([own, row("compile", 2.0), row("torch", 1.09 if reason == NO_FASTER else 1.2), row("eager", 4.0)])
-    assert ranking.order == ("torch", "compile", "eager", "own", "nvrtc")
+def test_what_is_not_comes_last(native, reason):
+    ranking = rank(
+        [native, row("compile", 2.0), row("torch", 1.09 if reason == NO_FASTER else 1.2), row("reference", 4.0)]
+    )
+    assert ranking.order == ("torch", "compile", "reference", "native", "nvrtc")
     faster = "the bench has measured torch to be faster"
-    assert ranking.reasons == {"own": reason, "nvrtc": reason, "compile": faster}
+    assert ranking.reasons == {"native": reason, "nvrtc": reason, "compile": faster}
 
 
 def test_every_large_size_counts_and_no_small_one():
-    rows = [row("own", 1.0, 0.9), row("torch", 2.0)]
+    rows = [row("native", 1.0, 0.9), row("torch", 2.0)]
     small = {"size": "64x256", "moved": 1 << 20}
-    assert rank([*rows, row("own", 1.0, 0.1, **small), row("torch", 0.1, **small)]).order[0] == "own"
+    assert rank([*rows, row("native", 1.0, 0.1, **small), row("torch", 0.1, **small)]).order[0] == "native"
     other = {"size": "32768x8192"}
-    assert rank([*rows, row("own", 1.0, 0.9, **other), row("torch", 1.0, **other)]).order[0] == "torch"
+    assert rank([*rows, row("native", 1.0, 0.9, **other), row("torch", 1.0, **other)]).order[0] == "torch"
     # Of what was not measured at every size nothing is known.
-    assert rank([*rows, row("own", 1.0, 0.9, **other), row("eager", 1.0, **other)]) is None
+    assert rank([*rows, row("native", 1.0, 0.9, **other), row("reference", 1.0, **other)]) is None
 
 
 @pytest.mark.parametrize(
     "rows",
     [
         [],
-        [row("own", 1.0, 0.9)],
-        [row("own", 1.0, 0.9), row("plain", 2.0)],
-        [row("own", 1.0, 0.1, moved=1 << 20), row("torch", 0.1, moved=1 << 20)],
-        [row("own", 1.0, 0.1), {**row("torch", 1.0), "problem": "out of memory"}],
+        [row("native", 1.0, 0.9)],
+        [row("native", 1.0, 0.9), row("plain", 2.0)],
+        [row("native", 1.0, 0.1, moved=1 << 20), row("torch", 0.1, moved=1 << 20)],
+        [row("native", 1.0, 0.1), {**row("torch", 1.0), "problem": "out of memory"}],
     ],
 )
 def test_without_another_to_compare_with_there_is_no_ranking(rows):
@@ -75,44 +83,44 @@ def test_without_another_to_compare_with_there_is_no_ranking(rows):
 
 
 def test_own_code_that_was_not_measured_stays_where_it_is():
-    ranking = rank([row("compile", 2.0), row("torch", 1.0), row("eager", 4.0)])
-    assert ranking.order == ("own", "nvrtc", "torch", "compile", "eager")
+    ranking = rank([row("compile", 2.0), row("torch", 1.0), row("reference", 4.0)])
+    assert ranking.order == ("native", "nvrtc", "torch", "compile", "reference")
 
 
 def test_measurements_are_kept_for_gpus_of_one_name_and_one_torch(tmp_path):
-    measured = Measured.of(tmp_path, "NVIDIA H200", "2.13.0+cu130")
+    measured = TuningResults.of(tmp_path, "NVIDIA H200", "2.13.0+cu130")
     assert measured.path.parent == tmp_path / "kernels" / "measured"
-    assert measured.path != Measured.of(tmp_path, "NVIDIA H100 80GB HBM3", "2.13.0+cu130").path
-    assert measured.path != Measured.of(tmp_path, "NVIDIA H200", "2.12.0+cu130").path
+    assert measured.path != TuningResults.of(tmp_path, "NVIDIA H100 80GB HBM3", "2.13.0+cu130").path
+    assert measured.path != TuningResults.of(tmp_path, "NVIDIA H200", "2.12.0+cu130").path
     assert measured.text() == "" and measurements_in("") == []
-    first = [row("own", 1.0, 0.9), row("torch", 2.0), row("compile", 1.5)]
+    first = [row("native", 1.0, 0.9), row("torch", 2.0), row("compile", 1.5)]
     assert measured.keep(first)
     assert measurements_in(measured.text()) == first
     # A look at a small size, or a failure, says nothing of what was measured before.
     small = {"size": "64x256", "moved": 1 << 20}
-    assert not measured.keep([row("own", 1.0, 0.1, **small), row("torch", 0.1, **small)])
-    assert not measured.keep([row("own", 1.0, problem="out of memory"), row("torch", 1.0, problem="out of memory")])
+    assert not measured.keep([row("native", 1.0, 0.1, **small), row("torch", 0.1, **small)])
+    assert not measured.keep([row("native", 1.0, problem="out of memory"), row("torch", 1.0, problem="out of memory")])
     assert measurements_in(measured.text()) == first
-    measured.keep([row("own", 1.0, 0.9, dtype="bfloat16"), row("eager", 2.0, dtype="bfloat16")])
-    measured.keep([row("own", 3.0, 0.3, of_plain=1.0), row("torch", 2.0, of_plain=1.5)])
+    measured.keep([row("native", 1.0, 0.9, dtype="bfloat16"), row("reference", 2.0, dtype="bfloat16")])
+    measured.keep([row("native", 3.0, 0.3, of_plain=1.0), row("torch", 2.0, of_plain=1.5)])
     rankings = rankings_of(measurements_in(measured.text()))
     assert {key: ranking.order[0] for key, ranking in rankings.items()} == {
         ("rms_norm", "float32"): "torch",
-        ("rms_norm", "bfloat16"): "own",
+        ("rms_norm", "bfloat16"): "native",
     }
     assert [path.name for path in measured.path.parent.iterdir()] == [measured.path.name]
 
 
 def test_measurements_of_other_sources_and_broken_files_count_for_nothing():
-    document = {"sources": gpu_sources_key(), "measurements": [row("own", 1.0)]}
+    document = {"sources": gpu_sources_key(), "measurements": [row("native", 1.0)]}
     assert len(measurements_in(json.dumps(document))) == 1
     for broken in (
         {**document, "sources": "others"},
         {**document, "measurements": [{"operation": "rms_norm"}]},
         {**document, "measurements": 3},
         {**document, "measurements": [3]},
-        {**document, "measurements": [row("own", 1.0, operation=[])]},
-        {**document, "measurements": [{**row("own", 1.0), "seconds": "one"}]},
+        {**document, "measurements": [row("native", 1.0, operation=[])]},
+        {**document, "measurements": [{**row("native", 1.0), "seconds": "one"}]},
         {"measurements": document["measurements"]},
         [document],
         "text",
@@ -126,7 +134,7 @@ def operation(monkeypatch):
     """rms_norm with every backend there is, all of them right, on every device."""
 
     def same(*arguments):
-        return RMS_NORM.implementations["eager"].function(*arguments)
+        return RMS_NORM.implementations["reference"].function(*arguments)
 
     everything = {name: Implementation(same) for name in BACKENDS if name != "nvrtc"}
     there = replace(RMS_NORM, implementations=everything)
@@ -134,20 +142,20 @@ def operation(monkeypatch):
     return there
 
 
-def chosen(rows, missing=(), wanted=AUTO, dtype=torch.float32):
-    offer = Offer({name: f"no {name}" for name in ("nvrtc", *missing)}, {}, rankings=rankings_of(rows))
-    return choose_kernels({"rms_norm": wanted}, offer, CPU, dtype, is_alone=True)
+def chosen(rows, missing=(), requested=AUTO, dtype=torch.float32):
+    availability = Availability({name: f"no {name}" for name in ("nvrtc", *missing)}, {}, rankings=rankings_of(rows))
+    return choose_kernels({"rms_norm": requested}, availability, CPU, dtype, is_alone=True)
 
 
-SLOW_OWN = [row("own", 1.0, 0.7), row("compile", 3.0), row("torch", 2.0), row("eager", 4.0)]
+SLOW_OWN = [row("native", 1.0, 0.7), row("compile", 3.0), row("torch", 2.0), row("reference", 4.0)]
 
 
 @pytest.mark.usefixtures("operation")
 def test_without_measurements_own_code_comes_first():
-    assert chosen([]).backends == {"rms_norm": "own"}
-    assert chosen([], missing=["own"]).backends == {"rms_norm": "torch"}
+    assert chosen([]).backends == {"rms_norm": "native"}
+    assert chosen([], missing=["native"]).backends == {"rms_norm": "torch"}
     # Of another dtype nothing was measured.
-    assert chosen(SLOW_OWN, dtype=torch.bfloat16).backends == {"rms_norm": "own"}
+    assert chosen(SLOW_OWN, dtype=torch.bfloat16).backends == {"rms_norm": "native"}
 
 
 @pytest.mark.usefixtures("operation")
@@ -156,24 +164,24 @@ def test_auto_takes_what_was_measured_to_be_better_and_says_why():
     assert found.backends == {"rms_norm": "torch"}
     assert found.lines() == [
         "kernels: torch for rms_norm",
-        f"kernels: rms_norm: torch in the place of own: {SLOW_COPY}",
+        f"kernels: rms_norm: torch in the place of native: {SLOW_COPY}",
         "kernels: rms_norm: torch in the place of compile: the bench has measured torch to be faster",
     ]
     assert chosen(SLOW_OWN, missing=["torch"]).backends == {"rms_norm": "compile"}
-    assert chosen([row("own", 1.0, 0.9), row("eager", 4.0)]).lines() == ["kernels: own for rms_norm"]
+    assert chosen([row("native", 1.0, 0.9), row("reference", 4.0)]).lines() == ["kernels: native for rms_norm"]
 
 
 @pytest.mark.usefixtures("operation")
 def test_who_asks_by_name_gets_it_whatever_was_measured():
-    named = Wanted("own", "training.kernel_backends.rms_norm", True)
-    assert chosen(SLOW_OWN, wanted=named).lines() == ["kernels: own for rms_norm"]
+    named = RequestedBackend("native", "training.kernel_backends.rms_norm", True)
+    assert chosen(SLOW_OWN, requested=named).lines() == ["kernels: native for rms_norm"]
 
 
 @pytest.mark.usefixtures("operation")
 def test_eager_may_be_the_best():
-    found = chosen([row("own", 1.0, 0.7), row("eager", 0.5)])
-    assert found.backends == {"rms_norm": "eager"}
-    assert dict(found.passed_over["rms_norm"])["own"] == SLOW_COPY
+    found = chosen([row("native", 1.0, 0.7), row("reference", 0.5)])
+    assert found.backends == {"rms_norm": "reference"}
+    assert dict(found.passed_over["rms_norm"])["native"] == SLOW_COPY
 
 
 def here(monkeypatch, tmp_path, rows):
@@ -181,61 +189,61 @@ def here(monkeypatch, tmp_path, rows):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     settings = BuildSettings(tmp_path)
     if rows:
-        setup.measured_here(settings, CUDA).keep(rows)
+        setup.tuning_here(settings, CUDA).keep(rows)
     return settings
 
 
 def test_what_is_kept_is_offered_on_gpus(monkeypatch, tmp_path):
     settings = here(monkeypatch, tmp_path, SLOW_OWN)
-    offer = Preparation(settings, CUDA).offer({"rms_norm": AUTO})
-    assert offer.rankings[("rms_norm", "float32")].order[0] == "torch"
-    assert Preparation(settings, CPU).offer({"rms_norm": AUTO}).rankings == {}
-    assert Preparation(settings, CUDA).offer({"rms_norm": replace(AUTO, backend="eager")}).rankings == {}
-    measured = setup.measured_here(settings, CUDA)
+    availability = KernelSetup(settings, CUDA).availability({"rms_norm": AUTO})
+    assert availability.rankings[("rms_norm", "float32")].order[0] == "torch"
+    assert KernelSetup(settings, CPU).availability({"rms_norm": AUTO}).rankings == {}
+    assert KernelSetup(settings, CUDA).availability({"rms_norm": replace(AUTO, backend="reference")}).rankings == {}
+    measured = setup.tuning_here(settings, CUDA)
     measured.path.write_text(measured.path.read_text().replace('"seconds": 1.0', '"seconds": "one"'))
-    assert Preparation(settings, CUDA).offer({"rms_norm": AUTO}).rankings == {}
+    assert KernelSetup(settings, CUDA).availability({"rms_norm": AUTO}).rankings == {}
 
 
 def said_by_the_first(rank, world_size):
     del world_size
-    return SameBuild(CPU, builds=rank == 0).of_first(f"rank {rank}")
+    return BuildConsensus(CPU, builds=rank == 0).of_first(f"rank {rank}")
 
 
 def test_all_ranks_go_by_what_the_first_has():
     with Ranks(2) as ranks:
         assert ranks.run(said_by_the_first) == ["rank 0"] * 2
-    assert SameBuild(CPU, builds=None).of_first("alone") == "alone"
+    assert BuildConsensus(CPU, builds=None).of_first("alone") == "alone"
 
 
 def measurement(backend, seconds, of_copy):
     figures = row(backend, seconds, of_copy)
-    return Measurement(**figures, is_chosen=backend == "own", of_eager=1.0, of_plain=1.0)
+    return Measurement(**figures, is_chosen=backend == "native", of_reference=1.0, of_plain=1.0)
 
 
 def test_the_bench_chooses_by_what_it_has_just_measured(operation, monkeypatch):
     monkeypatch.setattr(selection, "self_test", lambda *_: None)
-    rows = [measurement("own", 1.0, 0.7), measurement("torch", 2.0, 0.3), measurement("eager", 4.0, 0.2)]
-    found = _ranked(operation, rows, Offer({}, {}), CUDA, torch.float32)
-    assert {one.backend: one.is_chosen for one in found} == {"own": False, "torch": True, "eager": False}
-    assert _ranked(operation, rows, Offer({}, {}), CPU, torch.float32) == rows
+    rows = [measurement("native", 1.0, 0.7), measurement("torch", 2.0, 0.3), measurement("reference", 4.0, 0.2)]
+    found = _ranked(operation, rows, Availability({}, {}), CUDA, torch.float32)
+    assert {one.backend: one.is_chosen for one in found} == {"native": False, "torch": True, "reference": False}
+    assert _ranked(operation, rows, Availability({}, {}), CPU, torch.float32) == rows
 
 
 def test_the_bench_keeps_what_it_measures_on_a_gpu(monkeypatch, tmp_path, capsys):
     settings = here(monkeypatch, tmp_path, [])
     usual = Plan(compiles=True)
     bench_command._keep(SLOW_OWN, usual, settings)
-    path = setup.measured_here(settings, CUDA).path
+    path = setup.tuning_here(settings, CUDA).path
     assert capsys.readouterr().err == f"trainer kernels bench: kept in {path}, which auto goes by on this kind of GPU\n"
     assert measurements_in(path.read_text()) == SLOW_OWN
     (tmp_path / "file").touch()
     bench_command._keep(SLOW_OWN, usual, BuildSettings(tmp_path / "file"))
     assert "the measurements cannot be kept, and auto does not go by them: " in capsys.readouterr().err
     kept = path.read_text()
-    bench_command._keep([row("own", 1.0, 0.9), row("torch", 2.0)], Plan(copy_mib=16), settings)
+    bench_command._keep([row("native", 1.0, 0.9), row("torch", 2.0)], Plan(copy_mib=16), settings)
     assert "auto goes by 7 repeats and 256 MiB copied or more; this is not kept" in capsys.readouterr().err
-    bench_command._keep([row("own", 1.0, 0.9), row("torch", 2.0)], Plan(), settings)
+    bench_command._keep([row("native", 1.0, 0.9), row("torch", 2.0)], Plan(), settings)
     assert "auto goes by the backend compile, too; this is not kept" in capsys.readouterr().err
-    bench_command._keep([row("own", 1.0, 0.9)], usual, settings)
+    bench_command._keep([row("native", 1.0, 0.9)], usual, settings)
     assert "too little was measured for auto to go by; nothing is kept" in capsys.readouterr().err
     assert path.read_text() == kept
 
@@ -250,7 +258,7 @@ def test_the_doctor_says_by_what_auto_goes(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = here(monkeypatch, tmp_path, [])
     assert doctor._notes(settings) == doctor.NOTES
-    setup.measured_here(settings, CUDA).keep(SLOW_OWN)
+    setup.tuning_here(settings, CUDA).keep(SLOW_OWN)
     (note,) = doctor._notes(settings)
     assert note.startswith(f"On this GPU auto goes by what the bench has measured: {tmp_path}")
 

@@ -26,7 +26,7 @@ from trainer.ops.dispatch.library import load_on_demand
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Which device, and who compiles for it."""
     parser.addoption("--kernels-on", choices=("cuda", "cpu"), default="cuda", help="device where the tests run")
-    parser.addoption("--image-by", choices=("own", "nvrtc"), default="own", help="who compiles the device's code")
+    parser.addoption("--image-by", choices=("native", "nvrtc"), default="native", help="who compiles the device's code")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -59,7 +59,7 @@ def test_every_operation_is_measured():
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name not in ("adamw", "bias_dropout_add")])
 def test_plain_computes_the_same(name):
-    ours = outcome(case_of(name), BY_NAME[name].implementations["eager"].function)
+    ours = outcome(case_of(name), BY_NAME[name].implementations["reference"].function)
     plain = case_of(name)
     theirs = outcome(plain, plain.plain)
     if name == "l2_norm":
@@ -72,7 +72,7 @@ def test_plain_computes_the_same(name):
 def test_plain_step_changes_the_same():
     ours, plain = case_of("adamw", torch.float32), case_of("adamw", torch.float32)
     before = ours.arguments[0][0].clone()
-    BY_NAME["adamw"].implementations["eager"].function(*ours.arguments)
+    BY_NAME["adamw"].implementations["reference"].function(*ours.arguments)
     plain.plain(*plain.arguments)
     moved = [case.arguments[0][0] - before for case in (ours, plain)]
     assert all(float(change.abs().max()) > 0 for change in moved)
@@ -179,7 +179,7 @@ def test_the_document(kernel_library):
         ("layer_norm", "4x16"),
     }
     norms = {row["backend"]: row for row in rows if row["operation"] == "rms_norm" and row["size"] == "8x32"}
-    assert set(norms) == {"plain", "eager", "own"} and norms["own"]["is_chosen"]
+    assert set(norms) == {"plain", "reference", "native"} and norms["native"]["is_chosen"]
     for row in norms.values():
         assert row["problem"] == "" and row["seconds"] > 0
         assert row["gb_per_s"] == pytest.approx(5 * 8 * 32 * 2 / row["seconds"] / 1e9)
@@ -187,7 +187,7 @@ def test_the_document(kernel_library):
         assert row["of_copy"] == pytest.approx(row["gb_per_s"] / document["copy_gb_per_s"]["cpu"])
     # Where its own kernel is no faster it is not taken.
     layer = {row["backend"]: row["is_chosen"] for row in rows if row["operation"] == "layer_norm"}
-    assert layer["own"] is False and layer["eager"] is True
+    assert layer["native"] is False and layer["reference"] is True
 
 
 def test_the_table_says_the_allocator_and_what_is_missing(tmp_path):
@@ -198,9 +198,9 @@ def test_the_table_says_the_allocator_and_what_is_missing(tmp_path):
     assert "MALLOC_TOP_PAD_=4096" in done.stdout and "a copy moves" in done.stdout
     assert [line.split()[:4] for line in done.stdout.splitlines() if line.split()[:1] == ["rms_norm"]] == [
         ["rms_norm", "8x32", "float32", "plain"],
-        ["rms_norm", "8x32", "float32", "eager"],
+        ["rms_norm", "8x32", "float32", "reference"],
     ]
-    assert "own not measured for rms_norm: the library is not built" in done.stdout
+    assert "native not measured for rms_norm: the library is not built" in done.stdout
 
 
 def test_forward_alone():
@@ -225,7 +225,7 @@ def test_what_torch_compiles_is_measured_too():
 def test_what_torch_compiles_is_measured_on_gpus_unless_it_is_not_wanted(monkeypatch):
     plans = []
 
-    def measured(_wanted, device, _dtypes, plan, *_):
+    def measured(_requested, device, _dtypes, plan, *_):
         plans.append((device.type, plan.compiles))
         return iter(())
 

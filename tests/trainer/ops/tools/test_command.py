@@ -239,19 +239,19 @@ def images(monkeypatch, tmp_path):
 
 
 def test_build_goes_on_to_nvrtc_as_training_does(images, tmp_path, capsys):
-    assert images(("own", 90))("9.0") == 0
+    assert images(("native", 90))("9.0") == 0
     said = capsys.readouterr()
-    assert "kernels: own failed: error: no\n" in said.out and not said.err
+    assert "kernels: native failed: error: no\n" in said.out and not said.err
     assert f"{tmp_path}/sm_90-nvrtc.cubin: for GPUs of compute capability 9.0\n" in said.out
 
 
 def test_build_goes_on_to_the_other_architectures_and_says_what_failed(images, tmp_path, capsys):
-    assert images(("own", 70), ("nvrtc", 70))("7.0", "9.0") == 3
+    assert images(("native", 70), ("nvrtc", 70))("7.0", "9.0") == 3
     said = capsys.readouterr()
-    assert f"{tmp_path}/sm_90-own.cubin: for GPUs of compute capability 9.0\n" in said.out
+    assert f"{tmp_path}/sm_90-native.cubin: for GPUs of compute capability 9.0\n" in said.out
     assert said.err == (
-        "all that own said\nall that nvrtc said\n"
-        "trainer kernels build: for sm_70: own failed: error: no; nvrtc failed: error: no\n"
+        "all that native said\nall that nvrtc said\n"
+        "trainer kernels build: for sm_70: native failed: error: no; nvrtc failed: error: no\n"
     )
 
 
@@ -276,7 +276,7 @@ def test_the_bench_needs_no_torch_to_start_and_no_rich_to_end(monkeypatch, capsy
     assert done.stdout == "set()\n", done.stderr
     monkeypatch.setitem(sys.modules, "rich", None)
     row = {"device": "cpu", "operation": "rms_norm", "size": "8x32", "dtype": "float32", "problem": ""}
-    figures = {"seconds": 0.25, "gb_per_s": 12.3456, "of_copy": 0.5, "of_eager": 2.0, "of_plain": 10.0}
+    figures = {"seconds": 0.25, "gb_per_s": 12.3456, "of_copy": 0.5, "of_reference": 2.0, "of_plain": 10.0}
     document = {
         **{
             "torch": "2.13.0",
@@ -288,16 +288,16 @@ def test_the_bench_needs_no_torch_to_start_and_no_rich_to_end(monkeypatch, capsy
         },
         **{"allocator": {}, "devices": {"cpu": "a processor"}, "copy_gb_per_s": {"cpu": 25.0}},
         "measurements": [
-            {**row, **figures, "backend": "own", "is_chosen": True},
-            {**row, **figures, "backend": "eager", "is_chosen": False, "of_plain": 1.0},
+            {**row, **figures, "backend": "native", "is_chosen": True},
+            {**row, **figures, "backend": "reference", "is_chosen": False, "of_plain": 1.0},
             {**row, "backend": "nvrtc", "problem": "no GPU"},
         ],
     }
     bench_command._print_tables(document)
-    first, _, title, _, head, own, eager, problem = capsys.readouterr().out.splitlines()
+    first, _, title, _, head, own, reference, problem = capsys.readouterr().out.splitlines()
     assert "glibc as it comes" in first and title == "a processor: a copy moves 25.0 GB/s; * is what auto takes"
-    assert own == "rms_norm   8x32  float32  own *    250.000  12.3      50%     2.00    10.00"
-    assert eager == "rms_norm   8x32  float32  eager    250.000  12.3      50%     2.00     1.00"
+    assert own == "rms_norm   8x32  float32  native *    250.000  12.3      50%     2.00    10.00"
+    assert reference == "rms_norm   8x32  float32  reference    250.000  12.3      50%     2.00     1.00"
     assert head.index("GB/s") + 4 == own.index("12.3") + 4 and problem == "nvrtc not measured for rms_norm: no GPU"
 
 
@@ -306,7 +306,7 @@ def test_doctor_explains_every_operation(place):
     assert code == 0, err
     before = json.loads(out)
     assert {row["operation"] for row in before["operations"]} == {operation.name for operation in OPERATIONS}
-    assert "own" not in {row["backend"] for row in before["operations"]}
+    assert "native" not in {row["backend"] for row in before["operations"]}
     reasons = [row["reason"] for row in before["operations"] if row["operation"] == "rms_norm"]
     assert reasons and all("python -m trainer kernels build builds it" in reason for reason in reasons)
     assert {part["name"]: part["found"] for part in before["parts"]}["library"] is False
@@ -315,13 +315,13 @@ def test_doctor_explains_every_operation(place):
     after = json.loads(kernels("doctor", "--json", **place)[1])
     (library,) = (part["detail"] for part in after["parts"] if part["name"] == "library")
     assert library.startswith(f"{library_of(place)}, on ") and " here" in library
-    own = {row["operation"] for row in after["operations"] if row["backend"] == "own"}
+    own = {row["operation"] for row in after["operations"] if row["backend"] == "native"}
     assert "rms_norm" in own
-    assert all(row["reason"] == "" for row in after["operations"] if row["backend"] == "own")
+    assert all(row["reason"] == "" for row in after["operations"] if row["backend"] == "native")
     code, out, _ = kernels("doctor", **place)
     assert code == 0
     assert any(line.split() == ["cpu", "float32", "bfloat16", "float16"] for line in out.splitlines())
-    assert any(line.split() == ["rms_norm", "own", "own", "own"] for line in out.splitlines())
+    assert any(line.split() == ["rms_norm", "native", "native", "native"] for line in out.splitlines())
     assert all(note in out for note in doctor.NOTES)
 
 
@@ -361,7 +361,7 @@ def test_unknown_words_are_refused():
 def test_of_the_ranks_of_a_node_one_builds_while_the_others_wait(place, tmp_path):
     config = {
         "model": {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "normalization": "RMSNorm"},
-        "training": {"train_iters": 1, "seq_length": 16, "eval_iters": 0, "kernel_backend": "own"},
+        "training": {"train_iters": 1, "seq_length": 16, "eval_iters": 0, "kernel_backend": "native"},
         "optimizer": {"lr": 0.01},
         "data": {"mock_data": True},
     }
@@ -379,5 +379,5 @@ def test_of_the_ranks_of_a_node_one_builds_while_the_others_wait(place, tmp_path
         (code, first, err), (other_code, second, other_err) = (rank.result() for rank in ranks)
     assert (code, other_code) == (0, 0), err + other_err
     assert links(place) == 1
-    assert "kernels: building with quick 1.0" in first and "kernels: own (" in first
+    assert "kernels: building with quick 1.0" in first and "kernels: native (" in first
     assert "kernels:" not in second

@@ -34,7 +34,7 @@ _CAPTURED = [
     (operation, dtype)
     for operation in ROWS
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if "cuda" in operation.implementations["own"].devices and dtype in operation.implementations["own"].dtypes
+    if "cuda" in operation.implementations["native"].devices and dtype in operation.implementations["native"].dtypes
 ]
 _COMPILED = [operation for operation in ROWS if "compile" in operation.implementations]
 
@@ -48,7 +48,7 @@ def check_passes(*words: str) -> None:
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 20
 
 
-@pytest.mark.parametrize("backend", ["own", "nvrtc"])
+@pytest.mark.parametrize("backend", ["native", "nvrtc"])
 @pytest.mark.parametrize("operation", TESTED)
 def test_ops_pass_their_tests(operation: str, backend: str) -> None:
     check_passes("--image-by", backend, str(_HERE.parent / f"test_{operation}.py"))
@@ -63,7 +63,7 @@ def test_torch_compiles_the_references(operation: Operation[Any], dtype: torch.d
 @pytest.fixture(scope="module")
 def device(kernel_library: Library) -> torch.device:
     here = torch.device("cuda", torch.cuda.current_device())
-    load_device_image(kernel_library.path, BuildSettings.from_variables(os.environ), here, "own", LineReport())
+    load_device_image(kernel_library.path, BuildSettings.from_variables(os.environ), here, "native", LineReport())
     return here
 
 
@@ -74,7 +74,7 @@ def both_passes(operation: Operation[Any], arguments: Any, gradients: list[torch
     """
     # What is not a leaf may be changed in place.
     passed = mapped(torch.Tensor.clone, arguments)
-    results = list(tensors_of(operation.implementations["own"].function(*passed)))
+    results = list(tensors_of(operation.implementations["native"].function(*passed)))
     # Backward may write over them.
     found = [result.detach().clone() for result in results]
     differentiable = [result for result in results if result.requires_grad]

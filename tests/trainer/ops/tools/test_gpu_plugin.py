@@ -59,14 +59,14 @@ def test_arguments_are_made_where_tests_run_and_kernels_run_there(operation: Ope
     with torch.device("meta"):
         given = ARGUMENTS[operation.name]()
         assert all(value.is_meta for value in tensors_of(given))
-        results = operation.implementations["own"].function(*mapped(torch.clone, given))
+        results = operation.implementations["native"].function(*mapped(torch.clone, given))
     assert all(value.is_meta for value in tensors_of(results))
 
 
 def test_arguments_that_are_made_elsewhere_are_refused() -> None:
     given = ARGUMENTS["rms_norm"]()
     with torch.device("meta"), pytest.raises(AssertionError, match="an argument lies on cpu"):
-        run(RMS_NORM.implementations["own"].function, given)
+        run(RMS_NORM.implementations["native"].function, given)
 
 
 def test_the_emulated_gpu_passes_as_a_gpu_would(emulated_cuda: EmulatedCuda) -> None:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.kernels import Training, forward_words, store, training_report
 from benchmarks.peers.workload import WORKLOADS
 from benchmarks.readme_table import stored_results, tables
-from benchmarks.train_speed import OURS, OURS_EAGER, PLAIN_GLIBC, TRAINERS, Result, surroundings
+from benchmarks.train_speed import OURS, OURS_REFERENCE, PLAIN_GLIBC, TRAINERS, Result, surroundings
 from tests.trainer.ops.tools.test_readme_table import DOCUMENT
 
 ROOT = Path(__file__).parents[4]
@@ -34,7 +34,7 @@ def test_what_is_stored_makes_the_tables_of_the_readme(tmp_path):
     measured = {name: value for name, value in DOCUMENT.items() if name not in ("date", "training")}
     store(tmp_path, datetime.date(2026, 11, 23), measured, training, "what people read\n")
     lines = tables(stored_results(tmp_path))
-    assert "| rms_norm | 4096x4096 | own 4.2x, 61% | own 7.0x, 61% |" in lines
+    assert "| rms_norm | 4096x4096 | native 4.2x, 61% | native 7.0x, 61% |" in lines
     assert [line for line in lines if line.endswith("| 1,474 |")] and not [line for line in lines if "plain |" in line]
     assert (tmp_path / "kernels-cpu-2026-11-23.md").read_text() == "what people read\n"
 
@@ -62,7 +62,7 @@ def test_the_whole(kernel_library):
     flags = ["rms_norm=8x32", "rope=5x3x8", "--dtype", "float32", "--repeats", "3", "--copy-mib", "1"]
     flags += ["--device", "cpu"]
     flags += ["--end-to-end", "--model", "tiny", "--rounds", "1", "--steps", "1"]
-    flags += ["--trainers", "plain", OURS_EAGER, OURS]
+    flags += ["--trainers", "plain", OURS_REFERENCE, OURS]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.kernels", *flags],
         cwd=ROOT,
@@ -74,14 +74,14 @@ def test_the_whole(kernel_library):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line for line in lines if line.startswith("| rms_norm | 8x32 | float32 | own * |")]
+    assert [line for line in lines if line.startswith("| rms_norm | 8x32 | float32 | native * |")]
     # Forward and backward; then forward alone, for which fewer bytes are counted.
-    assert len([line for line in lines if line.startswith("| rope | 5x3x8 | float32 | own * |")]) == 2
+    assert len([line for line in lines if line.startswith("| rope | 5x3x8 | float32 | native * |")]) == 2
     assert "Forward alone:" in lines
     assert "MALLOC_MMAP_MAX_=0" in done.stdout
     used = [line.partition(": ")[::2] for line in lines if line.startswith("- ours")]
-    assert dict(used)[f"- {OURS_EAGER}"].split(", ")[1].startswith("0 of ")
+    assert dict(used)[f"- {OURS_REFERENCE}"].split(", ")[1].startswith("0 of ")
     assert not dict(used)[f"- {OURS}"].split(", ")[1].startswith("0 of ")
-    for name in ("plain", OURS, OURS_EAGER):
+    for name in ("plain", OURS, OURS_REFERENCE):
         # Speed and share; then the long table.
         assert len([line for line in lines if line.startswith(f"| {name} | ")]) == 2

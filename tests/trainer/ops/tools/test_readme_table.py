@@ -9,8 +9,8 @@ from benchmarks.readme_table import BEGIN, END, README, RESULTS, main, stored_re
 from trainer.planning.kernel_choice import ROWS
 
 ROW = {
-    **{"device": "cpu", "dtype": "float32", "operation": "rms_norm", "size": "4096x4096", "backend": "own"},
-    **{"is_chosen": True, "seconds": 0.02, "gb_per_s": 16.8, "of_copy": 0.61, "of_eager": 2.0, "of_plain": 4.16},
+    **{"device": "cpu", "dtype": "float32", "operation": "rms_norm", "size": "4096x4096", "backend": "native"},
+    **{"is_chosen": True, "seconds": 0.02, "gb_per_s": 16.8, "of_copy": 0.61, "of_reference": 2.0, "of_plain": 4.16},
     "problem": "",
 }
 DOCUMENT = {
@@ -19,9 +19,9 @@ DOCUMENT = {
     "measurements": [
         ROW,
         {**ROW, "dtype": "bfloat16", "of_plain": 7.0},
-        {**ROW, "backend": "eager", "is_chosen": False},
+        {**ROW, "backend": "reference", "is_chosen": False},
         {**ROW, "size": "64x256", "seconds": 1e-5},
-        {**ROW, "operation": "layer_norm", "backend": "eager", "of_plain": 1.0},
+        {**ROW, "operation": "layer_norm", "backend": "reference", "of_plain": 1.0},
     ],
 }
 ON_GPU = {
@@ -75,8 +75,8 @@ def test_the_tables_are_written_between_two_lines(place):
     assert [line for line in lines if line.startswith("| ")] == [
         "| operation | size | float32 | bfloat16 |",
         "| --- | --- | --- | --- |",
-        "| rms_norm | 4096x4096 | own 4.2x, 61% | own 7.0x, 61% |",
-        "| layer_norm | 4096x4096 | eager 1.0x, 61% |  |",
+        "| rms_norm | 4096x4096 | native 4.2x, 61% | native 7.0x, 61% |",
+        "| layer_norm | 4096x4096 | reference 1.0x, 61% |  |",
     ]
     assert "No GPU has been measured yet." in lines
 
@@ -84,15 +84,15 @@ def test_the_tables_are_written_between_two_lines(place):
 def test_results_of_gpus_are_shown_when_there_are_any():
     newer = {**DOCUMENT, "date": "2026-11-21", "measurements": [{**ROW, "of_plain": 9.9}]}
     text = "\n".join(tables([newer, DOCUMENT, ON_GPU]))
-    assert "own 9.9x" in text and "own 7.0x" not in text
-    assert "NVIDIA H200, CUDA 13.0, driver 580.95.05, 2026-11-19" in text and "own 4.2x, 85%" in text
+    assert "native 9.9x" in text and "native 7.0x" not in text
+    assert "NVIDIA H200, CUDA 13.0, driver 580.95.05, 2026-11-19" in text and "native 4.2x, 85%" in text
     assert "No GPU" not in text
 
 
 def test_what_was_measured_without_backward_has_rows_of_its_own():
     lines = tables([{**DOCUMENT, "forward": [{**ROW, "of_plain": 6.3}, {**ROW, "is_chosen": False, "of_plain": 0.5}]}])
-    assert "| rms_norm | 4096x4096 | own 4.2x, 61% | own 7.0x, 61% |" in lines
-    assert "| rms_norm, forward | 4096x4096 | own 6.3x, 61% |  |" in lines
+    assert "| rms_norm | 4096x4096 | native 4.2x, 61% | native 7.0x, 61% |" in lines
+    assert "| rms_norm, forward | 4096x4096 | native 6.3x, 61% |  |" in lines
 
 
 def test_the_newest_result_of_training_is_shown():

@@ -32,7 +32,7 @@ from trainer.ops.dispatch.library import load_library
 # In the names of tests.
 _WITHOUT_A_GPU = (
     *("finite_differences", "test_gradients", "registration", "torch_knows", "compiles", "refused"),
-    *("real_ranks", "eager_torch_is_right", "errors_of_torch"),
+    *("real_ranks", "reference_torch_is_right", "errors_of_torch"),
 )
 
 
