@@ -14,8 +14,8 @@
 /* In the place of csrc/binding/cuda_call.h: CPU tensors lie on no device of CUDA, and there is no stream. Branches for
  * the CPU are compiled away. */
 #define LLMCTL_CUDA_CALL_H
-#include "../../../../csrc/binding/tensors.h"
-#include "../../../../csrc/include/cuda.h"
+#include "../../../../../csrc/binding/tensors.h"
+#include "../../../../../csrc/include/cuda.h"
 
 extern "C" const char *emulation_complaint();
 
