@@ -191,7 +191,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class ProfileHints:
-    """Texts for a new profile, see llmctl.operate.new_profile. None: the profile needs no such part.
+    """Texts for a new profile, see llmctl.operate.new_profile. None or empty: the profile needs no such part.
 
     Attributes:
         node_types: where the user finds the site's kinds of nodes; one sentence.
@@ -211,12 +211,12 @@ class DoctorCommands:
     """Shell lines by which ``llmctl doctor`` examines a scheduler on its login node.
 
     Attributes:
-        programs: all programs that llmctl calls.
+        programs: the scheduler's programs that llmctl calls.
         version: prints the version without asking a server.
-        queues: asks the server for its queues, one a line with the name first.
+        queues: asks the server for its queues, which it prints on a line each, the name first.
         accounts: prints the groups that the user may bill to; None: the scheduler cannot tell.
         accounts_are_complete: a group that ``accounts`` does not print is refused; otherwise Unix groups count too.
-        oldest_version: that llmctl is tried with, as ``22.05``; None: not known.
+        oldest_version: the oldest release that llmctl is tried with, as ``22.05``; None: any.
     """
 
     programs: tuple[str, ...]
@@ -288,10 +288,10 @@ class QueueBackend(Backend, Protocol):
         """Shell lines for ``llmctl doctor``."""
 
     def priority_problem(self, priority: int) -> str:
-        """Why users cannot have this priority; empty if they can."""
+        """The reason that users may not have this priority; empty if they may."""
 
     def options_problem(self, options: Sequence[str]) -> str:
-        """Why a profile cannot have these directives; empty if it can."""
+        """The reason that a profile may not have these directives; empty if it may."""
 
     def job_name(self, run_id: str) -> str:
         """The run id as this scheduler takes it for a job's name: a lost job is found again by it."""

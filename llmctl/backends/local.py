@@ -26,7 +26,7 @@ class LocalBackend:
     capabilities: Capabilities = Capabilities(has_queue=False)
 
     def profile_hints(self) -> ProfileHints:
-        """None: one machine has no kinds of nodes, one launcher, and bills nobody."""
+        """No hints: one machine has one kind of node and one launcher, and bills nobody."""
         return ProfileHints()
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:

@@ -27,7 +27,7 @@ class SshBackend:
     capabilities: Capabilities = Capabilities(has_queue=False, starts_on_hosts=True, mpirun_carries_environment=False)
 
     def profile_hints(self) -> ProfileHints:
-        """All machines are alike, and nobody is billed."""
+        """Hints without a group: nobody is billed."""
         return ProfileHints(
             node_types="GPUs of each machine.",
             example_type="{gpus: 8, gpu: A100}",

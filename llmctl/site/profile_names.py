@@ -1,4 +1,4 @@
-"""Names of clusters, and of schedulers that installed packages add: cheap to find, without reading a profile."""
+"""Names of clusters, and of schedulers that installed packages add. No profile is read."""
 
 import re
 from pathlib import Path

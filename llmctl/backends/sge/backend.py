@@ -125,12 +125,12 @@ class SgeBackend:
         return DOCTOR_COMMANDS
 
     def priority_problem(self, priority: int) -> str:
-        """Nothing: Grid Engine refuses at submission what it does not allow."""
+        """Empty for all: qsub itself refuses a priority that is not allowed."""
         del priority
         return ""
 
     def options_problem(self, options: Sequence[str]) -> str:
-        """Nothing: any directive may be in a profile."""
+        """Empty for all: any directive may be in a profile."""
         del options
         return ""
 

@@ -82,7 +82,7 @@ class SlurmBackend:
         return DOCTOR_COMMANDS
 
     def priority_problem(self, priority: int) -> str:
-        """Of a user Slurm ignores a negative --nice (sbatch(1): "Only privileged users can specify a negative")."""
+        """Refuse what becomes a negative --nice (sbatch(1): "Only privileged users can specify a negative")."""
         if priority <= 0:
             return ""
         return (
@@ -91,7 +91,7 @@ class SlurmBackend:
         )
 
     def options_problem(self, options: Sequence[str]) -> str:
-        """A job that Slurm sends to another cluster would never be found again: nobody asks the queue there."""
+        """Refuse options that send jobs to another cluster, whose queue nobody asks about them."""
         wrong = next((option for option in options if _OTHER_CLUSTER.match(option)), None)
         if wrong is None:
             return ""
