@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llmctl.backends import load_backend
+from llmctl.backends import capabilities_of, load_backend
 from llmctl.backends.base import JobRequest
 from llmctl.context import Context, is_remote, resolve_profile_paths
 from llmctl.errors import ProfileError
@@ -90,20 +90,20 @@ def attach_session(context: Context, profile: ClusterProfile, attachment: "Attac
     if attachment.place is not None:
         check_ssh(attachment.record.job, profile)
     container, warning = _container_of(attachment, profile, context)
+    backend = load_backend(profile.scheduler)
     script = interactive_script(
         profile,
         context.folders,
         _python(profile, context, container),
-        on_cpu=attachment.is_on_cpu or (profile.scheduler == "local" and not visible_gpus(context)),
+        on_cpu=attachment.is_on_cpu or (backend.capabilities.starts_in_place and not visible_gpus(context)),
         resource_type=attachment.record.job.get("resource_type") or profile.defaults.resource_type,
         run_id=attachment.record.run_id,
         run_dir=attachment.record.run_dir,
         env=tuple(attachment.variables.items()),
         container=container,
     )
-    backend = load_backend(profile.scheduler)
     transport = context.connect(profile)
-    if attachment.place is None or not backend.has_queue:
+    if attachment.place is None or not backend.capabilities.has_queue:
         request = JobRequest(profile, job_name=NAME, run_dir=str(attachment.record.run_dir))
         argv = backend.interactive_argv(request, script, context.command)
         if attachment.place is not None:
@@ -176,7 +176,7 @@ def _request(context: Context, profile: ClusterProfile, flags: Sequence[Flag]) -
     job: JobSpec = check_job(resolved, check_job_section(resolved), NAME)
     check_offered(resolved, job, profile)
     root = str(profile.runs_root)
-    if profile.scheduler == "local":
+    if capabilities_of(profile.scheduler).starts_in_place:
         return JobRequest(profile, job_name=NAME, run_dir=root, gpus_per_node=len(visible_gpus(context)))
     check_group(job, profile, context.folders)
     check_container(resolved, job, profile, context.folders)

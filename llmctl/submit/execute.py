@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from llmctl.backends import load_queue_backend
+from llmctl.backends import capabilities_of, load_queue_backend
 from llmctl.backends.base import SubmittedJob
 from llmctl.context import Context, secrets_bytes
 from llmctl.errors import LlmctlError, RecordError, SchedulerError
@@ -150,7 +150,7 @@ def _files(plan: Plan, record: RunRecord, context: Context) -> list[FileWrite]:
 
 def _start(plan: Plan, context: Context, transport: Transport, tell: Tell) -> tuple[SubmittedJob, ...]:
     run_dir = str(plan.record.run_dir)
-    if plan.profile.scheduler == "ssh":
+    if capabilities_of(plan.profile.scheduler).starts_on_hosts:
         from llmctl.submit.start_ssh import address_of_second, start_on_group
 
         peer = address_of_second(plan.profile, plan.request, context.environment)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from llmctl.backends import capabilities_of
 from llmctl.backends.base import JobRequest
 from llmctl.context import Context, is_remote, secrets_file
 from llmctl.errors import ProfileError
@@ -110,7 +111,7 @@ def _size(
     context: Context, resolved: Resolved, job: JobSpec, profile: ClusterProfile, *, on_cpu: bool
 ) -> tuple[tuple[tuple[str, ...], ...], int, int]:
     """Each node's GPUs where this machine is the cluster, and per node the ranks and the GPUs that are asked for."""
-    if profile.scheduler != "local":
+    if not capabilities_of(profile.scheduler).starts_in_place:
         return (), *size_of_node(resolved, job, profile, on_cpu)
     gpus = place_on_this_machine(resolved, job, visible_gpus(context), on_cpu=on_cpu)
     return gpus, len(gpus[0]) if gpus else 1, len(gpus[0]) if gpus else 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llmctl import __version__
-from llmctl.backends import load_backend
+from llmctl.backends import capabilities_of
 from llmctl.backends.base import JobRequest
 from llmctl.context import Context, check_secrets, is_remote, resolve_profile_paths
 from llmctl.errors import RecordError, UsageError
@@ -108,7 +108,7 @@ class Plan:
     @property
     def has_queue(self) -> bool:
         """Whether the job waits in a scheduler's queue, rather than being started."""
-        return load_backend(self.profile.scheduler).has_queue
+        return capabilities_of(self.profile.scheduler).has_queue
 
     @property
     def cost(self) -> JobCost | None:
@@ -279,7 +279,7 @@ def _check(
     check_group(job, profile, context.folders)
     check_container(resolved, job, profile, context.folders)
     check_limits(resolved, job, profile)
-    if profile.scheduler == "ssh":
+    if capabilities_of(profile.scheduler).starts_on_hosts:
         from llmctl.submit.ssh_checks import check_hosts, check_unshared
 
         check_hosts(resolved, job, profile)
@@ -292,7 +292,7 @@ def _check(
     transport = transport_for(context.connect(profile), job.nodes)
     if dry_run and transport.is_remote:
         return (f"not looked at on {transport.host}: {', '.join(dict.fromkeys(check.path for check in paths))}",)
-    if profile.scheduler == "ssh":
+    if capabilities_of(profile.scheduler).starts_on_hosts:
         cast("HostGroup", transport).check_reachable()
     run_path_checks(paths, transport)
     return ()

@@ -1,7 +1,6 @@
 """What the site would refuse, or leave in its queue for ever: refused here, before the queue. Pure."""
 
-import re
-
+from llmctl.backends import load_queue_backend
 from llmctl.durations import clock
 from llmctl.errors import ProfileError
 from llmctl.site.job import JobSpec
@@ -10,7 +9,6 @@ from llmctl.submit.request import queue_of, resource_type_of, time_of
 from llmctl.submit.resolve import Resolved
 
 _Limits = ResourceType | LimitsProfile | QueueLimits
-_OTHER_CLUSTER = re.compile(r"\s*(-M|--clusters?\b(?!-))")
 _SIZE = ("job.nodes", "job.resource_type", "job.queue")
 _LENGTH = ("job.time", "job.nodes", "job.resource_type", "job.queue")
 
@@ -23,7 +21,7 @@ def check_limits(resolved: Resolved, job: JobSpec, profile: ClusterProfile, *, i
         ProfileError: the profile's own priority is none that users may have, or its options lead to another cluster.
     """
     _check_priority(resolved, job, profile)
-    _check_own_cluster(job, profile)
+    _check_options(job, profile)
     kind = resource_type_of(job, profile)
     resource = profile.resource_types.get(kind or "")
     if resource is not None and resource.fraction and job.nodes > 1:
@@ -57,30 +55,25 @@ def _ways(job: JobSpec, profile: ClusterProfile, *, is_interactive: bool) -> lis
 
 
 def _check_priority(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> None:
-    """Of a user Slurm ignores a negative --nice (sbatch(1): "Only privileged users can specify a negative")."""
+    """Refuse a priority that the scheduler would not give to users."""
     priority = job.priority if job.priority is not None else profile.defaults.priority
-    if profile.scheduler != "slurm" or priority is None or priority <= 0:
+    queue = load_queue_backend(profile.scheduler)
+    problem = queue.priority_problem(priority) if queue is not None and priority is not None else ""
+    if not problem:
         return
-    problem = (
-        f"{priority} is above 0, and on Slurm users can only step back: give 0 or below; what goes first at a site is "
-        "a quality of service, such as --qos=NAME in the profile's options"
-    )
     if job.priority is None:
         raise ProfileError(f"cluster {profile.name}: defaults.priority: {problem}")
     raise resolved.refusal("job.priority", problem)
 
 
-def _check_own_cluster(job: JobSpec, profile: ClusterProfile) -> None:
-    """A job that Slurm sends to another cluster would never be found again: its queue there is asked by no one."""
+def _check_options(job: JobSpec, profile: ClusterProfile) -> None:
+    """Refuse directives that the scheduler's backend cannot work with, such as another cluster's name."""
     resource = profile.resource_types.get(resource_type_of(job, profile) or "")
     options = (*profile.options, *(resource.options if resource is not None else ()))
-    wrong = next((option for option in options if _OTHER_CLUSTER.match(option)), None)
-    if profile.scheduler == "slurm" and wrong is not None:
-        raise ProfileError(
-            f"cluster {profile.name}: options: {wrong!r} sends jobs to another cluster of Slurm's, where llmctl could "
-            "neither find nor cancel them; make a profile for that cluster (llmctl clusters new), with a login.host "
-            "of it, or call llmctl with SLURM_CONF naming its slurm.conf"
-        )
+    queue = load_queue_backend(profile.scheduler)
+    problem = queue.options_problem(options) if queue is not None else ""
+    if problem:
+        raise ProfileError(f"cluster {profile.name}: options: {problem}")
 
 
 def _limits(job: JobSpec, profile: ClusterProfile, resource: ResourceType | None) -> list[tuple[_Limits, str]]:
