@@ -51,14 +51,14 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in python_files(*PACKAGES)}
 
 
-def imports_of(module: str) -> Iterator[Import]:
-    """Every import statement of a module, also those inside functions; those of type checkers alone are left out."""
+def imports_of(module: str, *, with_types: bool = False) -> Iterator[Import]:
+    """Every import of a module, also inside functions; imports for type checking alone only ``with_types``."""
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     pending: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), True)]
     while pending:
         node, at_load = pending.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not with_types:
             pending += [(child, at_load) for child in node.orelse]
             continue
         if isinstance(node, ast.Import):

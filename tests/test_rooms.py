@@ -1,0 +1,169 @@
+"""The rooms: allowed arrows between them, their width, and the first words of docstrings."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import MODULES, PACKAGES, ROOT, imports_of
+
+MAX_FILES = 20
+CODE_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h", ".j2"}
+QUESTION_WORDS = {"what", "which", "how", "why", "whether", "when", "where", "that"}
+
+# Package -> room -> the rooms that it may import, at load, inside a function or for type checking. A room is a folder
+# or a file of the package. A new arrow is a decision: it must not close a cycle.
+GROUND = {"errors", "durations", "job_state", "paths"}
+ALLOWED: dict[str, dict[str, set[str]]] = {
+    "llmctl": {
+        "site": {"errors", "paths"},
+        "backends": {"errors", "job_state", "site"},
+        "transport": {"errors", "site"},
+        "runs": {"backends", "durations", "errors", "job_state", "transport"},
+        "context": {"backends", "errors", "job_state", "paths", "runs", "site", "transport"},
+        "submit": {*GROUND, "backends", "context", "runs", "site", "transport"},
+        "doctor": {*GROUND, "backends", "context", "site", "submit", "transport"},
+        "operate": {*GROUND, "backends", "context", "doctor", "runs", "site", "submit", "transport"},
+        "cli": {*GROUND, "backends", "context", "doctor", "operate", "runs", "site", "submit", "transport"},
+    },
+    "trainer": {
+        "planning": {"config"},
+        "process": {"config"},
+        "distributed": {"config", "planning"},
+        "ops": {"config", "distributed", "planning"},
+        "data": {"config", "distributed", "ops"},
+        "model": {"config", "data", "distributed", "ops", "planning"},
+        "data_parallel": {"config", "distributed", "model"},
+        "parallel_model": {"config", "data_parallel", "distributed", "model", "ops", "planning"},
+        "optimizer": {"config", "data_parallel", "ops", "parallel_model"},
+        "pipeline": {"data", "distributed", "parallel_model", "planning"},
+        "checkpoint": {"config", "data_parallel", "distributed", "model", "optimizer", "parallel_model", "process"},
+        "training": {
+            *("checkpoint", "config", "data", "distributed", "ops", "optimizer", "parallel_model", "pipeline"),
+            *("planning", "process"),
+        },
+        "commands": {
+            *("checkpoint", "config", "data", "distributed", "ops", "parallel_model", "pipeline", "planning"),
+            *("process", "training"),
+        },
+        "__main__": {"process"},
+    },
+    "trainer.data": {
+        "tokenizers": {"errors"},
+        "indexed": {"errors", "tokenizers"},
+        "prepare": {"errors", "indexed", "tokenizers"},
+        "samples": {"errors", "indexed", "tokenizers"},
+        "masked": {"errors", "indexed", "samples", "tokenizers"},
+        "streaming": {"background", "errors", "prepare", "samples", "tokenizers", "watchdog"},
+        "loading": {"errors", "samples", "streaming", "watchdog"},
+        "commands": {"background", "errors", "indexed", "prepare", "tokenizers"},
+    },
+    "trainer.model": {
+        "norm": {"sharding"},
+        "mlp": {"sharding", "tensor_parallel"},
+        "context": {"context_parallel", "rotary", "tensor_parallel"},
+        "dropout": {"context"},
+        "attention": {"context", "context_parallel", "dropout", "recompute", "sharding", "tensor_parallel"},
+        "moe": {"context", "context_parallel", "mlp", "recompute", "sharding", "tensor_parallel"},
+        "block": {"attention", "context", "dropout", "mlp", "moe", "norm", "recompute", "sharding"},
+        "decoder": {"block", "context", "dropout", "norm", "recompute", "rotary", "sharding", "tensor_parallel"},
+    },
+    "trainer.ops": {
+        "operation": {"bench_case"},
+        "attention": {"build"},
+        "cross_entropy_reference": {"loss_terms"},
+        "cross_entropy": {"autograd", "bench_case", "cross_entropy_reference", "loss_terms", "operation"},
+        **dict.fromkeys(("adamw", "tensor_lists"), {"bench_case", "operation"}),
+        **dict.fromkeys(
+            ("activation", "bias_dropout_add", "layer_norm", "moe_permute", "rms_norm", "rotary", "softmax"),
+            {"autograd", "bench_case", "operation"},
+        ),
+        "dispatch": {"attention", "build", "operation"},
+        "tools": {"bench_case", "build", "dispatch", "operation"},
+    },
+}
+
+
+def room_of(module: str, package: str) -> str:
+    """The first name below ``package``; empty for the package itself."""
+    return module.removeprefix(package).lstrip(".").partition(".")[0]
+
+
+def arrows(package: str) -> dict[str, dict[str, str]]:
+    """Room -> imported room -> one place of the import."""
+    found: dict[str, dict[str, str]] = {}
+    for module in MODULES:
+        if not module.startswith(f"{package}."):
+            continue
+        for one in imports_of(module, with_types=True):
+            if one.target in MODULES and one.target.startswith(f"{package}."):
+                source, target = room_of(module, package), room_of(one.target, package)
+                if source != target:
+                    found.setdefault(source, {})[target] = str(one)
+    return found
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_rooms_import_only_what_the_table_allows(package: str) -> None:
+    wrong = [
+        place
+        for source, targets in arrows(package).items()
+        for target, place in targets.items()
+        if target not in ALLOWED[package].get(source, set())
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_the_table_has_no_arrow_that_nobody_uses(package: str) -> None:
+    used = arrows(package)
+    unused = {
+        room: sorted(targets - set(used.get(room, ()))) for room, targets in ALLOWED[package].items() if room != "cli"
+    }
+    wide = {room: [target for target in names if target not in GROUND] for room, names in unused.items()}
+    assert {room: names for room, names in wide.items() if names} == {}
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_rooms_form_layers(package: str) -> None:
+    left = {room: set(targets) for room, targets in ALLOWED[package].items()}
+    while free := [room for room, targets in left.items() if not targets & left.keys()]:
+        for room in free:
+            del left[room]
+    assert left == {}
+
+
+@pytest.mark.parametrize("top", ["llmctl", "trainer", "csrc", "templates", "tests"])
+def test_no_folder_is_a_hall(top: str) -> None:
+    files = Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for path in (ROOT / top).rglob("*")
+        if path.suffix in CODE_SUFFIXES and path.name != "__init__.py"
+    )
+    assert {folder: count for folder, count in files.items() if count > MAX_FILES} == {}
+
+
+def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring: of the module, classes, functions and attributes."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        has_own = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        for before, statement in zip([None, *body], body, strict=False):
+            may_be_one = (before is None and has_own) or isinstance(before, (ast.Assign, ast.AnnAssign))
+            if may_be_one and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                yield statement.lineno, str(statement.value.value)
+
+
+def test_docstrings_do_not_begin_with_a_question_word() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {text.split()[0]} ..."
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, text in docstrings_of(path)
+        if text.split() and text.split()[0].strip("*`\"'.,:").lower() in QUESTION_WORDS
+    ]
+    assert wrong == []
