@@ -1,24 +1,26 @@
 # make demo     train a small language model on this machine, through the whole tool
 # make test     check, and every test; as root against real Slurm, Grid Engine and sshd
-# make check    formatting, lint, types, import walls
+# make quick    check, and the tests that start no ranks, jobs or compilers: the inner loop
+# make check    formatting, lint, types, rooms and walls
+# make kernels  build the ops of csrc/ for this machine
 # make parity   every axis, two axes and three, over up to 8 ranks, against the serial run
 # make torture  exact resume after kill -9 at 20 random instants
-# make clean    remove what the other targets made
+# make set-up   virtual environment and packages, as every other target does first
+# make clean    remove everything that the other targets made
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help set-up real-tier demo check kernels test parity torture clean
+.PHONY: help set-up real-tier demo check quick kernels test parity torture clean
 
 PYTHON_OF_VENV := .venv/bin/python
 STEP := scripts/step.sh
 # One thread per process: the tests start several processes per core.
 export OMP_NUM_THREADS ?= 1
-# Test files that run at once: one more than two cores, since much of their time they wait.
-TEST_WORKERS ?= 3
-# Of those of schedulers: what they wait for must not come late.
-SCHEDULER_TEST_WORKERS ?= 2
-PYTEST := $(PYTHON_OF_VENV) -m pytest --require-real
-WHOLE_FILES := --dist loadfile --no-loadscope-reorder
+PYTEST := $(PYTHON_OF_VENV) -m pytest
+# Tests of the whole tree's shape, and of folders whose tests are pure.
+WALLS := tests/test_architecture.py tests/test_rooms.py tests/test_docs.py
+QUICK := $(WALLS) tests/llmctl/backends tests/llmctl/site tests/llmctl/runs tests/llmctl/doctor tests/trainer/config \
+    tests/trainer/planning tests/trainer/optimizer tests/trainer/data/indexed tests/trainer/data/samples
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -33,7 +35,10 @@ check: set-up
 	@$(STEP) "ruff format" .venv/bin/ruff format --check .
 	@$(STEP) "ruff check" .venv/bin/ruff check .
 	@$(STEP) "mypy --strict" .venv/bin/mypy
-	@$(STEP) "import walls" $(PYTHON_OF_VENV) -m pytest tests/test_architecture.py
+	@$(STEP) "rooms and walls" $(PYTEST) $(WALLS)
+
+quick: check
+	@$(PYTEST) $(QUICK) -n 2 --dist loadfile </dev/null
 
 real-tier:
 	@scripts/real_tier.sh
@@ -41,11 +46,9 @@ real-tier:
 kernels: set-up
 	@$(STEP) "kernels built" $(PYTHON_OF_VENV) -m trainer kernels build
 
-# Kernels first: tests that train would all wait for them at once. Those of schedulers wait most of their time, and have
-# the machine for themselves: beside others that compute, what they wait for comes too late.
+# Kernels first: tests that train would all wait for them at once.
 test: check real-tier kernels
-	@$(PYTEST) tests/schedulers -n $(SCHEDULER_TEST_WORKERS) $(WHOLE_FILES) </dev/null
-	@$(PYTEST) --ignore tests/schedulers -n $(TEST_WORKERS) $(WHOLE_FILES) </dev/null
+	@scripts/test_tiers.sh $(PYTEST) --require-real
 
 parity: set-up
 	@$(PYTHON_OF_VENV) -m tests.parity </dev/null
