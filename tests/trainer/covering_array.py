@@ -228,10 +228,11 @@ def committed() -> list[dict[str, Any]]:
 
 
 def few() -> list[dict[str, Any]]:
-    """Rows of the committed file, of at most 4 ranks, in which every choice that can occur on so many does."""
-    rows = [row for row in committed() if math.prod(_MESH_OF[row["mesh"]].values()) <= 4]
-    wanted = {choice for row in rows for choice in row.items()}
-    chosen = []
+    """Few rows of the committed file: those that begin it, and of one and two ranks so many that all choices occur."""
+    rows = committed()
+    chosen = [next(row for row in rows if beginning.items() <= row.items()) for beginning in _BEGINNINGS]
+    rows = [row for row in rows if math.prod(_MESH_OF[row["mesh"]].values()) <= 2]
+    wanted = {choice for row in rows for choice in row.items()}.difference(*(row.items() for row in chosen))
     while wanted:
         chosen.append(max(rows, key=lambda row: len(wanted.intersection(row.items()))))
         wanted.difference_update(chosen[-1].items())

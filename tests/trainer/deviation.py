@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,8 @@ def deviation(case: Case, serial: Sequence[Reference], found: Outcome) -> Deviat
         AssertionError: the two do not even hold the same parameters of the same shapes.
     """
     pairs = list(zip(serial, found.iterations, strict=True))
-    gradient = max(_worst(one.gradient, iteration.gradient) for one, iteration in pairs)
+    order = math.inf if case.precision == "fp32" else 2
+    gradient = max(_worst(one.gradient, iteration.gradient, order) for one, iteration in pairs)
     stepped = zip(plain_steps(case, found), found.iterations, strict=True)
     update = max(_worst(after, iteration.after) for after, iteration in stepped)
     norms = [np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in one.gradient.values())) for one in serial]
@@ -143,7 +145,7 @@ def _optimizer(
     return torch.optim.AdamW(groups, lr=chosen.lr, betas=(chosen.adam_beta1, chosen.adam_beta2), eps=chosen.adam_eps)
 
 
-def _worst(right: Tensors, found: Tensors) -> tuple[float, str]:
+def _worst(right: Tensors, found: Tensors, order: float = math.inf) -> tuple[float, str]:
     assert right.keys() == found.keys(), "not the same parameters"
 
     def distance(name: str) -> float:
@@ -151,7 +153,7 @@ def _worst(right: Tensors, found: Tensors) -> tuple[float, str]:
         # A gradient that is nothing but zeros would hide everything.
         assert right[name].any(), f"{name} is all zeros"
         # Not a number must not pass as small.
-        worst = np.abs(right[name] - found[name]).max() / np.abs(right[name]).max()
+        worst = np.linalg.norm((right[name] - found[name]).ravel(), order) / np.linalg.norm(right[name].ravel(), order)
         return float(worst) if np.isfinite(worst) else float("inf")
 
     return max((distance(name), name) for name in right)

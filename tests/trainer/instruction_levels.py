@@ -59,14 +59,12 @@ LEVELS = (
 )
 
 
-def lack_of(level: InstructionLevel) -> str | None:
-    """Why this processor has not got a level; None where it has."""
-    # torch on other processors names their own instruction sets; the portable level is everybody's.
-    names = [one.torch for one in LEVELS]
+def offered() -> tuple[InstructionLevel, ...]:
+    """The levels that this processor has, the best last."""
+    names = [level.torch for level in LEVELS]
     best = torch.backends.cpu.get_cpu_capability()
-    if level is LEVELS[0] or (best in names and names.index(best) >= names.index(level.torch)):
-        return None
-    return f"torch runs on {best} here"
+    # Other processors name their own instruction sets; the portable level is everybody's.
+    return LEVELS[: names.index(best) + 1] if best in names else LEVELS[:1]
 
 
 def command_at(level: InstructionLevel, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -79,9 +77,9 @@ def run_at_every_level(arguments: Sequence[str]) -> int:
     """``python -m tests.parity`` with these arguments at each level that there is; the worst exit status."""
     status = 0
     for level in LEVELS:
-        lack = lack_of(level)
-        print(f"instruction level {level}{f': not run, {lack}' if lack else ''}", flush=True)
-        if lack is None:
+        has = level in offered()
+        print(f"instruction level {level}{'' if has else ': not run, this processor lacks it'}", flush=True)
+        if has:
             command, environment = command_at(level, arguments)
             status = max(status, subprocess.call(command, env=environment))
     return status
