@@ -1,7 +1,8 @@
 # make demo     train a small language model on this machine, through the whole tool
 # make test     check, and every test; as root against real Slurm, Grid Engine and sshd
 # make check    formatting, lint, types, import walls
-# make parity   every axis, two axes and three, over up to 8 ranks, against the serial run
+# make parity   every axis, two axes and three, over up to 8 ranks, against the serial run; PARITY=--levels: at every
+#               instruction level of this processor
 # make torture  exact resume after kill -9 at 20 random instants
 # make clean    remove what the other targets made
 
@@ -48,7 +49,7 @@ test: check real-tier kernels
 	@$(PYTEST) --ignore tests/schedulers -n $(TEST_WORKERS) $(WHOLE_FILES) </dev/null
 
 parity: set-up
-	@$(PYTHON_OF_VENV) -m tests.parity </dev/null
+	@$(PYTHON_OF_VENV) -m tests.parity $(PARITY) </dev/null
 
 torture: set-up
 	@$(PYTHON_OF_VENV) -m tests.resume_torture </dev/null

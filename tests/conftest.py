@@ -19,6 +19,7 @@ LONGEST = (
     "test_triton_kernels.py",
     "test_fully_sharded.py",
     "test_mutations.py",
+    "test_instruction_levels.py",
     "test_resume.py",
     "test_gpu_plugin.py",
     "test_cuda_compile.py",
