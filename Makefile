@@ -3,7 +3,8 @@
 # make quick    check, and the tests that start no ranks, jobs or compilers: the inner loop
 # make check    formatting, lint, types, rooms and walls
 # make kernels  build the ops of csrc/ for this machine
-# make parity   every axis, two axes and three, over up to 8 ranks, against the serial run
+# make parity   every axis, two axes and three, over up to 8 ranks, against the serial run; PARITY=--levels for every
+#               instruction level of the processor
 # make torture  exact resume after kill -9 at 20 random instants
 # make set-up   virtual environment and packages, as every other target does first
 # make clean    remove everything that the other targets made
@@ -51,7 +52,7 @@ test: check real-tier kernels
 	@scripts/test_tiers.sh $(PYTEST) --require-real
 
 parity: set-up
-	@$(PYTHON_OF_VENV) -m tests.parity </dev/null
+	@$(PYTHON_OF_VENV) -m tests.parity $(PARITY) </dev/null
 
 torture: set-up
 	@$(PYTHON_OF_VENV) -m tests.resume_torture </dev/null

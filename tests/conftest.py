@@ -22,6 +22,7 @@ LONGEST = (
     "test_cuda_ops.py",
     "test_fully_sharded.py",
     "test_mutations.py",
+    "test_instruction_levels.py",
     "checkpoint/test_resume.py",
     "test_gpu_plugin.py",
     "test_cuda_compile.py",

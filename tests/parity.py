@@ -3,26 +3,44 @@
 Every mesh of tests.trainer.parity.covering_array and its wider ones, and every model (on 8 ranks three of them), with
 every schedule, way of recomputing and ZeRO stage that the config allows: thousands of cases. Prints one line per case
 with the worst deviations, and leaves with 1 if any is too large. Each FILTER keeps the lines that contain it, such as
-``mixtral`` or ``tp=2``; --shard 2/5 runs every fifth case from the second on.
+``mixtral`` or ``tp=2``; --shard 2/5 runs every fifth case from the second on. --levels runs all of it at each
+instruction level of tests.trainer.parity.instruction_levels that the processor has, on torch's operations and on
+native kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from tests.trainer.parity import covering_array
-from tests.trainer.parity.covering_array import FACTORS, WIDER_MESHES, case_of, is_allowed, is_meaningful, mesh_name
-from tests.trainer.parity.layout_parity import LIMITS, Deviation, compare, problems
+from tests.trainer.parity.covering_array import (
+    FACTORS,
+    SIXTEEN_BIT,
+    WIDER_MESHES,
+    case_of,
+    few,
+    is_allowed,
+    is_meaningful,
+    mesh_name,
+)
+from tests.trainer.parity.deviation import Deviation, Reference, excesses
+from tests.trainer.parity.instruction_levels import run_at_every_level
+from tests.trainer.parity.layout_parity import compare, problems
+from tests.trainer.parity.native_kernels import on_native_kernels
 from tests.trainer.parity.parity_case import Case
 from tests.trainer.spawn import RankError, Ranks
+from trainer.ops.build.build_settings import BuildSettings, LineReport
+from trainer.ops.dispatch import library
 
 # One more than in the array: a tied table, biases and dropout.
 MODELS_ON_8_RANKS = (*covering_array.MODELS_ON_8_RANKS, "gpt2-hidden-dropout")
@@ -41,15 +59,15 @@ def rows() -> Iterator[dict[str, Any]]:
     no rule by which one factor would meet the same value of another each time.
     """
     others = {name: values for name, values in FACTORS.items() if name not in ("mesh", *_IN_FULL)}
-    choices = [dict(zip(others, values, strict=True)) for values in itertools.product(*others.values())]
+    selections = [dict(zip(others, values, strict=True)) for values in itertools.product(*others.values())]
     combinations = list(itertools.product(*(FACTORS[name] for name in _IN_FULL)))
     for place, mesh in enumerate(_MESHES):
-        meaningful = [choice for choice in choices if is_meaningful({**_PLAIN, "mesh": mesh, **choice})]
+        meaningful = [selection for selection in selections if is_meaningful({**_PLAIN, "mesh": mesh, **selection})]
         for number, values in enumerate(combinations, place * len(combinations)):
             chosen = {"mesh": mesh, **dict(zip(_IN_FULL, values, strict=True))}
             # The first allowed one in random order is as good as any of all that are, and sooner found.
-            for choice in random.Random(number).sample(meaningful, len(meaningful)):
-                row = {name: {**chosen, **choice}[name] for name in FACTORS}
+            for selection in random.Random(number).sample(meaningful, len(meaningful)):
+                row = {name: {**chosen, **selection}[name] for name in FACTORS}
                 if is_allowed({**row, **_ALWAYS_TAKEN}, MODELS_ON_8_RANKS):
                     yield row
                     break
@@ -67,45 +85,87 @@ def _shard(text: str) -> tuple[int, int]:
     return int(first), int(count)
 
 
+class _Tally:
+    """Failures so far, and the worst of each quantity in units of its limit."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+        self._worst: dict[str, float] = {}
+
+    def add(self, case: Case, run: Callable[[], Deviation], native_kernels: bool) -> None:
+        """Run a case and print a line about it."""
+        name = f"{case}{' on native kernels' * native_kernels}"
+        try:
+            found = run()
+        except AssertionError as error:
+            kind = "a rank failed" if isinstance(error, RankError) else "the ranks do not agree"
+            print(f"FAIL {name:70} {kind}: {error}", flush=True)
+            self.failures.append(f"{name}: {error}")
+            return
+        wrong = problems(case, found, same_operations=not native_kernels)
+        print(f"{'FAIL' if wrong else 'ok  '} {name:70} {found}", flush=True)
+        self.failures += [f"{name}: {problem}" for problem in wrong]
+        for what, excess in excesses(case, found).items():
+            key = f"{case.precision} {what}"
+            self._worst[key] = max(excess, self._worst.get(key, 0.0))
+
+    def __str__(self) -> str:
+        worst = "worst of its limit: " + ", ".join(f"{what} {excess:.3f}" for what, excess in self._worst.items())
+        return f"{worst}\n" + ("\n".join(self.failures) or "every layout computes what one process computes")
+
+
+def _run(cases: list[Case], kernels: str | None) -> _Tally:
+    """Each case on torch's operations, and with ``kernels`` on native kernels of that instruction set too."""
+    tally = _Tally()
+    own = None
+    if kernels is not None:
+        own = library.load_on_demand(BuildSettings.from_variables(os.environ), LineReport()).path
+    serials: dict[Case, Reference] = {}
+    with Ranks(max(case.world_size for case in cases)) as ranks:
+        # Cases with the same serial run stand together, and only one such run is kept.
+        for case in sorted(cases, key=lambda case: str(case.serial)):
+            if case.serial not in serials:
+                serials.clear()
+            tally.add(case, partial(compare, ranks, serials, case), native_kernels=False)
+            # 16-bit operations that round otherwise send tokens to other experts.
+            if own is not None and case.precision == "fp32":
+                mutation = partial(on_native_kernels, own, kernels)
+                tally.add(case, partial(compare, ranks, serials, case, mutation), native_kernels=True)
+    return tally
+
+
 def main(arguments: list[str]) -> int:
     """Run the matrix; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("filters", nargs="*", metavar="FILTER")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="K/N")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all ranks on one GPU, by gloo")
+    parser.add_argument("--few", action="store_true", help="few cases of at most 4 ranks, in which every choice occurs")
+    parser.add_argument("--levels", action="store_true", help="at every instruction level that this processor has")
+    parser.add_argument("--kernels", choices=library.LEVELS, help="too: on native kernels of this instruction set")
+    parser.add_argument(
+        "--device", selections=("cpu", "cuda"), default="cpu", help="cuda: all ranks on one GPU, by gloo"
+    )
     parser.add_argument("--list", action="store_true", help="print the cases and run none")
     flags = parser.parse_args(arguments)
     if flags.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no usable GPU")
+    if flags.levels:
+        return run_at_every_level([argument for argument in arguments if argument != "--levels"])
     first, count = flags.shard
+    chosen = (*map(case_of, few()), *SIXTEEN_BIT) if flags.few else matrix()
     cases = [
-        case.but(device=flags.device) for case in matrix() if all(wanted in f"{case} " for wanted in flags.filters)
+        case.but(device=flags.device) for case in chosen if all(requested in f"{case} " for requested in flags.filters)
     ][first - 1 :: count]
     if flags.list:
         print("\n".join(map(str, cases)))
         return 0
-    # Cases with the same serial run stand together, and only one such run is kept.
-    cases.sort(key=lambda case: str(case.serial))
-    failures: list[str] = []
-    worst: Deviation | None = None
+    print(
+        f"instruction sets: torch {torch.backends.cpu.get_cpu_capability()}, native kernels {flags.kernels}", flush=True
+    )
     started = time.monotonic()
-    with Ranks(8) as ranks:
-        for _, group in itertools.groupby(cases, key=lambda case: case.serial):
-            serials: dict[Case, object] = {}
-            for case in group:
-                try:
-                    found = compare(ranks, serials, case)
-                    wrong = problems(case, found)
-                    worst = found if worst is None or found.gradient > worst.gradient else worst
-                    print(f"{'FAIL' if wrong else 'ok  '} {case!s:70} {found}", flush=True)
-                except AssertionError as error:
-                    wrong = [str(error)]
-                    kind = "a rank failed" if isinstance(error, RankError) else "the ranks do not agree"
-                    print(f"FAIL {case!s:70} {kind}: {error}", flush=True)
-                failures += [f"{case}: {problem}" for problem in wrong]
-    print(f"\n{len(cases)} cases in {time.monotonic() - started:.0f} s; limits {LIMITS['fp32']}; the worst: {worst}")
-    print("\n".join(failures) if failures else "every layout computes what one process computes")
-    return 1 if failures or not cases else 0
+    tally = _run(cases, flags.kernels)
+    print(f"\n{len(cases)} cases in {time.monotonic() - started:.0f} s; {tally}")
+    return 1 if tally.failures or not cases else 0
 
 
 if __name__ == "__main__":

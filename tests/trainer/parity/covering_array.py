@@ -59,6 +59,15 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
 }
 _MESH_OF = {mesh_name(mesh): mesh for mesh in (*MESHES, *WIDER_MESHES)}
 
+# Beside the array, whose cases are all of float32.
+SIXTEEN_BIT = (
+    Case("gpt2", tp=2, sp=True, precision="bf16"),
+    Case("llama", pp=2, dp=2, zero=1, precision="bf16"),
+    Case("mixtral", dp=2, ep=2, zero=2, precision="bf16"),
+    Case("llama", cp=2, zero=3, precision="bf16"),
+    Case("qwen", tp=2, pp=2, schedule="zb-h1", precision="fp16"),
+)
+
 Row = tuple[Any, ...]
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
@@ -217,6 +226,18 @@ def generate(seed: int = 0) -> list[dict[str, Any]]:
 def committed() -> list[dict[str, Any]]:
     """The rows of the committed file."""
     return [json.loads(line) for line in FILE.read_text().splitlines()]
+
+
+def few() -> list[dict[str, Any]]:
+    """Few rows of the committed file: those that begin it, and of one and two ranks so many that all choices occur."""
+    rows = committed()
+    chosen = [next(row for row in rows if beginning.items() <= row.items()) for beginning in _BEGINNINGS]
+    rows = [row for row in rows if math.prod(_MESH_OF[row["mesh"]].values()) <= 2]
+    wanted = {choice for row in rows for choice in row.items()}.difference(*(row.items() for row in chosen))
+    while wanted:
+        chosen.append(max(rows, key=lambda row: len(wanted.intersection(row.items()))))
+        wanted.difference_update(chosen[-1].items())
+    return chosen
 
 
 def main() -> None:

@@ -2,14 +2,21 @@
 
 Every rank reports the pieces it updates and the parameters it holds; here they are put together, by the boxes of their
 ParameterLayout, into whole tensors. Copies are required to be equal bit for bit, every element to be there, vocabulary
-padding to be zero; and the whole is compared with the run on one rank.
+padding to be zero, and nothing but the optimizer to change weights.
 
-One SGD step comes first, then two of AdamW: loss and norm of all three, the gradients of the first, and the parameters
-after the first and the last are compared.
+One SGD step comes first, then two of AdamW, with nothing in between. Whatever is compared depends on the same numbers
+on both sides, in every iteration:
+
+- loss, gradients and their norm with those of one rank **on the weights that the case had before the iteration**;
+- the update with that of torch's optimizer in float64 **from the gradients that the case had**.
+
+Two trajectories are not compared: AdamW divides a gradient by its own size, so that where it is next to nothing, its
+rounding decides the step, and all later numbers depend on the processor.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,26 +26,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.trainer.parity.parity_case import ADAM, SGD, VOCAB_SIZE, Case
+from tests.trainer.parity.deviation import (
+    LIMITS,
+    Deviation,
+    Iteration,
+    Outcome,
+    Reference,
+    Tensors,
+    deviation,
+    excesses,
+)
+from tests.trainer.parity.parity_case import OPTIMIZERS, VOCAB_SIZE, Case
 from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.random_streams import StepRandomness, seeded_generator
 from trainer.model.sharding import ParameterLayout
+from trainer.optimizer.loss_scaler import LossScaler
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import ParallelModel, build_model
 from trainer.pipeline.executor import forward_backward
 
-# Loss per token: absolute. Gradients before clipping and parameters after a step: the worst element against the
-# largest of the serial run's tensor. Norm: relative.
-LIMITS = {
-    "fp32": {"loss": 1e-5, "gradient": 1e-4, "sgd": 1e-5, "adam": 1e-4, "grad_norm": 1e-5},
-    # A bf16 number has 8 significant bits, an fp16 number 11 (2^-8 = 4e-3 and 2^-11 = 5e-4 between neighbours). Sums
-    # over tp and micro-batches round in another order, and the errors of a few layers add up. Adam divides a gradient
-    # by its own size, so that rounding alone gives steps in any direction: they show in the later losses and norms.
-    "bf16": {"loss": 2e-2, "gradient": 1e-1, "sgd": 3e-2, "grad_norm": 5e-2},
-    "fp16": {"loss": 3e-3, "gradient": 2e-2, "sgd": 5e-3, "grad_norm": 3e-2},
-}
-ITERATIONS = 3
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Mutation = Callable[[], AbstractContextManager[object]]
 """Breaks the trainer on purpose for as long as it is entered."""
@@ -46,27 +54,27 @@ Mutation = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Held:
-    """What one rank holds of one parameter.
+    """A rank's share of one parameter.
 
     Attributes:
         start: where its piece begins in the rank's flattened part.
-        gradient: of the piece, before clipping, in the first iteration.
-        sgd: the piece's weights after the first iteration.
-        adam: after the last one.
+        before: the piece's masters before each iteration.
+        gradient: of the piece in each iteration, before clipping.
+        after: the piece's masters after each iteration.
         whole: the rank's whole flattened part after the last one; None where no rank keeps it whole.
     """
 
     layout: ParameterLayout
     start: int
-    gradient: np.ndarray
-    sgd: np.ndarray
-    adam: np.ndarray
+    before: list[np.ndarray]
+    gradient: list[np.ndarray]
+    after: list[np.ndarray]
     whole: np.ndarray | None
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank saw."""
+    """The results of one rank."""
 
     mesh: ParallelMesh
     loss_sums: list[float]
@@ -74,67 +82,97 @@ class Report:
     held: dict[str, Held]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a case computed, put together over its ranks."""
-
-    losses: list[float]
-    grad_norms: list[float]
-    gradient: dict[str, np.ndarray]
-    sgd: dict[str, np.ndarray]
-    adam: dict[str, np.ndarray]
-
-
 def train(rank: int, world_size: int, case: Case, mutation: Mutation | None = None) -> Report:
     """Run the case on this rank."""
     with mutation() if mutation is not None else nullcontext():
-        return _train(rank, world_size, case)
+        return _train(_build(rank, world_size, case), case)
 
 
-def _train(rank: int, world_size: int, case: Case) -> Report:
+def _build(rank: int, world_size: int, case: Case) -> ParallelModel:
     config = case.config()
     mesh = ParallelMesh.build(config, rank, world_size)
     groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
-    device = torch.device(case.device)
-    model = build_model(config, VOCAB_SIZE, mesh, groups, device)
+    model = build_model(config, VOCAB_SIZE, mesh, groups, torch.device(case.device))
     disturb_vectors(model)
-    optimizers = [MixedPrecisionOptimizer(config, model)]
+    return model
+
+
+def _train(model: ParallelModel, case: Case) -> Report:
     loss_sums: list[float] = []
     grad_norms: list[float | None] = []
-    snapshots: list[dict[str, np.ndarray]] = []
-    for iteration in range(ITERATIONS):
-        if iteration == 1:
-            # From here on the other optimizer, on the weights that the first one left.
+    snapshots: dict[str, list[dict[str, np.ndarray]]] = {"before": [], "gradient": [], "after": []}
+    for number, options in enumerate(OPTIMIZERS):
+        if not number or options is not OPTIMIZERS[number - 1]:
+            # On the weights that the last optimizer left.
             model.gradients.wait_for_weights()
-            optimizers.append(MixedPrecisionOptimizer(case.config(ADAM), model))
-        optimizer = optimizers[-1]
+            optimizer = MixedPrecisionOptimizer(case.config(options), model)
         scale = optimizer.loss_scaler.scale
-        loss = forward_backward(
-            model,
-            [batch.to(device) for batch in case.batch(iteration)[mesh.dp_rank :: mesh.dp]],
-            valid_tokens=case.valid_tokens(iteration),
-            loss_scale=scale,
-            randomness=StepRandomness(config.training.seed, iteration),
+        snapshots["before"].append(_masters(model, optimizer))
+        loss_sums.append(_loss_sum(model, case, number, scale))
+        snapshots["gradient"].append(
+            {shard.name: _numbers(shard.gradient) / scale for shard in model.gradients.parameter_shards}
         )
-        loss_sums.append(float(loss))
-        if not iteration:
-            snapshots.append(
-                {shard.name: _numbers(shard.gradient) / scale for shard in model.gradients.parameter_shards}
-            )
-        grad_norms.append(optimizer.step((ADAM if iteration else SGD)["lr"]).grad_norm)
-        if iteration in (0, ITERATIONS - 1):
-            snapshots.append({shard.name: _numbers(shard.weight) for shard in model.gradients.parameter_shards})
+        grad_norms.append(optimizer.step(options["lr"]).grad_norm)
+        snapshots["after"].append(_masters(model, optimizer))
     model.gradients.wait_for_weights()
     held = {
         shard.name: Held(
             model.layouts[shard.name],
             shard.start,
-            *(snapshot[shard.name] for snapshot in snapshots),
-            _whole_part(model, shard.name),
+            **{kind: [snapshot[shard.name] for snapshot in taken] for kind, taken in snapshots.items()},
+            whole=_whole_part(model, shard.name),
         )
         for shard in model.gradients.parameter_shards
     }
-    return Report(mesh, loss_sums, grad_norms, held)
+    return Report(model.mesh, loss_sums, grad_norms, held)
+
+
+def _loss_sum(model: ParallelModel, case: Case, number: int, scale: float) -> float:
+    """Forward and backward of an iteration, of this replica's micro-batches."""
+    mesh = model.mesh
+    loss = forward_backward(
+        model,
+        [batch.to(torch.device(case.device)) for batch in case.batch(number)[mesh.dp_rank :: mesh.dp]],
+        valid_tokens=case.valid_tokens(number),
+        loss_scale=scale,
+        randomness=StepRandomness(case.config().training.seed, number),
+    )
+    return float(loss)
+
+
+def _masters(model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> dict[str, np.ndarray]:
+    """Of each piece what the optimizer updates: the weights themselves, unless they are of 16 bits."""
+    masters = optimizer.tensors().get("master", {})
+    return {shard.name: _numbers(masters.get(shard.name, shard.weight)) for shard in model.gradients.parameter_shards}
+
+
+def references(rank: int, world_size: int, case: Case, weights: Mapping[int, Tensors | None]) -> list[Reference]:
+    """Loss and gradients of the serial case in some iterations, on the weights given for each; None: the first ones."""
+    model = _build(rank, world_size, case)
+    scale = LossScaler.build(case.config().training).scale
+
+    def whole(numbers: np.ndarray, layout: ParameterLayout) -> np.ndarray:
+        return numbers.reshape(layout.global_shape)[: layout.valid_rows]
+
+    found = []
+    for number, given in weights.items():
+        if given is not None:
+            _write_weights(model, given)
+        parameter_shards = [(shard, model.layouts[shard.name]) for shard in model.gradients.parameter_shards]
+        used = {shard.name: whole(_numbers(shard.weight), layout) for shard, layout in parameter_shards}
+        loss = _loss_sum(model, case, number, scale) / case.valid_tokens(number)
+        gradient = {shard.name: whole(_numbers(shard.gradient) / scale, layout) for shard, layout in parameter_shards}
+        found.append(Reference(loss, used, gradient))
+    return found
+
+
+@torch.no_grad()
+def _write_weights(model: ParallelModel, weights: Tensors) -> None:
+    for shard in model.gradients.parameter_shards:
+        part = model.layouts[shard.name].shard(torch.from_numpy(weights[shard.name]), model.mesh)
+        shard.weight.copy_(part.view(-1)[shard.start : shard.stop])
+    model.gradients.weights_changed()
+    model.gradients.wait_for_weights()
 
 
 def _numbers(tensor: torch.Tensor) -> np.ndarray:
@@ -168,31 +206,43 @@ def assemble(case: Case, reports: list[Report]) -> Outcome:
     """Whole tensors and losses per token out of the reports of all ranks.
 
     Raises:
-        AssertionError: copies that should be the same differ, an element is missing, or vocabulary padding moved.
+        AssertionError: copies that should be the same differ, an element is missing, vocabulary padding moved, or
+            weights are not those that the optimizer left.
     """
     assert len({tuple(report.grad_norms) for report in reports}) == 1, "ranks disagree about the gradient's norm"
-    sums = np.zeros(ITERATIONS)
+    sums = np.zeros(len(OPTIMIZERS))
     for report in reports:
         if report.mesh.computes_loss and report.mesh.tp_rank == 0:
             sums += report.loss_sums
         elif not report.mesh.computes_loss:
             assert not any(report.loss_sums), "a loss on a stage without head"
-    norms = [norm for norm in reports[0].grad_norms if norm is not None]
-    assert len(norms) == ITERATIONS, "an iteration was skipped"
-    names = list(dict.fromkeys(name for report in reports for name in report.held))
-    for name in names:
-        _put_together(name, "whole", reports)
-    return Outcome(
-        losses=list(sums / [case.valid_tokens(iteration) for iteration in range(ITERATIONS)]),
-        grad_norms=norms,
-        gradient={name: _put_together(name, "gradient", reports) for name in names},
-        sgd={name: _put_together(name, "sgd", reports) for name in names},
-        adam={name: _put_together(name, "adam", reports) for name in names},
-    )
+    layouts = {name: held.layout for report in reports for name, held in report.held.items()}
+
+    def whole(what: str, number: int) -> Tensors:
+        return {name: _put_together(name, what, reports, number) for name in layouts}
+
+    iterations = []
+    for number, norm in enumerate(reports[0].grad_norms):
+        assert norm is not None, "an iteration was skipped"
+        loss = float(sums[number]) / case.valid_tokens(number)
+        iterations.append(Iteration(loss, norm, *(whole(what, number) for what in ("before", "gradient", "after"))))
+    for one, other in itertools.pairwise(iterations):
+        # A new optimizer takes 16-bit weights for its masters.
+        _check_weights(one.after, other.before, torch.float32, _DTYPES[case.precision])
+    kept = {name: _put_together(name, "whole", reports) for name in layouts}
+    _check_weights(iterations[-1].after, {name: w for name, w in kept.items() if w.size}, _DTYPES[case.precision])
+    return Outcome(iterations, frozenset(name for name, layout in layouts.items() if layout.decay))
 
 
-def _put_together(name: str, what: str, reports: list[Report]) -> np.ndarray:
-    """The global tensor, NaN where nobody has anything; without vocabulary padding."""
+def _check_weights(left: Tensors, found: Tensors, *dtypes: torch.dtype) -> None:
+    """Require weights to be, in one of these dtypes, those that the optimizer left."""
+    for name, weights in found.items():
+        rounded = [torch.from_numpy(left[name]).to(dtype).float().numpy() for dtype in dtypes]
+        assert any(np.array_equal(weights, one) for one in rounded), f"{name} is not what the optimizer left"
+
+
+def _put_together(name: str, what: str, reports: list[Report], number: int | None = None) -> np.ndarray:
+    """The global tensor, NaN where nobody has anything; without vocabulary padding. ``number``: of the iteration."""
     whole: np.ndarray | None = None
     for report in reports:
         held = report.held.get(name)
@@ -202,8 +252,8 @@ def _put_together(name: str, what: str, reports: list[Report]) -> np.ndarray:
         if whole is None:
             whole = np.full(layout.global_shape, np.nan, np.float32)
         local = np.full(int(np.prod(layout.local_shape(report.mesh))), np.nan, np.float32)
-        found = getattr(held, what)
-        start = 0 if what == "whole" else held.start
+        found = getattr(held, what) if number is None else getattr(held, what)[number]
+        start = 0 if number is None else held.start
         local[start : start + len(found)] = found
         for box in layout.boxes(report.mesh):
             part = whole[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))]
@@ -216,74 +266,13 @@ def _put_together(name: str, what: str, reports: list[Report]) -> np.ndarray:
     if whole is None:
         return np.zeros(0)
     whole = whole[: held_rows(name, reports)]
-    assert what == "whole" or not np.isnan(whole).any(), f"{what} of {name} is not all there"
+    assert not np.isnan(whole).any(), f"{what} of {name} is not all there"
     return whole
 
 
 def held_rows(name: str, reports: list[Report]) -> int | None:
     """Rows of a parameter that mean something; None: all."""
     return next(report.held[name].layout.valid_rows for report in reports if name in report.held)
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """How far a case is from the serial run, worst over iterations and parameters.
-
-    Attributes:
-        loss: absolute, per token.
-        gradient: relative to the largest element of the parameter's serial gradient.
-        sgd: of parameters after the SGD step, relative to the largest element of the serial parameter.
-        adam: the same after the steps of AdamW.
-        grad_norm: relative.
-        names: the parameters with the worst gradient, sgd and adam.
-        is_bit_equal: whether all losses and gradients are the same bits.
-    """
-
-    loss: float
-    gradient: float
-    sgd: float
-    adam: float
-    grad_norm: float
-    names: tuple[str, str, str]
-    is_bit_equal: bool
-
-    def __str__(self) -> str:
-        return (
-            f"loss {self.loss:.1e}  gradient {self.gradient:.1e} ({self.names[0]})  sgd {self.sgd:.1e}  "
-            f"adam {self.adam:.1e} ({self.names[2]})  norm {self.grad_norm:.1e}{'  same bits' * self.is_bit_equal}"
-        )
-
-
-def deviation(serial: Outcome, found: Outcome) -> Deviation:
-    """Compare a case with its serial run.
-
-    Raises:
-        AssertionError: the two do not even hold the same parameters of the same shapes.
-    """
-    assert serial.gradient.keys() == found.gradient.keys(), "not the same parameters"
-    worst = [_worst(getattr(serial, what), getattr(found, what)) for what in ("gradient", "sgd", "adam")]
-    losses = np.abs(np.subtract(serial.losses, found.losses))
-    norms = np.abs(np.subtract(serial.grad_norms, found.grad_norms)) / serial.grad_norms
-    return Deviation(
-        float(losses.max()),
-        *(distance for distance, _ in worst),
-        float(norms.max()),
-        (worst[0][1], worst[1][1], worst[2][1]),
-        is_bit_equal=bool(serial.losses[0] == found.losses[0])
-        and all(np.array_equal(serial.gradient[name], found.gradient[name]) for name in serial.gradient),
-    )
-
-
-def _worst(serial: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> tuple[float, str]:
-    def distance(name: str) -> float:
-        assert serial[name].shape == found[name].shape, f"{name} has another shape"
-        # A gradient that is nothing but zeros would hide everything.
-        assert serial[name].any(), f"{name} is all zeros"
-        # Not a number must not pass as small.
-        worst = np.abs(serial[name] - found[name]).max() / np.abs(serial[name]).max()
-        return float(worst) if np.isfinite(worst) else float("inf")
-
-    return max((distance(name), name) for name in serial)
 
 
 def keeps_order(case: Case) -> bool:
@@ -297,20 +286,34 @@ def keeps_order(case: Case) -> bool:
     return axes == 1 and case.precision == "fp32" and (untied or case.pp == 1)
 
 
-def problems(case: Case, found: Deviation) -> list[str]:
-    """What lies outside of the limits; empty when the layout is right."""
+def problems(case: Case, found: Deviation, *, same_operations: bool = True) -> list[str]:
+    """Quantities outside of their limits; empty when the layout is right.
+
+    Args:
+        case: the layout.
+        found: how far it is from its reference.
+        same_operations: whether the case ran on the operations of its reference, so that bits can be the same.
+    """
     wrong = [
-        f"{what} is off by {getattr(found, what):.2e}, allowed {limit:.0e}"
-        for what, limit in LIMITS[case.precision].items()
-        if not getattr(found, what) <= limit
+        f"{what} is off by {getattr(found, what):.2e}, allowed {LIMITS[case.precision][what]:.0e}"
+        for what, excess in excesses(case, found).items()
+        if not excess <= 1.0
     ]
-    if keeps_order(case) and not found.is_bit_equal:
+    if same_operations and keeps_order(case) and not found.is_bit_equal:
         wrong.append("the bits are not those of the serial run, although every sum is made in its order")
     return wrong
 
 
-def compare(ranks: Ranks, serials: dict[Any, Outcome], case: Case, mutation: Mutation | None = None) -> Deviation:
-    """Run a case against its serial run, which is run once and kept in ``serials``."""
+def compare(ranks: Ranks, serials: dict[Any, Reference], case: Case, mutation: Mutation | None = None) -> Deviation:
+    """Run a case and compare it.
+
+    The first iteration of all cases with the same serial case starts from the same weights: its reference is computed
+    once and kept in ``serials``.
+    """
     if case.serial not in serials:
-        serials[case.serial] = run_case(ranks, case.serial)
-    return deviation(serials[case.serial], run_case(ranks, case, mutation))
+        [serials[case.serial]] = ranks.run(references, case.serial, {0: None}, world_size=1)[0]
+    first = serials[case.serial]
+    found = run_case(ranks, case, mutation)
+    _check_weights(found.iterations[0].before, first.weights, _DTYPES[case.precision])
+    later = {number: iteration.before for number, iteration in enumerate(found.iterations) if number}
+    return deviation(case, [first, *ranks.run(references, case.serial, later, world_size=1)[0]], found)

@@ -29,7 +29,7 @@ from trainer.model.moe import layer as moe_layer
 from trainer.model.rotary import RotaryTable
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.tensor_parallel import collectives, linear
-from trainer.optimizer import clipping
+from trainer.optimizer import clipping, masters, mixed_precision
 from trainer.pipeline.executor import forward_backward
 from trainer.pipeline.weight_gradients import WeightGradientQueue
 
@@ -161,6 +161,17 @@ def clipped_per_stage() -> AbstractContextManager[object]:
     """Every rank clips by the norm of what it holds itself."""
     # Its own name for torch.distributed: the other rooms must go on summing.
     return mock.patch.object(clipping, "dist", SimpleNamespace(all_reduce=lambda *_, **__: None))
+
+
+def gradient_not_clipped() -> AbstractContextManager[object]:
+    """The norm is measured and forgotten."""
+    return mock.patch.object(mixed_precision, "clip_divisor", lambda *_: 1.0)
+
+
+def steps_not_counted() -> AbstractContextManager[object]:
+    """Adam corrects the bias of every step as that of the first."""
+    constants = masters.AdamWConstants
+    return mock.patch.object(masters, "AdamWConstants", lambda *given: replace(constants(*given), step=1))
 
 
 def positions_of_the_shard() -> AbstractContextManager[object]:
@@ -318,6 +329,8 @@ FAULTS = (
     _fault(dropout_by_local_number, lambda c: c.dp > 1 and c.model.startswith("gpt2")),
     _fault(dropout_mask_of_the_first_shard, lambda c: c.sp and c.model.startswith("gpt2")),
     _fault(clipped_per_stage, lambda c: c.pp > 1 and not _is_tied(c)),
+    _fault(gradient_not_clipped, lambda c: c.dp > 1),
+    _fault(steps_not_counted, lambda c: c.zero == 1),
     _fault(positions_of_the_shard, lambda c: c.cp > 1 and c.model == "llama"),
     _fault(contiguous_parts_taken_for_balanced, lambda c: c.cp > 1 and c.cp_comm == "p2p"),
     _fault(weights_not_gathered, lambda c: c.zero == 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ ADAM = {
     "clip_grad": 1.0,
     "adam_eps": 1e-4,
 }
+# One for each iteration of a case.
+OPTIMIZERS: Sequence[Mapping[str, Any]] = (SGD, ADAM, ADAM)
 
 _GPT2 = {"num_attention_heads": 8, "hidden_dropout": 0.1, "attention_dropout": 0.1}
 _LLAMA = {

@@ -5,10 +5,13 @@ import functools
 import pytest
 
 from tests.trainer.parity.covering_array import case_of, committed
+from tests.trainer.parity.deviation import excesses
 from tests.trainer.parity.layout_parity import compare, problems
 from tests.trainer.parity.mutations import FAULTS
 from tests.trainer.spawn import RankError, Ranks
 
+# A fault that is barely above a limit would on another processor be below.
+MARGIN = 100.0
 CASES = sorted((case_of(row) for row in committed()), key=lambda case: (case.world_size, case.micro_batches))
 
 
@@ -44,4 +47,4 @@ def test_a_broken_trainer_is_caught(ranks, serials, unbroken, fault):
         raise AssertionError(f"{fault} crashed instead of giving wrong numbers") from error
     except AssertionError:
         return  # copies that differ, or elements that are missing
-    assert problems(case, found), f"{case} does not notice {fault}: {found}"
+    assert max(excesses(case, found).values()) >= MARGIN, f"{case} hardly notices {fault}: {found}"

@@ -12,6 +12,7 @@ from tests.parity import rows as rows_in_full
 from tests.trainer.parity.covering_array import (
     FACTORS,
     MOST_ROWS,
+    SIXTEEN_BIT,
     WIDER_MESHES,
     case_of,
     committed,
@@ -21,19 +22,10 @@ from tests.trainer.parity.covering_array import (
     refusal,
 )
 from tests.trainer.parity.layout_parity import compare, keeps_order, problems
-from tests.trainer.parity.parity_case import Case
 from tests.trainer.spawn import Ranks
 
 ROWS = committed()
 CASES = [case_of(row) for row in ROWS]
-
-SIXTEEN_BIT = [
-    Case("gpt2", tp=2, sp=True, precision="bf16"),
-    Case("llama", pp=2, dp=2, zero=1, precision="bf16"),
-    Case("mixtral", dp=2, ep=2, zero=2, precision="bf16"),
-    Case("llama", cp=2, zero=3, precision="bf16"),
-    Case("qwen", tp=2, pp=2, schedule="zb-h1", precision="fp16"),
-]
 
 
 @pytest.fixture(scope="module")
