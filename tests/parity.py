@@ -143,7 +143,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--levels", action="store_true", help="at every instruction level that this processor has")
     parser.add_argument("--kernels", choices=library.LEVELS, help="too: on native kernels of this instruction set")
     parser.add_argument(
-        "--device", selections=("cpu", "cuda"), default="cpu", help="cuda: all ranks on one GPU, by gloo"
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all ranks on one GPU, by gloo"
     )
     parser.add_argument("--list", action="store_true", help="print the cases and run none")
     flags = parser.parse_args(arguments)
