@@ -1,4 +1,4 @@
-#include "../include/blend_order.h"
+#include "blend_order.h"
 
 #include <algorithm>
 

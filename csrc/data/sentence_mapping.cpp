@@ -1,4 +1,4 @@
-#include "../include/sentence_mapping.h"
+#include "sentence_mapping.h"
 
 #include <algorithm>
 #include <random>
