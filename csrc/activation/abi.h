@@ -18,28 +18,29 @@
 extern "C" {
 #endif
 
-/* Rows [first, stop). `past_caches`: all results together would not fit into the caches, and those of 16 bit are stored
- * past them. */
+/* Rows [first, stop). `past_caches`: all results together would not fit into the caches; results of 16 bits are then
+ * stored past them. */
 void llmctl_cpu_activation(int dtype, int kind, int gated, const void *inner, const void *bias, const void *row_weight,
                            void *activated, int64_t width, int64_t first, int64_t stop, int past_caches);
 
-/* Rows [first, stop). grad_bias, as long as a row of inner, or NULL, is added to; grad_row_weight [rows], or NULL. */
+/* Rows [first, stop). Adds to grad_bias, which is as long as a row of inner, or NULL. grad_row_weight is [rows], or
+ * NULL. */
 void llmctl_cpu_activation_backward(int dtype, int kind, int gated, const void *grad_activated, const void *inner,
                                     const void *bias, const void *row_weight, void *grad_inner, void *grad_bias,
                                     void *grad_row_weight, int64_t width, int64_t first, int64_t stop,
                                     int past_caches);
 
-/* The same of all rows, on the current device (include/cuda.h). */
+/* All rows, on the current device (common/launch/abi.h). */
 int llmctl_cuda_activation(int dtype, int kind, int gated, const void *inner, const void *bias, const void *row_weight,
                            void *activated, int64_t rows, int64_t width, void *stream);
 
-/* Elements of `partial` for a call with these arguments. */
+/* The number of elements of `partial` for a call with these arguments. */
 int64_t llmctl_cuda_activation_partials(int dtype, int gated, const void *grad_activated, const void *inner,
                                         const void *bias, const void *row_weight, const void *grad_inner, int64_t rows,
                                         int64_t width);
 
-/* The same of all rows, but grad_bias is of `dtype`, and is written. `partial`: memory to work in, float, or double
- * where dtype is double, that starts at 16 bytes. */
+/* All rows. grad_bias is of `dtype`, and is written, not added to. `partial`: scratch memory, float, or double where
+ * dtype is double, aligned to 16 bytes. */
 int llmctl_cuda_activation_backward(int dtype, int kind, int gated, const void *grad_activated, const void *inner,
                                     const void *bias, const void *row_weight, void *grad_inner, void *grad_bias,
                                     void *grad_row_weight, void *partial, int64_t rows, int64_t width, void *stream);

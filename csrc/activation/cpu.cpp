@@ -14,14 +14,14 @@ namespace {
 using llmctl::Activated;
 using llmctl::wide;
 
-/* Elements computed together, whose results go to memory at once: in 16 bits they fill a cache line. Stores past the caches
- * are spread so among the loads. */
+/* Elements that are computed together and stored at once: as 16-bit elements they fill a cache line. Stores past the
+ * caches are thus spread among the loads. */
 constexpr int64_t kTogether = llmctl::kCacheLine / 2;
 
-/* Bytes between what is read and what is fetched: numbers take so long to compute that a core does not look ahead far enough
- * by itself. Of 4096 x 2 x 4096 elements of float32, forward and backward take 4% longer without, of 1024 x 2 x 11008
- * elements of bfloat16 5%, on one core of an AMD EPYC. With 32768 the first take 6% less still, but with rows of 11008
- * elements of float32 15% more. */
+/* Bytes between the element that is read and the element that is prefetched: results take so long to compute that a
+ * core does not look ahead far enough by itself. On one core of an AMD EPYC, forward and backward of 4096 x 2 x 4096
+ * elements of float32 take 4% longer without prefetching, and of 1024 x 2 x 11008 elements of bfloat16 5%. With
+ * 32768 bytes the first case takes another 6% less, but rows of 11008 elements of float32 take 15% more. */
 constexpr int64_t kAhead = 512;
 
 template <typename T>
@@ -30,7 +30,7 @@ LLMCTL_FN void fetch_ahead_of(const T *from) {
   for (int64_t i = 0; i < kTogether; i += llmctl::kCacheLine / kSize) __builtin_prefetch(from + kAhead / kSize + i);
 }
 
-/* `count` numbers, widened, with their bias; where that changes nothing they are not moved. */
+/* `count` elements, widened, with their bias; the elements are not copied where neither changes them. */
 template <typename T>
 LLMCTL_FN const wide<T> *read(const T *from, const T *bias, wide<T> *buffer, int64_t count) {
   using W = wide<T>;
@@ -48,14 +48,14 @@ LLMCTL_FN const wide<T> *read(const T *from, const T *bias, wide<T> *buffer, int
   }
 }
 
-/* Whether a row is worked on kTogether elements at a time. In the caches, where nothing is to be widened or rounded, it takes
- * 4% longer. */
+/* True if a row is worked on kTogether elements at a time. In the caches, where nothing is to be widened or rounded,
+ * this takes 4% longer. */
 template <typename T>
 bool in_lines(const T *bias, bool past_caches) {
   return !std::is_same_v<T, wide<T>> || bias != nullptr || past_caches;
 }
 
-/* Where results for `to` are to be computed, of rows at once: there. */
+/* The memory in which the results for `to` are computed: `to` itself where they need neither rounding nor lines. */
 template <typename T>
 LLMCTL_FN wide<T> *target(T *to, wide<T> *buffer, bool in_lines) {
   if constexpr (std::is_same_v<T, wide<T>>) {
@@ -64,7 +64,7 @@ LLMCTL_FN wide<T> *target(T *to, wide<T> *buffer, bool in_lines) {
   return buffer;
 }
 
-/* How the results of a row are stored. */
+/* The way in which the results of a row are stored. */
 template <typename T>
 struct Storing {
   bool past_caches, by_instruction;
@@ -74,7 +74,7 @@ struct Storing {
       : past_caches(past_caches_in && reinterpret_cast<uintptr_t>(row) % llmctl::kCacheLine == 0),
         by_instruction(llmctl::rounds_by_instruction<T>()) {}
 
-  /* `count` results, kTogether if kIsWhole, from where `target` has them. */
+  /* Stores `count` results, kTogether of them if kIsWhole, from the place that `target` has for them. */
   template <bool kIsWhole>
   LLMCTL_FN void store(T *to, const wide<T> *computed, int64_t count) const {
     if (!kIsWhole && static_cast<const void *>(to) == computed) return;
@@ -89,7 +89,7 @@ struct Storing {
   }
 };
 
-/* `E`, of what is read: elements, or what they are widened to. */
+/* `E`: the type of the elements that are read, or the type that they are widened to. */
 template <int kind, typename Functions, typename E>
 LLMCTL_FN void forward(const E *gate, const E *up, wide<E> weight, wide<E> *activated, int64_t count) {
   using W = wide<E>;
@@ -104,7 +104,7 @@ LLMCTL_FN void forward(const E *gate, const E *up, wide<E> weight, wide<E> *acti
   }
 }
 
-/* Returns the sum of the gradient times what has not been multiplied by `weight`; without kWeighted, where that is 1, 0. */
+/* Returns the sum of the gradient times the result before `weight`; 0 without kWeighted, where the weight is 1. */
 template <int kind, bool kWeighted, typename Functions, typename E>
 LLMCTL_FN wide<E> backward(const E *grads, const E *gates, const E *ups, wide<E> weight, wide<E> *grad_gate,
                            wide<E> *grad_up, int64_t count) {
@@ -137,11 +137,12 @@ LLMCTL_FN void add(W *sum, const W *summand, int64_t count) {
   for (int64_t i = 0; i < count; ++i) sum[i] += summand[i];
 }
 
-/* Whether loops are compiled that read and write T itself: float16 is no type to train in on CPUs. */
+/* True if loops are compiled that read and write T itself: nobody trains in float16 on CPUs. */
 template <typename T>
 constexpr bool kIsDirect = !std::is_same_v<T, llmctl::float16>;
 
-/* Calls step(start, count, is_whole) for all of a row, kTogether elements at a time while there are so many, or at once. */
+/* Calls step(start, count, is_whole) for a whole row, with kTogether elements at a time while there are as many, or
+ * once. */
 template <typename Step>
 LLMCTL_FN void for_all(int64_t width, bool in_lines, Step step) {
   int64_t start = 0;
@@ -149,7 +150,7 @@ LLMCTL_FN void for_all(int64_t width, bool in_lines, Step step) {
   if (start < width) step(start, width - start, std::false_type{});
 }
 
-/* Steps become part of their loops: as functions they would load what the loop holds for every line anew. */
+/* Steps must be inlined into their loops: as functions they would load the loop's constants again for every line. */
 #define LLMCTL_STEP __attribute__((always_inline))
 
 template <int kind, typename T>
@@ -178,7 +179,7 @@ void forward_row(const T *inner, const T *bias, bool gated, wide<T> weight, T *a
   });
 }
 
-/* Returns the gradient of `weight`, with kWeighted; else that is 1. */
+/* Returns the gradient of `weight`, with kWeighted; without it the weight is 1. */
 template <int kind, bool kWeighted, typename T>
 wide<T> backward_row(const T *grad_activated, const T *inner, const T *bias, bool gated, wide<T> weight, T *grad_inner,
                      wide<T> *grad_bias, int64_t width, bool past_caches) {
@@ -220,7 +221,7 @@ wide<T> backward_row(const T *grad_activated, const T *inner, const T *bias, boo
 
 #undef LLMCTL_STEP
 
-/* visit(T{}, kind) with the element type and the activation as types. */
+/* Calls visit(T{}, kind) with the element type and the activation as types. */
 template <typename Visitor>
 void with_types(int dtype, int kind, Visitor visit) {
   llmctl::with_dtype(dtype, [=](auto element) {

@@ -7,14 +7,14 @@ namespace llmctl {
 namespace {
 namespace activation {
 
-/* What a kernel knows of the call when it is compiled, where that makes the work on a pack short. */
+/* The parts of a call that a kernel knows at compile time, where this makes the work on a pack short. */
 template <int number, bool is_gated, bool has_a_bias>
 struct Fixed {
   static constexpr int kind = number;
   static constexpr bool gated = is_gated, has_bias = has_a_bias;
 };
 
-/* The same, known at the call only. */
+/* The same parts, known only at the call. */
 struct Given {
   int kind;
   bool gated, has_bias;
@@ -38,10 +38,10 @@ __device__ __forceinline__ Activated<wide<T>> activated(const Given &form, wide<
 template <int N>
 struct Task {
   int64 stretch, chunk, unit, first, stop, inner_width;
-  bool works; /* Some threads stand beyond the last channel, and take part in nothing but sums. */
+  bool works; /* Threads beyond the last channel take part only in the sums. */
 
   __device__ __forceinline__ Task(const Activation &a, bool gated) {
-    /* Where there is more than one chunk, a block has no second row of threads: Plan in ../launch/activation.cpp. */
+    /* With more than one chunk a block has no second row of threads: see Plan in launch.cpp. */
     const unsigned chunks = static_cast<unsigned>(a.chunks);
     stretch = chunks == 1 ? first_row() : blockIdx.x / chunks;
     chunk = chunks == 1 ? 0 : blockIdx.x % chunks;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void load_biases(const Form &form, const Activation &
   }
 }
 
-/* What is added to a value; without biases not even a zero is. */
+/* The bias that is added to a value; without biases nothing is added, not even zero. */
 template <typename Form, typename W>
 __device__ __forceinline__ W with_bias(const Form &form, W value, W bias) {
   return form.has_bias ? value + bias : value;
@@ -88,14 +88,15 @@ __device__ __forceinline__ void forward_task(const Form &form, const ActivationF
   if (!task.works) return;
   W gate_bias[N], up_bias[N];
   load_biases<N, T>(form, a, task, gate_bias, up_bias);
-  /* Rows whose loads come before the first store, which for all that the compiler knows may go where they read. */
+  /* Rows whose loads come before the first store: the compiler must assume that stores may change what later loads
+   * read. */
   constexpr int kRows = N == 1 ? 1 : 2;
   for (int64 first = task.first; first < task.stop; first += kRows) {
     Pack<T, N> gates[kRows], ups[kRows];
     W weights[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      /* The last row again, where there is one less. */
+      /* The last row again, where there is one row less. */
       const int64 row = first + r < task.stop ? first + r : task.stop - 1;
       const T *inner = static_cast<const T *>(a.inner) + row * task.inner_width;
       gates[r] = load<N>(inner, task.unit);
@@ -117,7 +118,8 @@ __device__ __forceinline__ void forward_task(const Form &form, const ActivationF
   }
 }
 
-/* Gradients of one thread's part of a row, of which `sums` are kept. Returns its part of the row weight's. */
+/* Computes the gradients of one thread's part of a row, and adds to `sums`. Returns this thread's part of the row
+ * weight's gradient. */
 template <int N, typename T, typename Form>
 __device__ __forceinline__ wide<T> backward_pack(const Form &form, wide<T> weight, const Pack<T, N> &grads,
                                                  const wide<T> (&gate_bias)[N], const wide<T> (&up_bias)[N],
@@ -226,8 +228,8 @@ __device__ __forceinline__ void by_element(const Arguments &a) {
 }  // namespace activation
 }  // namespace
 
-/* Entry points of their own: without gates or biases they need fewer registers, and so more of them run side by side.
- * Packs of two doubles would take more than there are. */
+/* Separate entry points: kernels without gates or biases need fewer registers, so more of their blocks run at a
+ * time. Packs of two doubles would need more registers than there are. */
 #define LLMCTL_ACTIVATION_KERNELS(Arguments, direction)                                                               \
   LLMCTL_CUDA_KERNEL_WITHOUT_DOUBLE(activation##direction, kActivationThreads, Arguments, activation::plain)          \
   LLMCTL_CUDA_KERNEL_WITHOUT_DOUBLE(activation_with_bias##direction, kActivationThreads, Arguments,                   \

@@ -1,4 +1,4 @@
-/* Arguments of the kernels of activations; what they mean says include/activation.h. */
+/* Arguments of the kernels of activations; abi.h defines their meaning. */
 #ifndef LLMCTL_CUDA_ACTIVATION_H
 #define LLMCTL_CUDA_ACTIVATION_H
 
@@ -12,10 +12,10 @@ constexpr int kActivationThreads = 256;
 struct Activation {
   const void *inner, *bias, *row_weight;
   int64 rows, width;
-  /* Chunks of channels; one of them in a stretch of rows is a task, for the threads of one threadIdx.y. */
+  /* Chunks of channels. A task is one chunk in one stretch of rows, for the threads of one threadIdx.y. */
   int64 chunks, rows_of_stretch;
   int kind;
-  bool gated; /* Kernels for packs have names of their own with and without gates, and with and without biases. */
+  bool gated; /* Kernels for packs have separate names with and without gates, and with and without biases. */
 };
 
 struct ActivationForward {
@@ -23,8 +23,8 @@ struct ActivationForward {
   void *activated;
 };
 
-/* Partial sums: of the bias's gradient [stretches, a row of inner], and of the row weights' [chunks * warps of a task,
- * rows]. */
+/* Partial sums: of the bias's gradient [stretches, a row of inner], and of the row weights' gradient [chunks * warps
+ * of a task, rows]. */
 struct ActivationBackward {
   Activation shared;
   const void *grad_activated;

@@ -22,21 +22,22 @@ const Kernel gated_activation_backward("gated_activation_backward", KernelTypes:
 const Kernel gated_activation_with_bias_backward("gated_activation_with_bias_backward", KernelTypes::kNoDouble);
 const Kernel activation_by_element_backward("activation_by_element_backward", KernelTypes::kAll);
 
-/* The fewest rows of a thread: enough that starting threads costs little. */
+/* The fewest rows of a thread: enough rows to make the start of a thread cheap. */
 constexpr int64_t kRows = 4;
 
-/* Tasks of 256 threads, or as many threads in smaller ones, where rows are summed: some fifteen for each multiprocessor
- * of the largest GPUs, which have 132 to 160, so that the last ones to finish are few; and few enough that their sums are
- * little beside the rows. Of the shape alone, and of alignment, so that bits depend on nothing else. */
+/* The number of tasks of 256 threads (or as many threads in smaller tasks) where rows are summed. It gives each
+ * multiprocessor of the largest GPUs, which have 132 to 160, about fifteen tasks, so that few are left for the end,
+ * and it keeps the sums small beside the rows. It depends only on shape and alignment, so that results have the same
+ * bits everywhere. */
 constexpr int64_t kTasks = 2048;
 
-/* A call's tasks: chunks of channels as wide as the threads of one, stretches of rows. */
+/* The tasks of a call: chunks of channels as wide as the threads of one task, and stretches of rows. */
 struct Plan {
   Activation shared;
   int64_t threads, together, stretches;
   bool packed;
 
-  /* `pointers`: of what is read and written beside inner and bias. */
+  /* `pointers`: all memory that is read and written beside inner and bias. */
   Plan(int dtype, int kind, int gated, std::initializer_list<const void *> pointers, const void *inner,
        const void *bias, const void *row_weight, int64_t rows, int64_t width, bool sums_rows) {
     packed = dtype != LLMCTL_FLOAT64 && llmctl::packs(dtype, width, pointers) &&
@@ -44,7 +45,7 @@ struct Plan {
     const int64_t units = packed ? width * llmctl::bytes_of(dtype) / 16 : width;
     threads = llmctl::kWarpThreads;
     while (threads < llmctl::kActivationThreads && threads < units) threads *= 2;
-    /* Threads of one task stay within a block; narrow tasks share one, and those are whole rows. */
+    /* The threads of one task stay within a block; narrow tasks share a block, and those tasks are whole rows. */
     together = threads == llmctl::kWarpThreads ? llmctl::kNarrowThreads / llmctl::kWarpThreads : 1;
     const int64_t chunks = (units + threads - 1) / threads;
     const int64_t most = sums_rows ? std::max<int64_t>(1, kTasks * llmctl::kActivationThreads / threads / chunks) : rows;
@@ -54,7 +55,7 @@ struct Plan {
     shared = {inner, bias, row_weight, rows, width, chunks, rows_of_stretch, kind, gated != 0};
   }
 
-  /* The kernel of a direction: for packs, or for single elements. */
+  /* The kernel of a direction, for packs or for single elements. */
   const Kernel &kernel(const Kernel &plain, const Kernel &biased, const Kernel &gated, const Kernel &both,
                        const Kernel &by_element) const {
     if (!packed) return by_element;

@@ -10,7 +10,7 @@
 namespace llmctl {
 namespace {
 
-/* What forward and backward read, without gaps, and its sizes. */
+/* The inputs of forward and backward, made contiguous, and their sizes. */
 struct Inputs {
   int dtype, kind;
   bool gated;
@@ -35,7 +35,7 @@ struct Inputs {
                     " channels are no pairs of gates and ups");
     if (bias) check_vector(*bias, inner, op, "bias");
     if (!row_weight) return;
-    /* Rows without channels have weights, too. */
+    /* Rows without channels have weights too. */
     const auto sizes = inner.sizes();
     const int64_t weights = std::accumulate(sizes.begin(), sizes.end() - 1, int64_t{1}, std::multiplies<int64_t>());
     STD_TORCH_CHECK(row_weight->numel() == weights, "llmctl::", op, ": ", row_weight->numel(), " row weights for ",
@@ -52,14 +52,14 @@ struct Inputs {
     return result;
   }
 
-  /* Where there are row weights: for their gradients, which rows without channels leave at 0. */
+  /* Memory for the gradients of row weights, if there are any; rows without channels leave these gradients at 0. */
   Tensor memory_for_row_weights() const {
     return width == 0 ? zeros(*row_weight, row_weight->sizes()) : unwritten(*row_weight, row_weight->sizes());
   }
 };
 
-/* The kernels of one kind of device. Backward writes grad_row_weight where there are row weights, and returns the
- * gradient of the bias where there is one. */
+/* The kernels of one kind of device. Backward writes grad_row_weight if there are row weights, and returns the
+ * gradient of the bias if there is a bias. */
 struct Cpu {
   static void forward(const Inputs &in, const Tensor &activated) {
     const bool past_caches = goes_past_caches(bytes_of(in.inner) + bytes_of(activated));
@@ -121,7 +121,7 @@ Tensor forward(const Tensor &inner, const OptionalTensor &bias, const OptionalTe
   return activated;
 }
 
-/* Gradients of a bias or of row weights that there are not have no elements. */
+/* The gradient of a missing bias, or of missing row weights, has no elements. */
 template <typename Device>
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor &grad_activated_in, const Tensor &inner,
                                             const OptionalTensor &bias, const OptionalTensor &row_weight, int64_t kind,

@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-/* correction1 = 1 - beta1^step and correction2 = 1 - beta2^step, of the step that is being made, counted from 1. */
+/* correction1 = 1 - beta1^step and correction2 = 1 - beta2^step, where `step` is this step, counted from 1. */
 struct llmctl_adamw {
   double learning_rate, beta1, beta2, epsilon, weight_decay, correction1, correction2, divisor;
 };
@@ -32,11 +32,12 @@ struct llmctl_adamw_tensor {
   int64_t numel;
 };
 
-/* Elements [first, stop) of one tensor. `past_caches`: copies are stored past the caches, for lists that would not fit. */
+/* Elements [first, stop) of one tensor. `past_caches`: copies are stored past the caches, for lists that would not
+ * fit. */
 void llmctl_cpu_adamw(int grad_dtype, int copy_dtype, const struct llmctl_adamw_tensor *tensor,
                       const struct llmctl_adamw *constants, int64_t first, int64_t stop, int past_caches);
 
-/* `count` tensors whole, on the current device (include/cuda.h). */
+/* All of `count` tensors, on the current device (common/launch/abi.h). */
 int llmctl_cuda_adamw(int grad_dtype, int copy_dtype, const struct llmctl_adamw_tensor *tensors, int64_t count,
                       const struct llmctl_adamw *constants, void *stream);
 

@@ -11,21 +11,22 @@ namespace {
 
 using llmctl::kCacheLine;
 
-/* Elements stepped together: in 16 bits they fill a cache line. */
+/* Elements that are stepped together: as 16-bit elements they fill a cache line. */
 constexpr int64_t kTogether = kCacheLine / 2;
 
-/* Elements between those that are stepped and those that are fetched. Processors fetch ahead by themselves, but begin
- * anew at every page of 4 KiB, and there are five streams: with gradients and copies in bfloat16 a step over 2^24
- * elements takes 27 ms without this and with ordinary stores, 22.5 ms with it and with copies past the caches, and
- * 22 ms where nothing is computed, on one core of an Intel Xeon (Cascade Lake), where 192 to 512 do as well. On one core of
- * an AMD EPYC it takes 9.5 ms with 64 to 96, 9.7 without, and longer still from 160 on. */
+/* Elements between the element that is stepped and the element that is prefetched. Processors prefetch by
+ * themselves, but start again at every page of 4 KiB, and there are five streams. On one core of an Intel Xeon
+ * (Cascade Lake), with gradients and copies in bfloat16, a step over 2^24 elements takes 27 ms with neither
+ * prefetching nor stores past the caches, 22.5 ms with both, and 22 ms where nothing is computed; 192 to 512
+ * elements do as well. On one core of an AMD EPYC it takes 9.5 ms with 64 to 96 elements, 9.7 ms without
+ * prefetching, and longer than that from 160 elements on. */
 inline int64_t elements_ahead() { return llmctl::is_amd() ? 96 : 384; }
 
 struct Constants {
   float kept, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, over_root_correction2, epsilon, over_divisor;
 };
 
-/* In double until here: 1 - 0.999 in float has lost four digits. */
+/* Computed in double: 1 - 0.999 in float has lost four digits. */
 Constants rounded(const llmctl_adamw &c) {
   return {static_cast<float>(1.0 - c.learning_rate * c.weight_decay),
           static_cast<float>(c.beta1),
@@ -45,7 +46,7 @@ struct Streams {
   float *exp_avg, *exp_avg_sq;
 };
 
-/* Elements [first, first + count), of which put(i, value) gets the masters, counted from `first`. */
+/* Elements [first, first + count). put(i, value) takes the masters, with i counted from `first`. */
 template <typename G, typename Put>
 LLMCTL_FN void update(const Streams<G> &streams, const Constants &c, int64_t first, int64_t count, Put put) {
   float *const master = streams.master + first, *const exp_avg = streams.exp_avg + first;
@@ -70,7 +71,8 @@ LLMCTL_FN void fetch(const T *together) {
   for (int64_t i = 0; i < kTogether; i += llmctl::kPerLine<T>) __builtin_prefetch(together + i);
 }
 
-/* kTogether elements from each `i` on while there are so many before `stop`; step(i, count) makes them, and those left. */
+/* Calls step(i, count) for kTogether elements from each `i` on while there are as many before `stop`, then for the
+ * rest. */
 template <typename G, typename Step>
 LLMCTL_FN void for_all(const Streams<G> &streams, int64_t i, int64_t stop, Step step) {
   const int64_t ahead = elements_ahead();
@@ -91,7 +93,7 @@ void step(const Streams<G> &streams, const Constants &c, int64_t first, int64_t 
   });
 }
 
-/* With kPastCaches, copy + first begins a line of memory. */
+/* With kPastCaches a line of memory begins at copy + first. */
 template <bool kPastCaches, typename G, typename C>
 void step_and_copy(const Streams<G> &streams, const Constants &c, C *copy, int64_t first, int64_t stop) {
   const bool by_instruction = llmctl::rounds_by_instruction<C>();
@@ -109,7 +111,7 @@ void step_and_copy(const Streams<G> &streams, const Constants &c, C *copy, int64
   });
 }
 
-/* The same, but that copies go past the caches. */
+/* The same, with copies stored past the caches. */
 template <typename G, typename C>
 void step_and_copy_past_caches(const Streams<G> &streams, const Constants &c, C *copy, int64_t first, int64_t stop) {
   const auto address = reinterpret_cast<uintptr_t>(copy + first);
@@ -120,7 +122,7 @@ void step_and_copy_past_caches(const Streams<G> &streams, const Constants &c, C 
   llmctl::finish_stores(true);
 }
 
-/* Calls visit(T{}) for the types that gradients and copies have. */
+/* Calls visit(T{}) for the types that gradients and copies can have. */
 template <typename Visitor>
 void with_low_dtype(int dtype, Visitor visit) {
   switch (dtype) {

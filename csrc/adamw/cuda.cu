@@ -9,7 +9,7 @@ namespace adamw {
 
 constexpr int kTogether = 4;
 
-/* One element: what it was, what it becomes. */
+/* One element, before and after the step. */
 __device__ __forceinline__ void update(const AdamW &a, float grad, float &master, float &exp_avg, float &exp_avg_sq) {
   const float g = grad * a.over_divisor;
   exp_avg = a.beta1 * exp_avg + a.one_minus_beta1 * g;

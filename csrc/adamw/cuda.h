@@ -1,4 +1,4 @@
-/* Arguments of the kernel of AdamW; what they mean says include/adamw.h. */
+/* Arguments of the kernel of AdamW; abi.h defines their meaning. */
 #ifndef LLMCTL_CUDA_ADAMW_H
 #define LLMCTL_CUDA_ADAMW_H
 
@@ -18,7 +18,7 @@ struct AdamWTensor {
   void *exp_avg, *exp_avg_sq, *copy;
   int64 numel;
   int first_block;
-  bool packed; /* Whether all start at whole packs of four elements. */
+  bool packed; /* all tensors are aligned to whole packs of four elements */
 };
 
 struct AdamW {

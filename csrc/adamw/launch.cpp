@@ -40,7 +40,7 @@ extern "C" int llmctl_cuda_adamw(int grad_dtype, int copy_dtype, const llmctl_ad
   for (int64_t number = 0; number < count; ++number) {
     const llmctl_adamw_tensor &t = tensors[number];
     if (t.numel > 0) {
-      /* Whole packs of all: 16 bytes is the most that four elements of any type have. */
+      /* Whole packs for all types: four elements of any type take at most 16 bytes. */
       const bool packed = llmctl::packs(LLMCTL_FLOAT32, 4, {t.master, t.grad, t.exp_avg, t.exp_avg_sq, t.copy});
       arguments.tensors[arguments.count++] =
           AdamWTensor{t.master, t.grad, t.exp_avg, t.exp_avg_sq, t.copy, t.numel, static_cast<int>(blocks), packed};

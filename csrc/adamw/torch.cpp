@@ -9,10 +9,10 @@
 namespace llmctl {
 namespace {
 
-/* Memory of an element: master and two moments in float, gradient and copy in 16 bits at the least. */
+/* Bytes of an element: master and two moments in float, and at the least 16 bits each for gradient and copy. */
 constexpr int64_t kLeastBytes = 3 * 4 + 2 * 2;
 
-/* At least one: the dispatcher finds the kind of device by it. */
+/* At least one tensor: the dispatcher finds the kind of device by it. */
 using Tensors = std::vector<Tensor>;
 
 struct Cpu {

@@ -29,7 +29,7 @@ void llmctl_cpu_bias_dropout_add(int dtype, const void *input, const void *bias,
                                  const int64_t *positions, int64_t inner, int64_t width,
                                  const struct llmctl_dropout *dropout, int64_t first, int64_t stop);
 
-/* The same of all rows, on the current device (include/cuda.h). */
+/* All rows, on the current device (common/launch/abi.h). */
 int llmctl_cuda_bias_dropout_add(int dtype, const void *input, const void *bias, const void *residual, void *output,
                                  const int64_t *positions, int64_t rows, int64_t inner, int64_t width,
                                  const struct llmctl_dropout *dropout, void *stream);

@@ -34,7 +34,7 @@ void apply(const T *input, const T *bias, const T *residual, T *output, const ui
   }
 }
 
-/* `count` elements of one row's stretch, the first of which is number `place` in the whole tensor. */
+/* `count` elements of a stretch of one row; the first has the number `place` in the whole tensor. */
 template <typename T>
 void stretch(const T *input, const T *bias, const T *residual, T *output, const llmctl_dropout &dropout, uint64_t place,
              int64_t count) {

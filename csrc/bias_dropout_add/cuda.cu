@@ -6,7 +6,7 @@ namespace llmctl {
 namespace {
 namespace bias_dropout_add {
 
-/* The random numbers of N elements from `place` on: those of whole counters, or one of a counter's four. */
+/* The random numbers of N elements from `place` on: all numbers of whole counters, or one of a counter's four. */
 template <int N>
 struct Numbers {
   unsigned values[N];
@@ -55,7 +55,7 @@ __device__ __forceinline__ Pack<T, N> dropped(const BiasDropoutAdd &a, uint64 pl
 
 template <int N, typename T>
 __device__ __forceinline__ void run_units(const BiasDropoutAdd &a) {
-  /* Where a row has more than one chunk, a block has no second row of threads: ../launch/bias_dropout_add.cpp. */
+  /* With more than one chunk in a row a block has no second row of threads: see launch.cpp. */
   const unsigned chunks = static_cast<unsigned>(a.chunks);
   const int64 row = chunks == 1 ? first_row() : blockIdx.x / chunks;
   if (row >= a.rows) return;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void run_units(const BiasDropoutAdd &a) {
 
 template <typename T>
 __device__ __forceinline__ void run(const BiasDropoutAdd &a) {
-  /* Two doubles are half of what a counter has. */
+  /* Two doubles use half of a counter's numbers. */
   if constexpr (kPack<T> % 4 == 0) {
     if (a.packed) return run_units<kPack<T>, T>(a);
   }

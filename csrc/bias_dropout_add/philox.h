@@ -1,5 +1,6 @@
-/* Philox4x32-10: random numbers that are a function of a counter and a key (Salmon et al. 2011, "Parallel Random Numbers: As
- * Easy as 1, 2, 3", section 3.3 and table 2). Every element of a tensor has its own number, whoever computes it. */
+/* Philox4x32-10: random numbers that are a function of a counter and a key (Salmon et al. 2011, "Parallel Random
+ * Numbers: As Easy as 1, 2, 3", section 3.3 and table 2). Every element of a tensor has its own number, on every
+ * device and layout. */
 #ifndef LLMCTL_PHILOX_H
 #define LLMCTL_PHILOX_H
 
@@ -38,7 +39,7 @@ LLMCTL_FN Philox4 philox(uint64 counter, uint64 seed) {
   return {{c0, c1, c2, c3}};
 }
 
-/* The keys of all rounds: where many threads share a seed, whoever calls them works these out. */
+/* The keys of all rounds: where many threads share a seed, the caller computes the keys once. */
 struct PhiloxKeys {
   unsigned first[10], second[10];
 };

@@ -1,4 +1,4 @@
-/* The activations of ../include/activation.h and their slopes, for g++, nvcc and NVRTC. */
+/* The activations of activation/abi.h and their slopes, for g++, nvcc and NVRTC. */
 #ifndef LLMCTL_ACTIVATION_MATH_H
 #define LLMCTL_ACTIVATION_MATH_H
 
@@ -13,7 +13,7 @@ struct Activated {
   W value, slope;
 };
 
-/* What activations are made of, as scalar_math.h has it. */
+/* The functions that activations are made of, as in scalar_math.h. */
 struct ExactFunctions {
   template <typename W>
   LLMCTL_FN static W exponential_of_negative(W x) {
@@ -27,14 +27,14 @@ struct ExactFunctions {
   LLMCTL_FN static Normal<W> normal(W x) {
     return llmctl::normal(x);
   }
-  /* Within [-bound, bound]; NaN stays NaN, or becomes any of them. */
+  /* Within [-bound, bound]; NaN stays NaN, or becomes any value within. */
   template <typename W>
   LLMCTL_FN static W bounded(W x, W bound) {
     return x < -bound ? -bound : x > bound ? bound : x;
   }
 };
 
-/* `Functions`: others of the same names, where fewer digits do. */
+/* `Functions`: other functions of the same names, for results of fewer digits. */
 template <int kind, typename Functions = ExactFunctions, typename W>
 LLMCTL_FN Activated<W> activate(W x) {
   if constexpr (kind == LLMCTL_GELU) {

@@ -44,7 +44,7 @@ void llmctl_cpu_cross_entropy_grad(int dtype, void *logits, const int64_t *label
                                    int64_t first_column, int64_t num_valid, int64_t vocab_size, int64_t ignore_index,
                                    double z_loss, double smoothing, int exponentials, int64_t first, int64_t stop);
 
-/* The same of all rows, on the current device (include/cuda.h), where logits never become exponentials. */
+/* All rows, on the current device (common/launch/abi.h). Logits never become exponentials. */
 int llmctl_cuda_cross_entropy_stats(int dtype, const void *logits, const int64_t *labels, void *maximum, void *exp_sum,
                                     void *label_logit, void *logit_sum, void *losses, int64_t rows, int64_t width,
                                     int64_t first_column, int64_t num_valid, int64_t vocab_size, int64_t ignore_index,

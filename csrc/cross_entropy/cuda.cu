@@ -36,10 +36,10 @@ struct Stretch {
     tail = count - head - units * N;
   }
 
-  /* Where the last few elements are. */
+  /* The place of the last few elements. */
   __device__ __forceinline__ int tail_start() const { return head + units * N; }
 
-  /* each(pack, number of its first element), with as many loads as fit before anything is done with them. */
+  /* Calls each(pack, number of its first element), with as many loads as fit before any of them is used. */
   template <typename Each>
   __device__ __forceinline__ void for_packs(Each each) const {
     const int threads = blockDim.x, thread = threadIdx.x;
@@ -71,7 +71,7 @@ struct Stretch {
   }
 };
 
-/* The column of a label among this rank's; -1 where it is elsewhere. */
+/* The column of a label among this rank's columns; -1 if it is elsewhere. */
 __device__ __forceinline__ int column_of(const LogitColumns &columns, int64 label) {
   const int64 column = label - columns.first;
   return column >= 0 && column < columns.num_valid ? static_cast<int>(column) : -1;
@@ -84,8 +84,8 @@ __device__ __forceinline__ wide<T> logit_of(const T *row, const LogitColumns &co
   return column < 0 ? wide<T>(0) : wide<T>(row[column]);
 }
 
-/* The sum of logit - maximum, counted from the largest logit so far: beside one that is far from all others, such as a masked
- * one, the others would be lost. */
+/* The sum of logit - maximum, counted from the largest logit so far: beside one logit far from all others, such as a
+ * masked one, the others would be lost. */
 template <typename T>
 struct LogitSum {
   using W = wide<T>;
@@ -107,11 +107,11 @@ struct LogitSum {
   }
 };
 
-/* Of a row whose columns are the whole vocabulary. */
+/* The loss of a row whose columns are the whole vocabulary. */
 template <typename W>
 __device__ __forceinline__ W loss_of(const CrossEntropyStats &a, W maximum, W exp_sum, W label_logit, W logit_sum) {
   const W z_loss = W(a.z_loss), smoothing = W(a.smoothing), log_sum = logarithm(exp_sum), log_z = log_sum + maximum;
-  /* Counted from the maximum: beside one of 10000 the logarithm of a sum would lose 13 of 24 bits. */
+  /* Counted from the maximum: beside a maximum of 10000 the logarithm of a sum would lose 13 of 24 bits. */
   W distance = maximum - label_logit;
   if (smoothing != W(0)) distance = distance * (W(1) - smoothing) - logit_sum / W(a.columns.vocab_size) * smoothing;
   const W plain = log_sum + distance;

@@ -1,4 +1,4 @@
-/* Arguments of the kernels of cross entropy; what they mean says include/cross_entropy.h. */
+/* Arguments of the kernels of cross entropy; abi.h defines their meaning. */
 #ifndef LLMCTL_CUDA_CROSS_ENTROPY_H
 #define LLMCTL_CUDA_CROSS_ENTROPY_H
 

@@ -19,12 +19,12 @@ void check(const Tensor &logits, const Tensor &labels, int64_t num_valid, bool e
                   ": only float32 and float64 logits on a CPU become exponentials");
 }
 
-/* What a pass over the rows writes: one number for each, or NULL where it is not wanted. */
+/* The results of a pass over the rows: one number per row, or NULL if it is not wanted. */
 struct Written {
   void *maximum, *exp_sum, *label_logit, *logit_sum, *losses;
 };
 
-/* Statistics of all rows, and where they are wanted losses, for which the columns must be the whole vocabulary. */
+/* Statistics of all rows, and if wanted losses, for which the columns must be the whole vocabulary. */
 void read_rows(const Tensor &logits, const Tensor &labels, const Written &to, int64_t first_column, int64_t num_valid,
                int64_t vocab_size, int64_t ignore_index, double z_loss, double smoothing, bool exponentials,
                const char *op) {
@@ -38,7 +38,7 @@ void read_rows(const Tensor &logits, const Tensor &labels, const Written &to, in
                                                vocab_size, ignore_index, z_loss, smoothing, call.stream()));
     return;
   }
-  /* Memory that is shared by copies is parted here: torch forbids that to threads. */
+  /* mutable_data gives a lazy copy memory of its own, which torch forbids in threads. */
   void *const values = exponentials ? mutable_data(logits) : const_cast<void *>(data(logits));
   for_rows(rows, width, [&](int64_t first, int64_t stop) {
     llmctl_cpu_cross_entropy_stats(dtype, values, label, to.maximum, to.exp_sum, to.label_logit, to.logit_sum,

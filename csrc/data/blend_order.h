@@ -1,5 +1,6 @@
-/* Which dataset each sample of a blend comes from, in Megatron-LM's order (build_blending_indices of
- * megatron/core/datasets/helpers.cpp): trainer/data/samples/blend.py says how, and is the same without a compiler. */
+/* The dataset of each sample of a blend, in Megatron-LM's order (build_blending_indices of
+ * megatron/core/datasets/helpers.cpp). trainer/data/samples/blend.py explains the order, and computes the same
+ * without a compiler. */
 #ifndef LLMCTL_BLEND_ORDER_H
 #define LLMCTL_BLEND_ORDER_H
 
@@ -9,7 +10,7 @@
 extern "C" {
 #endif
 
-/* Stretches of the order. weights: of each dataset its share. firsts: the sample that each stretch begins with. */
+/* Stretches of the order. weights: the share of each dataset. firsts: the sample that each stretch begins with. */
 struct llmctl_blend_stretches {
   const double *weights;
   const int64_t *firsts;

@@ -1,5 +1,6 @@
-/* Which sentences make a sample of BERT or T5, in Megatron-LM's order (build_mapping of megatron/core/datasets/helpers.cpp):
- * trainer/data/masked/sentence_mapping.py says how, and is the same without a compiler. */
+/* The sentences of each sample of BERT or T5, in Megatron-LM's order (build_mapping of
+ * megatron/core/datasets/helpers.cpp). trainer/data/masked/sentence_mapping.py explains the order, and computes the
+ * same without a compiler. */
 #ifndef LLMCTL_SENTENCE_MAPPING_H
 #define LLMCTL_SENTENCE_MAPPING_H
 

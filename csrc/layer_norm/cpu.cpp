@@ -56,7 +56,8 @@ struct Forward {
   }
 };
 
-/* What of a row's gradient is lost, because the norm does not see it: a constant, and a multiple of the normed row. */
+/* The part of a row's gradient that is lost, because the norm does not see it: a constant, and a multiple of the
+ * normed row. */
 template <typename W>
 struct Lost {
   W constant, along;

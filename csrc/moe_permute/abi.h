@@ -25,9 +25,9 @@ void llmctl_cpu_moe_combine_backward(int dtype, const void *grad_tokens, const v
                                      const void *weights, void *grad_rows, void *grad_weights, int64_t topk,
                                      int64_t width, int64_t first, int64_t stop);
 
-/* The same of all `count` tokens, and of all chosen rows, on the current device (include/cuda.h). Numbers lie in its memory,
- * where nobody can look at them beforehand: a place that is not one of a row counts as dropped, and a row whose choice is not
- * one of the tokens' has the gradient 0. For a CPU all must be what they are said to be. */
+/* All `count` tokens, and all chosen rows, on the current device (common/launch/abi.h). Numbers lie in the device's
+ * memory, where nobody can check them beforehand: a place that is no row counts as dropped, and a row whose choice
+ * is no token's has the gradient 0. On a CPU all numbers must be valid. */
 int llmctl_cuda_moe_combine(int dtype, const void *rows, const int64_t *places, const void *weights, void *tokens,
                             int64_t chosen, int64_t topk, int64_t width, int64_t count, void *stream);
 

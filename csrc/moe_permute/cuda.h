@@ -1,4 +1,4 @@
-/* Arguments of the kernels over rows of tokens; what they mean says include/moe_permute.h. */
+/* Arguments of the kernels over rows of tokens; abi.h defines their meaning. */
 #ifndef LLMCTL_CUDA_MOE_ROWS_H
 #define LLMCTL_CUDA_MOE_ROWS_H
 
@@ -16,7 +16,7 @@ struct MoeCombine {
   const void *weights;
   void *tokens;
   int64 chosen, topk, width, count;
-  bool packed; /* Whether every row starts at 16 bytes and ends there. */
+  bool packed; /* every row starts and ends at 16 bytes */
 };
 
 struct MoeCombineBackward {

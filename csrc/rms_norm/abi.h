@@ -15,26 +15,26 @@
 extern "C" {
 #endif
 
-/* Rows [first, stop). With `residual`, of hidden + residual, which is written to `sum`; else both are NULL.
- * `past_caches`: `normed` is stored past the caches, where all of it would not fit. */
+/* Rows [first, stop). With `residual` the norm is of hidden + residual, which is written to `sum`; without it both
+ * are NULL. `past_caches`: `normed` is stored past the caches, because all of it would not fit. */
 void llmctl_cpu_rms_norm(int dtype, const void *hidden, const void *residual, const void *weight, void *sum, void *normed,
                          void *scale, int64_t width, double epsilon, int64_t first, int64_t stop, int past_caches);
 
-/* Rows [first, stop); `grad_weight` [width] is added to. `grad_sum`, NULL or [rows, width], is added to the result, which with
- * `past_caches` is stored past them. */
+/* Rows [first, stop). Adds to `grad_weight` [width]. `grad_sum`, NULL or [rows, width], is added to the result,
+ * which `past_caches` stores past the caches. */
 void llmctl_cpu_rms_norm_backward(int dtype, const void *grad_normed, const void *grad_sum, const void *hidden,
                                   const void *weight, const void *scale, void *grad_hidden, void *grad_weight,
                                   int64_t width, int64_t first, int64_t stop, int past_caches);
 
-/* The same of all rows, on the current device (include/cuda.h). */
+/* All rows, on the current device (common/launch/abi.h). */
 int llmctl_cuda_rms_norm(int dtype, const void *hidden, const void *residual, const void *weight, void *sum, void *normed,
                          void *scale, int64_t rows, int64_t width, double epsilon, void *stream);
 
-/* Rows of `partial`, which are as wide as `width`. */
+/* The number of rows of `partial`, each `width` wide. */
 int64_t llmctl_cuda_rms_norm_stretches(int64_t rows, int64_t width);
 
-/* The same of all rows, but `grad_weight` is of `dtype` and is written. `partial`: memory to work in, [stretches, width] of
- * float, or double where dtype is double. */
+/* All rows. `grad_weight` is of `dtype` and is written, not added to. `partial`: scratch memory, [stretches, width]
+ * of float, or double where dtype is double. */
 int llmctl_cuda_rms_norm_backward(int dtype, const void *grad_normed, const void *grad_sum, const void *hidden,
                                   const void *weight, const void *scale, void *grad_hidden, void *grad_weight,
                                   void *partial, int64_t rows, int64_t width, void *stream);

@@ -12,7 +12,7 @@ using llmctl::fetch;
 using llmctl::store_row;
 using llmctl::wide;
 
-/* Of `hidden`, or with kAdds of hidden + residual, which is stored as `sum`. */
+/* Forward of rows of `hidden`, or with kAdds of hidden + residual, which is stored as `sum`. */
 template <typename T, bool kAdds>
 struct Forward {
   using W = wide<T>;
@@ -45,7 +45,7 @@ struct Forward {
       W value = left[i];
       if constexpr (kAdds) {
         total[i] = value + W(right[i]);
-        /* What is normed is what is stored: backward reads no other. */
+        /* The norm is of the stored, rounded sum: backward reads no other. */
         value = total[i];
       }
       result += value * value;
@@ -54,7 +54,7 @@ struct Forward {
   }
 };
 
-/* Along a row, the gradient of its norm is lost, because the norm does not see how long the row is. */
+/* The gradient along the row is lost, because the norm does not see the length of the row. */
 template <typename T, bool kAdds>
 struct Backward {
   using W = wide<T>;
@@ -97,7 +97,7 @@ struct Backward {
   }
 };
 
-/* visit(true or false as a type). */
+/* Calls visit with true or false as a type. */
 template <typename Visitor>
 void with_bool(bool value, Visitor visit) {
   if (value) return visit(std::true_type{});

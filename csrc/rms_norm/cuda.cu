@@ -11,7 +11,7 @@ constexpr int kKept = rms_norm_kept(sizeof(T), N > 1);
 template <typename T, int N>
 constexpr int kKeptBackward = rms_norm_backward_kept(sizeof(T), N > 1);
 
-/* The elements that are normed; with a residual they are the sum, rounded as it is stored, for backward reads no other. */
+/* The elements that are normed; with a residual the sum, rounded as it is stored, because backward reads no other. */
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> added(Pack<T, N> pack, const Pack<T, N> &other) {
 #pragma unroll
@@ -19,7 +19,7 @@ __device__ __forceinline__ Pack<T, N> added(Pack<T, N> pack, const Pack<T, N> &o
   return pack;
 }
 
-/* The same of a unit in memory, where the sum goes. */
+/* The same for a unit in memory, where the sum is stored. */
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> normed_from(const T *hidden, const T *residual, T *sum, int unit) {
   const Pack<T, N> pack = load<N>(hidden, unit);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void forward_row(const RmsNorm &a, int64 row, int uni
   T *sum = static_cast<T *>(a.sum) + (a.residual == nullptr ? 0 : row * a.width);
   T *normed = static_cast<T *>(a.normed) + row * a.width;
   Pack<T, N> kept[kKept<T, N>], others[kKept<T, N>], weights[kKept<T, N>];
-  /* All loads come before the first store, which for all that the compiler knows may go where they read. */
+  /* All loads come before the first store: the compiler must assume that stores may change what later loads read. */
 #pragma unroll
   for (int k = 0; k < kKept<T, N>; ++k) {
     const int unit = threadIdx.x + k * blockDim.x;
@@ -123,7 +123,7 @@ struct BackwardRow {
         grad_hidden(static_cast<T *>(a.grad_hidden) + row * a.width),
         scale(static_cast<const wide<T> *>(a.scale)[row]) {}
 
-  /* What the gradient has along the row. */
+  /* The part of the gradient along the row. */
   template <int N>
   __device__ __forceinline__ wide<T> along(const Pack<T, N> &grads, const Pack<T, N> &values, int unit) const {
     const Pack<T, N> weights = load<N>(weight, unit);
@@ -135,7 +135,8 @@ struct BackwardRow {
     return result;
   }
 
-  /* Writes the gradient of a pack and adds to that of its weights. `lost`: what the norm does not see of the row. */
+  /* Writes the gradient of a pack and adds to the gradient of its weights. `lost`: the part of the row that the norm
+   * does not see. */
   template <int N>
   __device__ __forceinline__ void finish(const Pack<T, N> &grads, const Pack<T, N> &values, const Pack<T, N> &others,
                                          wide<T> lost, int unit, wide<T> (&grad_weight)[N]) const {
@@ -154,8 +155,8 @@ struct BackwardRow {
   }
 };
 
-/* One row of a stretch. `sums`: of the weight's gradient, over what registers keep; the rest of it goes through
- * `partial`, in memory that no other thread touches. */
+/* One row of a stretch. `sums`: the weight's gradient, as far as registers hold it; the rest goes through `partial`,
+ * in memory that no other thread touches. */
 template <int N, typename T>
 __device__ __forceinline__ void backward_row(const BackwardRow<T> &row, int64 width, bool is_last,
                                              wide<T> (&sums)[kKeptBackward<T, N>][N], wide<T> *partial) {
@@ -169,7 +170,7 @@ __device__ __forceinline__ void backward_row(const BackwardRow<T> &row, int64 wi
     grads[k] = load<N>(row.grad_normed, unit);
     values[k] = load<N>(row.hidden, unit);
     if (row.grad_sum != nullptr) others[k] = load<N>(row.grad_sum, unit);
-    /* Memory is at work on the next row while the threads of this one wait for each other. */
+    /* Prefetches the next row while the threads of this row wait for each other. */
     if (is_last || N == 1) continue;
     prefetch(row.grad_normed + width + unit * N);
     prefetch(row.hidden + width + unit * N);
@@ -203,7 +204,7 @@ __device__ __forceinline__ void backward_row(const BackwardRow<T> &row, int64 wi
   }
 }
 
-/* Rows of stretch number first_row(), whose sums of the weight's gradient go to a row of `partial` of their own. */
+/* The rows of stretch number first_row(), whose sums of the weight's gradient go to their own row of `partial`. */
 template <int N, typename T>
 __device__ __forceinline__ void backward_rows(const RmsNormBackward &a) {
   using W = wide<T>;

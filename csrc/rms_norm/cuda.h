@@ -1,4 +1,4 @@
-/* Arguments of the kernels of RMSNorm; what they mean says include/rms_norm.h. */
+/* Arguments of the kernels of RMSNorm; abi.h defines their meaning. */
 #ifndef LLMCTL_CUDA_RMS_NORM_H
 #define LLMCTL_CUDA_RMS_NORM_H
 
@@ -7,7 +7,7 @@
 
 namespace llmctl {
 
-/* Threads of a row. Backward keeps more in each. */
+/* Threads of a row. Backward keeps more elements in each. */
 constexpr int kRmsNormThreads = 1024, kRmsNormBackwardThreads = 512;
 
 /* Units of a row, packs of 16 bytes or single elements of `bytes` bytes, that a thread keeps in registers: as many as leave
@@ -17,7 +17,7 @@ LLMCTL_FN constexpr int rms_norm_backward_kept(int bytes, bool packed) {
   return packed && bytes == 4 ? 4 : rms_norm_kept(bytes, packed);
 }
 
-/* Rows may be many; the elements of one fit an int, with room for the step beyond them. */
+/* There may be many rows; the elements of one row fit an int, with room for the step beyond them. */
 constexpr int64 kRmsNormWidth = 1 << 30;
 
 struct RmsNorm {
@@ -25,7 +25,7 @@ struct RmsNorm {
   void *sum, *normed, *scale;
   int64 rows, width;
   double epsilon;
-  bool packed; /* Whether every row starts at 16 bytes and ends there. */
+  bool packed; /* every row starts and ends at 16 bytes */
 };
 
 struct RmsNormBackward {

@@ -19,7 +19,7 @@ extern "C" {
 void llmctl_cpu_rope(int dtype, const llmctl_heads *parts, int num_parts, const llmctl_angles *angles, int64_t batch,
                      int64_t head_dim, int64_t first, int64_t stop, int past_caches);
 
-/* All tokens, on the current device (include/cuda.h). */
+/* All tokens, on the current device (common/launch/abi.h). */
 int llmctl_cuda_rope(int dtype, const llmctl_heads *parts, int num_parts, const llmctl_angles *angles, int64_t tokens,
                      int64_t batch, int64_t head_dim, void *stream);
 

@@ -1,10 +1,9 @@
-/* What one call of rotary position embedding moves and turns: see rotary.h. Without a header, as NVRTC has none. */
+/* The tensors of one call of rotary position embedding: see abi.h. Includes no header, because NVRTC has none. */
 #ifndef LLMCTL_ROTARY_CALL_H
 #define LLMCTL_ROTARY_CALL_H
 
-/* Heads on their way from one tensor [sequence, batch, groups, heads, head_dim] to another, which may be the same
- * memory with the same strides. Strides are those of the first four dims, in elements; a head's channels lie side by
- * side. */
+/* Heads from one tensor [sequence, batch, groups, heads, head_dim] to another, which may be the same memory with the
+ * same strides. Strides are of the first four dims, in elements; the channels of a head are contiguous. */
 typedef struct {
   const void *from;
   void *to;

@@ -14,7 +14,7 @@ using llmctl::kPerLine;
 using llmctl::store_whole_line;
 using llmctl::wide;
 
-/* Angles are read, and widened, for so many pairs at a time, and serve all heads of the token. */
+/* Pairs whose angles are read, and widened, at a time; they serve all heads of the token. */
 constexpr int64_t kPairs = 256;
 
 template <typename T>
@@ -132,8 +132,8 @@ T *target_of(const llmctl_heads &part, int64_t batch, int64_t token) {
   return static_cast<T *>(part.to) + token / batch * part.to_strides[0] + token % batch * part.to_strides[1];
 }
 
-/* What lies between the heads of a group and those of the next, as values do, a head of it at the most. `from` is where the
- * first of `tokens` begins. */
+/* Reads the memory between the heads of a group and the heads of the next, such as values, at most one head of
+ * it. `from` is the start of the first of `tokens`. */
 template <typename T>
 void read_after_group(const llmctl_heads &part, const Tokens &tokens, int64_t group, const T *from) {
   const T *const begin = from + group * part.from_strides[2], *next = begin + part.from_strides[2];
@@ -145,7 +145,7 @@ void read_after_group(const llmctl_heads &part, const Tokens &tokens, int64_t gr
   read_lines(end, std::min(next, end + tokens.head_dim));
 }
 
-/* visit(from, to) for each head that the first token has in `part`, of which `turned` channels are turned. */
+/* Calls visit(from, to) for each head of the first token in `part`, of which `turned` channels are turned. */
 template <typename T, typename Visitor>
 void for_heads(const llmctl_heads &part, const Tokens &tokens, int64_t turned, Visitor visit) {
   const T *from = source_of<T>(part, tokens.batch, tokens.first);
@@ -164,7 +164,7 @@ void for_heads(const llmctl_heads &part, const Tokens &tokens, int64_t turned, V
   }
 }
 
-/* Some pairs of a token's angles, widened, and which way they turn. */
+/* The angles of some pairs of a token, widened, and the direction in which they turn. */
 template <typename T>
 struct Turn {
   const wide<T> *cos, *sin;
@@ -172,7 +172,7 @@ struct Turn {
   bool is_interleaved, by_instruction;
   int64_t start, count, pairs;
 
-  /* Up to kPairs from `start` on; `cosines` and `sines` are memory for as many. */
+  /* Up to kPairs pairs from `start` on; `cosines` and `sines` are memory for as many. */
   static Turn of(const llmctl_angles &angles, int64_t batch, int64_t token, int64_t start, wide<T> *cosines, wide<T> *sines) {
     const int64_t position = token / batch, sample = token % batch;
     const int64_t pairs = angles.rotated / 2, count = std::min(kPairs, pairs - start);
@@ -186,7 +186,7 @@ struct Turn {
             pairs};
   }
 
-  /* Whether the pairs of a head are whole lines. */
+  /* True if the pairs of a head are whole lines. */
   bool has_whole_lines() const { return pairs % kPerLine<T> == 0; }
 
   template <bool kPastCaches>
@@ -311,7 +311,7 @@ LLMCTL_CPU_KERNEL(llmctl_cpu_rope,
                    int64_t head_dim, int64_t first, int64_t stop, int past_caches),
                   (dtype, parts, num_parts, angles, batch, head_dim, first, stop, past_caches)) {
   llmctl::with_dtype(dtype, [=](auto element) {
-    /* What fits the caches needs no one to fetch it. */
+    /* Data that fits the caches needs no prefetching. */
     const bool reads_gaps = past_caches != 0 && llmctl::is_amd();
     turn_tokens<decltype(element)>(parts, num_parts, *angles, {batch, first, stop, head_dim, reads_gaps}, past_caches != 0);
   });

@@ -6,7 +6,7 @@ namespace llmctl {
 namespace {
 namespace rope {
 
-/* Where a token's head number `head`, counted over all parts, comes from and goes to. */
+/* The source and the target of a token's head number `head`, counted over all parts. */
 template <typename T>
 struct HeadPointers {
   const T *from;
@@ -17,7 +17,7 @@ struct HeadPointers {
     int number = 0;
     while (head >= a.part_heads[number]) head -= a.part_heads[number++];
     const llmctl_heads &part = a.parts[number];
-    /* Of most groups one head is taken, and that spares a division. */
+    /* Most groups give one head, and this saves a division. */
     const int heads = static_cast<int>(part.heads), group = heads == 1 ? head : head / heads;
     const int in_group = heads == 1 ? 0 : head - group * heads;
     from = static_cast<const T *>(part.from) + position * part.from_strides[0] + sample * part.from_strides[1] +
@@ -53,7 +53,7 @@ __device__ __forceinline__ void turn_packs(Pack<T, N> &x, Pack<T, N> &y, const P
   }
 }
 
-/* What is done to a unit of a head: two packs of what is turned, or one of the rest of it. */
+/* The work on a unit of a head: two packs of turned channels, or one pack of the rest. */
 template <int N, typename T>
 struct UnitPlace {
   int first, second; /* Channels where its packs start; the rest of a head has no second. */
@@ -70,8 +70,8 @@ struct UnitPlace {
   }
 };
 
-/* Heads of a token whose loads come before the first store, which for all that the compiler knows may go where they
- * read. */
+/* Heads of a token whose loads come before the first store: the compiler must assume that stores may change what
+ * later loads read. */
 constexpr int kHeads = 2;
 
 /* One unit of heads first, first + step, and so on: all are turned by the same angles. */

@@ -1,4 +1,4 @@
-/* Arguments of the kernel of rotary position embedding; what they mean says include/rotary.h. */
+/* Arguments of the kernel of rotary position embedding; abi.h defines their meaning. */
 #ifndef LLMCTL_CUDA_ROTARY_H
 #define LLMCTL_CUDA_ROTARY_H
 
@@ -15,8 +15,8 @@ struct Rope {
   int64 tokens, batch, head_dim;
   int part_heads[LLMCTL_MAX_PARTS]; /* Heads of a token in each part, */
   int heads;                        /* and in all of them. */
-  bool moves; /* Whether any part goes to other memory, with the channels that are not turned. */
-  bool packed; /* Whether heads, halves of what is turned and angles start at 16 bytes and end there. */
+  bool moves; /* any part goes to other memory, with the channels that are not turned */
+  bool packed; /* heads, halves of the turned channels and angles start and end at 16 bytes */
 };
 
 }  // namespace llmctl

@@ -31,7 +31,7 @@ void llmctl_cpu_scaled_softmax_backward(int dtype, const void *grad_shares, cons
                                         int64_t queries, int64_t width, double scale, int causal, int64_t first,
                                         int64_t stop);
 
-/* The same of all rows, on the current device (include/cuda.h). */
+/* All rows, on the current device (common/launch/abi.h). */
 int llmctl_cuda_scaled_masked_softmax(int dtype, const void *scores, const unsigned char *mask, void *shares,
                                       int64_t heads, int64_t queries, int64_t rows, int64_t width, int64_t batch_stride,
                                       int64_t head_stride, int64_t query_stride, double scale, void *stream);

@@ -6,7 +6,7 @@
 namespace llmctl {
 namespace {
 
-/* Which keys a query sees: the first `count`. */
+/* The keys that a query sees: the first `count`. */
 struct SeenUpTo {
   int count;
 
@@ -21,7 +21,7 @@ struct SeenUpTo {
   }
 };
 
-/* Those whose byte is 0. */
+/* The keys whose byte is 0. */
 struct SeenByMask {
   const unsigned char *mask;
 
@@ -44,7 +44,8 @@ __device__ __forceinline__ int causal_count(const ScoreRows &shape, int64 row) {
   return count > 0 ? static_cast<int>(count) : 0;
 }
 
-/* Powers of two take fewer instructions than those of e, where they are good enough: 16-bit scores are scaled so. */
+/* Powers of two take fewer instructions than powers of e, and are exact enough for 16-bit scores, which are scaled
+ * accordingly. */
 template <typename T>
 __device__ __forceinline__ wide<T> scale_of(const ScoreRows &shape) {
   return wide<T>(shape.scale) * (kApproximates<T> ? wide<T>(kLog2OfE) : wide<T>(1));
@@ -60,7 +61,7 @@ __device__ __forceinline__ wide<T> share_of(wide<T> score, wide<T> from) {
   }
 }
 
-/* Scales the scores of a pack; those that are not seen become -infinity. Returns whether any is seen. */
+/* Scales the scores of a pack; scores that are not seen become -infinity. Returns true if any is seen. */
 template <int N, typename T, typename Seen>
 __device__ __forceinline__ bool scaled(const Pack<T, N> &scores, const Seen &seen, wide<T> scale, wide<T> (&values)[N]) {
   bool any = false;
@@ -73,7 +74,7 @@ __device__ __forceinline__ bool scaled(const Pack<T, N> &scores, const Seen &see
   return any;
 }
 
-/* The largest of some scores, and the sum of what is counted from it. */
+/* The largest of some scores, and the sum of exponentials counted from it. */
 template <typename T>
 struct ScoreSums {
   using W = wide<T>;
@@ -91,7 +92,7 @@ struct ScoreSums {
   }
 };
 
-/* Softmax of one row of `units` units, of which nothing is read from `read` on, because nothing there is seen. */
+/* Softmax of one row of `units` units. From `read` on nothing is read, because nothing there is seen. */
 template <int N, typename T, typename Seen>
 __device__ __forceinline__ void softmax_row(const T *scores, T *shares, int units, int read, wide<T> scale,
                                             const Seen &seen) {
@@ -130,7 +131,7 @@ __device__ __forceinline__ void softmax_row(const T *scores, T *shares, int unit
     for (int i = 0; i < N; ++i) sum += kept[k][i] = share_of<T>(kept[k][i], from);
   }
   sum = row_sum(sum);
-  /* Where nothing is larger than -infinity, either nothing is seen, or only that. */
+  /* If nothing is larger than -infinity, either nothing is seen, or only -infinity. */
   const bool is_empty = maximum == minus_infinity<W>() && row_reduce(any ? 1 : 0, 0, Max()) == 0;
   const W factor = is_empty ? W(0) : W(1) / sum;
 #pragma unroll
@@ -180,7 +181,8 @@ __device__ __forceinline__ void causal_rows(const CausalSoftmax &a) {
   }
 }
 
-/* The share of a pack in the sum of share * grad; of a pack that is seen in part, what is not seen may be anything. */
+/* The part of a pack in the sum of share * grad; in a pack that is seen in part, the elements that are not seen may
+ * be anything. */
 template <int N, typename T>
 __device__ __forceinline__ wide<T> along_of(const Pack<T, N> &grads, const Pack<T, N> &shares, int count) {
   using W = wide<T>;

@@ -1,4 +1,4 @@
-/* Arguments of the kernels of softmax; what they mean says include/softmax.h. */
+/* Arguments of the kernels of softmax; abi.h defines their meaning. */
 #ifndef LLMCTL_CUDA_SOFTMAX_H
 #define LLMCTL_CUDA_SOFTMAX_H
 
@@ -17,7 +17,7 @@ constexpr int64 kSoftmaxWidth = 1 << 30, kSoftmaxRows = (1ll << 32) - 1;
 struct ScoreRows {
   int64 rows, queries, width;
   double scale;
-  bool packed; /* Whether every row starts at 16 bytes and ends there, and those of a mask at as many elements. */
+  bool packed; /* every row starts and ends at 16 bytes, and every row of a mask at as many elements */
 };
 
 struct MaskedSoftmax {

@@ -12,14 +12,14 @@
 extern "C" {
 #endif
 
-/* The sum of the squares of elements [first, stop), written. Infinite or NaN if and only if an element is. */
+/* Writes the sum of the squares of elements [first, stop). Infinite or NaN if and only if an element is. */
 void llmctl_cpu_sum_of_squares(int dtype, const void *values, double *sum, int64_t first, int64_t stop);
 
 /* Elements that a block of threads sums up at a time. */
 int64_t llmctl_cuda_list_chunk(void);
 
-/* sum (one double) = that of `count` tensors with numels[i] elements each. `partial`: memory to work in, a double per
- * chunk of every tensor, a last one that is not full included. */
+/* sum (one double) = the sum of the squares of `count` tensors with numels[i] elements each. `partial`: scratch
+ * memory, a double per chunk of every tensor, a last partial chunk included. */
 int llmctl_cuda_sum_of_squares(int dtype, const void *const *tensors, const int64_t *numels, int64_t count, double *partial,
                                double *sum, void *stream);
 

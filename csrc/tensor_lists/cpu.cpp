@@ -6,7 +6,7 @@
 
 namespace {
 
-/* 16 sums beside each other: one alone would wait for each addition before the next. */
+/* 16 sums beside each other: a single sum would wait for each addition before the next. */
 constexpr int kSums = 16;
 
 template <typename T>

@@ -1,4 +1,4 @@
-/* Arguments of the kernels over lists of tensors; what they mean says include/tensor_lists.h. */
+/* Arguments of the kernels over lists of tensors; abi.h defines their meaning. */
 #ifndef LLMCTL_CUDA_TENSOR_LISTS_H
 #define LLMCTL_CUDA_TENSOR_LISTS_H
 
@@ -7,7 +7,7 @@
 namespace llmctl {
 
 constexpr int kListThreads = 256;
-/* Of the one block that sums up what the others have. */
+/* Threads of the one block that adds up the sums of all others. */
 constexpr int kPartialThreads = 1024;
 /* Elements of a block. */
 constexpr int64 kListChunk = 16384;
@@ -18,7 +18,7 @@ struct ListedTensor {
   const void *values;
   int64 numel;
   int first_block;
-  bool packed; /* Whether it starts at 16 bytes. */
+  bool packed; /* the tensor is aligned to 16 bytes */
 };
 
 struct TensorList {

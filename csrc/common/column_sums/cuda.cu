@@ -6,8 +6,8 @@ namespace llmctl {
 namespace {
 namespace column_sums {
 
-/* A block has kColumns columns; thread y of a column takes rows y, y + blockDim.y, and so on, and the first one puts
- * together what all have. */
+/* A block has kColumns columns. Thread y of a column adds up rows y, y + blockDim.y, and so on; the first thread
+ * adds up the results of all. */
 template <typename T>
 __device__ __forceinline__ void run(const ColumnSums &a) {
   using W = wide<T>;

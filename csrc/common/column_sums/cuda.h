@@ -6,7 +6,7 @@
 
 namespace llmctl {
 
-/* Columns of a block, and the most threads for each: as many as have this many rows. */
+/* Columns of a block, the most threads of a column, and the rows that are worth a thread. */
 constexpr int kColumns = 32;
 constexpr int kColumnThreads = 32;
 constexpr int kColumnRows = 4;

@@ -22,8 +22,9 @@ int column_sums(int dtype, const void *partial, void *sums, int64_t rows, int64_
 }
 
 int64_t stretches_of(int64_t rows, int64_t width) {
-  /* The largest GPUs have 132 to 160 multiprocessors, which hold twice 256 threads of the kernel that asks: each with 16
-   * elements, two rounds of them. Few enough that their sums are little beside the rows. */
+  /* The largest GPUs have 132 to 160 multiprocessors; each holds two blocks of 256 threads of the calling kernel.
+   * With 16 elements a thread, that is two rounds of blocks. The stretches are few enough that their sums are small
+   * beside the rows. */
   const int64_t most = std::clamp<int64_t>((int64_t{1} << 21) / std::max<int64_t>(1, width), 128, 8192);
   return std::clamp<int64_t>(rows / 4, 1, most);
 }

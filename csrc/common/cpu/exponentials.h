@@ -10,7 +10,7 @@
 #include "../scalar_math.h"
 
 namespace llmctl {
-/* Of each object its own: one compiled for another instruction set would not do. */
+/* Internal linkage: each object needs the functions as compiled for its own instruction set. */
 namespace {
 
 template <typename W>

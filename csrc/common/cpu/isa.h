@@ -1,7 +1,7 @@
-/* Every file of this folder is compiled once per instruction set, with LLMCTL_ISA naming it: `portable` for whatever the
- * compiler aims at by itself, and on x86-64 `v3` (AVX2, FMA, F16C) and `v4` (AVX-512 F, BW, CD, DQ, VL) as the System V
- * psABI defines these levels. The portable one also defines the function of the C interface, which calls the best that the
- * processor has. */
+/* Levels of the instruction set. Every op's cpu.cpp is compiled once per level, with LLMCTL_ISA naming it:
+ * `portable` for the compiler's own target, and on x86-64 `v3` (AVX2, FMA, F16C) and `v4` (AVX-512 F, BW, CD, DQ,
+ * VL) as the System V psABI defines these levels. The portable object also defines the function of the C interface,
+ * which calls the best level that the processor has. */
 #ifndef LLMCTL_ISA_H
 #define LLMCTL_ISA_H
 
@@ -18,8 +18,8 @@
 #define LLMCTL_JOIN_(left, right) left##_##right
 #define LLMCTL_JOIN(left, right) LLMCTL_JOIN_(left, right)
 
-/* Levels of the instruction sets, in the order of llmctl_cpu_level(). The last is v4, but that AVX512_BF16, which no level of
- * the psABI has, rounds to bfloat16: other than the loops it makes subnormal numbers 0. */
+/* Levels of the instruction sets, in the order of llmctl_cpu_level(). The last is v4 with AVX512_BF16, which no
+ * level of the psABI has: this instruction rounds to bfloat16, and unlike the loops it makes subnormal numbers 0. */
 enum { LLMCTL_PORTABLE = 0, LLMCTL_V3 = 1, LLMCTL_V4 = 2, LLMCTL_V4_BFLOAT16 = 3 };
 extern "C" int llmctl_cpu_level(void);
 

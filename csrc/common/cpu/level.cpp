@@ -1,4 +1,5 @@
-/* Which instruction set the kernels run on. Compiled once, for whatever the compiler aims at by itself. */
+/* The choice of the level of the instruction set that the kernels run on. Compiled once, for the compiler's own
+ * target. */
 #include <atomic>
 
 #if defined(__x86_64__)
@@ -21,9 +22,9 @@ constexpr bool kHasV4 = true;
 #endif
 
 #if defined(__x86_64__)
-/* What of x86-64-v3 compilers have no name for until gcc 11 and clang 14: MOVBE and F16C are bits 22 and 29 of ecx of
- * CPUID's leaf 1, LZCNT is bit 5 of ecx of leaf 0x80000001 (AMD64 Architecture Programmer's Manual, volume 3, appendix E). A
- * virtual machine may hide any of them, and compilers use all. */
+/* Instructions of x86-64-v3 that compilers have no name for until gcc 11 and clang 14: MOVBE and F16C are bits 22
+ * and 29 of ecx of CPUID's leaf 1, LZCNT is bit 5 of ecx of leaf 0x80000001 (AMD64 Architecture Programmer's Manual,
+ * volume 3, appendix E). A virtual machine may hide any of them, and compilers use all of them. */
 bool has_unnamed_of_v3() {
   unsigned eax = 0, ebx = 0, first = 0, extended = 0, edx = 0;
   constexpr unsigned kOfFirst = 1u << 22 | 1u << 29, kOfExtended = 1u << 5;
@@ -64,7 +65,7 @@ std::atomic<int> chosen{best_level()};
 
 }  // namespace
 
-/* What the processor has, whether or not the compiler could compile for it. */
+/* The level of the processor, even if the compiler could not compile for it. */
 extern "C" int llmctl_cpu_processor_level(void) { return processor_level(); }
 
 extern "C" int llmctl_cpu_level(void) { return chosen.load(std::memory_order_relaxed); }

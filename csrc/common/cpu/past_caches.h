@@ -1,5 +1,5 @@
-/* Results that go past the caches, for those that would not fit. An ordinary store first reads the line that it is to change,
- * unless processors see that whole lines follow each other, as they do along a row, but not from head to head. */
+/* Stores past the caches, for results that would not fit. An ordinary store first reads the line that it changes,
+ * unless the processor sees that whole lines follow each other, as they do along a row, but not from head to head. */
 #ifndef LLMCTL_PAST_CACHES_H
 #define LLMCTL_PAST_CACHES_H
 
@@ -12,13 +12,13 @@
 #endif
 
 namespace llmctl {
-/* Of each object its own: one compiled for another instruction set would not do. */
+/* Internal linkage: each object needs the functions as compiled for its own instruction set. */
 namespace {
 
 constexpr int64_t kCacheLine = 64;
 
 #ifdef __SSE2__
-/* A line of memory, from anywhere to where one begins. */
+/* Stores a line past the caches: a line of memory begins at `to`, `from` may be any address. */
 inline void store_line(char *to, const char *from) {
 #if defined(__AVX512F__)
   _mm512_stream_si512(reinterpret_cast<__m512i *>(to), _mm512_loadu_si512(from));

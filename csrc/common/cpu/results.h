@@ -1,5 +1,6 @@
-/* Where results of a row go: a line of memory at a time is computed wide, rounded and stored, past the caches where it would
- * not stay in them. Stores past the caches are spread so among the loads: in longer runs they would wait for each other. */
+/* Results of a row: a line of memory at a time is computed in the wide type, rounded and stored, past the caches
+ * where the results would not fit. These stores are spread among the loads: in longer runs they would wait for each
+ * other. */
 #ifndef LLMCTL_RESULTS_H
 #define LLMCTL_RESULTS_H
 
@@ -11,7 +12,7 @@
 #include "rounding.h"
 
 namespace llmctl {
-/* Of each object its own: one compiled for another instruction set would not do. */
+/* Internal linkage: each object needs the functions as compiled for its own instruction set. */
 namespace {
 
 /* Elements of a line. */
@@ -25,7 +26,7 @@ LLMCTL_FN void fetch(const T *next) {
   __builtin_prefetch(next, 0, 2);
 }
 
-/* A whole line, which with kPastCaches begins where one of memory does. */
+/* A whole line; with kPastCaches a line of memory begins at its address. */
 template <bool kPastCaches, typename T>
 LLMCTL_FN void store_whole_line(T *to, const wide<T> *computed, bool by_instruction) {
   alignas(kCacheLine) T rounded[kPerLine<T>];
@@ -41,7 +42,8 @@ LLMCTL_FN void store_whole_line(T *to, const wide<T> *computed, bool by_instruct
   }
 }
 
-/* compute(i, count, results) for lines of the row `to`: `results` [count] are those of the elements from `i` on. */
+/* Calls compute(i, count, results) for the lines of the row `to`: `results` [count] are the results from element `i`
+ * on. */
 template <bool kPastCaches, typename T, typename Compute>
 LLMCTL_FN void store_lines(T *to, int64_t start, int64_t width, Compute compute) {
   const bool by_instruction = rounds_by_instruction<T>();

@@ -1,4 +1,4 @@
-/* Functions for results of 16 bit, of which float32 would not see the last digits: within 4e-6 of what they are. */
+/* Functions for results of 16 bits, which would not show the last digits of float32: within 4e-6 of the exact value. */
 #ifndef LLMCTL_ROUGH_FUNCTIONS_H
 #define LLMCTL_ROUGH_FUNCTIONS_H
 
@@ -8,14 +8,14 @@
 #include "../activation_math.h"
 
 namespace llmctl {
-/* Of each object its own: one compiled for another instruction set would not do. */
+/* Internal linkage: each object needs the functions as compiled for its own instruction set. */
 namespace {
 
 struct RoughFunctions : ExactFunctions {
-  /* exp(x) of x <= 0, within 3e-7, and |x| 6e-8 more, since the exponent is rounded; exactly 0 below -88, NaN of NaN. */
+  /* exp(x) of x <= 0, within 3e-7, plus |x| 6e-8 because the exponent is rounded; exactly 0 below -88, NaN of NaN. */
   LLMCTL_FN static float exponential_of_negative(float x) {
     const float exponent = x * 1.44269504f, low = -127.0f;
-    /* A power of which no bit is set is 0. */
+    /* A power without any bit set is 0. */
     const float inside = low > exponent ? low : exponent;
     /* As in exponential_of_negative(float), but of base 2. */
     const float rounder = 12582912.0f + 127.0f;
@@ -31,8 +31,8 @@ struct RoughFunctions : ExactFunctions {
     return series * float_of_bits(bits_of(shifted) << 23);
   }
 
-  /* 1 / (1 + exp(-x)), exactly 0 left of -89; what it lacks to 1 is a difference, whose absolute error float32 bounds. NaN
-   * may become any of them. */
+  /* 1 / (1 + exp(-x)), exactly 0 left of -89. Its complement to 1 is a difference, whose absolute error float32
+   * bounds. NaN may become any value of the range. */
   LLMCTL_FN static Logistic<float> logistic(float x) {
     /* From 2^-126 up to 2^128, which is infinity. By the bits, since of integers compilers know a minimum: what lies beyond
      * bounds of floats they compute apart, under masks. */

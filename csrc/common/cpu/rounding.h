@@ -1,4 +1,4 @@
-/* Float32 results to elements of 16 bit, a stretch at a time. */
+/* Rounding of float32 results to 16-bit elements, a stretch at a time. */
 #ifndef LLMCTL_ROUNDING_H
 #define LLMCTL_ROUNDING_H
 
@@ -15,10 +15,10 @@
 #endif
 
 namespace llmctl {
-/* Of each object its own: one compiled for another instruction set would not do. */
+/* Internal linkage: each object needs the functions as compiled for its own instruction set. */
 namespace {
 
-/* Whether an instruction rounds to T here, so that results are better left in float32 until all are rounded. */
+/* True if an instruction rounds to T here: results are then better left in float32 until all are rounded. */
 template <typename T>
 bool rounds_by_instruction() {
 #ifdef LLMCTL_HAS_BFLOAT16_ROUNDING
@@ -28,7 +28,7 @@ bool rounds_by_instruction() {
 }
 
 #ifdef LLMCTL_HAS_BFLOAT16_ROUNDING
-/* Rounds as bfloat16(float) does, but that subnormal numbers become 0. */
+/* Rounds as bfloat16(float) does, except that subnormal numbers become 0. */
 __attribute__((target("avx512bf16"))) inline void round_by_instruction(bfloat16 *to, const float *from, int64_t count) {
   int64_t i = 0;
   for (; i + 32 <= count; i += 32) {

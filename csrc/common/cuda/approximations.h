@@ -1,6 +1,6 @@
-/* Functions of one number in few instructions, right to more digits than 16 bits hold: the exact ones of
- * ../shared/scalar_math.h take longer than memory does. The errors below are relative, and those of the instructions are
- * in the PTX ISA (ex2.approx.ftz, rcp.approx.ftz: https://docs.nvidia.com/cuda/parallel-thread-execution/). */
+/* Functions of one number in few instructions, exact to more digits than 16 bits hold: the exact functions of
+ * scalar_math.h take longer than memory does. The errors below are relative. Those of the instructions are in the
+ * PTX ISA (ex2.approx.ftz, rcp.approx.ftz: https://docs.nvidia.com/cuda/parallel-thread-execution/). */
 #ifndef LLMCTL_APPROXIMATIONS_H
 #define LLMCTL_APPROXIMATIONS_H
 
@@ -11,7 +11,7 @@ namespace llmctl {
 
 constexpr float kLog2OfE = 1.44269504f;
 
-/* Whether values of type T are worked on by what stands here. */
+/* True if values of type T use the functions of this file. */
 template <typename T>
 constexpr bool kApproximates = sizeof(T) == 2;
 
@@ -47,7 +47,7 @@ static __device__ __forceinline__ wide<T> power_of(wide<T> x) {
   }
 }
 
-/* What activations are made of (../shared/activation_math.h), for 16-bit values. */
+/* The functions that activations are made of (activation_math.h), for 16-bit values. */
 struct Approximations {
   static __device__ __forceinline__ Logistic<float> logistic(float x) {
     const float power = power_of_two(x * -kLog2OfE);

@@ -1,5 +1,5 @@
-/* What launchers hand to kernels: one structure per kernel, declared beside the kernel in <op>.h and read by g++, nvcc and
- * NVRTC, so that neither side can mistake the order or the size of a parameter. */
+/* Arguments from launchers to kernels: one structure per kernel, declared in csrc/<op>/cuda.h and read by g++, nvcc
+ * and NVRTC, so that neither side can mistake the order or the size of a parameter. */
 #ifndef LLMCTL_ARGUMENTS_H
 #define LLMCTL_ARGUMENTS_H
 

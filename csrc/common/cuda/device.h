@@ -1,9 +1,10 @@
-/* What CUDA kernels are made of: loads of 16 bytes, sums over the threads of a row in a fixed order, entry points per
- * element type. For nvcc and NVRTC, so no header but those of this project; tests/trainer/ops/cuda/cuda_emulation compiles
+/* Building blocks of CUDA kernels: loads of 16 bytes, sums over the threads of a row in a fixed order, entry points
+ * per element type. For nvcc and NVRTC, so without headers of others; tests/trainer/ops/cuda/cuda_emulation compiles
  * the same files with g++.
  *
- * A row is worked on by the blockDim.x threads of one threadIdx.y: a warp, with as many rows in the block as it has warps,
- * or more threads, and then the block has one row (csrc/launch/grid.h chooses). Shared memory is static, in functions. */
+ * A row is worked on by the blockDim.x threads of one threadIdx.y. These are a warp, with as many rows in the block
+ * as the block has warps, or more threads, and then the block has one row (common/launch/grid.h chooses). Shared
+ * memory is static, in functions. */
 #ifndef LLMCTL_DEVICE_H
 #define LLMCTL_DEVICE_H
 
@@ -57,7 +58,7 @@ static __device__ __forceinline__ void store_wide(W *row, int64 unit, const W (&
   }
 }
 
-/* And back. */
+/* Loads what store_wide has stored. */
 template <int N, typename W>
 static __device__ __forceinline__ void load_wide(const W *row, int64 unit, W (&values)[N]) {
   constexpr int kAtOnce = N < kPack<W> ? N : kPack<W>;
@@ -87,7 +88,8 @@ struct Max {
   }
 };
 
-/* The value of the lane whose number differs by the bits `lanes`. One for every type that is reduced. */
+/* The value of the lane whose number differs by the bits `lanes`. There is an overload for every type that is
+ * reduced. */
 static __device__ __forceinline__ float exchanged(float value, int lanes) {
   return __shfl_xor_sync(kWholeWarp, value, lanes);
 }
@@ -98,8 +100,8 @@ static __device__ __forceinline__ int exchanged(int value, int lanes) {
   return __shfl_xor_sync(kWholeWarp, value, lanes);
 }
 
-/* `combine` over the 32 lanes of a warp, to all of them. Every lane gets the same bits where combine is commutative: the
- * two lanes of an exchange combine the same two values. */
+/* Reduces by `combine` over the 32 lanes of a warp; every lane gets the result. All lanes get the same bits where
+ * combine is commutative: the two lanes of an exchange combine the same two values. */
 template <typename V, typename Combine>
 static __device__ __forceinline__ V warp_reduce(V value, Combine combine) {
 #pragma unroll
@@ -107,7 +109,8 @@ static __device__ __forceinline__ V warp_reduce(V value, Combine combine) {
   return value;
 }
 
-/* `combine` over the threads of a row, to all of them. All threads of the block call it together. */
+/* Reduces by `combine` over the threads of a row; every thread gets the result. All threads of the block must call
+ * it together. */
 template <typename V, typename Combine>
 static __device__ __forceinline__ V row_reduce(V value, V identity, Combine combine) {
   value = warp_reduce(value, combine);
@@ -125,14 +128,14 @@ static __device__ __forceinline__ W row_sum(W value) {
   return row_reduce(value, W(0), Add());
 }
 
-/* The first row of this thread, and how far it is to its next. */
+/* The first row of this thread, and the distance to its next row. */
 static __device__ __forceinline__ int64 first_row() {
   return static_cast<int64>(blockIdx.x) * blockDim.y + threadIdx.y;
 }
 static __device__ __forceinline__ int64 row_step() { return static_cast<int64>(gridDim.x) * blockDim.y; }
 
-/* Number of the tensor, of `count` whose blocks follow one upon the other, that block blockIdx.x works on: the last one
- * whose first_block is not behind it. */
+/* The number of the tensor that block blockIdx.x works on. The blocks of the `count` tensors follow each other: the
+ * last tensor whose first_block is not beyond this block. */
 template <typename Tensor>
 static __device__ __forceinline__ int tensor_of_block(const Tensor *tensors, int count) {
   int found = 0;
@@ -154,13 +157,14 @@ static __device__ __forceinline__ int tensor_of_block(const Tensor *tensors, int
   LLMCTL_CUDA_ENTRY(name##_bfloat16, threads, Arguments, body<bfloat16>)  \
   LLMCTL_CUDA_ENTRY(name##_float16, threads, Arguments, body<float16>)
 
-/* And name_float64. */
+/* The same, and name_float64. */
 #define LLMCTL_CUDA_KERNEL(name, threads, Arguments, body)            \
   LLMCTL_CUDA_KERNEL_WITHOUT_DOUBLE(name, threads, Arguments, body)   \
   LLMCTL_CUDA_ENTRY(name##_float64, threads, Arguments, body<double>)
 
-/* One entry point. Its parameter stays in the bank of constants: no thread copies it. One block per multiprocessor is all
- * that is asked for, because otherwise ptxas aims at a number of its own, and spills a few registers to reach it. */
+/* One entry point. Its parameter stays in constant memory: no thread copies it. The launch bounds ask for one block
+ * per multiprocessor, because without a number ptxas aims at a number of its own, and spills a few registers to
+ * reach it. */
 #define LLMCTL_CUDA_ENTRY(name, threads, Arguments, ...)                                                       \
   extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Arguments arguments) { \
     __VA_ARGS__(arguments);                                                                                    \

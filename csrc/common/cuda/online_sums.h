@@ -1,6 +1,6 @@
-/* Maximum and sum of exponentials of a row in one pass over it, for softmax and cross entropy: a thread counts from the
- * largest value so far, and threads are put together in the end.
- * Milakov and Gimelshein 2018 (arXiv:1805.02867), algorithm 3 and section 3.1. */
+/* Maximum and sum of exponentials of a row in one pass over it, for softmax and cross entropy: each thread counts
+ * from its largest value so far, and the threads' results are combined in the end. Milakov and Gimelshein 2018
+ * (arXiv:1805.02867), algorithm 3 and section 3.1. */
 #ifndef LLMCTL_ONLINE_SUMS_H
 #define LLMCTL_ONLINE_SUMS_H
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ W reference(W maximum) {
   return maximum == minus_infinity<W>() ? W(0) : maximum;
 }
 
-/* The larger one, or the one that is not NaN. */
+/* The larger value, or the value that is not NaN. */
 static __device__ __forceinline__ float larger(float left, float right) { return ::fmaxf(left, right); }
 static __device__ __forceinline__ double larger(double left, double right) { return ::fmax(left, right); }
 

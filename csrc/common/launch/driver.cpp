@@ -12,7 +12,7 @@
 
 #include "abi.h"
 
-/* Another path only where a GPU is emulated, for tests. */
+/* Tests, which emulate a GPU, define another path. */
 #ifndef LLMCTL_DRIVER_LIBRARY
 #define LLMCTL_DRIVER_LIBRARY "libcuda.so.1"
 #endif
@@ -68,8 +68,8 @@ const Driver *driver() {
 
 constexpr int kDtypes = 4;
 
-/* Every kernel by its number. Filled while the library is loaded, before any call, and never destroyed: other threads may
- * launch while the process ends. */
+/* Every kernel by its number. Filled while the library is loaded, before any call, and never destroyed: other threads
+ * may launch while the process ends. */
 std::vector<const Kernel *> &registered_kernels() {
   static auto *const kernels = new std::vector<const Kernel *>;
   return *kernels;
@@ -79,8 +79,8 @@ std::vector<const Kernel *> &registered_kernels() {
 struct Functions {
   std::vector<std::array<void *, kDtypes>> of;
 
-  /* Looks all of them up. With lazy loading, the default since CUDA 12.2, the lookup is what loads a kernel (CUDA Programming
-   * Guide, "Lazy Loading"), and a launch into a stream that is being captured into a graph must not load one. */
+  /* Looks up every function. With lazy loading, the default since CUDA 12.2, the lookup loads the kernel (CUDA
+   * Programming Guide, "Lazy Loading"), and a launch into a stream that is being captured must not load one. */
   int find(const Driver &driver, void *module) {
     for (const Kernel *kernel : registered_kernels()) {
       of.push_back({});
@@ -103,7 +103,7 @@ struct Functions {
   }
 };
 
-/* What is known of a device. Nothing is ever unloaded: captured graphs may still launch it. */
+/* The state of a device. Nothing is ever unloaded: captured graphs may still launch it. */
 struct Device {
   std::mutex loading;
   std::atomic<void *> context{nullptr};
@@ -116,7 +116,7 @@ Device *device_number(int number) {
   return number >= 0 && number < kDevices ? &devices[number] : nullptr;
 }
 
-/* The current device; a thread that has used none yet has no current context, and asks for one by llmctl_cuda_use. */
+/* The current device. A thread that has used no device yet has no current context, and must call llmctl_cuda_use. */
 int current_device(const Driver &driver, Device **device) {
   int number = 0;
   const int error = driver.current_device(&number);

@@ -1,4 +1,4 @@
-/* Launches through CUDA's driver, which is looked up when it is first needed: no header or library of CUDA is. */
+/* Launches through CUDA's driver. The driver is looked up at its first use: no header or library of CUDA is needed. */
 #ifndef LLMCTL_DRIVER_H
 #define LLMCTL_DRIVER_H
 
@@ -12,8 +12,8 @@ namespace llmctl __attribute__((visibility("hidden"))) {
 /* Element types that a kernel has entry points name_<type> for; kNoType: one entry point, without a suffix. */
 enum class KernelTypes { kAll, kNoDouble, kNoType };
 
-/* A kernel of the image, declared as a constant of namespace scope by the file that launches it. The constructor registers
- * the kernel: llmctl_cuda_load looks up every registered kernel. */
+/* A kernel of the image, declared as a constant of namespace scope in the launch.cpp that launches it. The constructor
+ * registers the kernel: llmctl_cuda_load looks up every registered kernel. */
 struct Kernel {
   const char *name; /* as LLMCTL_CUDA_KERNEL has it */
   KernelTypes types;
@@ -23,14 +23,15 @@ struct Kernel {
   Kernel(const Kernel &) = delete;
 };
 
-/* Blocks, and the threads of one: x for a row (or all, where there are no rows), y for the rows of a block. */
+/* Blocks, and the threads of a block: x for a row (or all threads, where there are no rows), y for the rows of a
+ * block. */
 struct Grid {
   int64_t blocks;
   int threads_x, threads_y;
 };
 
-/* Puts `kernel` for a dtype, from the current device's image, on a stream, with one structure of arguments (csrc/<op>/cuda.h),
- * which is copied. Returns 0, or an error as abi.h says. */
+/* Launches `kernel` for a dtype, from the current device's image, on a stream, with one structure of arguments
+ * (csrc/<op>/cuda.h), which is copied. Returns 0, or an error as in abi.h. */
 int launch(const Kernel &kernel, int dtype, const Grid &grid, const void *arguments, void *stream);
 
 /* The same for a kernel without element types. */

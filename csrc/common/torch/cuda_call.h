@@ -1,4 +1,4 @@
-/* One operation's call of CUDA kernels: on the device of a tensor, on torch's current stream, errors as exceptions. */
+/* One op's call of CUDA kernels: on the device of a tensor, on torch's current stream, with errors as exceptions. */
 #ifndef LLMCTL_CUDA_CALL_H
 #define LLMCTL_CUDA_CALL_H
 
@@ -10,8 +10,9 @@
 
 namespace llmctl {
 
-/* torch's current stream on a device. Its function is in libtorch_cuda.so, which torch without CUDA has not: asked for by
- * name, so that this library loads into any torch. A tensor on a CUDA device means that it is there. */
+/* torch's current stream on a device. The function is in libtorch_cuda.so, which torch without CUDA does not have.
+ * It is looked up by name, so that this library loads into any torch; a tensor on a CUDA device proves that the
+ * function exists. */
 inline void *current_cuda_stream(int32_t device) {
   using Function = int32_t (*)(int32_t, void **);
   static const auto function = [] {
@@ -24,10 +25,10 @@ inline void *current_cuda_stream(int32_t device) {
   return stream;
 }
 
-/* Whether CUDA kernels are to be called for `tensor`: one name, because tests without a GPU answer for themselves. */
+/* True if CUDA kernels are to be called for `tensor`. A function, because tests without a GPU replace it. */
 inline bool on_cuda(const Tensor &tensor) { return tensor.is_cuda(); }
 
-/* Makes the device of `tensor`, and its primary context, the current ones for as long as it lives. */
+/* Makes the device of `tensor`, and its primary context, current for the lifetime of this object. */
 class __attribute__((visibility("hidden"))) CudaCall {
  public:
   CudaCall(const Tensor &tensor, const char *op)
@@ -39,12 +40,12 @@ class __attribute__((visibility("hidden"))) CudaCall {
   }
   CudaCall(const CudaCall &) = delete;
   CudaCall &operator=(const CudaCall &) = delete;
-  /* Before the guard goes back to the device that was current. */
+  /* Runs before the guard goes back to the device that was current. */
   ~CudaCall() { llmctl_cuda_restore(before_); }
 
   void *stream() const { return stream_; }
 
-  /* Of what a function llmctl_cuda_... returned. */
+  /* Throws on an error that a function llmctl_cuda_... returned. */
   void check(int error) const {
     STD_TORCH_CHECK(error == 0, "llmctl::", op_, " on cuda:", device_, ": ", llmctl_cuda_error(error));
   }

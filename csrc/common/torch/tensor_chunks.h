@@ -1,4 +1,5 @@
-/* Lists of tensors as stretches of limited length, so that large tensors are shared by threads and small ones share one. */
+/* Lists of tensors as chunks of limited length, so that threads share large tensors and small tensors share a
+ * thread. */
 #ifndef LLMCTL_TENSOR_CHUNKS_H
 #define LLMCTL_TENSOR_CHUNKS_H
 
@@ -13,7 +14,7 @@ struct Chunk {
   int64_t first, stop;
 };
 
-/* Of a length that depends on nothing: the order of sums does not either. */
+/* A constant length: the order of sums depends on it. */
 constexpr int64_t kChunk = 1 << 16;
 
 inline std::vector<Chunk> chunks_of(const std::vector<Tensor> &tensors) {
@@ -27,7 +28,8 @@ inline std::vector<Chunk> chunks_of(const std::vector<Tensor> &tensors) {
   return chunks;
 }
 
-/* body(number, chunk) for every chunk, by torch's own threads, as many to a thread as are worth it. */
+/* Calls body(number, chunk) for every chunk, by torch's own threads, with as many chunks to a thread as are worth
+ * it. */
 template <typename Body>
 inline void for_chunks(const std::vector<Chunk> &chunks, Body body) {
   if (chunks.empty()) return;
@@ -39,7 +41,7 @@ inline void for_chunks(const std::vector<Chunk> &chunks, Body body) {
   });
 }
 
-/* `tensors` must be contiguous, of one dtype and on one device. */
+/* Checks that `tensors` are contiguous, of one dtype and on one device. */
 inline void check_list(const std::vector<Tensor> &tensors, const char *op, const char *name) {
   for (const Tensor &tensor : tensors) {
     STD_TORCH_CHECK(tensor.is_contiguous(), "llmctl::", op, ": one of ", name, " is not contiguous");
@@ -49,7 +51,7 @@ inline void check_list(const std::vector<Tensor> &tensors, const char *op, const
   }
 }
 
-/* Like `model` in number, in the elements of each and in the device. */
+/* Checks that `tensors` are like `model` in number, in the elements of each and in the device. */
 inline void check_list_like(const std::vector<Tensor> &tensors, const std::vector<Tensor> &model, const char *op,
                             const char *name) {
   check_list(tensors, op, name);
@@ -74,7 +76,7 @@ inline void add_spans(std::vector<Span> &spans, const std::vector<Tensor> &tenso
   }
 }
 
-/* No two of `spans` may share memory: each is changed once, by whichever thread comes to it. */
+/* Checks that no two of `spans` share memory: one thread alone may change an element. */
 inline void check_apart(std::vector<Span> spans, const char *op) {
   std::sort(spans.begin(), spans.end(), [](const Span &left, const Span &right) { return left.first < right.first; });
   for (size_t i = 1; i < spans.size(); ++i) {

@@ -1,4 +1,5 @@
-/* What every binding needs of torch's stable ABI (target 2.10): no header of ATen, so that one library serves all later torch. */
+/* Functions that every op's binding needs, on torch's stable ABI (target 2.10) without ATen's headers, so that one
+ * library serves all later torch. */
 #ifndef LLMCTL_TENSORS_H
 #define LLMCTL_TENSORS_H
 
@@ -41,13 +42,13 @@ inline int64_t element_bytes(const Tensor &tensor) {
 
 inline int64_t bytes_of(const Tensor &tensor) { return tensor.numel() * element_bytes(tensor); }
 
-/* What statistics and sums of `tensor` are kept in: float, of double elements double. */
+/* The type of the statistics and sums of `tensor`: float, or double for double elements. */
 inline ScalarType wide_type(const Tensor &tensor) {
   return tensor.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-/* A new tensor on the device of `model`, by the function of the ABI that has the op's name: torch::stable::new_empty and
- * new_zeros look theirs up by name, and box every size, at every call. */
+/* A new tensor on the device of `model`, by the op's function in the ABI: torch::stable::new_empty and new_zeros
+ * look up their function by name, and box every size, at every call. */
 inline Tensor made_by(decltype(&aoti_torch_aten_new_empty) op, const Tensor &model,
                       torch::headeronly::IntHeaderOnlyArrayRef sizes, ScalarType type) {
   int32_t dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
@@ -73,7 +74,7 @@ inline const void *data(const Tensor &tensor) { return tensor.const_data_ptr(); 
 inline const void *data(const OptionalTensor &tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
 inline void *mutable_data(const Tensor &tensor) { return tensor.mutable_data_ptr(); }
 
-/* The same elements without gaps; a copy only where there are any. */
+/* The same elements without gaps; a copy only where there are gaps. */
 inline Tensor packed(const Tensor &tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
@@ -83,7 +84,7 @@ inline OptionalTensor packed(const OptionalTensor &tensor) {
 
 inline int64_t last_size(const Tensor &tensor) { return tensor.size(tensor.dim() - 1); }
 
-/* Rows of `tensor` as [rows, last size]: none where they have no elements. */
+/* The rows of `tensor` as [rows, last size]: no rows where they have no elements. */
 inline int64_t rows_of(const Tensor &tensor) {
   const int64_t width = last_size(tensor);
   return width == 0 ? 0 : tensor.numel() / width;
@@ -94,7 +95,7 @@ inline bool same_shape(const Tensor &left, const Tensor &right) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
 
-/* Whether both are on one device: of GPUs, on the same one. */
+/* True if both tensors are on one device; for GPUs, on the same GPU. */
 inline bool same_device(const Tensor &left, const Tensor &right) {
   return left.is_cuda() == right.is_cuda() &&
          (!left.is_cuda() || left.get_device_index() == right.get_device_index());
@@ -104,14 +105,14 @@ inline void check_device(const Tensor &what, const Tensor &model, const char *op
   STD_TORCH_CHECK(same_device(what, model), "llmctl::", op, ": ", name, " is on another device");
 }
 
-/* `what` must be like `model` in shape, dtype and device. */
+/* Checks that `what` is like `model` in shape, dtype and device. */
 inline void check_like(const Tensor &what, const Tensor &model, const char *op, const char *name) {
   STD_TORCH_CHECK(same_shape(what, model), "llmctl::", op, ": ", name, " has another shape");
   STD_TORCH_CHECK(what.scalar_type() == model.scalar_type(), "llmctl::", op, ": ", name, " has another dtype");
   check_device(what, model, op, name);
 }
 
-/* A vector as long as the last dim of `model`, of its dtype and on its device. */
+/* Checks that `what` is a vector as long as the last dim of `model`, of its dtype and on its device. */
 inline void check_vector(const Tensor &what, const Tensor &model, const char *op, const char *name) {
   STD_TORCH_CHECK(what.dim() == 1 && what.size(0) == last_size(model), "llmctl::", op, ": ", name, " has ",
                   what.numel(), " elements, not one for each of the ", last_size(model), " channels");
@@ -127,23 +128,25 @@ inline void check_row_numbers(const Tensor &what, const Tensor &model, int64_t r
   check_device(what, model, op, name);
 }
 
-/* Rows worth a thread of their own: enough for about 32 Ki elements. */
+/* Rows that are worth a thread: about 32 Ki elements. */
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, width)); }
 
-/* body(first, stop) over the rows, by torch's own threads, or by the calling one where they are worth no other. */
+/* Calls body(first, stop) over the rows, by torch's own threads, or by the calling thread where more are not worth
+ * it. */
 template <typename Body>
 inline void for_rows(int64_t rows, int64_t width, Body body) {
   if (rows > 0) torch::stable::parallel_for(0, rows, grain(width), body);
 }
 
-/* Rows are summed in blocks whose number depends on the shape alone, never on the number of threads: so do the bits. 32 are
- * enough for threads; more keep a sum one after the other from losing digits, as it does with the root of its length. */
+/* The number of blocks in which rows are summed. It depends on the shape alone, never on the number of threads, so
+ * that results have the same bits. 32 are enough for threads; more blocks keep digits, which one sum after the other
+ * loses with the root of its length. */
 constexpr int64_t kBlocksForThreads = 32, kMaxRowsPerBlock = 128;
 inline int64_t num_blocks(int64_t rows, int64_t width) {
   return std::max(std::clamp<int64_t>(rows / grain(width), 1, kBlocksForThreads), rows / kMaxRowsPerBlock);
 }
 
-/* body(block, first, stop) over `blocks` stretches of the rows, as many to a thread as are worth it. */
+/* Calls body(block, first, stop) over `blocks` stretches of the rows, with as many to a thread as are worth it. */
 template <typename Body>
 inline void for_blocks(int64_t rows, int64_t width, int64_t blocks, Body body) {
   const int64_t worth = std::max<int64_t>(1, blocks * grain(width) / std::max<int64_t>(1, rows));
@@ -152,7 +155,7 @@ inline void for_blocks(int64_t rows, int64_t width, int64_t blocks, Body body) {
   });
 }
 
-/* The sum of [rows, width] over the rows, from partial sums of which each block adds up its own. On CPUs. */
+/* The sum of [rows, width] over the rows, from the partial sum of each block. On CPUs. */
 class RowSums {
  public:
   RowSums(const Tensor &model, int64_t rows, int64_t width)
@@ -163,7 +166,7 @@ class RowSums {
 
   int64_t blocks() const { return blocks_; }
 
-  /* Where the block adds, in the wide type: [width] zeros. */
+  /* The block's partial sum, in the wide type: [width] zeros at first. */
   void *of(int64_t block) {
     const size_t bytes = static_cast<size_t>(width_) * (dtype_ == ScalarType::Double ? sizeof(double) : sizeof(float));
     return std::memset(static_cast<char *>(mutable_data(partial_)) + static_cast<size_t>(block) * bytes, 0, bytes);
