@@ -1,8 +1,8 @@
-#include "../include/blend_order.h"
+#include "blend_order.h"
 
 #include <algorithm>
 
-/* Products are rounded before counts are taken from them, on every processor: the order depends on it. */
+/* Products are rounded before counts are subtracted, on every processor: the order depends on the rounding. */
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
@@ -14,13 +14,13 @@ namespace {
 /* Stretches that are followed side by side. */
 constexpr int64_t kLanes = 8;
 
-/* Two lanes: what every x86-64 and every ARM processor takes at once. In memory they begin at any double. */
+/* Two lanes: every x86-64 and every ARM processor has vectors of this size. In memory they begin at any double. */
 using Pair = double __attribute__((vector_size(16)));
 using StoredPair = double __attribute__((vector_size(16), aligned(8), may_alias));
 using Mask = int64_t __attribute__((vector_size(16)));
 constexpr int64_t kPairs = kLanes / 2;
 
-/* Which dataset lies farthest behind its share, of each lane the first of several; counts: [datasets, kPairs]. */
+/* The dataset that lies farthest behind its share, per lane, the first of several; counts: [datasets, kPairs]. */
 inline void farthest_behind(const double *weights, const StoredPair *counts, int64_t datasets, const Pair *drawn, Mask *farthest) {
   Pair most[kPairs];
   Mask which[kPairs];
@@ -47,7 +47,7 @@ void follow(const llmctl_blend_stretches &order, int64_t first, int64_t lanes, i
   Pair drawn[kPairs];
   Mask farthest[kPairs];
   for (int64_t lane = 0; lane < kLanes; ++lane) {
-    /* Lanes that are left over follow the last stretch, and nobody looks at them. */
+    /* Lanes that are left over follow the last stretch; nobody reads their results. */
     const int64_t stretch = first + std::min(lane, lanes - 1);
     drawn[lane / 2][lane % 2] = static_cast<double>(order.firsts[stretch]);
     for (int64_t dataset = 0; dataset < order.datasets; ++dataset)

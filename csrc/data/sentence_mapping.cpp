@@ -1,15 +1,15 @@
-#include "../include/sentence_mapping.h"
+#include "sentence_mapping.h"
 
 #include <algorithm>
 #include <random>
 
 namespace {
 
-/* In a file they begin anywhere. */
+/* Unaligned: in a file they begin anywhere. */
 using Place = int64_t __attribute__((aligned(1)));
 using Length = int32_t __attribute__((aligned(1)));
 
-/* The tokens that one sample after another aims at. */
+/* The target number of tokens of one sample after another. */
 class Targets {
  public:
   explicit Targets(const llmctl_mapping_rules &rules)
@@ -58,7 +58,7 @@ int64_t join(const Place *documents, int64_t entries, const Length *lengths, con
       is_useful = true;
       int64_t start = 0, tokens = 0, target = targets.next();
       if (tokens_in.all < target) {
-        /* As below, without a look at each sentence. */
+        /* The same as below, without a look at each sentence. */
         add(made++, first, first + count, target);
         targets.next();
         continue;
@@ -83,7 +83,7 @@ int64_t join(const Place *documents, int64_t entries, const Length *lengths, con
 template <typename Number>
 void shuffle(Number (*rows)[3], int64_t count, uint64_t seed) {
   std::mt19937_64 engine(seed);
-  /* Rows to swap with are far apart: they are on their way from memory while others are swapped. */
+  /* Rows to swap with are far apart: they are prefetched while others are swapped. */
   constexpr int64_t kAhead = 64;
   int64_t others[kAhead];
   for (int64_t last = count - 1; last > 0;) {

@@ -23,7 +23,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 Activate = Callable[[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", Activation, bool], torch.Tensor]
 
 _NUMBERS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-"""csrc/include/activation_kind.h."""
+"""csrc/common/activation_kind.h."""
 
 
 class _EagerSwiGLU(torch.autograd.Function):

@@ -45,7 +45,7 @@ def test_jobs_find_what_is_built_for_them(login_node, capfd):
     assert cache == f"{login_node}/work/runs/.cache/llmctl"
     assert Path(code).parent == login_node / "work/runs/.code"
     assert (Path(code) / "trainer/ops/build/build.py").is_file()
-    assert (Path(code) / "csrc/include/dtype.h").is_file() and (Path(code) / "csrc/cuda/kernels.cu").is_file()
+    assert (Path(code) / "csrc/common/dtype.h").is_file() and (Path(code) / "csrc/rms_norm/cuda.cu").is_file()
     assert site == "here"
     assert capfd.readouterr().out == '{"a": "document"}\n'
 

@@ -29,7 +29,7 @@ def kernel_library() -> Library:
 @pytest.fixture(scope="session")
 def emulated_cuda() -> EmulatedCuda:
     """All CUDA kernels and their launchers on a fake GPU: functions llmctl_cuda_* that take CPU tensors."""
-    return EmulatedCuda(build_emulation(BuildSettings.from_variables(os.environ), all_kernels()))
+    return EmulatedCuda(build_emulation(BuildSettings.from_variables(os.environ), "kernels", all_kernels()))
 
 
 @pytest.fixture(params=LEVELS)

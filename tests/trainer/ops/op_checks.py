@@ -56,7 +56,7 @@ SHAPES = ((1, 1), (1, 17), (7, 1), (5, 123), (3, 8191), (8191, 3), (2, 3, 40), (
 LAYOUTS = ("contiguous", "strided", "transposed", "unaligned", "expanded gradients")
 LEVELS = {"portable": 0, "v3": 1, "v4": 2}
 DTYPE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
-"""csrc/include/dtype.h."""
+"""csrc/common/dtype.h."""
 
 
 def here(values: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ FORMS: tuple[tuple[Activation, bool], ...] = (
     ("silu", False),
 )
 
-# LLMCTL_V4_BFLOAT16 in csrc/cpu/isa.h.
+# LLMCTL_V4_BFLOAT16 in csrc/common/cpu/isa.h.
 _BY_INSTRUCTION = 3
 
 KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
@@ -159,7 +159,7 @@ def test_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("kind", KINDS)
 def test_float32_is_right_to_a_few_units_in_the_last_place(kind: Activation) -> None:
-    # Left of -3, where GeLU is above -0.005, its error grows with the square: csrc/shared/scalar_math.h says why.
+    # Left of -3, where GeLU is above -0.005, its error grows with the square: csrc/common/scalar_math.h says why.
     # Eager's is more than a hundred times as large there.
     inner = torch.linspace(-3.0, 12.0, 100_003)
     found, slope = _value_and_slope(inner, kind, _native)

@@ -1,13 +1,13 @@
 """What all operations have in common: examples that reach every kernel, autograd's rules, and torch.compile."""
 
 import ctypes
-import re
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from tests.trainer.ops.cuda.cuda_emulation.emulation import registered_kernels
 from tests.trainer.ops.op_checks import (
     check_compiled,
     check_registration,
@@ -20,7 +20,6 @@ from tests.trainer.ops.op_checks import (
 )
 from trainer.ops.activation import ACTIVATION
 from trainer.ops.adamw import ADAMW
-from trainer.ops.build.sources import source_folder
 from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.dispatch.self_test import self_test
 from trainer.ops.operation import BySize
@@ -29,7 +28,7 @@ from trainer.ops.tensor_lists import L2_NORM
 
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
-# Operation -> kernels of csrc/cuda that a step of training launches for it.
+# Operation -> CUDA kernels that a step of training launches for it.
 KERNELS = {
     "rms_norm": ("rms_norm", "rms_norm_backward", "column_sums"),
     "add_rms_norm": ("rms_norm", "rms_norm_backward", "column_sums"),
@@ -88,8 +87,7 @@ def test_own_kernels_pass_their_self_tests(operation, dtype):
 
 
 def test_every_kernel_belongs_to_an_operation():
-    listed = (source_folder() / "launch" / "kernel_names.h").read_text()
-    assert set(re.findall(r"X\((\w+), k\w+\)", listed)) == {name for names in KERNELS.values() for name in names}
+    assert registered_kernels().keys() == {name for names in KERNELS.values() for name in names}
     assert {operation.name for operation in OPERATIONS} == {*KERNELS, "layer_norm"}
 
 

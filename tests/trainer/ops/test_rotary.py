@@ -170,7 +170,7 @@ def test_sixteen_bit_is_rounded_once() -> None:
 
 
 class _Heads(ctypes.Structure):
-    """llmctl_heads in csrc/include/rotary_call.h."""
+    """llmctl_heads in csrc/rotary/call.h."""
 
     _fields_ = (
         ("source", ctypes.c_void_p),
@@ -184,7 +184,7 @@ class _Heads(ctypes.Structure):
 
 
 class _Angles(ctypes.Structure):
-    """llmctl_angles in csrc/include/rotary_call.h."""
+    """llmctl_angles in csrc/rotary/call.h."""
 
     _fields_ = (
         ("cos", ctypes.c_void_p),

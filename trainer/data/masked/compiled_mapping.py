@@ -18,7 +18,7 @@ MappingBuilder = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int32], Mapping
 
 
 class _Rules(ctypes.Structure):
-    """struct llmctl_mapping_rules of csrc/include/sentence_mapping.h."""
+    """struct llmctl_mapping_rules of csrc/data/sentence_mapping.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("longest", "one_in", "least", "most_tokens", "num_samples")),

@@ -19,7 +19,7 @@ _LANES = 8
 
 
 class _Stretches(ctypes.Structure):
-    """struct llmctl_blend_stretches of csrc/include/blend_order.h."""
+    """struct llmctl_blend_stretches of csrc/data/blend_order.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weights", "firsts")),

@@ -1,7 +1,8 @@
 """Compiling csrc/ into one library that serves every torch from 2.10 on.
 
-Layers: kernels behind a C interface (csrc/cpu, csrc/launch; no header of torch), one binding on torch's stable ABI
-(csrc/binding). The library needs libtorch_cpu.so alone; what it calls of CUDA's driver it looks up when it is called.
+Each operation has a folder: kernels for CPUs (cpu.cpp) and launchers of CUDA kernels (launch.cpp) behind a C interface
+(abi.h), without headers of torch, and a binding on torch's stable ABI (torch.cpp). The library needs libtorch_cpu.so
+alone: functions of CUDA's driver are looked up at the first call.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from trainer.ops.build.build_settings import BuildError
 from trainer.ops.build.compile_jobs import CompileJob, ask_compiler, jobs_that_fit, run_compilers
 from trainer.ops.build.object_cache import ObjectCache
-from trainer.ops.build.sources import source_files, source_folder
+from trainer.ops.build.sources import op_files, source_files, source_folder
 
 _TARGET_TORCH = "0x020a000000000000"
 """Torch 2.10, in torch/csrc/stable/version.h's encoding."""
@@ -128,26 +129,28 @@ def _jobs(compiler: Compiler, folder: Path, deadline: float) -> list[_ObjectJob]
     root = source_folder()
     jobs: list[_ObjectJob] = []
 
-    def add(source: Path, name: str, *more: str) -> None:
-        target, flags = folder / f"{name}.o", (*_FLAGS, *more)
+    def add(source: Path, *more: str, suffix: str = "") -> None:
+        target, flags = folder / f"{source.parent.name}-{source.stem}{suffix}.o", (*_FLAGS, *more)
         command = (*compiler.command, *flags, "-c", str(source), "-o", str(target))
         jobs.append(_ObjectJob(command, target.with_suffix(".log"), source, flags, target))
 
     include = Path(torch.__file__).parent / "include"
-    add(root / "abi.cpp", "abi", f'-DLLMCTL_SOURCES="{sources_key()}"')
-    for source in sorted((root / "binding").glob("*.cpp")):
-        of_torch = (f"-DTORCH_TARGET_VERSION={_TARGET_TORCH}", "-isystem", str(include))
-        add(source, f"binding-{source.stem}", *_OTHER_FLAGS, *of_torch)
+    of_torch = (f"-DTORCH_TARGET_VERSION={_TARGET_TORCH}", "-isystem", str(include))
+    for source in op_files("torch.cpp"):
+        add(source, *_OTHER_FLAGS, *of_torch)
     levels = _levels(compiler, folder, deadline) if platform.machine() == "x86_64" else {}
     without = tuple(f"-DLLMCTL_WITHOUT_{level.upper()}" for level in _LEVELS if level not in levels)
-    for source in sorted((root / "cpu").glob("*.cpp")):
-        add(source, f"cpu-{source.stem}", *_KERNEL_FLAGS, *without)
-        for level, flags in levels.items() if source.stem != "level" else ():
-            add(source, f"cpu-{source.stem}-{level}", *_KERNEL_FLAGS, *flags, f"-DLLMCTL_ISA={level}")
-    for source in sorted((root / "launch").glob("*.cpp")):
-        add(source, f"launch-{source.stem}", *_OTHER_FLAGS)
+    for source in op_files("cpu.cpp"):
+        add(source, *_KERNEL_FLAGS, *without)
+        for level, flags in levels.items():
+            add(source, *_KERNEL_FLAGS, *flags, f"-DLLMCTL_ISA={level}", suffix=f"-{level}")
+    for source in op_files("launch.cpp"):
+        add(source, *_OTHER_FLAGS)
     for source in sorted((root / "data").glob("*.cpp")):
-        add(source, f"data-{source.stem}", *_KERNEL_FLAGS)
+        add(source, *_KERNEL_FLAGS)
+    add(root / "common" / "abi.cpp", f'-DLLMCTL_SOURCES="{sources_key()}"')
+    add(root / "common" / "cpu" / "level.cpp", *_KERNEL_FLAGS, *without)
+    add(root / "common" / "launch" / "driver.cpp", *_OTHER_FLAGS)
     return jobs
 
 

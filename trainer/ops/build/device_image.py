@@ -20,7 +20,7 @@ from trainer.ops.build.build_cache import LIMIT_S, BuildCache, read_sealed
 from trainer.ops.build.build_settings import BuildError, BuildSettings, LineReport
 from trainer.ops.build.nvcc import NVCC_FLAGS, Nvcc, find_nvcc
 from trainer.ops.build.nvrtc import NVRTC_FLAGS, Nvrtc, find_nvrtc
-from trainer.ops.build.sources import source_folder
+from trainer.ops.build.sources import op_files, source_folder
 
 ImageBackend = Literal["native", "nvrtc"]
 
@@ -157,9 +157,9 @@ def _architecture_of(device: torch.device) -> int:
 
 
 def device_source() -> str:
-    """All of csrc/cuda as one text that includes nothing: NVRTC reads no files."""
+    """The text of every operation's cuda.cu, one translation unit that includes nothing: NVRTC reads no files."""
     root = source_folder().resolve()
-    return _flattened(root, root / "cuda" / "kernels.cu")
+    return "\n".join(_flattened(root, path.resolve()) for path in op_files("cuda.cu"))
 
 
 def _flattened(root: Path, path: Path) -> str:
@@ -184,12 +184,12 @@ def _make(
     deadline: float,
 ) -> None:
     with report.building(f"for sm_{architecture} with {compiler}") as progress:
+        source = target.with_name("kernels.cu")
+        source.write_text(device_source(), encoding="utf-8")
         if isinstance(compiler, Nvcc):
             host_compiler = find_compiler(settings.compilers).command
-            compiler.compile(source_folder() / "cuda" / "kernels.cu", target, architecture, host_compiler, deadline)
+            compiler.compile(source, target, architecture, host_compiler, deadline)
         else:
-            source = target.with_name("kernels.cu")
-            source.write_text(device_source(), encoding="utf-8")
             compiler.compile(source, target, architecture, deadline)
         progress(1, 1)
     cache.remove_disused(f"images-*/sm_{architecture}-*.cubin")
@@ -243,7 +243,7 @@ def _found(cache: BuildCache, backend: ImageBackend, architecture: int, newest: 
 
 
 class DeviceInterface:
-    """What the library has for images: csrc/include/cuda.h."""
+    """What the library has for images: csrc/common/launch/abi.h."""
 
     def __init__(self, library: Path) -> None:
         """Of the library at that path, which is loaded."""

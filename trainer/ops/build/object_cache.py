@@ -39,7 +39,7 @@ class ObjectCache:
         digest = hashlib.sha256("\0".join(words).encode())
         for path in sorted(_included(source.resolve(), set())):
             digest.update(path.read_bytes())
-        return f"{source.stem}-{digest.hexdigest()[:24]}.o"
+        return f"{source.parent.name}-{source.stem}-{digest.hexdigest()[:24]}.o"
 
     def take(self, name: str, target: Path) -> bool:
         """Put an object to ``target``; whether there is such an object."""

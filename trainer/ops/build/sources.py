@@ -25,3 +25,8 @@ def source_folder() -> Path:
 def source_files() -> list[Path]:
     """Every file that a build reads, in a fixed order."""
     return sorted(path for path in source_folder().rglob("*") if path.suffix in _SUFFIXES)
+
+
+def op_files(name: str) -> list[Path]:
+    """The files of that name, such as ``cpu.cpp``, in the operations' folders, in a fixed order."""
+    return sorted(source_folder().rglob(name))

@@ -28,8 +28,9 @@ OF_BEST_OTHER = 1.1
 LARGE_BYTES = 1 << 26
 """Calls that move fewer bytes take as long as it takes to call: they say nothing of a kernel."""
 _NATIVE: tuple[Backend, ...] = ("native", "nvrtc")
-_GPU_FOLDERS = {"binding", "cuda", "include", "launch", "shared"}
-"""Of csrc/: what kernels for GPUs, and calls of them, are made of."""
+_CPU_FOLDERS = {"cpu", "data"}
+_CPU_FILE = "cpu.cpp"
+"""Of csrc/: neither kernels for GPUs, nor calls of them, are made of these."""
 _WORDS = ("device", "dtype", "operation", "size", "backend", "problem")
 _NUMBERS = ("seconds", "gb_per_s", "of_copy")
 _KEPT = (*_WORDS, *_NUMBERS)
@@ -194,7 +195,8 @@ def rankings_of(rows: Rows) -> Rankings:
 def gpu_sources_key() -> str:
     """What measurements are of: the sources of the kernels for GPUs."""
     digest = hashlib.sha256()
-    for path in (path for path in source_files() if path.parent.name in _GPU_FOLDERS):
-        digest.update(f"{path.parent.name}/{path.name}\0".encode())
-        digest.update(path.read_bytes())
+    for path in source_files():
+        if path.parent.name not in _CPU_FOLDERS and path.name != _CPU_FILE:
+            digest.update(f"{path.parent.name}/{path.name}\0".encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

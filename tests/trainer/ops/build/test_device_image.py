@@ -12,6 +12,7 @@ import torch
 
 from tests.trainer.ops.cuda.cuda_emulation.emulation import EmulatedCuda
 from trainer.ops.build import device_image, nvrtc
+from trainer.ops.build import sources as build_sources
 from trainer.ops.build.build import find_compiler
 from trainer.ops.build.build_cache import BuildCache, read_sealed
 from trainer.ops.build.build_settings import BuildError, BuildSettings, LineReport
@@ -26,18 +27,19 @@ from trainer.ops.build.device_image import (
 from trainer.ops.build.nvcc import Nvcc, find_nvcc
 from trainer.ops.build.nvrtc import Nvrtc, find_nvrtc
 
-KERNEL = '#include "../shared/twice.h"\nextern "C" __global__ void twice_float32(float *x) { *x = twice(*x); }\n'
+KERNEL = '#include "../common/twice.h"\nextern "C" __global__ void twice_float32(float *x) { *x = twice(*x); }\n'
 
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSettings:
     """Of a tiny csrc/ and an empty cache."""
     sources = tmp_path / "csrc"
-    (sources / "cuda").mkdir(parents=True)
-    (sources / "shared").mkdir()
-    (sources / "cuda" / "kernels.cu").write_text(KERNEL)
-    (sources / "shared" / "twice.h").write_text("__device__ inline float twice(float x) { return x + x; }\n")
-    monkeypatch.setattr(device_image, "source_folder", lambda: sources)
+    (sources / "twice").mkdir(parents=True)
+    (sources / "common").mkdir()
+    (sources / "twice" / "cuda.cu").write_text(KERNEL)
+    (sources / "common" / "twice.h").write_text("__device__ inline float twice(float x) { return x + x; }\n")
+    for module in (device_image, build_sources):
+        monkeypatch.setattr(module, "source_folder", lambda: sources)
     return BuildSettings(tmp_path / "cache")
 
 
@@ -93,7 +95,7 @@ def test_an_image_is_compiled_once_and_found_without_a_compiler(
 
 def test_another_source_is_another_image(settings: BuildSettings) -> None:
     first = compiled(settings, "nvrtc", Said())
-    header = device_image.source_folder() / "shared" / "twice.h"
+    header = device_image.source_folder() / "common" / "twice.h"
     header.write_text(header.read_text().replace("x + x", "2.0f * x"))
     assert compiled(settings, "nvrtc", Said()) != first
 
@@ -201,9 +203,9 @@ def test_what_includes_is_one_text_with_places(settings: BuildSettings) -> None:
     text = device_source()
     assert "#include" not in text
     assert text.index("return x + x") < text.index("twice_float32")
-    kernels = device_image.source_folder() / "cuda" / "kernels.cu"
+    kernels = device_image.source_folder() / "twice" / "cuda.cu"
     kernels.write_text(f"{KERNEL}\n__device__ int x = nothing;\n")
-    with pytest.raises(BuildError, match=r"cuda/kernels\.cu\(4\): error: identifier \"nothing\"") as raised:
+    with pytest.raises(BuildError, match=r"twice/cuda\.cu\(4\): error: identifier \"nothing\"") as raised:
         compiled(settings, "nvrtc", Said())
     assert raised.value.log
 

@@ -53,14 +53,14 @@ def test_levels_by_name_or_by_their_instructions(compiler):
 
 def test_without_a_level_the_next_lower_one_is_used(tmp_path):
     flags = ["-std=c++17", "-fPIC", "-O1", "-fopenmp-simd", "-c"]
-    source = source_folder() / "cpu"
-    for name, more in {
-        "level": ["-DLLMCTL_WITHOUT_V4"],
-        "rms_norm": ["-DLLMCTL_WITHOUT_V4"],
-        "rms_norm-v3": ["-march=x86-64-v3", "-DLLMCTL_ISA=v3"],
-    }.items():
-        file = source / f"{name.removesuffix('-v3')}.cpp"
-        subprocess.run([*compiler_here(), *flags, *more, str(file), "-o", str(tmp_path / f"{name}.o")], check=True)
+    level, kernels = "common/cpu/level.cpp", "rms_norm/cpu.cpp"
+    for name, file, more in (
+        ("level", level, ["-DLLMCTL_WITHOUT_V4"]),
+        ("portable", kernels, ["-DLLMCTL_WITHOUT_V4"]),
+        ("v3", kernels, ["-march=x86-64-v3", "-DLLMCTL_ISA=v3"]),
+    ):
+        words = [*flags, *more, str(source_folder() / file), "-o", str(tmp_path / f"{name}.o")]
+        subprocess.run([*compiler_here(), *words], check=True)
     library = tmp_path / "library.so"
     objects = sorted(map(str, tmp_path.glob("*.o")))
     subprocess.run([*compiler_here(), "-shared", "-Wl,-z,defs", "-o", str(library), *objects], check=True)

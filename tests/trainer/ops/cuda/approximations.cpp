@@ -1,7 +1,7 @@
-// csrc/cuda/approximations.h in loops over arrays, as g++ compiles it: all but the rounding of a GPU's own instructions.
+// csrc/common/cuda/approximations.h in loops over arrays, as g++ compiles it: all but the rounding of a GPU's own instructions.
 #include "cuda_emulation/cuda_language.h"
 
-#include "../../../../csrc/cuda/approximations.h"
+#include "../../../../csrc/common/cuda/approximations.h"
 
 using llmctl::Approximations;
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 
-from tests.trainer.ops.cuda.cuda_emulation.emulation import all_kernels
 from tests.trainer.ops.cuda.cuda_resources import resources_of
 from trainer.ops.build.build import find_compiler
 from trainer.ops.build.build_cache import BuildCache, read_sealed
@@ -62,13 +61,13 @@ def compile_log(compilers: Compilers, architecture: int, settings: BuildSettings
     def make(target: Path, deadline: float) -> None:
         with tempfile.TemporaryDirectory() as folder:
             cubin = Path(folder) / "kernels.cubin"
+            text = Path(folder) / "kernels.cu"
+            text.write_text(source, encoding="utf-8")
             if isinstance(compiler, Nvrtc):
-                text = Path(folder) / "kernels.cu"
-                text.write_text(source, encoding="utf-8")
                 log = compiler.compile(text, cubin, architecture, deadline)
             else:
                 host_compiler = find_compiler(settings.compilers).command
-                log = compiler.compile(all_kernels(), cubin, architecture, host_compiler, deadline)
+                log = compiler.compile(text, cubin, architecture, host_compiler, deadline)
         target.write_text(log)
         cache.remove_disused(f"gate-*/sm_{architecture}.log")
 

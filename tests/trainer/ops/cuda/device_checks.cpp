@@ -1,7 +1,7 @@
-// csrc/binding's comparison of devices, over tensors of which torch tells whatever device is wanted.
+// The ops' comparison of devices, over tensors of which torch tells whatever device is wanted.
 #include <cstdint>
 
-#include "../../../../csrc/binding/tensors.h"
+#include "../../../../csrc/common/torch/tensors.h"
 
 struct AtenTensorOpaque {
   int32_t type, index;

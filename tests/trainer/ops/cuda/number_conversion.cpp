@@ -1,7 +1,7 @@
-// Every conversion of csrc/shared/number.h, in loops over arrays: what the kernels make of them.
+// Every conversion of csrc/common/number.h, in loops over arrays: what the kernels make of them.
 #include <cstdint>
 
-#include "../../../../csrc/shared/number.h"
+#include "../../../../csrc/common/number.h"
 
 using llmctl::bfloat16;
 using llmctl::float16;

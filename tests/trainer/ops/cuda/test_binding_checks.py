@@ -1,4 +1,4 @@
-"""What csrc/binding refuses: arguments that kernels would read or write beyond, and tensors of several devices."""
+"""Arguments that the ops refuse: sizes that kernels would read or write beyond, and tensors of several devices."""
 
 import ctypes
 import os

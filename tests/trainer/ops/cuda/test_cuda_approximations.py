@@ -1,4 +1,4 @@
-"""Functions for 16-bit elements on a GPU are as exact as csrc/cuda/approximations.h says, and no result is NaN."""
+"""The errors that common/cuda/approximations.h states for 16-bit elements hold, and no result is NaN."""
 
 import ctypes
 import math

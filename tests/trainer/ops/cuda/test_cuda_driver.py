@@ -1,19 +1,22 @@
-"""Images, devices, contexts and errors: csrc/launch/driver.cpp, on the emulated GPU and on a machine without one."""
+"""Images, devices, contexts and errors of common/launch/driver.cpp, on the emulated GPU and without a GPU."""
 
 import ctypes
 import os
-import re
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.trainer.ops.cuda.cuda_emulation.emulation import EmulatedCuda, all_kernels, entry_points
+from tests.trainer.ops.cuda.cuda_emulation.emulation import (
+    EmulatedCuda,
+    all_kernels,
+    entry_points,
+    registered_kernels,
+)
 from trainer.ops.build.build import find_compiler
 from trainer.ops.build.build_settings import BuildError, BuildSettings
 from trainer.ops.build.device_image import DeviceInterface
-from trainer.ops.build.sources import source_folder
 from trainer.ops.dispatch.library import Library
 
 NO_IMAGE, TOO_LARGE = -2, -3
@@ -90,10 +93,9 @@ def test_images_of_other_devices_leave_the_current_one(emulated_cuda: EmulatedCu
 
 def test_a_launch_looks_nothing_up(emulated_cuda: EmulatedCuda) -> None:
     """All kernels of the image are loaded with it: in a stream that is captured into a graph none could be."""
-    names = (source_folder() / "launch" / "kernel_names.h").read_text()
     suffixes = ["_float32", "_bfloat16", "_float16", "_float64"]
     of_types = {"kAll": suffixes, "kNoDouble": suffixes[:3], "kNoType": [""]}
-    listed = {name + suffix for name, types in re.findall(r"X\((\w+), (\w+)\)", names) for suffix in of_types[types]}
+    listed = {name + suffix for name, types in registered_kernels().items() for suffix in of_types[types]}
     compiler = find_compiler(BuildSettings.from_variables(os.environ).compilers)
     assert listed == {name for _, name, _ in entry_points(compiler, all_kernels())}
     assert emulated_cuda.load(0) == 0, "one of them is not in the image"

@@ -24,7 +24,7 @@ class Faulty(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def faulty_cuda() -> EmulatedCuda:
-    return EmulatedCuda(build_emulation(BuildSettings.from_variables(os.environ), _KERNELS))
+    return EmulatedCuda(build_emulation(BuildSettings.from_variables(os.environ), "faulty_kernels", [_KERNELS]))
 
 
 def launch(cuda: EmulatedCuda, name: str, threads: int, out: torch.Tensor, values: torch.Tensor, size: int) -> None:
@@ -121,7 +121,7 @@ def test_borders_of_shared_memory_are_found_with_the_address_sanitizer(index: in
     library = Path(asked.stdout.strip())
     if not library.is_absolute():
         pytest.skip("this compiler has no address sanitizer")
-    build_emulation(settings, _KERNELS, "-fsanitize=address")
+    build_emulation(settings, "faulty_kernels", [_KERNELS], "-fsanitize=address")
     module = "tests.trainer.ops.cuda.cuda_emulation.sanitized_launch"
     done = subprocess.run(
         [sys.executable, "-m", module, "overflows_shared_memory", str(index)],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.rank_server import rank_context
-from tests.trainer.ops.cuda.cuda_emulation.emulation import EmulatedCuda, build_emulated_ops
+from tests.trainer.ops.cuda.cuda_emulation.emulation import EmulatedCuda, all_kernels, build_emulated_ops
 from trainer.ops.build.build_settings import BuildSettings
 from trainer.ops.build.compile_jobs import jobs_that_fit
 from trainer.ops.build.sources import source_folder
@@ -19,8 +19,7 @@ from trainer.ops.dispatch.library import Library
 
 _HERE = Path(__file__).parent
 _LIMIT_S = 280.0
-_NO_OPS = ("kernels", "column_sums")
-OPERATIONS = [path.stem for path in sorted((source_folder() / "cuda").glob("*.cu")) if path.stem not in _NO_OPS]
+OPERATIONS = [path.parent.name for path in all_kernels() if path.parent.parent == source_folder()]
 TESTED = (*OPERATIONS, "operations")
 """Their tests are in test_<name>.py, the last in that of all operations together."""
 _FEWEST_TESTS = 10
@@ -78,9 +77,3 @@ def test_ops_pass_their_tests_on_the_emulated_gpu(operation: str, runs: dict[str
     wrong = [said for said in outcomes.values() if said is not None]
     assert not wrong, "\n".join(wrong)[:6000]
     assert len(outcomes) >= _FEWEST_TESTS
-
-
-def test_every_kernel_is_in_the_image() -> None:
-    image = (source_folder() / "cuda" / "kernels.cu").read_text()
-    for name in [*OPERATIONS, "column_sums"]:
-        assert f'#include "{name}.cu"' in image

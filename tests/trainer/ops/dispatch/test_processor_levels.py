@@ -1,4 +1,4 @@
-"""csrc/cpu/level.cpp on processors that lack some of x86-64-v3: compilers use all of it."""
+"""csrc/common/cpu/level.cpp on processors that lack some of x86-64-v3: compilers use all of it."""
 
 import ctypes
 import os
@@ -35,7 +35,7 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("level")
     (folder / "cpuid.h").write_text(_HEADER)
     target = folder / "level.so"
-    source = source_folder() / "cpu" / "level.cpp"
+    source = source_folder() / "common" / "cpu" / "level.cpp"
     compiler = find_compiler(BuildSettings.from_variables(os.environ).compilers).command
     command = [*compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{folder}"]
     subprocess.run([*command, str(source), "-o", str(target)], check=True, timeout=60)

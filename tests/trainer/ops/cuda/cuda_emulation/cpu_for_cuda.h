@@ -1,4 +1,4 @@
-/* Included before each file of csrc/binding: what it registers for CUDA is registered for the CPU, and runs on the emulated
+/* Included before each torch.cpp of csrc: what it registers for CUDA is registered for the CPU, and runs on the emulated
  * GPU; what it registers for the CPU is left out. */
 #ifndef LLMCTL_EMULATION_CPU_FOR_CUDA_H
 #define LLMCTL_EMULATION_CPU_FOR_CUDA_H
@@ -11,11 +11,11 @@
 #define LLMCTL_EMULATION_IMPL_CPU(ns, m) \
   [[maybe_unused]] static void C10_CONCATENATE(left_out_, C10_UID)(torch::stable::detail::StableLibrary &m)
 
-/* In the place of csrc/binding/cuda_call.h: CPU tensors lie on no device of CUDA, and there is no stream. Branches for
+/* In the place of csrc/common/torch/cuda_call.h: CPU tensors lie on no device of CUDA, and there is no stream. Branches for
  * the CPU are compiled away. */
 #define LLMCTL_CUDA_CALL_H
-#include "../../../../../csrc/binding/tensors.h"
-#include "../../../../../csrc/include/cuda.h"
+#include "../../../../../csrc/common/torch/tensors.h"
+#include "../../../../../csrc/common/launch/abi.h"
 
 extern "C" const char *emulation_complaint();
 

@@ -1,4 +1,4 @@
-/* What csrc/cuda uses of CUDA's language, for g++: a fake of a GPU, which runs the kernels' own source on the CPU. Included
+/* What the kernels of csrc use of CUDA's language, for g++: a fake of a GPU, which runs the kernels' own source on the CPU. Included
  * before each kernel's source. The threads of a block are fibers of one thread of this process, and change over at barriers
  * and shuffles alone. See block.h for what is checked. */
 #ifndef LLMCTL_EMULATION_CUDA_LANGUAGE_H

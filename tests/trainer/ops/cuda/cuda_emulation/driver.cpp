@@ -1,4 +1,4 @@
-/* A fake libcuda.so.1: the functions that csrc/launch/driver.cpp looks up, over emulated blocks and ordinary memory. It has
+/* A fake libcuda.so.1: the functions that csrc/common/launch/driver.cpp looks up, over emulated blocks and ordinary memory. It has
  * two devices, and refuses what CUDA's driver refuses. */
 #include <cstdio>
 #include <cstring>

@@ -1,4 +1,4 @@
-"""Building the emulated GPU: csrc/cuda and csrc/launch over a fake driver, as one library that needs no CUDA.
+"""Building the emulated GPU: the CUDA kernels and launchers of csrc over a fake driver, as one library without CUDA.
 
 It is a fake of a GPU's behaviour, not of its speed or its functions' rounding: kernels run as g++ compiles them. But
 products and sums are contracted, as nvcc and NVRTC do unless they are told otherwise: what takes the rounded product to
@@ -26,7 +26,7 @@ from trainer.ops.build.build_cache import BuildCache
 from trainer.ops.build.build_settings import BuildSettings
 from trainer.ops.build.compile_jobs import CompileJob, jobs_that_fit, run_compilers
 from trainer.ops.build.object_cache import ObjectCache
-from trainer.ops.build.sources import source_files, source_folder
+from trainer.ops.build.sources import op_files, source_files, source_folder
 
 _HERE = Path(__file__).parent
 _FLAGS = (
@@ -46,6 +46,7 @@ _ENTRY = re.compile(
     r'extern "C"\s+__global__\s+void\s+__launch_bounds__\s*\(([^,)]*)[^)]*\)\s*'
     r"(\w+)\s*\(const\s+__grid_constant__\s+(\w+)"
 )
+_REGISTERED = re.compile(r'^const Kernel \w+\("(\w+)", KernelTypes::(\w+)\);$', re.MULTILINE)
 ORDERS = (0, 1, 12345)
 """Of threads and of blocks: their own, backwards, shuffled."""
 
@@ -118,20 +119,28 @@ class EmulatedCuda:
             self.library.emulation_set_last_blocks(ctypes.c_longlong(0))
 
 
-def all_kernels() -> Path:
-    """What is the image of a GPU."""
-    return source_folder() / "cuda" / "kernels.cu"
+def all_kernels() -> list[Path]:
+    """The files with the kernels of a GPU's image."""
+    return op_files("cuda.cu")
 
 
-def build_emulation(settings: BuildSettings, kernels: Path, *extra_flags: str) -> Path:
+def registered_kernels() -> dict[str, str]:
+    """Name -> element types (a value of KernelTypes) of every kernel that the launchers register."""
+    text = "".join(path.read_text(encoding="utf-8") for path in op_files("launch.cpp"))
+    found = _REGISTERED.findall(text)
+    assert len(found) == text.count("KernelTypes::"), "a kernel is not registered as the others are"
+    return dict(found)
+
+
+def build_emulation(settings: BuildSettings, name: str, kernels: Sequence[Path], *extra_flags: str) -> Path:
     """The library of ``kernels``, all launchers and the fake driver, built once into the cache."""
     compiler = find_compiler(settings.compilers)
     make = partial(_make_emulation, compiler, kernels, extra_flags)
-    return _cached(settings, compiler, f"emulated_{kernels.stem}", extra_flags, make)
+    return _cached(settings, compiler, f"emulated_{name}", extra_flags, make)
 
 
 def build_emulated_ops(settings: BuildSettings) -> Path:
-    """csrc/binding with what is for CUDA registered for the CPU: instead of the library, after the former."""
+    """The ops of csrc with those for CUDA registered for the CPU: instead of the library, after the emulation."""
     compiler = find_compiler(settings.compilers)
     return _cached(settings, compiler, "emulated_ops", (), partial(_make_ops, compiler))
 
@@ -165,7 +174,7 @@ def contraction() -> tuple[str, ...]:
 
 
 def _make_emulation(
-    compiler: Compiler, kernels: Path, extra_flags: Sequence[str], target: Path, deadline: float
+    compiler: Compiler, kernels: Sequence[Path], extra_flags: Sequence[str], target: Path, deadline: float
 ) -> None:
     table = target.parent / "kernels.cpp"
     table.write_text(_table(compiler, kernels))
@@ -174,7 +183,7 @@ def _make_emulation(
         (table, ("-include", str(_HERE / "cuda_language.h"), "-fsanitize=alignment", *contraction()))
     ]
     parts += [(_HERE / name, ()) for name in ("block.cpp", "driver.cpp")]
-    launchers = sorted((source_folder() / "launch").glob("*.cpp"))
+    launchers = [source_folder() / "common" / "launch" / "driver.cpp", *op_files("launch.cpp")]
     parts += [(source, ("-include", str(_HERE / "own_path.h"))) for source in launchers]
     objects = _compile(compiler, [(source, (*extra_flags, *flags)) for source, flags in parts], target, deadline)
     _link(compiler, target, deadline, *extra_flags, *objects, "-ldl")
@@ -185,18 +194,23 @@ def _make_ops(compiler: Compiler, target: Path, deadline: float) -> None:
     of_torch = ("-isystem", str(torch_folder / "include"), "-DTORCH_TARGET_VERSION=0x020a000000000000")
     flags = ("-include", str(_HERE / "cpu_for_cuda.h"), *of_torch, "-O1", "-Wno-unused-function", "-Wno-attributes")
     parts: list[tuple[Path, tuple[str, ...]]] = [
-        *((source, flags) for source in sorted((source_folder() / "binding").glob("*.cpp"))),
-        (source_folder() / "abi.cpp", (f'-DLLMCTL_SOURCES="{sources_key()}"',)),
+        *((source, flags) for source in op_files("torch.cpp")),
+        (source_folder() / "common" / "abi.cpp", (f'-DLLMCTL_SOURCES="{sources_key()}"',)),
         (_HERE / "cpu_levels.cpp", ()),
     ]
     objects = _compile(compiler, parts, target, deadline)
     _link(compiler, target, deadline, *objects, "-L", str(torch_folder / "lib"), "-ltorch_cpu", "-ldl")
 
 
-def entry_points(compiler: Compiler, kernels: Path) -> list[tuple[str, str, str]]:
+def _includes(kernels: Sequence[Path]) -> str:
+    return "".join(f'#include "{path}"\n' for path in kernels)
+
+
+def entry_points(compiler: Compiler, kernels: Sequence[Path]) -> list[tuple[str, str, str]]:
     """Most threads of a block, name and type of the arguments of every kernel."""
     text = subprocess.run(
-        [*compiler.command, "-std=c++17", "-E", "-P", "-x", "c++", str(kernels)],
+        [*compiler.command, "-std=c++17", "-E", "-P", "-x", "c++", "-"],
+        input=_includes(kernels),
         capture_output=True,
         text=True,
         check=True,
@@ -206,14 +220,14 @@ def entry_points(compiler: Compiler, kernels: Path) -> list[tuple[str, str, str]
     return entries
 
 
-def _table(compiler: Compiler, kernels: Path) -> str:
+def _table(compiler: Compiler, kernels: Sequence[Path]) -> str:
     """C++ that defines all kernels and the table in which the fake driver finds them by name."""
     rows = [
         f'    {{"{name}", {threads}, [](const void *a) {{ {name}(*static_cast<const {arguments} *>(a)); }}}},'
         for threads, name, arguments in entry_points(compiler, kernels)
     ]
     lines = [
-        *(f'#include "{kernels}"', "", "using namespace llmctl;", "const emulation::Kernel emulation::kernels[] = {"),
+        *(_includes(kernels), "using namespace llmctl;", "const emulation::Kernel emulation::kernels[] = {"),
         *(*rows, "};", f"const int emulation::num_kernels = {len(rows)};", ""),
     ]
     return "\n".join(lines)

@@ -1,5 +1,5 @@
 /* Kernels with the mistakes that the emulation is there to find, one each, and one without. */
-#include "../../../../../csrc/cuda/device.h"
+#include "../../../../../csrc/common/cuda/device.h"
 
 namespace llmctl {
 

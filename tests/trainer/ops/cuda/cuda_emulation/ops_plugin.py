@@ -2,7 +2,7 @@
 
     python -m pytest -p tests.trainer.ops.cuda.cuda_emulation.ops_plugin tests/trainer/ops/test_rms_norm.py
 
-It loads what csrc/binding registers for CUDA as torch.ops.llmctl before any test asks for the library; the loader takes
+It loads what csrc registers for CUDA as torch.ops.llmctl before any test asks for the library; the loader takes
 what is there. The instruction sets of the CPU's kernels are stubs with one level. From test to test, threads and blocks
 take turns in another order.
 
@@ -41,7 +41,7 @@ class EmulatedOps:
 
     def __init__(self) -> None:
         settings = BuildSettings.from_variables(os.environ)
-        self._cuda = EmulatedCuda(build_emulation(settings, all_kernels()))
+        self._cuda = EmulatedCuda(build_emulation(settings, "kernels", all_kernels()))
         self._orders = cycle(ORDERS)
         load_library(build_emulated_ops(settings))
 

@@ -1,4 +1,4 @@
-/* Included before csrc/launch/driver.cpp, whose driver is the fake one in the same library. */
+/* Included before csrc/common/launch/driver.cpp, whose driver is the fake one in the same library. */
 #ifndef LLMCTL_EMULATION_OWN_PATH_H
 #define LLMCTL_EMULATION_OWN_PATH_H
 

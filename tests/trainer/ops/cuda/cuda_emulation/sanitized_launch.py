@@ -24,7 +24,7 @@ def main(name: str, size: int) -> None:
     """Launch with 32 threads."""
     kernels = Path(__file__).parent / "faulty_kernels.cu"
     settings = BuildSettings.from_variables(os.environ)
-    cuda = EmulatedCuda(build_emulation(settings, kernels, "-fsanitize=address"))
+    cuda = EmulatedCuda(build_emulation(settings, "faulty_kernels", [kernels], "-fsanitize=address"))
     out = torch.zeros(64)
     cuda.launch(name, 32, Faulty(out.data_ptr(), out.data_ptr(), size))
     print("launched")

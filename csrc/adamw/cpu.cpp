@@ -1,0 +1,154 @@
+#include "abi.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "../common/cpu/isa.h"
+#include "../common/cpu/processor.h"
+#include "../common/cpu/results.h"
+
+namespace {
+
+using llmctl::kCacheLine;
+
+/* Elements that are stepped together: as 16-bit elements they fill a cache line. */
+constexpr int64_t kTogether = kCacheLine / 2;
+
+/* Elements between the element that is stepped and the element that is prefetched. Processors prefetch by
+ * themselves, but start again at every page of 4 KiB, and there are five streams. On one core of an Intel Xeon
+ * (Cascade Lake), with gradients and copies in bfloat16, a step over 2^24 elements takes 27 ms with neither
+ * prefetching nor stores past the caches, 22.5 ms with both, and 22 ms where nothing is computed; 192 to 512
+ * elements do as well. On one core of an AMD EPYC it takes 9.5 ms with 64 to 96 elements, 9.7 ms without
+ * prefetching, and longer than that from 160 elements on. */
+inline int64_t elements_ahead() { return llmctl::is_amd() ? 96 : 384; }
+
+struct Constants {
+  float kept, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, over_root_correction2, epsilon, over_divisor;
+};
+
+/* Computed in double: 1 - 0.999 in float has lost four digits. */
+Constants rounded(const llmctl_adamw &c) {
+  return {static_cast<float>(1.0 - c.learning_rate * c.weight_decay),
+          static_cast<float>(c.beta1),
+          static_cast<float>(1.0 - c.beta1),
+          static_cast<float>(c.beta2),
+          static_cast<float>(1.0 - c.beta2),
+          static_cast<float>(c.learning_rate / c.correction1),
+          static_cast<float>(1.0 / std::sqrt(c.correction2)),
+          static_cast<float>(c.epsilon),
+          static_cast<float>(1.0 / c.divisor)};
+}
+
+template <typename G>
+struct Streams {
+  float *master;
+  const G *grad;
+  float *exp_avg, *exp_avg_sq;
+};
+
+/* Elements [first, first + count). put(i, value) takes the masters, with i counted from `first`. */
+template <typename G, typename Put>
+LLMCTL_FN void update(const Streams<G> &streams, const Constants &c, int64_t first, int64_t count, Put put) {
+  float *const master = streams.master + first, *const exp_avg = streams.exp_avg + first;
+  float *const exp_avg_sq = streams.exp_avg_sq + first;
+  const G *const grad = streams.grad + first;
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const float g = static_cast<float>(grad[i]) * c.over_divisor;
+    const float average = c.beta1 * exp_avg[i] + c.one_minus_beta1 * g;
+    const float square = c.beta2 * exp_avg_sq[i] + c.one_minus_beta2 * g * g;
+    const float denominator = std::sqrt(square) * c.over_root_correction2 + c.epsilon;
+    const float updated = master[i] * c.kept - c.step_size * average / denominator;
+    exp_avg[i] = average;
+    exp_avg_sq[i] = square;
+    master[i] = updated;
+    put(i, updated);
+  }
+}
+
+template <typename T>
+LLMCTL_FN void fetch(const T *together) {
+  for (int64_t i = 0; i < kTogether; i += llmctl::kPerLine<T>) __builtin_prefetch(together + i);
+}
+
+/* Calls step(i, count) for kTogether elements from each `i` on while there are as many before `stop`, then for the
+ * rest. */
+template <typename G, typename Step>
+LLMCTL_FN void for_all(const Streams<G> &streams, int64_t i, int64_t stop, Step step) {
+  const int64_t ahead = elements_ahead();
+  for (; i + kTogether <= stop; i += kTogether) {
+    fetch(streams.grad + i + ahead);
+    fetch(streams.master + i + ahead);
+    fetch(streams.exp_avg + i + ahead);
+    fetch(streams.exp_avg_sq + i + ahead);
+    step(i, kTogether);
+  }
+  if (i < stop) step(i, stop - i);
+}
+
+template <typename G>
+void step(const Streams<G> &streams, const Constants &c, int64_t first, int64_t stop) {
+  for_all(streams, first, stop, [&](int64_t start, int64_t count) {
+    update(streams, c, start, count, [](int64_t, float) {});
+  });
+}
+
+/* With kPastCaches a line of memory begins at copy + first. */
+template <bool kPastCaches, typename G, typename C>
+void step_and_copy(const Streams<G> &streams, const Constants &c, C *copy, int64_t first, int64_t stop) {
+  const bool by_instruction = llmctl::rounds_by_instruction<C>();
+  for_all(streams, first, stop, [&](int64_t start, int64_t count) {
+    alignas(kCacheLine) float masters[kTogether];
+    const auto keep = [&](int64_t i, float value) { masters[i] = value; };
+    if (count < kTogether) {
+      update(streams, c, start, count, keep);
+      return llmctl::round_all(copy + start, masters, count);
+    }
+    update(streams, c, start, kTogether, keep);
+    for (int64_t i = 0; i < kTogether; i += llmctl::kPerLine<C>) {
+      llmctl::store_whole_line<kPastCaches>(copy + start + i, masters + i, by_instruction);
+    }
+  });
+}
+
+/* The same, with copies stored past the caches. */
+template <typename G, typename C>
+void step_and_copy_past_caches(const Streams<G> &streams, const Constants &c, C *copy, int64_t first, int64_t stop) {
+  const auto address = reinterpret_cast<uintptr_t>(copy + first);
+  const auto before_line = static_cast<int64_t>(-address % kCacheLine / sizeof(C));
+  const int64_t aligned = std::min(first + before_line, stop);
+  step_and_copy<false>(streams, c, copy, first, aligned);
+  step_and_copy<true>(streams, c, copy, aligned, stop);
+  llmctl::finish_stores(true);
+}
+
+/* Calls visit(T{}) for the types that gradients and copies can have. */
+template <typename Visitor>
+void with_low_dtype(int dtype, Visitor visit) {
+  switch (dtype) {
+    case LLMCTL_FLOAT32: return visit(float{});
+    case LLMCTL_BFLOAT16: return visit(llmctl::bfloat16{});
+    case LLMCTL_FLOAT16: return visit(llmctl::float16{});
+  }
+}
+
+}  // namespace
+
+LLMCTL_CPU_KERNEL(llmctl_cpu_adamw,
+                  (int grad_dtype, int copy_dtype, const llmctl_adamw_tensor *tensor, const llmctl_adamw *constants,
+                   int64_t first, int64_t stop, int past_caches),
+                  (grad_dtype, copy_dtype, tensor, constants, first, stop, past_caches)) {
+  const Constants c = rounded(*constants);
+  const auto t = *tensor;
+  with_low_dtype(grad_dtype, [=](auto of_grad) {
+    using G = decltype(of_grad);
+    const Streams<G> streams{static_cast<float *>(t.master), static_cast<const G *>(t.grad),
+                             static_cast<float *>(t.exp_avg), static_cast<float *>(t.exp_avg_sq)};
+    if (t.copy == nullptr) return step(streams, c, first, stop);
+    with_low_dtype(copy_dtype, [=](auto of_copy) {
+      auto *copy = static_cast<decltype(of_copy) *>(t.copy);
+      if (past_caches != 0) return step_and_copy_past_caches(streams, c, copy, first, stop);
+      step_and_copy<false>(streams, c, copy, first, stop);
+    });
+  });
+}

@@ -1,0 +1,90 @@
+#include "abi.h"
+
+#include <cmath>
+
+#include "../common/torch/cache_size.h"
+#include "../common/torch/cuda_call.h"
+#include "../common/torch/tensor_chunks.h"
+
+namespace llmctl {
+namespace {
+
+/* Bytes of an element: master and two moments in float, and at the least 16 bits each for gradient and copy. */
+constexpr int64_t kLeastBytes = 3 * 4 + 2 * 2;
+
+/* At least one tensor: the dispatcher finds the kind of device by it. */
+using Tensors = std::vector<Tensor>;
+
+struct Cpu {
+  static void step(int grad_dtype, int copy_dtype, const std::vector<llmctl_adamw_tensor> &list, const Tensors &masters,
+                   const llmctl_adamw &constants) {
+    int64_t elements = 0;
+    for (const Tensor &master : masters) elements += master.numel();
+    const bool past_caches = goes_past_caches(elements * kLeastBytes);
+    for_chunks(chunks_of(masters), [&](int64_t, const Chunk &chunk) {
+      llmctl_cpu_adamw(grad_dtype, copy_dtype, &list[chunk.tensor], &constants, chunk.first, chunk.stop, past_caches);
+    });
+  }
+};
+
+struct Cuda {
+  static void step(int grad_dtype, int copy_dtype, const std::vector<llmctl_adamw_tensor> &list, const Tensors &masters,
+                   const llmctl_adamw &constants) {
+    const CudaCall call(masters[0], "adamw_");
+    const int64_t count = static_cast<int64_t>(list.size());
+    call.check(llmctl_cuda_adamw(grad_dtype, copy_dtype, list.data(), count, &constants, call.stream()));
+  }
+};
+
+void check_float(const Tensors &tensors, const char *name) {
+  STD_TORCH_CHECK(tensors[0].scalar_type() == ScalarType::Float, "llmctl::adamw_: ", name, " are not float32");
+}
+
+int low_dtype(const Tensors &tensors, const char *name) {
+  const int dtype = dtype_of(tensors[0], "adamw_");
+  STD_TORCH_CHECK(dtype != LLMCTL_FLOAT64, "llmctl::adamw_: ", name, " are float64");
+  return dtype;
+}
+
+template <typename Device>
+void step(Tensors masters, Tensors grads, Tensors exp_avgs, Tensors exp_avg_sqs, Tensors copies, double learning_rate,
+          double beta1, double beta2, double epsilon, double weight_decay, int64_t number, double divisor) {
+  const char *op = "adamw_";
+  check_list(masters, op, "masters");
+  check_list_like(grads, masters, op, "grads");
+  check_list_like(exp_avgs, masters, op, "exp_avgs");
+  check_list_like(exp_avg_sqs, masters, op, "exp_avg_sqs");
+  check_float(masters, "masters");
+  check_float(exp_avgs, "exp_avgs");
+  check_float(exp_avg_sqs, "exp_avg_sqs");
+  STD_TORCH_CHECK(number >= 1, "llmctl::adamw_: steps are counted from 1");
+  const bool has_copies = !copies.empty();
+  if (has_copies) check_list_like(copies, masters, op, "copies");
+  std::vector<Span> written;
+  for (const Tensors *tensors : {&masters, &exp_avgs, &exp_avg_sqs, &copies}) add_spans(written, *tensors);
+  check_apart(std::move(written), op);
+  std::vector<llmctl_adamw_tensor> list;
+  for (size_t i = 0; i < masters.size(); ++i) {
+    list.push_back({mutable_data(masters[i]), data(grads[i]), mutable_data(exp_avgs[i]), mutable_data(exp_avg_sqs[i]),
+                    has_copies ? mutable_data(copies[i]) : nullptr, masters[i].numel()});
+  }
+  const double steps = static_cast<double>(number);
+  const llmctl_adamw constants{learning_rate, beta1, beta2, epsilon, weight_decay, 1.0 - std::pow(beta1, steps),
+                               1.0 - std::pow(beta2, steps), divisor};
+  const int copy_dtype = has_copies ? low_dtype(copies, "copies") : LLMCTL_FLOAT32;
+  Device::step(low_dtype(grads, "grads"), copy_dtype, list, masters, constants);
+}
+
+}  // namespace
+}  // namespace llmctl
+
+STABLE_TORCH_LIBRARY_FRAGMENT(llmctl, library) {
+  library.def(
+      "adamw_(Tensor(a!)[] masters, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, "
+      "Tensor(d!)[] copies, float learning_rate, float beta1, float beta2, float epsilon, float weight_decay, "
+      "int step, float divisor) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(llmctl, CPU, library) { library.impl("adamw_", TORCH_BOX(&llmctl::step<llmctl::Cpu>)); }
+
+STABLE_TORCH_LIBRARY_IMPL(llmctl, CUDA, library) { library.impl("adamw_", TORCH_BOX(&llmctl::step<llmctl::Cuda>)); }

@@ -1,0 +1,3 @@
+#include "abi.h"
+
+extern "C" const char *llmctl_kernels_abi(void) { return LLMCTL_SOURCES; }
