@@ -123,7 +123,7 @@ def connect_gradients(
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     fetched: dict[str, None] = {}
-    accumulators = ("row_sink",) if by_autograd else ("gradient_sink", "row_sink")
+    accumulators = ("row_accumulator",) if by_autograd else ("gradient_accumulator", "row_accumulator")
     for module in (module for chunk in chunks for module in chunk.modules()):
         for attribute, parameter in module.named_parameters(recurse=False):
             name = names[id(parameter)]

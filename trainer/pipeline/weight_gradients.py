@@ -80,7 +80,7 @@ def deferring(chunk: nn.Module) -> Iterator[WeightGradientQueue]:
     modules = [
         cast(_TakesGradientAccumulator, module)
         for module in chunk.modules()
-        if getattr(module, "gradient_sink", None) is not None
+        if getattr(module, "gradient_accumulator", None) is not None
     ]
     accumulators = [module.gradient_accumulator for module in modules]
     for module, accumulator in zip(modules, accumulators, strict=True):

@@ -262,7 +262,7 @@ def test_weight_gradients_may_be_computed_later(without_recompute, form):
     model = build_model(config, VOCAB_SIZE, ParallelMesh.build(config, 0, 1), ProcessGroups(), torch.device("cpu"))
     queues = []
     for module in model.chunks[0].modules():
-        if hasattr(module, "gradient_sink"):
+        if hasattr(module, "gradient_accumulator"):
             module.gradient_accumulator = Queue(module.gradient_accumulator)
             queues.append(module.gradient_accumulator)
     finish = model.gradients.finish
