@@ -182,7 +182,7 @@ def refuse_others(_rank, _world_size, root):
     with pytest.raises(CheckpointError, match="has no tensor"):
         load_weights(path, deeper)
     shallower, _ = build(config_of(model={"num_layers": 1}), 0, 1)
-    with pytest.raises(CheckpointError, match="which this model has not"):
+    with pytest.raises(CheckpointError, match="which this model does not have"):
         load_weights(path, shallower)
     momentum, optimizer = build(config_of(optimizer={"optimizer": "sgd"}), 0, 1)
     with pytest.raises(CheckpointError, match="no_load_optim"):
@@ -296,7 +296,7 @@ def test_latest_is_the_pointer_or_else_the_newest_sound_one(tmp_path):
     path, note = find_latest(tmp_path)
     assert path == checkpoint_path(tmp_path, 30)
     assert "iter_0000020" in note
-    assert "going on from iter_0000030" in note
+    assert "resuming from iter_0000030" in note
     (checkpoint_path(tmp_path, 30) / "metadata.json").write_text("{")
     assert find_latest(tmp_path)[0] == checkpoint_path(tmp_path, 10)
     (tmp_path / LATEST).unlink()
@@ -335,7 +335,7 @@ def test_start_point_is_checked_before_anything_starts(tmp_path):
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         check_start_point(CheckpointConfig(load=nothing), tmp_path)
     check_start_point(CheckpointConfig(load=nothing), tmp_path / "nothing")
-    with pytest.raises(ConfigError, match=f"is a single checkpoint; name the folder that holds it, {tmp_path}"):
+    with pytest.raises(ConfigError, match=f"is a single checkpoint; name the folder that contains it, {tmp_path}"):
         check_start_point(CheckpointConfig(load=str(fake(tmp_path, 3))), None)
     with pytest.raises(ConfigError, match="choose another folder"):
         check_start_point(CheckpointConfig(load=nothing, finetune=True), tmp_path / "nothing")

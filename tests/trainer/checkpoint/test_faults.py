@@ -72,7 +72,10 @@ def full_disk(rank, world_size, root, config):
 
 def test_failing_write_is_one_sentence_and_keeps_the_older_checkpoint(ranks, tmp_path):
     first, second = ranks.run(full_disk, tmp_path, config_of(tp=2), world_size=2)
-    assert first == ("PeerFailedError", "the checkpoint of iteration 2 could not be written: another rank says why")
+    assert first == (
+        "PeerFailedError",
+        "the checkpoint of iteration 2 could not be written: another rank reports the cause",
+    )
     assert second[0] == "CheckpointError"
     assert str(tmp_path) in second[1]
     assert "File too large; the last complete one is iter_0000001" in second[1]
@@ -90,7 +93,10 @@ def refuse_to_write(patch, rank):
 
 def test_whatever_fails_on_one_rank_is_told_to_the_others(ranks, tmp_path):
     first, second = ranks.run(save, tmp_path, config_of(tp=2), refuse_to_write)
-    assert first == ("PeerFailedError", "the checkpoint of iteration 1 could not be written: another rank says why")
+    assert first == (
+        "PeerFailedError",
+        "the checkpoint of iteration 1 could not be written: another rank reports the cause",
+    )
     assert second == ("RuntimeError", "no memory for a copy")
     assert list(tmp_path.iterdir()) == []
 
@@ -127,8 +133,8 @@ def write_indexes(folder, *of_ranks):
 @pytest.mark.parametrize(
     ("second", "says"),
     [
-        (([4, 6], "F32", (10, 22)), "what the ranks hold of w is not the whole tensor, once"),
-        (([4, 6], "F32", (14, 24)), "what the ranks hold of w is not the whole tensor, once"),
+        (([4, 6], "F32", (10, 22)), "the ranks' parts of w do not cover the tensor exactly once"),
+        (([4, 6], "F32", (14, 24)), "the ranks' parts of w do not cover the tensor exactly once"),
         (([4, 6], "BF16", (12, 24)), r"w is F32 \[4, 6\] on one rank, BF16 \[4, 6\] on another"),
         (([4, 7], "F32", (12, 24)), r"w is F32 \[4, 6\] on one rank, F32 \[4, 7\] on another"),
     ],
@@ -190,7 +196,7 @@ def refuse_to_choose(patch, _rank):
 def test_whatever_one_rank_cannot_read_is_told_to_the_others(ranks, tmp_path):
     config = config_of(tp=2)
     assert ranks.run(save, tmp_path, config) == [None, None]
-    peer = ("PeerFailedError", f"{checkpoint_path(tmp_path, 1)} cannot be read: another rank says why")
+    peer = ("PeerFailedError", f"{checkpoint_path(tmp_path, 1)} cannot be read: another rank reports the cause")
     assert ranks.run(load, tmp_path, config, None, refuse_to_read) == [peer, ("RuntimeError", "no memory for a map")]
     first, second = ranks.run(load, tmp_path, config, config_of(tp=2, model={"norm_epsilon": 1e-6}))
     assert first == peer
@@ -198,7 +204,7 @@ def test_whatever_one_rank_cannot_read_is_told_to_the_others(ranks, tmp_path):
     assert "norm_epsilon" in second[1]
     first, second = ranks.run(load, tmp_path, config, None, refuse_to_choose)
     assert first == ("RuntimeError", "a folder like no other")
-    assert second == ("PeerFailedError", "rank 0 found no checkpoint that can be read, and says why")
+    assert second == ("PeerFailedError", "rank 0 found no readable checkpoint and reports the cause")
     assert ranks.run(load, tmp_path, config) == [None, None]
 
 

@@ -17,7 +17,7 @@ from tests.trainer.spawn import Ranks
 from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_path
 from trainer.checkpoint.load import load_training_state
 from trainer.checkpoint.metadata import StoredPart, StoredTensor, load_metadata
-from trainer.checkpoint.regions import are_a_partition, overlap, regions_of_flat_range
+from trainer.checkpoint.regions import is_partition, overlap, regions_of_flat_range
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.save import CheckpointWriter, stored_shape
 from trainer.process.progress import TrainingProgress
@@ -69,7 +69,7 @@ def elements(offset, extent):
     return itertools.product(*(range(first, first + length) for first, length in zip(offset, extent, strict=True)))
 
 
-def test_boxes_are_a_partition_where_they_hold_every_element_once():
+def test_boxes_is_partition_where_they_hold_every_element_once():
     random, outcomes = Random(5), Counter()
     for _ in range(3000):
         shape = tuple(random.randint(1, 3) for _ in range(random.randint(1, 3)))
@@ -82,7 +82,7 @@ def test_boxes_are_a_partition_where_they_hold_every_element_once():
             boxes.append((tuple(first + random.randint(-1, 1) for first in offset), extent))
         counts = Counter(element for box in boxes for element in elements(*box))
         expected = counts == Counter(elements(nowhere, shape))
-        assert are_a_partition(boxes, shape) is expected, (boxes, shape)
+        assert is_partition(boxes, shape) is expected, (boxes, shape)
         outcomes[expected] += 1
     assert min(outcomes[True], outcomes[False]) > 500
 
