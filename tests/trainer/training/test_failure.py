@@ -19,7 +19,7 @@ from trainer.distributed.mesh import ParallelMesh
 from trainer.process.heartbeat import Heartbeat
 from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import RunDirectory
-from trainer.training.peer_failure import PeerLoss
+from trainer.training.peer_failure import PeerFailure
 from trainer.training.pretraining import _Attempt, _report
 
 WORLD_SIZE = 4
@@ -84,12 +84,12 @@ def test_the_rank_that_raises_is_the_cause_and_the_others_are_consequences(tmp_p
     assert sorted(error["rank"] for error in others) == [0, 1, 2]
     for error in others:
         assert error["consequence"] is True
-        assert error["message"].startswith("lost its peers in ")
+        assert error["message"].startswith("peer failure in ")
         assert error["time"] - first["time"] < LONG_S
         # Who raised has said so, and is not missed.
-        assert "no word from rank 3" not in error["message"]
+        assert "no error record from rank 3" not in error["message"]
         coordinates = error["coordinates"]
-        assert f"trainer: {coordinates} at iteration {error['iteration']} lost its peers" in log(job.run, error["rank"])
+        assert f"trainer: {coordinates} at iteration {error['iteration']}: peer failure" in log(job.run, error["rank"])
         assert "Traceback" not in log(job.run, error["rank"])
 
 
@@ -105,7 +105,7 @@ def test_a_killed_rank_is_missed_by_those_that_talked_to_it(tmp_path):
     assert all(error["consequence"] for error in found)
     assert all(killed <= error["time"] < killed + LONG_S for error in found)
     # Which of its peers were talking to it just then is left to chance.
-    assert any("no word from rank 1 (pp 0, dp 0, tp 1) (process " in error["message"] for error in found)
+    assert any("no error record from rank 1 (pp 0, dp 0, tp 1) (process " in error["message"] for error in found)
 
 
 def die_in_the_middle_of_the_second_iteration():
@@ -129,8 +129,8 @@ def test_a_rank_that_is_killed_under_zero_3_is_missed_by_its_replicas(tmp_path):
         assert job.ends([0, 1], 200.0) == [1, -signal.SIGKILL]
     (found,) = errors(job.run)
     # Between two micro-batches nothing but torch's own wrappers talks.
-    assert found["message"].startswith("lost its peers in 'forward and backward' over dp x cp (rank 1): ")
-    assert "no word from rank 1 (pp 0, dp 1, tp 0) (process " in found["message"]
+    assert found["message"].startswith("peer failure in 'forward and backward' over dp x cp (rank 1): ")
+    assert "no error record from rank 1 (pp 0, dp 1, tp 0) (process " in found["message"]
 
 
 def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
@@ -145,10 +145,10 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
     assert all(error["time"] - began < TIMEOUT_S + GRACE_S / 2 for error in found)
     assert all(error["consequence"] for error in found)
     # Some wait for it, the others for those who wait.
-    waiting = next(e for e in found if "no word from rank 2 (pp 1, dp 0, tp 0) (process " in e["message"])
-    assert waiting["message"].startswith("waited in vain for its peers in '")
+    waiting = next(e for e in found if "no error record from rank 2 (pp 1, dp 0, tp 0) (process " in e["message"])
+    assert waiting["message"].startswith("peer timeout in '")
     assert "Timed out" in waiting["message"]
-    assert "when it began '" in waiting["message"]
+    assert "at the start of '" in waiting["message"]
     assert "Traceback" in log(job.run, waiting["rank"])  # where it waited
 
 
@@ -159,7 +159,7 @@ def test_a_rank_that_never_comes_is_missed_in_the_rendezvous(tmp_path):
     for error in errors(job.run):
         assert "'rendezvous'" in error["message"]
         assert error["consequence"] is True
-    assert any("no word from rank 2 (pp 1, dp 0, tp 0) (never heard of)" in e["message"] for e in errors(job.run))
+    assert any("no error record from rank 2 (pp 1, dp 0, tp 0) (no heartbeat)" in e["message"] for e in errors(job.run))
 
 
 @pytest.mark.timeout(400)
@@ -209,7 +209,7 @@ GLOO_GONE = (
     ],
 )
 def test_words_of_the_backends(error, is_late):
-    loss = PeerLoss.of(error, MESH, "optimizer")
+    loss = PeerFailure.of(error, MESH, "optimizer")
     assert loss is not None
     assert loss.is_late == is_late
     assert (loss.axis, loss.peers) == ("", (1, 2, 3))  # nothing was called that talks over an axis
@@ -232,12 +232,12 @@ LOCAL_CAUSES = [
 
 @pytest.mark.parametrize("error", LOCAL_CAUSES, ids=str)
 def test_other_errors_are_causes_of_their_own(error):
-    assert PeerLoss.of(error, MESH, "data") is None
+    assert PeerFailure.of(error, MESH, "data") is None
 
 
 def test_who_is_alone_has_lost_nobody():
     alone = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
-    assert PeerLoss.of(RuntimeError(GLOO_GONE), alone, "data") is None
+    assert PeerFailure.of(RuntimeError(GLOO_GONE), alone, "data") is None
 
 
 def lost_in(module, mesh):
@@ -250,7 +250,7 @@ def lost_in(module, mesh):
     exec("def talk():\n    fail()", names)
     with pytest.raises(RuntimeError) as caught:
         names["talk"]()
-    loss = PeerLoss.of(caught.value, mesh, "forward and backward")
+    loss = PeerFailure.of(caught.value, mesh, "forward and backward")
     assert loss is not None
     return loss
 
@@ -278,7 +278,7 @@ def test_the_axis_is_that_of_the_innermost_place_that_talks(module, axis, peers)
 
 def test_the_sentence_names_axis_and_ranks():
     assert lost_in("trainer.pipeline.communication", MESH).sentence(MESH, None) == (
-        "lost its peers in 'forward and backward' over pp (rank 2): Connection closed by peer [10.0.0.2]:41872"
+        "peer failure in 'forward and backward' over pp (rank 2): Connection closed by peer [10.0.0.2]:41872"
     )
 
 
@@ -294,14 +294,14 @@ def test_without_a_run_directory_the_place_is_printed(capsys):
     except RuntimeError as error:
         assert _report(attempt, error) == 1
     printed = capsys.readouterr().err
-    assert "rank 0 (pp 0, dp 0, tp 0) at iteration 0 lost its peers in 'start' (rank 1, 2, 3): " in printed
+    assert "rank 0 (pp 0, dp 0, tp 0) at iteration 0: peer failure in 'start' (rank 1, 2, 3): " in printed
     assert "Traceback" in printed
 
 
 def test_many_silent_ranks_are_counted(tmp_path):
     mesh = ParallelMesh(tp=1, pp=1, dp=20, rank=0)
-    loss = PeerLoss.of(RuntimeError("Timed out waiting 9000ms"), mesh, "optimizer")
+    loss = PeerFailure.of(RuntimeError("Timed out waiting 9000ms"), mesh, "optimizer")
     run = RunDirectory(tmp_path)
     sentence = loss.sentence(mesh, run, loss.peers)
     assert "(rank 1, 2, 3, 4, 5, 6, 7, 8, ...)" in sentence
-    assert sentence.endswith("rank 4 (pp 0, dp 4, tp 0) (never heard of) and 15 more")
+    assert sentence.endswith("rank 4 (pp 0, dp 4, tp 0) (no heartbeat) and 15 more")

@@ -74,7 +74,7 @@ def test_run_that_is_done_says_so_and_evaluation_repeats_the_same_samples(tmp_pa
     before = (run / "metrics.jsonl").read_text()
     with start(run, "pp2", number=2, training={"train_iters": 2}, optimizer=FLAT) as again:
         assert again.finish() == "completed"
-    assert "nothing left to do: iteration 2 has reached train_iters 2" in log(run, number=2)
+    assert "nothing left to train: iteration 2 has reached train_iters 2" in log(run, number=2)
     assert (run / "metrics.jsonl").read_text() == before
 
 
@@ -133,8 +133,8 @@ def test_dead_rank_takes_the_other_along_at_once(tmp_path):
     found = error(run, 0)
     assert found["iteration"] >= 1
     assert found["consequence"] is True
-    assert f"rank 0 (pp 0, dp 0, tp 0) at iteration {found['iteration']} lost its peers in " in log(run)
-    assert "no word from rank 1 (pp 0, dp 0, tp 1)" in log(run)
+    assert f"rank 0 (pp 0, dp 0, tp 0) at iteration {found['iteration']}: peer failure in " in log(run)
+    assert "no error record from rank 1 (pp 0, dp 0, tp 1)" in log(run)
 
 
 def test_missing_checkpoint_to_start_from(tmp_path):
