@@ -1,4 +1,4 @@
-"""The test harness itself: results, failures and hangs all come home, and nothing stays behind."""
+"""The test harness itself: results, failures and hangs reach the caller, and no process stays behind."""
 
 import os
 import time

@@ -77,9 +77,9 @@ def read_training_state(
     Raises:
         CheckpointError: as load_training_state.
     """
-    metadata, wanted = load_metadata(checkpoint), optimizer.tensors()
+    metadata, requested = load_metadata(checkpoint), optimizer.tensors()
     _check_same_model(checkpoint, metadata.tensors["model"], model)
-    moments = wanted.keys() - {"master"}
+    moments = requested.keys() - {"master"}
     if metadata.optimizer is None or not moments <= metadata.tensors.keys():
         has = metadata.optimizer["name"] if metadata.optimizer else "none"
         raise AnotherModelError(
@@ -87,14 +87,14 @@ def read_training_state(
             "to continue from its weights alone, name its folder as checkpoint.load with no_load_optim: true, and save "
             "to another folder"
         )
-    masters, stored_masters = wanted.get("master", {}), metadata.tensors.get("master", {})
+    masters, stored_masters = requested.get("master", {}), metadata.tensors.get("master", {})
     with _Reader(checkpoint, model) as reader:
         for shard in model.gradients.parameter_shards:
             # A weight in fp32 is its own master, in the files as in memory. 16-bit weights are copies of their masters.
             kind = "master" if shard.name in stored_masters else "model"
             reader.fill(metadata, kind, shard.name, masters.get(shard.name, shard.weight))
             for moment in moments:
-                reader.fill(metadata, moment, shard.name, wanted[moment][shard.name])
+                reader.fill(metadata, moment, shard.name, requested[moment][shard.name])
     return metadata
 
 
@@ -171,25 +171,25 @@ class _Reader(ExitStack):
         except (OSError, SafetensorError, KeyError) as error:
             raise CheckpointError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
 
-    def _fill_region(self, what: str, stored: _Parts, wanted: Region, target: Tensor) -> None:
+    def _fill_region(self, what: str, stored: _Parts, requested: Region, target: Tensor) -> None:
         """Copy a region of the global tensor from all parts that overlap with it."""
         found = 0
         # If one part has the whole region, counting elements is enough to detect gaps and overlaps.
         is_filled: Tensor | None = None
-        for part in stored.near(wanted):
+        for part in stored.near(requested):
             source: Tensor | None = None
             for region in regions_of_flat_range(part.offset, part.shape, part.start, part.stop):
-                common = overlap(wanted.offset, wanted.shape, region.offset, region.shape)
+                common = overlap(requested.offset, requested.shape, region.offset, region.shape)
                 if common is None:
                     continue
                 source = self._map(what, part) if source is None else source
                 first = region.start - part.start
                 block = source[first : first + math.prod(region.shape)].view(region.shape)
-                _cut(target, wanted.offset, *common).copy_(_cut(block, region.offset, *common))
+                _cut(target, requested.offset, *common).copy_(_cut(block, region.offset, *common))
                 found += math.prod(common[1])
-                if common[1] != wanted.shape:
-                    is_filled = torch.zeros(wanted.shape, dtype=torch.bool) if is_filled is None else is_filled
-                    _cut(is_filled, wanted.offset, *common).fill_(True)
+                if common[1] != requested.shape:
+                    is_filled = torch.zeros(requested.shape, dtype=torch.bool) if is_filled is None else is_filled
+                    _cut(is_filled, requested.offset, *common).fill_(True)
         filled = found if is_filled is None else int(is_filled.sum())
         if found != target.numel() or filled != target.numel():
             problem = "overlaps itself" if found > filled or found > target.numel() else "is incomplete"
@@ -223,9 +223,9 @@ class _Parts:
         # Largest stop so far: no part before the first place where this exceeds a row reaches that row.
         self._stops = list(accumulate((stop for _, stop, _ in spans), max))
 
-    def near(self, wanted: Region) -> list[StoredPart]:
+    def near(self, requested: Region) -> list[StoredPart]:
         """All parts that may have elements in a region of the global tensor."""
-        first, stop = wanted.offset[0], wanted.offset[0] + wanted.shape[0]
+        first, stop = requested.offset[0], requested.offset[0] + requested.shape[0]
         return self._parts[bisect_right(self._stops, first) : bisect_left(self._firsts, stop)]
 
 

@@ -92,13 +92,13 @@ def restore(
         CheckpointError: the chosen checkpoint cannot be read or has another model.
         PeerFailedError: another rank met such an error.
     """
-    wanted = config.checkpoint
-    roots = {_OWN: save, _START_POINT: Path(wanted.load).expanduser() if wanted.load else None}
+    checkpoint = config.checkpoint
+    roots = {_OWN: save, _START_POINT: Path(checkpoint.load).expanduser() if checkpoint.load else None}
     source, path = _agree_on_checkpoint(roots, model.mesh.rank, device)
     if path is None:
         return None
     seed = progress.seed
-    weights_only = wanted.no_save_optim if source == _OWN else wanted.finetune or wanted.no_load_optim
+    weights_only = checkpoint.no_save_optim if source == _OWN else checkpoint.finetune or checkpoint.no_load_optim
     problem: Exception | None = None
     try:
         _check_same_architecture(path, config)
@@ -114,13 +114,13 @@ def restore(
         model.gradients.wait_for_weights()
     else:
         resume_optimizer(metadata, model, optimizer)
-    if source == _START_POINT and wanted.finetune:
+    if source == _START_POINT and checkpoint.finetune:
         return path
     try:
         progress.load(metadata.progress)
     except KeyError as error:
         raise CheckpointError(f"{path / METADATA}: progress has no {error}") from None
-    if source == _START_POINT and wanted.no_load_rng:
+    if source == _START_POINT and checkpoint.no_load_rng:
         progress.seed = seed
     return path
 

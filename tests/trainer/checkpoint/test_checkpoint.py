@@ -1,4 +1,4 @@
-"""Checkpoints: any layout reads any other's, nothing that goes wrong costs an older one."""
+"""Checkpoints: every layout loads every other layout's, and no failure damages an older checkpoint."""
 
 import json
 from datetime import timedelta
@@ -30,7 +30,7 @@ from trainer.parallel_model import build_model
 from trainer.planning.build_config import build_config
 from trainer.process.progress import TrainingProgress
 
-VOCAB_SIZE = 50  # padded to 56 or 64, so that every layout pads otherwise
+VOCAB_SIZE = 50  # padded to 56 or 64, depending on the layout
 CPU = torch.device("cpu")
 
 
@@ -68,7 +68,7 @@ def build(config, rank, world_size):
 
 
 def wholes(model, seed):
-    """A made-up gradient for each parameter, the same global numbers on every layout."""
+    """A made-up gradient for each parameter, with the same global numbers on every layout."""
     for name, layout in model.layouts.items():
         generator = torch.Generator().manual_seed(sum(name.encode()) * 1000 + seed)
         rows = layout.valid_rows or layout.global_shape[0]
@@ -95,7 +95,7 @@ def save(rank, world_size, root, config, steps):
 
 
 def load_and_compare(rank, world_size, root, config, steps):
-    """Largest difference between a model loaded and one trained here, before and after one more step."""
+    """Largest difference between a loaded model and one trained here, before and after one more step."""
     trained, its_optimizer = build(config, rank, world_size)
     for number in range(steps):
         step(trained, its_optimizer, number)
@@ -124,7 +124,7 @@ def test_any_layout_reads_any_other(ranks, tmp_path, written, read):
     config = config_of(*read[:2])
     results = ranks.run(load_and_compare, tmp_path, config, 3, world_size=read[0] * read[1] * read[2])
     for differences, progress, name in results:
-        # The norm that clips is summed in another order on another layout.
+        # The clipping norm is summed in another order on another layout.
         assert max(differences) < (1e-12 if written == read else 1e-6), differences
         assert (progress.iteration, progress.consumed_samples, progress.interval_loss) == (3, 24, 0.1)
         assert name == "iter_0000003"
@@ -207,7 +207,7 @@ def test_every_stage_refuses_what_it_has_no_place_for(ranks, tmp_path):
 
 
 def surplus(rank, world_size, root, config):
-    """Name of the tensor that this rank's stage complains about."""
+    """Name of the tensor in the error of this rank's stage."""
     model, _ = build(config, rank, world_size)
     try:
         load_weights(checkpoint_path(root, 1), model)

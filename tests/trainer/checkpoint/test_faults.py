@@ -1,4 +1,4 @@
-"""What goes wrong while a checkpoint is written or read: on one rank only, between two steps, behind a cache."""
+"""Faults during save and load of a checkpoint: on one rank only, between two steps, behind a cache."""
 
 import contextlib
 import io
@@ -36,7 +36,7 @@ def ranks():
 
 
 def save(rank, world_size, root, config, breaks=None):
-    """Save; what it failed with. ``breaks`` is called with a MonkeyPatch before."""
+    """Save, and return the error. ``breaks`` is called with a MonkeyPatch before."""
     model, optimizer = build(config, rank, world_size)
     writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU)
     writer.prepare(rank)
@@ -51,7 +51,7 @@ def save(rank, world_size, root, config, breaks=None):
 
 
 def full_disk(rank, world_size, root, config):
-    """Save once, then again where rank 1 may write no more than a few bytes to any file."""
+    """Save once, then again with a limit of a few bytes per file on rank 1."""
     model, optimizer = build(config, rank, world_size)
     writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU)
     writer.prepare(rank)
@@ -140,7 +140,7 @@ def write_indexes(folder, *of_ranks):
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(tmp_path, second, says):
-    """The first leaves a gap as large as its overlap."""
+    """In the first case the gap is as large as the overlap."""
     writers = write_indexes(tmp_path, ([4, 6], "F32", (0, 12)), second)
     with pytest.raises(CheckpointError, match=says):
         _gather_indexes(tmp_path, writers)
@@ -149,13 +149,13 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path, second, says):
 
 
 def hide_lists(patch, _rank):
-    """As where a node's cache has not heard of what other nodes made."""
+    """Simulate a node's cache that lacks the files of other nodes."""
     patch.setattr(Path, "glob", lambda *_: iter(()))
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_parts_are_found_without_a_list_of_the_folder(ranks, tmp_path, tp):
-    """With tp 1 the second rank has copies only, and writes nothing."""
+    """With tp 1 the second rank has only copies, and writes nothing."""
     assert ranks.run(save, tmp_path, config_of(tp=tp), hide_lists) == [None, None]
     assert damage(checkpoint_path(tmp_path, 1)) is None
     files = {path.name for path in checkpoint_path(tmp_path, 1).iterdir()}
@@ -164,7 +164,7 @@ def test_parts_are_found_without_a_list_of_the_folder(ranks, tmp_path, tp):
 
 
 def load(rank, world_size, root, config, others=None, breaks=None):
-    """Restore, the second rank with the config ``others``; what it failed with."""
+    """Restore, on the second rank with the config ``others``, and return the error."""
     if others is not None and rank == 1:
         config = others
     model, optimizer = build(config, rank, world_size)
@@ -209,12 +209,12 @@ def test_whatever_one_rank_cannot_read_is_told_to_the_others(ranks, tmp_path):
 
 
 class Killed(BaseException):
-    """Nothing runs after it."""
+    """Stands for a kill: no code of the process runs after it."""
 
 
 @pytest.fixture
 def replaced(tmp_path, monkeypatch):
-    """A function that replaces checkpoint 5 and meets an error between the two renames."""
+    """A function that replaces checkpoint 5 and raises an error between the two renames."""
 
     def replace(error):
         old = fake(tmp_path, 5)

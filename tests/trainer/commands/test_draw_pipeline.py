@@ -1,4 +1,4 @@
-"""The painted table shows what the table says, in a terminal, in a pipe and as SVG."""
+"""The drawing shows the content of the table, in a terminal, in a pipe and as SVG."""
 
 import os
 import pty
@@ -38,7 +38,7 @@ def test_plain_rows_are_on_one_time_scale(capsys):
 
 
 def test_durations_are_those_of_a_whole_rank(capsys):
-    """So that schedules with more chunks can be compared: each chunk takes its share."""
+    """Schedules with more chunks stay comparable: each chunk takes its share."""
     flags = ["--pipeline-model-parallel-size", "2", "--num-micro-batches", "2", "--forward", "2"]
     times = []
     for more in (["--schedule", "1f1b"], ["--schedule", "interleaved", "--chunks", "4"]):
@@ -106,7 +106,7 @@ def test_a_terminal_gets_colours_and_panels_of_its_width():
         try:
             while part := os.read(ours, 65536):
                 written += part
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # Linux reports the closed other end this way
             pass
     os.close(ours)
     assert process.returncode == 0

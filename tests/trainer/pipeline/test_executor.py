@@ -1,4 +1,4 @@
-"""Every schedule gives the gradients of one process; evaluation and logits too, and they leave training as it was."""
+"""Every schedule gives the gradients of one process; evaluation and logits do not change the training state."""
 
 from datetime import timedelta
 
@@ -32,7 +32,7 @@ def serials():
 @pytest.mark.parametrize("schedule", SCHEDULE_KINDS)
 @pytest.mark.parametrize(("pp", "micro_batches"), [(2, 5), (3, 2), (4, 4)])
 def test_every_schedule_gives_the_gradients_of_one_process(ranks, serials, schedule, pp, micro_batches):
-    """Bit for bit: micro-batches are summed in their order. More, fewer and as many of them as ranks."""
+    """Bitwise: micro-batches are summed in order. More and fewer micro-batches than ranks, and equally many."""
     case = Case(model="llama", pp=pp, schedule=schedule, micro_batches=micro_batches)
     assert problems(case, compare(ranks, serials, case)) == []
 
@@ -52,7 +52,7 @@ def test_weight_gradients_are_put_off_where_activations_are_recomputed(ranks, se
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v"])
 def test_schedules_of_a_single_rank(ranks, serials, schedule):
-    """Everything is handed over on the rank itself; the sums are the same."""
+    """All messages stay on the rank itself; the sums are the same."""
     case = Case(model="llama", schedule=schedule, micro_batches=3)
     assert problems(case, compare(ranks, serials, case)) == []
 
@@ -65,7 +65,7 @@ def build(rank, world_size, case):
 
 
 EVALUATED = (16, 5)
-"""Lengths of text: what is trained on, and one that no number of ranks divides."""
+"""Lengths of text: the training length, and one that no number of ranks divides."""
 
 
 def evaluate(rank, world_size, case):
@@ -119,7 +119,7 @@ def logits_of(rank, world_size, case, length):
 
 
 def test_full_experts_drop_nobody_outside_of_training(ranks):
-    """Else a later token could take an earlier one's place, and what a text's end is would change what comes before."""
+    """Otherwise a later token could take an earlier one's place, and the text's end would change its beginning."""
     case = Case(model="capacity")
     [whole], [part] = (ranks.run(logits_of, case, length, world_size=1) for length in (16, 5))
     np.testing.assert_allclose(whole[:, :5], part, atol=1e-5)
@@ -179,7 +179,7 @@ def test_evaluation_leaves_no_trace_in_training(ranks, schedule):
 
 
 def outputs_alive(rank, world_size, case):
-    """Most outputs of this rank that were in memory at the end of any of its forwards."""
+    """Maximum number of this rank's outputs in memory at the end of any of its forwards."""
     model = build(rank, world_size, case)
     outputs, counts = [], []
 

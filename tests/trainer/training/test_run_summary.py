@@ -1,4 +1,4 @@
-"""What a run says of itself before it begins."""
+"""The run summary before the first step."""
 
 from __future__ import annotations
 
