@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParallelModel:
-    """This rank's part of the model and its gradient store. Names are global, in order of use in forward."""
+    """This rank's part of the model and its gradient store.
+
+    Names are global, in order of use in forward.
+    """
 
     chunks: tuple[GPTStage, ...]
     """This rank's virtual stages, in order of the forward pass."""

@@ -1,4 +1,4 @@
-"""Names in a checkpoint folder, and an order of steps that survives a kill at any instant. Torch-free.
+"""Names in a checkpoint folder, and publication that survives a kill. Torch-free.
 
 A checkpoint is complete when its folder has its final name: its files are on the disk before the rename, and the
 rename is on the disk before ``latest_checkpointed_iteration.txt`` names it (POSIX rename(2) is atomic).
@@ -23,11 +23,17 @@ _ASIDE = re.compile(r"\.(iter_\d{7,})\.old-(\d+)")
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written or read. The message is one sentence that names the folder."""
+    """A checkpoint cannot be written or read.
+
+    The message is one sentence that names the folder.
+    """
 
 
 class AnotherModelError(CheckpointError):
-    """A checkpoint is whole, but does not match the config's model or optimizer: a mistake in the config."""
+    """A sound checkpoint has another model or optimizer than the config.
+
+    This is a mistake in the config.
+    """
 
 
 def checkpoint_path(root: Path, iteration: int) -> Path:
@@ -49,7 +55,10 @@ def complete_iterations(root: Path) -> list[int]:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Damage of a checkpoint, by its metadata and the sizes of its files; None if it is sound."""
+    """Damage of a checkpoint; None if it is sound.
+
+    Compares the metadata with the sizes of the files.
+    """
     if not checkpoint.is_dir():
         return "is missing"
     try:
@@ -61,7 +70,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def find_latest(root: Path) -> tuple[Path | None, str | None]:
-    """The checkpoint to resume from, and a sentence if this is not the expected one.
+    """The checkpoint to resume from, and a warning if it is unexpected.
 
     The choice is the checkpoint that latest_checkpointed_iteration.txt names; if it is missing or damaged, the newest
     sound one.

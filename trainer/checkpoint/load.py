@@ -72,7 +72,9 @@ def read_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
 def read_training_state(
     checkpoint: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer
 ) -> CheckpointMetadata:
-    """Fill this rank's masters and moments, and weights that are their own masters. Each rank reads alone.
+    """Fill this rank's masters and moments, and weights that are their own masters.
+
+    Each rank reads alone.
 
     Raises:
         CheckpointError: as load_training_state.
@@ -99,7 +101,10 @@ def read_training_state(
 
 
 def resume_optimizer(metadata: CheckpointMetadata, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> None:
-    """Set the counters, and bring the loaded state to the weights of all ranks. Collective: all ranks."""
+    """Set the counters, and bring the loaded state to the weights of all ranks.
+
+    Collective: all ranks.
+    """
     assert metadata.optimizer is not None
     optimizer.restore(int(metadata.optimizer["steps"]), metadata.loss_scaler)
     model.gradients.wait_for_weights()
@@ -127,7 +132,10 @@ def _check_same_model(checkpoint: Path, stored: Mapping[str, StoredTensor], mode
 
 
 def _belongs_here(name: str, model: ParallelModel) -> bool:
-    """True if this rank's stage would hold the tensor. Surplus layers belong to all ranks."""
+    """True if this rank's stage would hold the tensor.
+
+    Surplus layers belong to all ranks.
+    """
     mesh, (part, number) = model.mesh, name.split(".")[:2]
     if part == "embedding":
         return mesh.is_first_stage
@@ -149,7 +157,9 @@ class _Reader(ExitStack):
 
     @torch.no_grad()
     def fill(self, metadata: CheckpointMetadata, kind: str, name: str, target: Tensor) -> None:
-        """Copy this rank's shard of a global tensor into ``target``, 1-D; vocabulary padding becomes zeros.
+        """Copy this rank's shard of a global tensor into ``target``, 1-D.
+
+        Vocabulary padding becomes zeros.
 
         Raises:
             CheckpointError: names the tensor and the checkpoint.
@@ -199,7 +209,10 @@ class _Reader(ExitStack):
             )
 
     def _map(self, what: str, part: StoredPart) -> Tensor:
-        """The flattened elements of a part in mapped memory, of which the system reads only the pages in use."""
+        """The flattened elements of a part in mapped memory.
+
+        The system reads only the pages in use.
+        """
         if part.file not in self._files:
             opened = safe_open(str(self._checkpoint / part.file), framework="pt", device="cpu")
             self._files[part.file] = self.enter_context(opened)
@@ -213,7 +226,10 @@ class _Reader(ExitStack):
 
 
 class _Parts:
-    """The parts of one tensor, indexed by their rows of dim 0: a rank needs a few out of thousands."""
+    """The parts of one tensor, indexed by their rows of dim 0.
+
+    A rank needs a few parts out of thousands.
+    """
 
     def __init__(self, stored: StoredTensor) -> None:
         spans = [(*_rows(part), part) for part in stored.parts]
@@ -230,13 +246,19 @@ class _Parts:
 
 
 def _rows(part: StoredPart) -> tuple[int, int]:
-    """First row of dim 0 of the global tensor with elements of the part, and the row after the last."""
+    """First row of dim 0 in a part, and the row after the last.
+
+    Rows are counted in the global tensor.
+    """
     row = math.prod(part.shape[1:])
     return part.offset[0] + part.start // row, part.offset[0] + -(-part.stop // row)
 
 
 def _cut(tensor: Tensor, origin: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-    """The box at ``offset`` of a global tensor, cut from ``tensor``, which is the box at ``origin``."""
+    """The box at ``offset`` of a global tensor, cut from ``tensor``.
+
+    ``tensor`` is the box at ``origin``.
+    """
     for dim, (first, length) in enumerate(zip(offset, shape, strict=True)):
         tensor = tensor.narrow(dim, first - origin[dim], length)
     return tensor

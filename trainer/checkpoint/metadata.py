@@ -17,7 +17,9 @@ VERSION = 2
 
 
 class StoredPart(NamedTuple):
-    """A contiguous range of a flattened shard box of a global tensor, and its place in a file.
+    """A flat range of a shard box, and its place in a file.
+
+    The range is contiguous in the flattened box, a part of a global tensor.
 
     Attributes:
         file: name of the file.
@@ -63,7 +65,10 @@ class StoredTensor:
 
 
 def _are_whole(box: Box, parts: Sequence[StoredPart]) -> bool:
-    """True if flat ranges of one box follow each other from its first to its last element, as dp shards do."""
+    """True if flat ranges of one box cover it in sequence.
+
+    This is the common case: the shards of dp ranks.
+    """
     ends = sorted((part.start, part.stop) for part in parts)
     edges = [0, *(stop for _, stop in ends)]
     return [start for start, _ in ends] == edges[:-1] and edges[-1] == math.prod(box[1])
@@ -151,7 +156,7 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
 
 
 def stored_key(kind: str, name: str) -> str:
-    """Key, within its file, of the first part that a rank writes of a tensor."""
+    """Key, within its file, of a rank's first part of a tensor."""
     return name if kind == "model" else f"{kind}.{name}"
 
 
@@ -165,7 +170,10 @@ def stored_tensor(values: Mapping[str, Any]) -> StoredTensor:
 
 
 def _stored_tensor_of_version_1(kind: str, name: str, values: Mapping[str, Any]) -> StoredTensor:
-    """Version 1 had slices along one dim only: the dim, and for each slice file, first row and row after the last."""
+    """Convert the metadata of one tensor from version 1.
+
+    Version 1 had slices along one dim only: the dim, and for each slice its file, first row and row after the last.
+    """
     whole, dim, parts = tuple(values["shape"]), values["dim"] or 0, []
     for shard in values["shards"]:
         offset = (*(0 for _ in whole[:dim]), shard["start"], *(0 for _ in whole[dim + 1 :]))

@@ -1,4 +1,4 @@
-"""Intersections of layouts: shard boxes of a global tensor, and flat ranges of these boxes. Torch-free.
+"""Intersections of shard boxes of a global tensor, and of their flat ranges. Torch-free.
 
 A rank stores or updates a contiguous range of a flattened shard box. Such a flat range consists of a few boxes, each
 contiguous within the range, and boxes intersect dim by dim: so any layout reads any other layout's files element for
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Region(NamedTuple):
-    """A box of a global tensor that is row-major and contiguous within a flat tensor.
+    """A box of a global tensor, row-major and contiguous within a flat tensor.
 
     Attributes:
         offset: first index in each dim of the global tensor.
@@ -32,7 +32,9 @@ class Region(NamedTuple):
 
 
 def regions_of_flat_range(offset: tuple[int, ...], shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
-    """The elements ``start`` to ``stop`` of a flattened box as regions of that box, in order.
+    """Regions of a box that make up its flattened elements ``start`` to ``stop``.
+
+    The regions are in order.
 
     There are at most ``2 * dims - 1`` of them: a part of a row, whole rows, a part of a row. Parts of rows with
     several dims are divided further.
@@ -70,7 +72,7 @@ def _within_row(
 def overlap(
     offset: tuple[int, ...], shape: tuple[int, ...], other_offset: tuple[int, ...], other_shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Offset and shape of the intersection of two boxes of a global tensor; None if it is empty."""
+    """Offset and shape of the intersection of two boxes; None if empty."""
     low = tuple(map(max, offset, other_offset))
     high = tuple(
         min(a + length, b + other) for a, length, b, other in zip(offset, shape, other_offset, other_shape, strict=True)
@@ -85,7 +87,10 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def is_partition(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
-    """True if ``boxes`` hold every element of a global tensor of ``shape`` once, and nothing else."""
+    """True if ``boxes`` hold every element of a ``shape`` exactly once.
+
+    Elements outside of the shape make it False.
+    """
     if len(boxes) == 1:
         return boxes[0] == ((0,) * len(shape), shape)
     if not shape:

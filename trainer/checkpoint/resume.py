@@ -1,4 +1,7 @@
-"""Choice and load of the checkpoint that a run starts from: its own latest, a start point, or none."""
+"""Choice and load of a run's start checkpoint.
+
+A run starts from its own latest checkpoint, a start point, or none.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ _TUNABLE_KEYS = ("rotary_base", "norm_epsilon", "moe_expert_capacity_factor", "m
 
 
 def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
-    """Reject a start point that is missing, or that resume could not tell from the run's own checkpoints.
+    """Reject a start point that is missing or indistinguishable from own checkpoints.
 
     Raises:
         ConfigError: names the key.
@@ -82,7 +85,7 @@ def restore(
     progress: TrainingProgress,
     device: torch.device,
 ) -> Path | None:
-    """Load model, optimizer and progress from the run's start checkpoint; returns its path, None if there is none.
+    """Load the run's start checkpoint; returns its path, None without one.
 
     The run's own checkpoints under ``save`` always take precedence, and load completely; finetune and no_load_* concern
     the start point only. Collective: all ranks; rank 0 chooses, so that ranks cannot choose differently on a file
@@ -126,7 +129,7 @@ def restore(
 
 
 def _check_same_architecture(checkpoint: Path, config: TrainConfig) -> None:
-    """Reject a model section in which the stored weights have the right shapes, but are another model."""
+    """Reject a config that makes another model of weights with equal shapes."""
     stored, model = load_metadata(checkpoint).config.get("model"), config.model
     if not stored:
         return

@@ -1,4 +1,7 @@
-"""Writing a checkpoint: every rank its own elements, rank 0 the metadata and the final name."""
+"""Writing a checkpoint.
+
+Every rank writes its own elements, and rank 0 the metadata and the final name.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,9 @@ class CheckpointWriter:
     device: torch.device
 
     def prepare(self, rank: int) -> None:
-        """Make the folder and remove leftovers of dead attempts. Collective: all ranks, before the first save.
+        """Make the folder and remove leftovers of dead attempts.
+
+        Collective: all ranks, before the first save.
 
         Raises:
             CheckpointError: the folder cannot be written to.
@@ -122,7 +127,10 @@ class CheckpointWriter:
             print(f"old checkpoints in {self.root} could not be deleted: {error.strerror or error}", flush=True)
 
     def _together(self, action: Callable[[], None] | None, what: str) -> None:
-        """Run ``action``, if any, on this rank; raise on every rank if it failed on any. Collective: all ranks."""
+        """Run ``action``, if any, and raise on every rank if any failed.
+
+        Collective: all ranks.
+        """
         problem: Exception | None = None
         try:
             if action is not None:
@@ -213,7 +221,10 @@ def _is_written(shard: ParameterShard, model: ParallelModel) -> bool:
 def _parts(
     layout: ParameterLayout, model: ParallelModel, shard: ParameterShard, flat: Tensor, file: str, key: str
 ) -> Iterator[tuple[StoredPart, Tensor]]:
-    """The parts of a tensor, elementwise like ``shard``, that this rank stores; no shard box contains padding."""
+    """The parts of a tensor that this rank stores.
+
+    The tensor has one element per element of ``shard``. No shard box contains padding.
+    """
     number = 0
     for box in layout.boxes(model.mesh):
         low, high = max(shard.start, box.start), min(shard.stop, box.stop)

@@ -18,7 +18,7 @@ _HEADER_ALIGNMENT = 8
 
 
 def write_rank_file(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """Write ``tensors`` and sync them to the disk; returns the size of the file in bytes.
+    """Write and sync ``tensors``; returns the size of the file in bytes.
 
     Tensors are written one after another straight from their memory, so that a save needs no second copy of the state
     (on a GPU, a copy of one tensor), and a slice of a shared buffer is stored alone.

@@ -37,7 +37,10 @@ _SHORTEST, _LONGEST = 1e-12, 1e12
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns 2 if flags do not fit together, 3 if the SVG cannot be written."""
+    """Run the command; returns its exit code.
+
+    2: flags do not fit together. 3: the SVG cannot be written.
+    """
     options = _parser().parse_args(arguments)
     try:
         drawing = _draw(options)
@@ -148,7 +151,10 @@ def _plain_lines(drawing: Drawing) -> list[str]:
 
 
 def _fitting_rows(drawing: Drawing, room: int) -> tuple[list[list[Cell]], int]:
-    """The rows with the widest padding that fits ``room``, and their length; without padding if none fits."""
+    """The rows with the widest padding that fits ``room``, and their length.
+
+    Without padding if none fits.
+    """
     for padding in (2, 1, 0, 1):
         rows = text_rows(drawing, coloured=True, padding=padding)
         length = max(sum(len(cell.text) for cell in row) for row in rows)

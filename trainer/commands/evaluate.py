@@ -1,4 +1,6 @@
-"""``python -m trainer evaluate``: loss and perplexity of a checkpoint on a whole split, counting each token once.
+"""``python -m trainer evaluate``: loss and perplexity of a checkpoint on a whole split.
+
+Each token counts once.
 
 Legend: B windows, S sequence.
 """

@@ -180,7 +180,9 @@ def main(
     run: RunDirectory | None,
     environment: MutableMapping[str, str],
 ) -> int:
-    """Train. All ranks call it with the same arguments; only rank 0 reports errors in them.
+    """Train; returns the exit code.
+
+    Collective: all ranks, with the same arguments. Only rank 0 reports errors in them.
 
     Args:
         arguments: the flags.

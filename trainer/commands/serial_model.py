@@ -1,4 +1,7 @@
-"""A checkpoint of any layout as one model in one process, for generate and evaluate."""
+"""A checkpoint of any layout as one model in one process.
+
+generate and evaluate use this model.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +52,10 @@ class SerialModel:
 def load_serial_model(
     path: Path, device: torch.device | None = None, settings: BuildSettings | None = None
 ) -> SerialModel:
-    """Load the checkpoint at ``path``: a folder iter_*, a folder of them (the latest), or a run directory.
+    """Load the checkpoint at ``path`` into one process.
 
     Args:
-        path: one of these folders.
+        path: a folder iter_*, a folder that contains them (takes the latest), or a run directory.
         device: None takes the first GPU, or the CPU.
         settings: folders of built kernels; None uses the reference backends.
 

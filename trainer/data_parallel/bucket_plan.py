@@ -1,4 +1,4 @@
-"""Gradient bucket plan: each parameter's range of the gradient buffer, and the ranges reduced together. Torch-free.
+"""Gradient bucket plan: ranges of the gradient buffer by parameter and by message. Torch-free.
 
 Plain buckets and the distributed optimizer's buckets follow the same plan: gloo's order of addition depends on the
 position in the message, so that a common plan gives the same bits.
@@ -42,7 +42,7 @@ class PlannedBucket:
     first_use: int
 
     def shard(self, place: int) -> tuple[int, int]:
-        """Start and stop in the buffer of the shard of the rank at ``place`` among the copies."""
+        """Start and stop, in the buffer, of the shard of copy number ``place``."""
         length = (self.stop - self.start) // self.copies
         return self.start + place * length, self.start + (place + 1) * length
 
@@ -53,7 +53,9 @@ def plan_buckets(
     mesh: ParallelMesh,
     bucket_size: int | None,
 ) -> list[PlannedBucket]:
-    """Buckets in the order in which backward fills them; the same on all ranks with the same tp and pp rank.
+    """Buckets in the order in which backward fills them.
+
+    The plan is the same on all ranks with the same tp and pp rank.
 
     Parameters lie in reverse order of use. A bucket ends at ``bucket_size`` elements. A parameter with other copies or
     another dtype begins a new bucket. A table that two stages share has its own, so that both stages cut it alike.

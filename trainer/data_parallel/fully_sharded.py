@@ -1,4 +1,6 @@
-"""ZeRO stages 2 and 3 by torch's fully_shard: gradients, masters and moments are sharded, with stage 3 also weights.
+"""ZeRO stages 2 and 3 by torch's fully_shard.
+
+Gradients, masters and moments are sharded, with stage 3 also weights.
 
 Every layer is a unit: one all-gather brings its weights before they are used, and one reduce-scatter sums its
 gradients as soon as backward has passed the layer. Sources: Rajbhandari et al. 2020, "ZeRO: Memory
@@ -73,7 +75,10 @@ class FullyShardedStore:
         self.parameter_shards: list[ParameterShard] = []
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
-        """Shard the parameters of ``chunks``; once, before any forward. Collective: all ranks of the job."""
+        """Shard the parameters of ``chunks``; once, before any forward.
+
+        Collective: all ranks of the job.
+        """
         places = self._places(chunks)
         first = next(iter(self._parameters.values()))
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -192,7 +197,9 @@ class _Sharding:
         self._meshes: dict[bool, DeviceMesh] = {}
 
     def shard_chunk(self, chunk: nn.Module, names: dict[int, str], *, is_last_used: bool) -> FSDPModule:
-        """Make a unit of every layer and every other part with matrices; the rest of the chunk is the last unit.
+        """Shard every layer and every other part with matrices as a unit.
+
+        The rest of the chunk is the last unit.
 
         Args:
             chunk: a virtual stage.
@@ -227,7 +234,9 @@ class _Sharding:
 
 
 def _gather_ahead(units: Sequence[FSDPModule]) -> None:
-    """Let backward of each unit prefetch the unit before it; ``units`` are in order of forward.
+    """Let backward of each unit prefetch the unit before it.
+
+    ``units`` are in order of forward.
 
     By default fully_shard prefetches the unit that ran before it in time. With several micro-batches under way, the
     first unit would gather the last one for another micro-batch's forward or backward, too early or in vain.
@@ -239,7 +248,10 @@ def _gather_ahead(units: Sequence[FSDPModule]) -> None:
 
 
 def _as_rows(weight: Tensor, layout: ParameterLayout) -> Tensor:
-    """The same elements with the most entries in dim 0: dim 0 of a gate-up pair (2) could be cut in two at most."""
+    """The same elements with the most entries in dim 0.
+
+    Dim 0 of a gate-up pair, which has 2 entries, could be cut in two at most.
+    """
     return weight.flatten(0, -2) if layout.is_matrix else weight.flatten()
 
 

@@ -1,4 +1,6 @@
-"""Main gradients of one rank: contiguous float32 buffers, filled by backward and reduced bucket by bucket.
+"""Main gradients of one rank: float32 buffers, reduced bucket by bucket.
+
+Backward fills the contiguous buffers.
 
 The buffers lie in reverse order of use, since backward fills the last layers first. A bucket is reduced as soon as the
 last micro-batch has filled it, while backward continues. Source: Li et al. 2020, "PyTorch Distributed:
@@ -91,8 +93,9 @@ class GradientBuckets:
         connect_gradients(chunks, self._parameters, self._gradients, by_autograd=self._by_autograd)
 
     def main_grad(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter, shaped like this rank's part of it; final after ``finish`` if the
-        store is not sharded.
+        """The float32 gradient of a parameter, shaped like this rank's part of it.
+
+        Final after ``finish`` if the store is not sharded.
         """
         return self._gradients[name].main
 
@@ -151,7 +154,10 @@ class GradientBuckets:
 
 
 def _default_bucket_size(mesh: ParallelMesh, groups: ProcessGroups) -> int:
-    """Elements per bucket: few if small messages are as fast and overlap better; else Megatron-LM's number."""
+    """Elements per bucket.
+
+    Few if small messages are as fast and overlap better; else Megatron-LM's number.
+    """
     group = groups.copies(False) or groups.copies(True)
     if group is not None and is_gloo(group):
         # From 2^18 elements on, all_reduce takes 3 ms per 2^20 elements (two ranks on two cores, torch 2.13).

@@ -1,4 +1,4 @@
-"""The float32 main gradient of one parameter, and the hooks by which modules accumulate into it.
+"""Float32 main gradients, and the hooks by which modules accumulate into them.
 
 Legend: N tokens, E experts of this rank.
 """

@@ -36,7 +36,9 @@ class ParameterShard:
 
 
 class GradientStore(Protocol):
-    """Main gradients of one rank: filled by backward, summed over the ranks that share a parameter.
+    """Main gradients of one rank.
+
+    Backward fills them, and the ranks that share a parameter sum them.
 
     One iteration: ``begin``; forward and backward of every micro-batch, with ``expect_last_backward`` before the last
     backward of each chunk; ``finish``; the optimizer writes into the weights of the shards; ``weights_changed``.
@@ -62,7 +64,9 @@ class GradientStore(Protocol):
         """Make the gradients of all shards final. Collective: all ranks, after their last backward."""
 
     def weights_changed(self) -> None:
-        """Send the new weights of the shards to the ranks that hold copies, now or before their next use.
+        """Send the shards' new weights to the ranks that hold copies.
+
+        The weights arrive now or before their next use.
 
         Collective: all ranks.
         """
@@ -72,7 +76,7 @@ class GradientStore(Protocol):
 
 
 def speaks_for_copies(layout: ParameterLayout, mesh: ParallelMesh, is_sharded: bool) -> bool:
-    """True if no rank before this one along dp and cp holds the same elements of a parameter.
+    """True if no earlier rank along dp and cp holds the same elements.
 
     Together with ``ParameterLayout.owned_ranges`` this gives every element of the model to exactly one rank of the job:
     that rank counts it in the norm and writes it to checkpoints.

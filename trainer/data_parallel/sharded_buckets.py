@@ -1,4 +1,4 @@
-"""ZeRO stage 1: each rank keeps masters and moments of only its shard of the replicated parameters.
+"""ZeRO stage 1: each rank keeps masters and moments of its shard only.
 
 Each gradient bucket is divided evenly over the ranks that hold copies of its parameters. A rank gets the sum of its
 shard (reduce-scatter), updates the weights of the shard, and sends them to all ranks (all-gather); together they move
@@ -61,7 +61,7 @@ class ShardedBuckets(GradientBuckets):
         return [parameter_shards[name] for name in self._parameters if name in parameter_shards]
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
-        """Connect the parameters of ``chunks`` to their gradients, and make modules wait for their weights; once."""
+        """Connect parameters to their gradients, and modules to the weights' gathers; once."""
         super().connect(chunks)
         if not self._overlap_param_gather:
             return
@@ -163,7 +163,9 @@ def _wait_before_forward(needed: Sequence[_BucketWeights], _module: nn.Module, _
 
 
 def _waiting_modules(chunks: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Modules that wait before they run, with their parameters: each part of a chunk for all parameters below it.
+    """Modules that wait before they run, with their parameters.
+
+    Each part of a chunk waits for all parameters below it.
 
     A part waits as a whole, not its innermost modules, since modules may use the weights of their children directly.
     """

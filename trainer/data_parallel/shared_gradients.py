@@ -1,4 +1,4 @@
-"""Gradient sums over the ranks of one replica that hold copies of a parameter and see parts of its inputs."""
+"""Gradient sums over the ranks of one replica that share a parameter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def sum_shared_gradients(
     mesh: ParallelMesh,
     groups: ProcessGroups,
 ) -> None:
-    """Complete the gradients of parameters that several ranks of a replica hold. In place. Collective: all ranks.
+    """Complete the gradients of parameters that several ranks of a replica hold. In place.
+
+    Collective: all ranks.
 
     Ranks that share a parameter hold the same shards, so that shards are summed without any exchange of ranges. In
     this order:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """Maps a residual stream of [S(/t), B, H] to the next; ``layer`` is its number in the whole model."""
+    """Maps a residual stream of [S(/t), B, H] to the next.
+
+    ``layer`` is the block's number in the whole model.
+    """
 
     def __init__(
         self,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpertParallel:
-    """The ep axis as layers see it: rank i holds the i-th part of each layer's experts."""
+    """The ep axis as layers see it.
+
+    Rank i holds the i-th part of each layer's experts.
+    """
 
     size: int = 1
     rank: int = 0
@@ -35,7 +38,10 @@ class ExpertParallel:
 
 @dataclass(frozen=True)
 class ParallelAxes:
-    """The axes along which one layer is divided; an axis that does not divide the layer has size 1."""
+    """The axes along which one layer is divided.
+
+    An axis that does not divide the layer has size 1.
+    """
 
     tp: TensorParallel = field(default_factory=TensorParallel)
     cp: ContextParallel = field(default_factory=ContextParallel)

@@ -74,8 +74,9 @@ class GPTEmbedding(nn.Module):
 
 
 class GPTStage(nn.Module):
-    """One virtual stage: contiguous layers, with the embedding on the first stage and final norm, LM head and loss on
-    the last. A stage may have no layers at all.
+    """One virtual stage: contiguous layers, possibly none.
+
+    The first stage begins with the embedding; the last ends with final norm, LM head and loss.
     """
 
     def __init__(

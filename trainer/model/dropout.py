@@ -49,5 +49,8 @@ def draw_mask(shape: tuple[int, ...], probability: float, generator: torch.Gener
 
 
 def apply_mask(values: torch.Tensor, kept: torch.Tensor, probability: float) -> torch.Tensor:
-    """``values`` with dropped entries set to 0, and the rest scaled up to preserve the expectation."""
+    """Set dropped entries of ``values`` to 0, and scale up the rest.
+
+    The scale preserves the expectation.
+    """
     return (values * kept) * (1.0 / (1.0 - probability))

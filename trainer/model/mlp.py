@@ -34,7 +34,10 @@ class FeedForwardActivation:
         self._has_kernel = self.is_fused and not (device.type == "cpu" and is_one_of_torch(self._kind, device))
 
     def adds_bias(self, elements: int) -> bool:
-        """True if the kernel adds a bias over ``elements`` at no cost; else the matrix product adds it."""
+        """True if the kernel adds a bias over ``elements`` at no cost.
+
+        Otherwise the matrix product adds it.
+        """
         smallest = self._function.smallest if isinstance(self._function, BySize) else 0
         return self._has_kernel and elements >= smallest
 
@@ -49,7 +52,10 @@ class MLP(nn.Module):
     """[S(/t), B, H] -> [S(/t), B, H] through F/t inner channels per tp rank."""
 
     def __init__(self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel, ffn_size: int | None = None):
-        """Build the layer, ``ffn_size`` channels wide; None takes the width of the model's dense layers."""
+        """Build the layer, ``ffn_size`` channels wide.
+
+        None takes the width of the model's dense layers.
+        """
         super().__init__()
         self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
         hidden, ffn = model.hidden_size, ffn_size or model.ffn_size
@@ -77,9 +83,9 @@ class MLP(nn.Module):
     def forward(
         self, hidden: torch.Tensor, needs_values: bool = True, inside_tp_region: bool = False, *, adds_bias: bool = True
     ) -> torch.Tensor:
-        """Collective: all tp ranks, unless ``inside_tp_region``. For ``needs_values`` see
-        trainer.model.recompute.Recomputable.
+        """Collective: all tp ranks, unless ``inside_tp_region``.
 
+        For ``needs_values`` see trainer.model.recompute.Recomputable.
         ``inside_tp_region``: maps the whole [S, B, H] to this rank's partial sums, without the last bias: see
         RowParallelLinear. Without ``adds_bias`` the next op adds ``output_bias``.
         """

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm over the last dim, and the residual stream with its deferred add.
+"""LayerNorm and RMSNorm over the last dim; the residual stream with its deferred add.
 
 Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp.
 See trainer.ops.layer_norm and trainer.ops.rms_norm.
@@ -39,7 +39,10 @@ class Norm(nn.Module):
         return self._kernels[RMS_NORM](hidden, self.weight, self._epsilon)
 
     def of_sum(self, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of ``hidden + residual``, and the sum; bitwise equal to ``forward`` of the sum on one backend."""
+        """The norm of ``hidden + residual``, and the sum.
+
+        On one backend the norm is bitwise equal to ``forward`` of the sum.
+        """
         if self.bias is None:
             return self._kernels[ADD_RMS_NORM](hidden, residual, self.weight, self._epsilon)
         total = hidden + residual
@@ -47,7 +50,9 @@ class Norm(nn.Module):
 
 
 class Residual(NamedTuple):
-    """A deferred residual add of two tensors [S(/t), B, H]: the next norm adds them in its own pass over memory.
+    """A deferred residual add of two tensors [S(/t), B, H].
+
+    The next norm adds them in its own pass over memory.
 
     Attributes:
         hidden: the stream before the last sublayer of the last layer.

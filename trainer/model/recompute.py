@@ -33,7 +33,10 @@ class Recomputable(Protocol):
 
 
 class _Recompute(torch.autograd.Function):
-    """Keeps only the inputs; backward runs the function again with a graph, and then runs that graph's backward."""
+    """Keeps only the inputs; backward runs the function again.
+
+    Backward runs the function with a graph, and then that graph's backward.
+    """
 
     @staticmethod
     def forward(ctx: Any, function: Recomputable, *tensors: Tensor) -> Tensor:
@@ -73,7 +76,7 @@ def recompute(function: Recomputable, *tensors: Tensor) -> Tensor:
 
 @contextmanager
 def forget(result: Tensor, compute_again: Callable[[], Tensor]) -> Iterator[None]:
-    """Let the ops in this context use ``result``, but recompute it in backward instead of keeping it.
+    """Within this context, recompute ``result`` in backward instead of keeping it.
 
     For cheap results of kept inputs, such as norms: each op that uses the result computes it again separately.
 
@@ -123,12 +126,18 @@ class RecomputePlan:
     groups: tuple[range, ...] = ()
 
     def runs(self, num_layers: int) -> tuple[range, ...]:
-        """All ``num_layers`` layers of the stage in order: the groups, then each remaining layer by itself."""
+        """All ``num_layers`` layers of the stage in order.
+
+        First the groups, then each remaining layer by itself.
+        """
         done = self.groups[-1].stop if self.groups else 0
         return (*self.groups, *(range(layer, layer + 1) for layer in range(done, num_layers)))
 
     def modules_of(self, layer: int) -> frozenset[str]:
-        """Parts that a layer of the stage recomputes itself; ``layer`` stands for all of them."""
+        """Parts that a layer of the stage recomputes itself.
+
+        ``layer`` stands for all of them.
+        """
         return frozenset({"layer"}) if range(layer, layer + 1) in self.groups else self.modules
 
     @classmethod

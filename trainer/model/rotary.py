@@ -12,8 +12,9 @@ import torch
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """Cosines and sines of the rotation angles, each [S, 1, 1, 1, rotated/2], or [S, B, 1, 1, rotated/2] if each
-    sample has its own positions.
+    """Cosines and sines of the rotation angles, each [S, 1, 1, 1, rotated/2].
+
+    [S, B, 1, 1, rotated/2] if each sample has its own positions.
     """
 
     cos: torch.Tensor
@@ -21,7 +22,7 @@ class RotaryTable:
 
     @classmethod
     def build(cls, length: int, rotated: int, base: float, dtype: torch.dtype, device: torch.device) -> RotaryTable:
-        """The table of the first ``length`` positions for the first ``rotated`` channels of each head.
+        """The table of ``length`` positions for the first ``rotated`` channels of each head.
 
         The angles are float64 products, rounded to ``dtype`` at the end.
         """

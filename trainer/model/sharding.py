@@ -1,4 +1,4 @@
-"""Layout of each parameter: place in the global model, division over ranks, and reduction of its gradient.
+"""Layout of each parameter: place in the model, division over ranks, gradient reduction.
 
 Optimizer, clipping, reductions, checkpoint, generation and tests all read ParameterLayout.
 ParameterBuilder makes a rank's parameters and records their layouts. A rank's shard of a parameter consists of shard
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Box:
-    """Shard box: a rectangular part of a global tensor, contiguous and row-major in a rank's shard.
+    """Shard box: a rectangular part of a global tensor that one rank holds.
+
+    A box is contiguous and row-major in the rank's flattened shard.
 
     Attributes:
         offset: first index in each dim of the global tensor.
@@ -49,7 +51,9 @@ class Box:
 
 @dataclass(frozen=True)
 class PackedHeads:
-    """Rows of a packed query-key-value weight: per query group the queries, then the key, then the value.
+    """Rows of a packed query-key-value weight.
+
+    The rows are ordered by query group: the queries, then the key, then the value.
 
     Attributes:
         groups: query groups (key and value heads) of the whole model.
@@ -76,7 +80,7 @@ class PackedHeads:
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """One parameter of the global model: its division, and the ranks that sum its gradient.
+    """Layout of one parameter: its division, and the ranks that sum its gradient.
 
     Gradients are always summed over the ranks that hold copies and see other samples: ``dp_cp``, or ``expert_dp`` for
     experts. The other flags name additional sums.
@@ -152,7 +156,10 @@ class ParameterLayout:
         return tuple(shape)
 
     def shard(self, whole: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-        """The rank's shard of the global tensor, in newly allocated memory; vocabulary padding is zeros."""
+        """The rank's shard of the global tensor, in newly allocated memory.
+
+        Vocabulary padding is zeros.
+        """
         part = whole.new_zeros(self.local_shape(mesh))
         for box in self.boxes(mesh):
             source = whole
@@ -233,7 +240,9 @@ class ParameterBuilder:
         return self._add(layout, layout.shard(drawn, self.mesh))
 
     def experts(self, name: str, shape: tuple[int, ...], *, std: float, tp_dim: int | None = None) -> nn.Parameter:
-        """The matrices of all experts of a layer, [experts, ...], of which this rank keeps E/ep.
+        """The matrices of all experts of a layer, [experts, ...].
+
+        This rank keeps E/ep of them.
 
         Each expert has its own random stream, so that a rank draws only its own experts.
 

@@ -29,7 +29,10 @@ class GradientNorm:
         self._device = next(iter(model.parameters.values())).device
 
     def measure(self) -> float:
-        """The 2-norm; not finite if any element is not. Collective: all ranks of the job, with the same result."""
+        """The 2-norm; not finite if any element is not.
+
+        Collective: all ranks of the job, with the same result.
+        """
         squares = torch.zeros((), dtype=torch.float64, device=self._device)
         counted = list(self._counted())
         if counted:
@@ -50,7 +53,10 @@ class GradientNorm:
 
 
 def clip_divisor(norm: float, clip_grad: float) -> float:
-    """Divisor of all gradients that clips a norm above ``clip_grad`` to this value; 1 for smaller norms."""
+    """Divisor of all gradients that clips a norm above ``clip_grad``.
+
+    Smaller norms have divisor 1.
+    """
     if clip_grad <= 0.0:
         return 1.0
     return max(1.0, (norm + _NORM_EPSILON) / clip_grad)

@@ -1,4 +1,6 @@
-"""Optimizer state in CPU memory: the CPU steps one chunk while gradients and weights of others are copied.
+"""Optimizer state in CPU memory, stepped there in overlap with the copies.
+
+The CPU steps one chunk while gradients and weights of other chunks are copied.
 
 Source: Ren et al. 2021, "ZeRO-Offload: Democratizing Billion-Scale Model Training" (arXiv:2101.06840), section 4.1:
 the CPU holds float32 states and makes the step; the device holds 16-bit weights and everything else.
@@ -107,7 +109,10 @@ class OffloadedMasters:
 
     @torch.no_grad()
     def restore_masters(self) -> None:
-        """Finish a load: copy 32-bit weights into their masters, and the loaded masters into 16-bit weights."""
+        """Finish a load: copy 32-bit weights into their masters.
+
+        The loaded masters are copied into 16-bit weights.
+        """
         for shard in self._parameter_shards:
             if shard.weight.dtype == torch.float32:
                 self.masters[shard.name].copy_(shard.weight)
@@ -198,7 +203,10 @@ class _Chunk:
         self._masters = [] if low else list(own.values())
 
     def step(self, lr: float, divisor: float, gradients: Sequence[Tensor]) -> None:
-        """Update masters and targets; ``gradients`` are in CPU memory, in order of the flat ranges."""
+        """Update masters and targets.
+
+        ``gradients`` are in CPU memory, in order of the flat ranges.
+        """
         named = {
             flat_range.shard.name: gradient for flat_range, gradient in zip(self.flat_ranges, gradients, strict=True)
         }
@@ -217,7 +225,10 @@ def _split(buffer: Tensor, lengths: Sequence[int]) -> list[Tensor]:
 
 
 class _Traffic:
-    """Copies between a CUDA device and CPU memory: chunks by number, through two alternating buffers."""
+    """Copies of numbered chunks between a CUDA device and CPU memory.
+
+    Each direction has two alternating buffers.
+    """
 
     def __init__(self, device: torch.device, numel: int) -> None:
         self._device = device
@@ -229,17 +240,23 @@ class _Traffic:
         self._is_sent = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
 
     def targets(self, number: int, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The parts of the outgoing buffer for a chunk's new ``weights``, all of one dtype."""
+        """Parts of the outgoing buffer for a chunk's new ``weights`` of one dtype."""
         buffer = self._outgoing[number % 2].view(weights[0].dtype)
         return _split(buffer, [weight.numel() for weight in weights])
 
     def begin(self) -> None:
-        """Order the copies after all work queued so far, which makes gradients final and last uses the weights."""
+        """Order the copies after all work queued so far.
+
+        That work makes gradients final and last uses the old weights.
+        """
         for stream in (self._down, self._up):
             stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def fetch(self, number: int, chunk: _Chunk) -> None:
-        """Start to copy a chunk's gradients to the CPU; the chunk two before must have been stepped."""
+        """Start to copy a chunk's gradients to the CPU.
+
+        The chunk two before must have been stepped.
+        """
         with torch.cuda.stream(self._down):
             for target, flat_range in zip(self._gradients(number, chunk), chunk.flat_ranges, strict=True):
                 target.copy_(flat_range.gradient, non_blocking=True)
@@ -254,11 +271,14 @@ class _Traffic:
         return _split(self._incoming[number % 2], [target.numel() for target in chunk.targets])
 
     def wait_for_room(self, number: int) -> None:
-        """Wait until the last weights have left the chunk's outgoing buffer; returns at once if there were none."""
+        """Wait until the chunk's outgoing buffer is free."""
         self._is_sent[number % 2].synchronize()
 
     def send(self, number: int, chunk: _Chunk) -> None:
-        """Start to copy a chunk's new weights to the device, after ``wait_for_room`` and the step."""
+        """Start to copy a chunk's new weights to the device.
+
+        Call after ``wait_for_room`` and the step.
+        """
         with torch.cuda.stream(self._up):
             for flat_range, target in zip(chunk.flat_ranges, chunk.targets, strict=True):
                 flat_range.weight.copy_(target, non_blocking=True)

@@ -17,7 +17,7 @@ def warmup_iters(config: OptimizerConfig, train_iters: int) -> float:
 
 
 def decay_iters(config: OptimizerConfig, train_iters: int) -> int:
-    """The step, counted from the start of training, at which the learning rate reaches min_lr."""
+    """The step, counted from the start, at which the learning rate reaches min_lr."""
     return config.lr_decay_iters or train_iters
 
 

@@ -71,7 +71,10 @@ class LossScaler:
         return asdict(self)
 
     def load(self, state: Mapping[str, float | int | None]) -> None:
-        """Take scale and counters from a checkpoint; the rules stay those of the present config."""
+        """Take scale and counters from a checkpoint.
+
+        The rules stay those of the present config.
+        """
         if self.window is None or state.get("window") is None:
             return
         self.scale = float(state["scale"] or self.scale)

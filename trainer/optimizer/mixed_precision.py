@@ -1,4 +1,7 @@
-"""The mixed-precision optimizer step: float32 masters and moments; unscaling and clipping in the same pass."""
+"""The mixed-precision optimizer step over float32 masters and moments.
+
+Unscaling and clipping take no separate pass over memory.
+"""
 
 from __future__ import annotations
 
@@ -96,11 +99,16 @@ class MixedPrecisionOptimizer:
 
     @property
     def steps(self) -> int:
-        """Number of steps that changed the weights, for Adam's bias correction and the learning rate."""
+        """Number of steps that changed the weights.
+
+        Adam's bias correction and the learning rate count these.
+        """
         return self._steps
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Optimizer state for a checkpoint: kind -> global name -> 1-D state of this rank's parameter shard.
+        """Optimizer state for a checkpoint: kind -> global name -> 1-D state.
+
+        The state is that of this rank's parameter shards.
 
         The tensors are live views, some in CPU memory under offloading. Kinds are ``master`` (16-bit training only) and
         the optimizer's moments, the same on all ranks, including those without shards.
@@ -118,7 +126,7 @@ class MixedPrecisionOptimizer:
 
     @torch.no_grad()
     def restore(self, steps: int, loss_scaler: Mapping[str, float | int | None] | None) -> None:
-        """Finish a resume, after the weights and the tensors of ``tensors()`` were filled in place.
+        """Finish a resume after weights and ``tensors()`` were filled in place.
 
         Sets the counters and copies the masters to the 16-bit weights. Collective: all ranks.
         """

@@ -57,14 +57,17 @@ class Wire:
 
 
 class Messenger:
-    """One rank's messages in one run of a schedule table. This base class serves a pipeline on a single rank."""
+    """One rank's messages in one run of a schedule table.
+
+    This base class serves a pipeline on a single rank.
+    """
 
     def __init__(self, row: Sequence[Exchange]) -> None:
         self._row = row
         self._handed_over: dict[Message, Tensor] = {}
 
     def exchange(self, step: int, outgoing: Tensor | None) -> Tensor | None:
-        """Send the output of the action before ``step``, and return the input of the action at ``step``."""
+        """Send the last action's output, and return the input of action ``step``."""
         outgoing = self._keep_local(self._row[step - 1].send if step else None, outgoing)
         receive = self._row[step].receive
         incoming = self._carry(step, outgoing)
@@ -78,7 +81,10 @@ class Messenger:
         self._wait_until_all_left()
 
     def _keep_local(self, send: Message | None, outgoing: Tensor | None) -> Tensor | None:
-        """The output to send; None if no rank needs it, or if this rank keeps it for itself."""
+        """The output to send.
+
+        None if no rank needs it, or if this rank keeps it for itself.
+        """
         if send is None:
             return None
         assert outgoing is not None, f"the action before gave no tensor to send as {send}"
@@ -88,7 +94,7 @@ class Messenger:
         return None
 
     def _carry(self, _step: int, _outgoing: Tensor | None) -> Tensor | None:
-        """Send the output of the action before ``step``; return the message for the action at ``step``, if any."""
+        """Send the last action's output; return the message for action ``step``, if any."""
         return None
 
     def _wait_until_all_left(self) -> None:
@@ -96,7 +102,9 @@ class Messenger:
 
 
 class TaggedMessenger(Messenger):
-    """Single tagged sends and receives (gloo). Receives are posted ahead and arrive while this rank computes.
+    """Single tagged sends and receives (gloo).
+
+    Receives are posted ahead and arrive while this rank computes.
 
     If gloo cannot send from the device's memory, messages go through host memory.
     """
@@ -147,7 +155,10 @@ class TaggedMessenger(Messenger):
 
 
 class BatchedMessenger(Messenger):
-    """All sends and receives between two actions in one batch, for tables that pass suits_batches."""
+    """All sends and receives between two actions in one batch.
+
+    For tables that pass suits_batches.
+    """
 
     def __init__(self, wire: Wire, schedule: PipelineSchedule, rank: int) -> None:
         super().__init__(exchanges(schedule, rank))
@@ -169,7 +180,9 @@ class BatchedMessenger(Messenger):
 
 
 class OrderedMessenger(Messenger):
-    """Single sends and receives, posted in one order on all ranks, so that they match without tags.
+    """Single sends and receives that match without tags.
+
+    All ranks post them in one order.
 
     Before the end a rank waits for receives only. Messages to higher and to lower ranks use different groups: a late
     message in one direction does not delay the other direction.
@@ -215,7 +228,10 @@ class OrderedMessenger(Messenger):
 
 
 def build_messenger(wire: Wire | None, schedule: PipelineSchedule, rank: int) -> Messenger:
-    """The messenger for a table and the backend of the wire's group; ``wire`` is None for a pipeline of one rank."""
+    """The messenger for a table and the backend of the wire's group.
+
+    ``wire`` is None for a pipeline of one rank.
+    """
     if wire is None:
         return Messenger(exchanges(schedule, rank))
     if is_gloo(wire.group):

@@ -64,7 +64,9 @@ def forward_backward(
 def run_row(
     schedule: PipelineSchedule, rank: int, wire: Wire | None, perform: Callable[[Action, Tensor | None], Tensor | None]
 ) -> None:
-    """Run one rank's row of a table. Collective: all ranks of the pipeline, each with its own row.
+    """Run one rank's row of a table.
+
+    Collective: all ranks of the pipeline, each with its own row.
 
     Args:
         schedule: a table that ``check`` accepts.
@@ -196,7 +198,10 @@ def forward_logits(model: ParallelModel, tokens: Tensor) -> Tensor | None:
 
 
 def _gather_vocabulary(model: ParallelModel, local: Tensor) -> Tensor:
-    """[S, B, V] from every tp rank's columns; ranks with vocabulary padding hold fewer columns, or none."""
+    """Logits [S, B, V] from every tp rank's columns.
+
+    Ranks with vocabulary padding hold fewer columns, or none.
+    """
     if model.groups.tp is None:
         return local
     table = next(layout for layout in model.layouts.values() if layout.valid_rows is not None)
@@ -208,7 +213,10 @@ def _gather_vocabulary(model: ParallelModel, local: Tensor) -> Tensor:
 
 
 def _forward_stages(model: ParallelModel, micro_batches: Sequence[MicroBatch], *, compute_loss: bool) -> list[Tensor]:
-    """Outputs of the last virtual stage, one per micro-batch, on the rank that holds it; an empty list elsewhere."""
+    """Outputs of the last virtual stage, one per micro-batch.
+
+    An empty list on ranks without this stage.
+    """
     outputs: list[Tensor] = []
 
     def perform(action: Action, hidden: Tensor | None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Deferred weight gradients: split backward into a part for inputs and a part for weights.
+"""Deferred weight gradients: a backward of inputs and a later backward of weights.
 
 Linear layers pass their weight gradient to an accumulator as the factors of a product
 (trainer.model.tensor_parallel.linear). During the backward of inputs, a queue between the layers and their accumulators
@@ -42,7 +42,10 @@ class WeightGradientQueue:
             self._recorded = None
 
     def run(self, micro_batch: int) -> None:
-        """Run the products of ``micro_batch`` in the order of arrival; each frees its factors at once."""
+        """Run the products of ``micro_batch`` in the order of arrival.
+
+        Each product frees its factors at once.
+        """
         products = self._waiting.pop(micro_batch)
         with torch.no_grad():  # backward also runs without gradients
             while products:
@@ -57,7 +60,7 @@ class WeightGradientQueue:
 
 
 class DeferredAccumulator:
-    """Wraps a gradient accumulator of any kind: each call of a method becomes a product of the queue."""
+    """Wraps a gradient accumulator; each method call becomes a product of the queue."""
 
     def __init__(self, accumulator: Any, queue: WeightGradientQueue) -> None:
         self._accumulator = accumulator

@@ -1,4 +1,6 @@
-"""The training loop: iterations with logging, evaluation and checkpoints, until completion or a stop request.
+"""The training loop: iterations, logging, evaluation and checkpoints.
+
+The loop ends at completion or a stop request.
 
 Legend of phases in the heartbeat: data, forward and backward, optimizer, agreement, logging, evaluation, checkpoint.
 """
@@ -166,7 +168,10 @@ class TrainingLoop:
         self._say(training_line(row, self.config.training.train_iters, time.perf_counter() - self._began))
 
     def _evaluate(self) -> None:
-        """Log the mean loss over eval_iters global batches of the valid split, the same batches every time."""
+        """Log the mean loss over eval_iters batches of the valid split.
+
+        Every evaluation uses the same global batches.
+        """
         training = self.config.training
         if not training.eval_iters or not self.data.has("valid"):
             return

@@ -137,7 +137,10 @@ class PeerFailure:
         return f"{sentence}; no error record from {named}{more}"
 
     def silent_peers(self, run: RunDirectory | None) -> tuple[int, ...]:
-        """The peers that leave no error record within a moment; empty without a run directory."""
+        """The peers that leave no error record within a moment.
+
+        Empty without a run directory.
+        """
         if run is None:
             return ()
         end = time.monotonic() + (LATE_PATIENCE_S if self.is_late else GONE_PATIENCE_S)

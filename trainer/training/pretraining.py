@@ -1,4 +1,4 @@
-"""One pretraining run on one rank, from the checks before its start to success or failure."""
+"""One pretraining run on one rank, from its checks to success or failure."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ COMPLETED, FAILED, BAD_CONFIG, INTERRUPTED = 0, 1, 3, 130
 def run_pretraining(
     config: TrainConfig, launch: LaunchEnvironment, run: RunDirectory | None, settings: BuildSettings
 ) -> int:
-    """Train, and report the outcome on stderr and in the run directory. Collective: all ranks of the job.
+    """Train, and report the outcome on stderr and in the run directory.
+
+    Collective: all ranks of the job.
 
     Returns:
         Exit code of the process: 0 completed or stopped as asked, 1 failed, 3 bad config, 130 interrupted. After

@@ -1,4 +1,7 @@
-"""The run summary before the first step: size, layout, schedule, saved and sharded state. Torch-free."""
+"""The run summary before the first step: size, layout, schedule, saved and sharded state.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _SHARDED = ("", "optimizer state", "optimizer state and gradients", "optimizer s
 
 
 def summarize_run(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, device: str) -> list[str]:
-    """One line on the model and the job, and one on the division of the work, if it is divided.
+    """One line on model and job, and if needed one on the division of work.
 
     Args:
         config: the training config.

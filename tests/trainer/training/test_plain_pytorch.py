@@ -24,7 +24,7 @@ def test_loss_and_gradient_norm_are_those_of_plain_pytorch(trainer: str, layout:
     plain_losses, plain_norms = curve("plain", "1")
     losses, norms = curve(trainer, layout)
     assert losses == pytest.approx(plain_losses, abs=1e-5)
-    # Our norm is exact to 1e-5. torch's own CPU norm, which the plain loop uses, adds a million float32 squares in turn.
+    # Our norm is exact to 1e-5. torch's own CPU norm, which the plain loop uses, adds a million float32 squares.
     assert norms == pytest.approx(plain_norms, rel=3e-4)
 
 

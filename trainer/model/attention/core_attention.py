@@ -52,7 +52,9 @@ class AttentionCore:
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, forward_pass: ForwardPass, core: AttentionCore
 ) -> torch.Tensor:
-    """Context [B, A/t, S, D]: each query [B, A/t, S, D] attends to keys and values [B, G/t, S, D] up to its position.
+    """Context [B, A/t, S, D] of causal attention.
+
+    Each query [B, A/t, S, D] attends to keys and values [B, G/t, S, D] up to its position.
 
     With ``forward_pass.documents`` a query attends to its own document only. Rank r of tp holds the query heads from
     r x A/t on. Collective: all cp ranks.
@@ -139,7 +141,10 @@ def _area(tiles: Sequence[Tile]) -> int:
 
 
 def _unseen(tiles: Sequence[Tile], length: int, device: torch.device) -> torch.Tensor:
-    """[1, 1, S, S], True if a query does not see a key: a later key, or a key outside the causal ``tiles``."""
+    """Mask [1, 1, S, S], True if a query does not see a key.
+
+    A query sees neither later keys nor keys outside the causal ``tiles``.
+    """
     unseen = torch.ones(length, length, dtype=torch.bool)
     for tile in tiles:
         unseen[slice(*tile.query), slice(*tile.key)] = False

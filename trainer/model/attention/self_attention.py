@@ -25,7 +25,10 @@ from trainer.ops.rotary import ROPE
 
 
 class SelfAttention(nn.Module):
-    """[S(/t), B, H] -> [S(/t), B, H]. A tp rank computes A/t whole heads: G/t query groups, or a part of one group."""
+    """[S(/t), B, H] -> [S(/t), B, H].
+
+    A tp rank computes A/t whole heads: G/t query groups, or a part of one group.
+    """
 
     def __init__(
         self,

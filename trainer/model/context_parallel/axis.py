@@ -1,4 +1,4 @@
-"""The cp axis as layers see it: the positions of a sequence that each rank holds.
+"""The cp axis as layers see it: the positions that each rank holds.
 
 Legend: S sequence, ``/c`` = divided over cp.
 """
@@ -42,7 +42,9 @@ class ContextParallel:
         return everything.view(len(own) * self.size, -1)[list(own)].flatten()
 
     def shard(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's part of a tensor along its sequence ``dim``; all of it if size is 1. A view with a2a.
+        """This rank's part of a tensor along its sequence ``dim``.
+
+        All of it if size is 1. A view with a2a.
 
         Raises:
             ValueError: the sequence cannot be divided.
@@ -61,7 +63,10 @@ class ContextParallel:
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim)
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """[S, ...] in order of positions from every rank's [S/c, ...]. No autograd. Collective: all cp ranks."""
+        """[S, ...] in order of positions from every rank's [S/c, ...]. No autograd.
+
+        Collective: all cp ranks.
+        """
         if self.group is None:
             return part
         parts = [torch.empty_like(part) for _ in range(self.size)]

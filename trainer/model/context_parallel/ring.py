@@ -33,7 +33,7 @@ _KEYS, _GRADIENTS = 0, 1  # tags
 
 @dataclass(frozen=True)
 class Shift:
-    """A pending send to the next rank of the ring, and a pending receive from the previous rank."""
+    """A pending send to the next rank and receive from the previous rank."""
 
     works: list[dist.Work]
     outgoing: torch.Tensor
@@ -50,7 +50,9 @@ class Shift:
 
 
 def start_shift(outgoing: torch.Tensor, cp: ContextParallel, tag: int) -> Shift:
-    """Send a contiguous tensor to the next rank of the ring; receive one of equal shape from the previous rank.
+    """Start to send a tensor to the next rank, and receive from the previous.
+
+    ``outgoing`` is contiguous, and both tensors have the same shape.
 
     Collective: all cp ranks, in the same order. Send and receive are posted together, so that no rank waits for another
     to begin. Goes through host memory if the backend cannot send from the tensor's device.
@@ -79,7 +81,10 @@ class Plan:
     kernel: AttentionKernel
 
     def backward_later(self, step: int, grad_query: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        """Add a later step's gradient to ``grad_query``; return the gradients of key and value, stacked."""
+        """Add a later step's gradient to ``grad_query``.
+
+        Returns the gradients of key and value, stacked.
+        """
         key = tensors[2]
         grad_key_value = key.new_zeros((2, *key.shape), dtype=grad_query.dtype)
         for tile in self.later[step - 1]:
@@ -140,7 +145,10 @@ class _RingAttention(torch.autograd.Function):
 def _merge_(
     output: torch.Tensor, log_sum_exp: torch.Tensor, more: torch.Tensor, more_log_sum_exp: torch.Tensor
 ) -> None:
-    """Merge attention over more keys into ``output`` and ``log_sum_exp``; the first step covered each own key."""
+    """Merge attention over more keys into ``output`` and ``log_sum_exp``.
+
+    Every query has seen its own key in the first step.
+    """
     both = torch.logaddexp(log_sum_exp, more_log_sum_exp)
     output.mul_((log_sum_exp - both).exp_().unsqueeze(-1))
     output.addcmul_(more.to(output.dtype), (more_log_sum_exp - both).exp_().unsqueeze(-1))
@@ -166,7 +174,9 @@ def ring_attention(
     cp: ContextParallel,
     kernel: AttentionKernel,
 ) -> torch.Tensor:
-    """Causal attention of sequences of which each cp rank holds two sequence chunks. Collective: all cp ranks.
+    """Causal attention of sequences of which each cp rank holds two sequence chunks.
+
+    Collective: all cp ranks.
 
     Args:
         query: [B, A, S/c, D].

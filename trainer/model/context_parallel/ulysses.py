@@ -67,7 +67,7 @@ def _sequence_first(heads: torch.Tensor) -> torch.Tensor:
 
 
 def _divided(tensor: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
-    """A view with ``dim`` split into two dims: ``parts``, and the size of each part."""
+    """A view with ``dim`` split into ``parts`` and the size of a part."""
     return tensor.view(*tensor.shape[:dim], parts, -1, *tensor.shape[dim + 1 :])
 
 
@@ -85,7 +85,10 @@ def _unpack(packed: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _swap(parts: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
-    """Send part i of dim 0 to rank i, and receive one part from each rank. Collective: all cp ranks."""
+    """Send part i of dim 0 to rank i, and receive one from each.
+
+    Collective: all cp ranks.
+    """
     parts = parts.contiguous()
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=cp.group)

@@ -1,4 +1,4 @@
-"""Expert capacity: the tokens that an expert takes, and the choices dropped beyond that limit.
+"""Expert capacity: a limit of tokens per expert, and the dropped choices.
 
 Legend: S sequence, B micro-batch, T = S*B tokens, E experts, K experts chosen per token; ``/c`` = divided over cp.
 Capacity is counted over the whole micro-batch, so that every layout drops the same choices. It limits training only.
@@ -23,7 +23,10 @@ TokenDropPolicy = Literal["probs", "position"]
 
 
 def expert_capacity(num_choices: int, num_experts: int, factor: float) -> int:
-    """Tokens that one expert takes of ``num_choices`` = T*K: ``factor`` times an even share, rounded up."""
+    """Tokens that one expert takes of ``num_choices`` = T*K.
+
+    The capacity is ``factor`` times an even share, rounded up.
+    """
     return math.ceil(num_choices / num_experts * factor)
 
 
@@ -60,7 +63,9 @@ def kept_choices(
     policy: TokenDropPolicy,
     cp: ContextParallel,
 ) -> torch.Tensor:
-    """Mask, shaped as ``experts``, of this rank's choices that are kept. Collective: all cp ranks.
+    """Mask, shaped as ``experts``, of this rank's choices that are kept.
+
+    Collective: all cp ranks.
 
     Args:
         experts: int64 [S/c, B, K].

@@ -51,7 +51,9 @@ class Dispatch:
 
     @classmethod
     def plan(cls, experts: torch.Tensor, kept: torch.Tensor | None, num_experts: int, ep: ExpertParallel) -> Dispatch:
-        """Exchange the row counts of all ranks. Collective: all ep ranks. Synchronises with the device.
+        """Exchange the row counts of all ranks. Collective: all ep ranks.
+
+        Synchronises with the device.
 
         Args:
             experts: int64 [T, K].
@@ -103,7 +105,10 @@ class Dispatch:
 
 
 def _sorted_by_expert(received: torch.Tensor, local: int, total: int) -> torch.Tensor:
-    """Order that sorts rows received by rank, then by expert, into rows by expert, then by rank."""
+    """Order that sorts received rows by expert, then by rank.
+
+    The rows arrive by rank, then by expert.
+    """
     experts = torch.arange(local, device=received.device).repeat(len(received) // local)
     return experts.repeat_interleave(received, output_size=total).sort(stable=True).indices
 

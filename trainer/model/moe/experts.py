@@ -1,4 +1,4 @@
-"""The experts that a rank holds: feed-forward layers, each for its own range of rows.
+"""The experts of a rank: feed-forward layers, each for its range of rows.
 
 Legend: R rows sorted by expert, H hidden, F feed-forward width of an expert, E experts; ``/t`` = divided over tp,
 ``/e`` over ep.
@@ -29,7 +29,9 @@ class GroupedWeightGradientAccumulator(Protocol):
     """Takes a weight gradient as the factors of its matrix products, one per expert."""
 
     def add_grouped_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor, offsets: Sequence[int]) -> None:
-        """Add ``grad_output_e^T @ inputs_e`` to the gradient of every expert e; nothing where e has no rows.
+        """Add ``grad_output_e^T @ inputs_e`` to the gradient of every expert e.
+
+        An expert without rows adds nothing.
 
         Args:
             grad_output: [R, out].
@@ -97,7 +99,9 @@ def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offsets: Sequen
 
 
 def _has_grouped_kernel(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
-    """True if one launch can do all experts: bfloat16 with rows of a multiple of 16 bytes, on Hopper or Blackwell.
+    """True if one launch can do all experts.
+
+    Needs bfloat16, rows of a multiple of 16 bytes, and Hopper or Blackwell.
 
     Everywhere else torch.nn.functional.grouped_mm is also a loop, and copies the offsets from the device first
     (_grouped_mm_cuda and GroupedMMUtils.h of PyTorch 2.13). Weight gradients stay a loop everywhere: they are summed in
@@ -111,7 +115,10 @@ def _has_grouped_kernel(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
 
 
 class GroupedLinear(nn.Module):
-    """[R, in] -> [R, out]; a weight [E/e, ..., in], whose dims between the first and the last make up ``out``."""
+    """[R, in] -> [R, out] with a weight [E/e, ..., in].
+
+    The dims between the first and the last make up ``out``.
+    """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None):
         super().__init__()
@@ -139,7 +146,10 @@ class GroupedLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """Rows [R, H] -> [R, H] through F/t inner channels of this rank's E/e experts: partial sums over tp."""
+    """Rows [R, H] -> [R, H] through this rank's E/e experts.
+
+    Each expert has F/t inner channels; the results are partial sums over tp.
+    """
 
     def __init__(
         self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel, recompute_activation: bool = False

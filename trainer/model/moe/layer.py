@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 
 class MoE(nn.Module):
-    """[S(/t), B, H] -> [S(/t), B, H] through K of E experts per token, and a shared expert if the model has one."""
+    """[S(/t), B, H] -> [S(/t), B, H] through K of E experts per token.
+
+    A shared expert is added if the model has one.
+    """
 
     def __init__(
         self, model: ModelConfig, builder: ParameterBuilder, axes: ParallelAxes, recompute_activation: bool = False

@@ -1,4 +1,6 @@
-"""The auxiliary losses of a router. Only their gradients take part: the reported loss excludes them.
+"""The auxiliary losses of a router.
+
+Only their gradients take part: the reported loss excludes them.
 
 Legend: T tokens of the whole micro-batch, all of its S x B whatever the layout and the loss mask; E experts, K experts
 chosen per token.
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def auxiliary_loss(routing: Routing, model: ModelConfig, cp: ContextParallel) -> torch.Tensor | None:
-    """This rank's part of the auxiliary losses of one layer and micro-batch, with their coefficients; a scalar.
+    """This rank's part of one layer's auxiliary losses of a micro-batch.
+
+    A scalar that includes the coefficients.
 
     The sum over cp is the loss of the whole micro-batch, and the sum of the gradients is its gradient. None if the
     model has no such losses. Collective: all cp ranks.
@@ -40,7 +44,10 @@ def auxiliary_loss(routing: Routing, model: ModelConfig, cp: ContextParallel) ->
 
 
 def load_balancing_loss(routing: Routing, num_tokens: int, cp: ContextParallel) -> torch.Tensor:
-    """This rank's part of the load balancing loss over ``num_tokens`` tokens. Collective: all cp ranks."""
+    """This rank's part of the load balancing loss over ``num_tokens`` tokens.
+
+    Collective: all cp ranks.
+    """
     num_experts, topk = routing.shares.shape[1], routing.experts.shape[1]
     experts = torch.arange(num_experts, device=routing.experts.device)
     counts = (routing.experts.unsqueeze(-1) == experts).sum((0, 1))

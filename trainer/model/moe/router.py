@@ -25,7 +25,9 @@ _EPSILON = 1e-20
 
 @dataclass(frozen=True)
 class Routing:
-    """Result of the router for T tokens. All but ``experts`` are float32 or wider, and have gradients.
+    """Result of the router for T tokens.
+
+    All but ``experts`` are float32 or wider, and have gradients.
 
     Attributes:
         experts: int64 [T, K], the chosen ones, best first; the lower number wins a tie.

@@ -84,7 +84,10 @@ def gather_sequence(shard: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
 
 
 def start_gather(shard: torch.Tensor, tp: TensorParallel) -> PendingCollective:
-    """Start to gather [S, ...] from every rank's [S/t, ...], without autograd; an undivided tensor is the result."""
+    """Start to gather [S, ...] from every rank's [S/t, ...]. No autograd.
+
+    An undivided tensor is the result itself.
+    """
     if not tp.sequence_parallel:
         return PendingCollective(shard, shard, None)
     shard = shard.contiguous()
@@ -93,7 +96,9 @@ def start_gather(shard: torch.Tensor, tp: TensorParallel) -> PendingCollective:
 
 
 def start_sum(partial: torch.Tensor, tp: TensorParallel) -> PendingCollective:
-    """Start to sum [S, ...] over tp, without autograd; under sequence parallelism the result is this rank's [S/t, ...].
+    """Start to sum [S, ...] over tp. No autograd.
+
+    Under sequence parallelism the result is this rank's [S/t, ...].
 
     The collective owns ``partial`` from here on: without sequence parallelism the sum overwrites it.
     """
@@ -107,7 +112,10 @@ def start_sum(partial: torch.Tensor, tp: TensorParallel) -> PendingCollective:
 
 
 class _ReducePartialSums(torch.autograd.Function):
-    """*g*: sum over tp forward; the gradient of every summand is the gradient of the sum."""
+    """*g*: sum over tp in forward.
+
+    The gradient of every partial sum is the gradient of the sum.
+    """
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, tp: TensorParallel, needs_values: bool) -> torch.Tensor:
@@ -126,7 +134,9 @@ class _ReducePartialSums(torch.autograd.Function):
 
 
 def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel, needs_values: bool = True) -> torch.Tensor:
-    """*g*: the sum over tp of contiguous [S, B, H], in place; with sequence parallelism this rank's [S/t, B, H].
+    """*g*: the sum over tp of contiguous [S, B, H], in place.
+
+    Under sequence parallelism the result is this rank's [S/t, B, H].
 
     Without ``needs_values`` (dummy forward) nothing is summed, and only the graph of the result counts.
     """
@@ -137,7 +147,10 @@ def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel, needs_values:
 
 
 class _EnterParallelRegion(torch.autograd.Function):
-    """*f*: the whole input in forward; backward sums the tp ranks' gradients of the input."""
+    """*f*: the whole input in forward.
+
+    Backward sums the tp ranks' gradients of the input.
+    """
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
@@ -154,7 +167,10 @@ class _EnterParallelRegion(torch.autograd.Function):
 
 
 def enter_parallel_region(inputs: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
-    """*f*: [S, B, H] from [S(/t), B, H], for a region in which each tp rank computes a part of the gradient."""
+    """*f*: [S, B, H] from [S(/t), B, H], at the start of a tensor-parallel region.
+
+    In the region each tp rank computes a part of the gradient.
+    """
     if tp.size == 1:
         return inputs
     whole: torch.Tensor = _EnterParallelRegion.apply(inputs, tp)  # type: ignore[no-untyped-call]

@@ -1,4 +1,6 @@
-"""Cross entropy over a vocabulary divided over tp: logits are never gathered, and become their own gradient.
+"""Cross entropy over a vocabulary divided over tp.
+
+The logits are never gathered, and their buffer becomes their gradient.
 
 Legend: S sequence, B micro-batch, N = S*B tokens, V padded vocabulary; ``/t`` = divided over tp.
 Shoeybi et al. 2019 (arXiv:1909.08053), section 3: only per-token scalars travel. Here in two all-reduces: first the

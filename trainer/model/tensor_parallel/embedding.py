@@ -18,14 +18,23 @@ from trainer.model.tensor_parallel.collectives import TensorParallel, reduce_par
 
 
 class RowGradientAccumulator(Protocol):
-    """Takes the gradient of a table as the rows that were looked up; the rest of the table is not touched."""
+    """Takes the gradient of a table as its looked-up rows.
+
+    The rest of the table is not touched.
+    """
 
     def add_rows(self, rows: torch.Tensor, grad_rows: torch.Tensor) -> None:
-        """Add ``grad_rows`` [N, H] to the rows [N] of the table's gradient; a row may occur more than once."""
+        """Add ``grad_rows`` [N, H] to rows [N] of the table's gradient.
+
+        A row may occur more than once.
+        """
 
 
 def add_to_rows(table: torch.Tensor, rows: torch.Tensor, addends: torch.Tensor) -> None:
-    """Add ``addends`` [N, H] to rows [N] of ``table`` in place, in a fixed order for equal rows on any device."""
+    """Add ``addends`` [N, H] to rows [N] of ``table``, in place.
+
+    Equal rows are added in a fixed order on any device.
+    """
     addends = addends.to(table.dtype)
     if table.is_cuda:  # index_add_ adds in any order there; accumulating index_put_ sorts first
         table.index_put_((rows,), addends, accumulate=True)

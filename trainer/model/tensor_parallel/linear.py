@@ -26,7 +26,10 @@ _NO_TENSOR_PARALLEL = TensorParallel()
 
 
 class WeightGradientAccumulator(Protocol):
-    """Takes a weight gradient as the factors of its matrix product, so that the product itself can accumulate."""
+    """Takes a weight gradient as the factors of its matrix product.
+
+    The product itself can then accumulate.
+    """
 
     def add_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add ``grad_output^T @ inputs`` ([N, out], [N, in]) to the gradient of a weight of out*in elements."""
@@ -87,7 +90,9 @@ def _weight_gradient(
 
 
 class ColumnParallelLinear(nn.Module):
-    """[S(/t), B, in] -> [S, B, out/t]: each tp rank computes its share of the outputs from the whole input.
+    """[S(/t), B, in] -> [S, B, out/t]: the weight is divided by output.
+
+    Each tp rank computes its share of the outputs from the whole input.
 
     Under sequence parallelism the input is divided along the sequence, and is gathered first.
     """
@@ -112,7 +117,9 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """[S, B, in/t] -> [S(/t), B, out]: each tp rank has a share of the inputs; the partial outputs are summed.
+    """[S, B, in/t] -> [S(/t), B, out]: the weight is divided by input.
+
+    Each tp rank has a share of the inputs; the partial outputs are summed.
 
     Under sequence parallelism each rank gets its part of the sequence of the sum. The bias is added once, to the sum.
     """
