@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes started once run many cases, and report every failure to the test.
+"""Real ranks for tests, in a pool of processes that run many cases.
 
     @pytest.fixture(scope="module")
     def ranks():
@@ -41,7 +41,10 @@ class RankError(AssertionError):
 
 
 class Ranks:
-    """A pool of ``size`` rank processes with one CPU thread each. A context manager; nothing is left behind."""
+    """A pool of ``size`` rank processes with one CPU thread each.
+
+    A context manager; nothing is left behind.
+    """
 
     def __init__(self, size: int, deadline_s: float = DEADLINE_S) -> None:
         self.size = size

@@ -86,6 +86,7 @@ class MLP(nn.Module):
         """Collective: all tp ranks, unless ``inside_tp_region``.
 
         For ``needs_values`` see trainer.model.recompute.Recomputable.
+
         ``inside_tp_region``: maps the whole [S, B, H] to this rank's partial sums, without the last bias: see
         RowParallelLinear. Without ``adds_bias`` the next op adds ``output_bias``.
         """

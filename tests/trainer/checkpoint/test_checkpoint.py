@@ -95,7 +95,10 @@ def save(rank, world_size, root, config, steps):
 
 
 def load_and_compare(rank, world_size, root, config, steps):
-    """Largest difference between a loaded model and one trained here, before and after one more step."""
+    """Largest difference between a loaded model and one trained here.
+
+    Compared before and after one more step.
+    """
     trained, its_optimizer = build(config, rank, world_size)
     for number in range(steps):
         step(trained, its_optimizer, number)

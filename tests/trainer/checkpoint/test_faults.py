@@ -1,4 +1,7 @@
-"""Faults during save and load of a checkpoint: on one rank only, between two steps, behind a cache."""
+"""Faults during save and load of a checkpoint.
+
+On one rank only, between two steps, or behind a cache.
+"""
 
 import contextlib
 import io
@@ -51,7 +54,10 @@ def save(rank, world_size, root, config, breaks=None):
 
 
 def full_disk(rank, world_size, root, config):
-    """Save once, then again with a limit of a few bytes per file on rank 1."""
+    """Save once, then again with a file size limit on rank 1.
+
+    The limit is a few bytes.
+    """
     model, optimizer = build(config, rank, world_size)
     writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU)
     writer.prepare(rank)

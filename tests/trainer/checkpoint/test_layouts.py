@@ -265,7 +265,10 @@ def test_version_1_is_read(ranks):
 
 
 def read_version_1(rank, world_size, config):
-    """Sums over this rank's elements of each tensor: plain, and weighted by place in the global tensor."""
+    """Sums over this rank's elements of each tensor.
+
+    One plain sum, and one weighted by place in the global tensor.
+    """
     model, optimizer = build(config, rank, world_size)
     spoil(model, optimizer)
     load_training_state(VERSION_1 / "iter_0000003", model, optimizer)

@@ -1,4 +1,4 @@
-"""The drawing shows the content of the table, in a terminal, in a pipe and as SVG."""
+"""Drawings show the table's content, in a terminal, in a pipe and as SVG."""
 
 import os
 import pty

@@ -32,7 +32,10 @@ VERSE = "one for sorrow, two for joy, three for a girl, four for a boy; "
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a run trained on VERSE with TP 2 and sequence parallelism: tokenizer.json, d.bin, checkpoints/."""
+    """Run directory of a model trained on VERSE: tokenizer.json, d.bin, checkpoints/.
+
+    Trained with TP 2 and sequence parallelism.
+    """
     folder = tmp_path_factory.mktemp("run")
     train_byte_level_bpe([VERSE] * 3, 280, folder / "tokenizer.json")
     tokenize_documents(

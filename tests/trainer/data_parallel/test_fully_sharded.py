@@ -1,4 +1,4 @@
-"""ZeRO-2 and ZeRO-3: equal to whole parameters, with a share of the memory, and never with stale weights."""
+"""ZeRO-2 and ZeRO-3: equal results, a share of the memory, no stale weights."""
 
 import functools
 import gc
@@ -143,13 +143,19 @@ def test_stage_2_gathers_once_per_iteration_and_stage_3_every_time(ranks, zero, 
     ids=str,
 )
 def test_nothing_is_gathered_that_nobody_needs(ranks, case, first, last):
-    """Once for forward and once for backward, for any number of micro-batches under way and any recompute."""
+    """Weights are gathered once for forward and once for backward.
+
+    This holds for any number of micro-batches under way and any recompute.
+    """
     for rank, seen in enumerate(ranks.run(count_collectives, case)):
         assert seen["gather"] == 2 * case.micro_batches * (first if rank < 2 else last), rank
 
 
 def test_every_rank_makes_a_group_of_one_where_any_has_experts_alone(ranks):
-    """NCCL needs all ranks for the split; here the ranks of the second stage have no layer with experts."""
+    """NCCL needs all ranks for the split.
+
+    The ranks of the second stage have no layer with experts.
+    """
     for rank, timeouts in enumerate(ranks.run(groups_of_one, Case("mixtral", dp=2, pp=2, ep=2, zero=3))):
         assert timeouts == [timedelta(minutes=7)], rank
     assert ranks.run(groups_of_one, Case("mixtral", dp=4, ep=2, zero=3)) == [[]] * 4
@@ -223,7 +229,10 @@ def test_evaluation_sees_the_weights_as_they_are(ranks, of_whole_weights, case, 
 
 
 def evaluations(rank, world_size, case):
-    """Losses and logits at the start, after an iteration, and after loading other weights; each twice."""
+    """Losses and logits at the start, after an iteration, and after loading weights.
+
+    Each evaluation runs twice.
+    """
     model, optimizer = build(rank, world_size, case)
     seen = []
 

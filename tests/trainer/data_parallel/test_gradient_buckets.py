@@ -35,7 +35,7 @@ class FusedProduct(torch.autograd.Function):
 
 
 class Linear(nn.Module):
-    """A linear layer that passes its weight gradient to an accumulator, if it has one."""
+    """A linear layer that passes its weight gradient to its accumulator, if set."""
 
     def __init__(self, weight, bias=None):
         super().__init__()
@@ -63,7 +63,7 @@ class Lookup(torch.autograd.Function):
 
 
 class Embedding(nn.Module):
-    """A table that passes the gradient of its looked-up rows to an accumulator, if it has one."""
+    """A table that passes its rows' gradient to its accumulator, if set."""
 
     def __init__(self, weight):
         super().__init__()
@@ -76,7 +76,10 @@ class Embedding(nn.Module):
 
 
 class Toy(nn.Module):
-    """Embedding, norm weight, linear with bias, and a head tied to the embedding; one parameter is never used."""
+    """Embedding, norm weight, linear with bias, and a tied head.
+
+    One parameter is never used.
+    """
 
     def __init__(self, dtype=torch.float32):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Reference of the attention tests: scores of the whole sequence at once, in float64, by the definition."""
+"""Reference of the attention tests: dense scores in float64, by the definition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Bounds = Sequence[Sequence[int]]
 
 
 def mask(length: int, bounds: Bounds | None, batch: int) -> torch.Tensor:
-    """[B, 1, S, S], True where a query may attend: not to later keys, and within the same document."""
+    """Mask [B, 1, S, S], True where a query may attend.
+
+    A query attends to no later keys, and only within its document.
+    """
     seen = torch.ones(length, length, dtype=torch.bool).tril().expand(batch, 1, length, length)
     if bounds is None:
         return seen
@@ -44,7 +47,10 @@ def attention(
 def heads(
     batch: int, number: int, groups: int, length: int, width: int, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Query, key and value in a projection's memory layout, [S, B, heads, D], and a gradient of the result."""
+    """Query, key and value in a projection's memory layout, and an output gradient.
+
+    The memory layout is [S, B, heads, D].
+    """
     generator = seeded_generator("cpu", "attention", seed)
     shapes = [(length, batch, count, width) for count in (number, groups, groups, number)]
     *inputs, grad = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)

@@ -1,4 +1,4 @@
-"""One layer with experts in float64 on any layout, put together over its ranks, for comparisons in tests."""
+"""One layer with experts in float64 on any layout, put together over its ranks."""
 
 from __future__ import annotations
 

@@ -7,7 +7,9 @@ import torch
 
 
 def reference_loss(weights, model, tokens, labels, loss_mask=None, auxiliary=None):
-    """Sum of the token losses over valid tokens, by autograd in the dtype of ``weights``.
+    """Sum of the token losses over valid tokens, in the dtype of ``weights``.
+
+    Differentiable by autograd.
 
     ``auxiliary``: a list that receives the auxiliary losses of each layer with experts.
     """
@@ -106,7 +108,10 @@ def _mlp(part, model, hidden):
 
 
 def _moe(weights, prefix, model, hidden, auxiliary):
-    """Token by token and expert by expert; tokens in the order of positions, which decides the drops."""
+    """A layer with experts, computed token by token and expert by expert.
+
+    Tokens come in the order of positions, which decides the drops.
+    """
     tokens = hidden.transpose(0, 1).reshape(-1, hidden.shape[-1])
     logits = tokens @ weights[f"{prefix}router.weight"].T
     chosen = [

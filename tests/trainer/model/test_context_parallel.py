@@ -1,4 +1,4 @@
-"""Ring and Ulysses attention on real ranks against dense attention in one process; their messages and their load."""
+"""Ring and Ulysses attention on real ranks against dense attention; messages and load."""
 
 from __future__ import annotations
 

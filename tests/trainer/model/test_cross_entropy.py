@@ -79,7 +79,10 @@ def test_extreme_logits_stay_finite(ranks, world_size):
 
 
 def masked(rank, world_size, kind, dtype):
-    """Losses and this rank's gradient for logits of +-10000 over 5 words in 8 columns, with few valid tokens."""
+    """Losses and this rank's gradient for logits of +-10000 with few valid tokens.
+
+    The vocabulary has 5 words in 8 columns.
+    """
     tp = TensorParallel(world_size, rank, dist.group.WORLD if world_size > 1 else None)
     logits, labels, weights = extremes(kind, dtype)
     width = 8 // world_size

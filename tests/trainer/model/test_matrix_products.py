@@ -18,7 +18,10 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """Shapes of the rows that went to oneDNN, on a processor where oneDNN is the faster library."""
+    """Shapes of the rows that went to oneDNN.
+
+    Simulates a processor where oneDNN is the faster library.
+    """
     seen: list[torch.Size] = []
 
     def recorded(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The model in one process: loss, every gradient and logits equal an independent plain PyTorch model."""
+"""The model in one process equals an independent plain PyTorch model."""
 
 import pytest
 import torch
@@ -67,7 +67,10 @@ def batch(index=0, masked=False):
 
 
 def stir(parameters):
-    """Randomise biases and norm weights: initial zeros and ones would hide mistakes in their use."""
+    """Randomise biases and norm weights.
+
+    Initial zeros and ones would hide mistakes in their use.
+    """
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in parameters.values():

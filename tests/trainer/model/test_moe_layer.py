@@ -48,7 +48,10 @@ def apply_expert(layer, expert, rows):
 
 
 def send_all_to(layer, expert):
-    """Make the router choose ``expert`` first and then the others in turn, for every token."""
+    """Make the router choose ``expert`` first for every token.
+
+    The others follow in turn.
+    """
     with torch.no_grad():
         weight = torch.zeros_like(layer.router.weight)
         weight[:, 0] = -torch.arange(len(weight), dtype=weight.dtype)

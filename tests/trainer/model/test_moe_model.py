@@ -1,4 +1,4 @@
-"""Models with experts in one process: loss, every gradient and logits equal a token-by-token reference."""
+"""Models with experts in one process equal a token-by-token reference."""
 
 import pytest
 import torch
@@ -30,7 +30,10 @@ MODELS = {
 
 
 def disturb(parallel_model):
-    """Randomise biases and norm weights: initial zeros and ones would hide mistakes in their use."""
+    """Randomise biases and norm weights.
+
+    Initial zeros and ones would hide mistakes in their use.
+    """
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in parallel_model.parameters.items():
@@ -39,7 +42,10 @@ def disturb(parallel_model):
 
 
 def expected_loss(weights, model, parts, valid_tokens):
-    """The minimised loss: token losses over valid tokens, plus the mean auxiliary losses over micro-batches."""
+    """The minimised loss: token losses over valid tokens, plus auxiliary losses.
+
+    Auxiliary losses are averaged over micro-batches.
+    """
     auxiliary = []
     loss = sum(reference_loss(weights, model, p.tokens, p.labels, p.loss_mask, auxiliary) for p in parts)
     (loss / valid_tokens + sum(auxiliary) / len(parts)).backward()

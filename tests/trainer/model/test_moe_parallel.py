@@ -1,4 +1,7 @@
-"""A layer with experts on every kind of layout equals the layer on one rank, to the last digits of float64."""
+"""A layer with experts on any layout equals the layer on one rank.
+
+The results agree to the last digits of float64.
+"""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -146,7 +149,10 @@ def router_declared_complete():
 
 
 class DividedAndDense(ParameterLayout):
-    """Divided over ep, but marked as dense: its gradient is summed over all ranks, as for shared parameters."""
+    """A layout divided over ep, but marked as dense.
+
+    Its gradient is summed over all ranks, as for shared parameters.
+    """
 
     @property
     def _expert_dim(self):

@@ -1,4 +1,7 @@
-"""Documents that share a sample train as if each were alone: loss and every gradient, on any layout."""
+"""Documents that share a sample train as if each were alone.
+
+Compares loss and every gradient, on any layout.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,7 @@ def test_gradients_of_packed_documents_are_the_same_bits_each_time(model: str) -
 
 
 def worst_part(rank: int, world_size: int, model: str, parallel: dict[str, object]) -> tuple[float, float]:
-    """This rank's loss, and the deviation of its gradients from its parts of the serial gradients."""
+    """This rank's loss, and the deviation of its gradients from the serial ones."""
     serial = build(model, ParallelMesh(tp=1, pp=1, dp=1, rank=0), ProcessGroups(), {})
     _, expected = trained(serial, [packed()])
     mesh = ParallelMesh.build(config(model, parallel), rank, world_size)

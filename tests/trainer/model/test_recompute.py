@@ -97,7 +97,7 @@ LENGTH, SAMPLES, HIDDEN, HEADS, LAYERS = 64, 2, 64, 4, 3
 
 
 def kept_bytes(model, training):
-    """Float32 bytes that a middle stage keeps of one micro-batch between its forward and its backward."""
+    """Float32 bytes that a middle stage keeps of one micro-batch for backward."""
     shape = {"num_layers": 8, "hidden_size": HIDDEN, "num_attention_heads": HEADS, **model}
     config = make_config(shape, training, seq_length=LENGTH)
     builder = ParameterBuilder(1, ParallelMesh.build(config, 0, 1), False, torch.float32, torch.device("cpu"))
@@ -114,7 +114,9 @@ def kept_bytes(model, training):
 
 
 def test_kept_memory_falls_as_published():
-    """Korthikanti et al. 2022, equation 1 and table 2, with 4 bytes per number instead of 2; masks have 1 byte.
+    """Korthikanti et al. 2022, equation 1 and table 2.
+
+    Numbers have 4 bytes instead of 2; masks have 1 byte.
 
     In the paper a layer keeps 34 sbh bytes, 2 of them masks, and in core attention 5 abs^2, 1 of them a mask.
     """
@@ -138,7 +140,10 @@ def test_kept_memory_falls_as_published():
 
 
 def test_kept_memory_of_a_llama():
-    """Without dropout and with a fused attention: 8 results as wide as the model, 3 as wide as the MLP."""
+    """Without dropout and with fused attention.
+
+    A layer keeps 8 results as wide as the model, and 3 as wide as the MLP.
+    """
     sbh, ffn = LENGTH * SAMPLES * HIDDEN, LENGTH * SAMPLES * 160
     model = {**LLAMA, "num_query_groups": HEADS, "ffn_hidden_size": 160}
     expected = {"none": 8 * sbh + 3 * ffn, "mlp": 8 * sbh, "layernorm": 6 * sbh + 3 * ffn, "full": sbh}

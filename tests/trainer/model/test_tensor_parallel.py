@@ -165,7 +165,10 @@ def order_of_issue(rank, world_size, sequence_parallel):
     ],
 )
 def test_collectives_of_backward_travel_during_products(ranks, sequence_parallel, expected):
-    """The weight gradient's gather overlaps with the input gradient's product; the sum with the other product."""
+    """The gather and the sum of backward overlap with matrix products.
+
+    The gather overlaps with the input gradient's product, the sum with the other product.
+    """
     for calls in ranks.run(order_of_issue, sequence_parallel, world_size=2):
         assert ", ".join(calls) == expected
 

@@ -1,4 +1,4 @@
-"""ZeRO-1 on real ranks: bitwise equal to training without it, waits in time, and divided state."""
+"""ZeRO-1 on real ranks: bitwise equal results, waits in time, divided state."""
 
 import itertools
 import math
@@ -214,7 +214,10 @@ def test_buckets_are_small_where_anything_overlaps_and_as_asked_for_everywhere(m
 
 
 def planned(mesh, with_layers=2):
-    """Parameters of a stage: blocks with experts and shared key and value heads, before or after a tied table."""
+    """Parameters of a stage: blocks with experts, and a tied table.
+
+    The blocks have shared key and value heads; the table comes before or after them.
+    """
     layouts = [ParameterLayout("embedding.word.weight", (40, 6), 0, False, True, True)]
     for layer in range(with_layers):
         packed = PackedHeads(groups=2, queries_per_group=4, head_dim=3)

@@ -1,4 +1,4 @@
-"""Optimizer state in CPU memory: the same numbers as without offload, and the same state to save."""
+"""Optimizer state in CPU memory gives the same numbers and the same state."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -107,7 +107,10 @@ def test_the_kernel_writes_16_bit_weights_in_its_own_pass(training, written):
 
 
 class Bus:
-    """Streams and events of a simulated device on the CPU: queued work runs when somebody waits for it."""
+    """Streams and events of a simulated device on the CPU.
+
+    Queued work runs when somebody waits for it.
+    """
 
     def __init__(self):
         self.log = []

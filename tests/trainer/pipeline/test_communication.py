@@ -1,4 +1,4 @@
-"""Messages between ranks arrive where the table expects them, in every mode, without piling up."""
+"""Messages between ranks arrive in every mode, without piling up."""
 
 import random
 import time
@@ -56,7 +56,10 @@ def wire_of(rank, world_size, count):
 
 
 def run_table(rank, world_size, build, kind, count):
-    """Every action returns its input plus one, after some work; returns the received values and the sends."""
+    """Run a table whose actions return their input plus one, after some work.
+
+    Returns the received values and the sends.
+    """
     wire, schedule = wire_of(rank, world_size, count), table(kind, world_size, count)
     arrived, outgoing, most, sends = {}, None, 0, []
     isend, batch = dist.isend, dist.batch_isend_irecv

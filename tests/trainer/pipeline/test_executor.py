@@ -1,4 +1,7 @@
-"""Every schedule gives the gradients of one process; evaluation and logits do not change the training state."""
+"""Every schedule gives the gradients of one process.
+
+Evaluation and logits do not change the training state.
+"""
 
 from datetime import timedelta
 
@@ -32,7 +35,10 @@ def serials():
 @pytest.mark.parametrize("schedule", SCHEDULE_KINDS)
 @pytest.mark.parametrize(("pp", "micro_batches"), [(2, 5), (3, 2), (4, 4)])
 def test_every_schedule_gives_the_gradients_of_one_process(ranks, serials, schedule, pp, micro_batches):
-    """Bitwise: micro-batches are summed in order. More and fewer micro-batches than ranks, and equally many."""
+    """Bitwise equal: micro-batches are summed in order.
+
+    With more and fewer micro-batches than ranks, and equally many.
+    """
     case = Case(model="llama", pp=pp, schedule=schedule, micro_batches=micro_batches)
     assert problems(case, compare(ranks, serials, case)) == []
 
@@ -119,7 +125,10 @@ def logits_of(rank, world_size, case, length):
 
 
 def test_full_experts_drop_nobody_outside_of_training(ranks):
-    """Otherwise a later token could take an earlier one's place, and the text's end would change its beginning."""
+    """Otherwise the end of a text could change its beginning.
+
+    A later token could take an earlier one's place.
+    """
     case = Case(model="capacity")
     [whole], [part] = (ranks.run(logits_of, case, length, world_size=1) for length in (16, 5))
     np.testing.assert_allclose(whole[:, :5], part, atol=1e-5)
@@ -179,7 +188,7 @@ def test_evaluation_leaves_no_trace_in_training(ranks, schedule):
 
 
 def outputs_alive(rank, world_size, case):
-    """Maximum number of this rank's outputs in memory at the end of any of its forwards."""
+    """Maximum of this rank's live outputs at the end of any forward."""
     model = build(rank, world_size, case)
     outputs, counts = [], []
 
@@ -195,7 +204,10 @@ def outputs_alive(rank, world_size, case):
 
 
 def test_outputs_are_freed_when_they_have_been_sent(ranks):
-    """The first of four ranks runs four micro-batches ahead; it keeps their graphs, not their outputs."""
+    """A rank that runs ahead keeps graphs, not outputs.
+
+    The first of four ranks runs four micro-batches ahead.
+    """
     assert max(ranks.run(outputs_alive, Case(model="llama", pp=4, micro_batches=6))) <= 3
 
 
@@ -227,7 +239,7 @@ def test_the_same_layout_gives_the_same_bits_twice(ranks, case):
 
 
 def test_a_zero_bubble_schedule_gives_the_bits_of_1f1b(ranks):
-    """The products of a micro-batch run later, on the same factors and in the same order."""
+    """Deferred products use the same factors in the same order."""
     one, other = (run_case(ranks, Case(model="gpt2", pp=2, tp=2, schedule=kind)) for kind in ("1f1b", "zb-h1"))
     assert one.losses == other.losses
     for name, gradient in one.gradient.items():

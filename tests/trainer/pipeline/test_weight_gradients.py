@@ -1,4 +1,4 @@
-"""Deferred weight gradients: kept during the backward of inputs, run in order, freed one by one."""
+"""Deferred weight gradients: kept during backward of inputs, run in order, freed singly."""
 
 import weakref
 
@@ -113,7 +113,7 @@ def test_sinks_are_what_they_were_after_a_failure(parts):
 
 
 def test_one_contribution_too_many_is_refused():
-    """An extra contribution must not be added to a gradient that may be in a running reduction."""
+    """An extra contribution must not change a gradient in a running reduction."""
     filled = []
     accumulator = MainGradient(torch.zeros(2, 3), lambda: filled.append(1))
     factors = torch.ones(4, 2), torch.ones(4, 3)

@@ -1,4 +1,4 @@
-"""Pretraining in several real processes, started as a launcher would start them, with optional faults."""
+"""Pretraining in several real processes, with optional faults."""
 
 import os
 import sys
@@ -31,7 +31,10 @@ def be_rank(run, number, rank, world_size, port, fault):
 
 
 class Job:
-    """The ranks of one attempt. A context manager, which kills every process at its end."""
+    """The ranks of one attempt.
+
+    A context manager, which kills every process at its end.
+    """
 
     def __init__(self, run, world_size, faults=None, absent=(), number=1):
         """Start ``world_size`` ranks except those ``absent``; ``faults``: rank -> function to call first."""

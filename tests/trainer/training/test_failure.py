@@ -1,4 +1,7 @@
-"""Ranks that raise, are killed or hang: the others exit in time, and the records name the first cause."""
+"""Ranks that raise, are killed or hang.
+
+The others exit in time, and the records name the first cause.
+"""
 
 from __future__ import annotations
 
@@ -244,7 +247,7 @@ def test_a_rank_alone_has_no_peer_failure():
 
 
 def failure_in(module, mesh):
-    """The peer failure of a rank of ``mesh`` for an error in a function of ``module``."""
+    """The peer failure for an error in a function of ``module``."""
 
     def fail():
         raise RuntimeError(GLOO_GONE)

@@ -29,7 +29,10 @@ def test_loss_and_gradient_norm_are_those_of_plain_pytorch(trainer: str, layout:
 
 
 def test_plain_pytorch_is_what_others_found() -> None:
-    """The first losses and norms of transformers, litgpt and megatron-core on this model, to five figures."""
+    """First losses and norms of transformers, litgpt and megatron-core.
+
+    On the same model, to five figures.
+    """
     losses, norms = curve("plain", "1")
     assert losses == pytest.approx([8.42381, 8.00330, 7.75658], abs=2e-5)
     assert norms == pytest.approx([5.4584, 3.3555, 2.9519], abs=2e-4)
