@@ -227,8 +227,8 @@ def test_same_shapes_with_another_meaning_are_refused(ranks, tmp_path):
 
 def refuse_other_meanings(_rank, _world_size, root, heads):
     for changes, says in (
-        ({"num_attention_heads": 8}, "num_attention_heads 4, and this run has 8"),
-        ({"openai_gelu": True}, "openai_gelu False, and this run has True.* to the former$"),
+        ({"num_attention_heads": 8}, "num_attention_heads 4, but this run has 8"),
+        ({"openai_gelu": True}, "openai_gelu False, but this run has True.* set it to False$"),
         ({"norm_epsilon": 1e-6}, "norm_epsilon 1e-05, .* or take only the weights with checkpoint.finetune"),
     ):
         config = config_of(model=heads | changes)
@@ -266,7 +266,7 @@ def refuse_other_routers(_rank, _world_size, root, experts):
 
     def refuse():
         for key, value in routers.items():
-            with pytest.raises(CheckpointError, match=f"{key} .*, and this run has {value}.* to the former$"):
+            with pytest.raises(CheckpointError, match=rf"{key} .*, but this run has {value}.* set it to \S+$"):
                 resume({key: value})
         with pytest.raises(CheckpointError, match="moe_expert_capacity_factor None, .* with checkpoint.finetune$"):
             resume(capacity)
