@@ -142,9 +142,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--few", action="store_true", help="few cases of at most 4 ranks, in which every choice occurs")
     parser.add_argument("--levels", action="store_true", help="at every instruction level that this processor has")
     parser.add_argument("--kernels", choices=library.LEVELS, help="too: on native kernels of this instruction set")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all ranks on one GPU, by gloo"
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all ranks on one GPU, by gloo")
     parser.add_argument("--list", action="store_true", help="print the cases and run none")
     flags = parser.parse_args(arguments)
     if flags.device == "cuda" and not torch.cuda.is_available():

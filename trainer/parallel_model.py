@@ -1,4 +1,4 @@
-"""ParallelModel: this rank's part of the model, joined with the store that its gradients go to."""
+"""ParallelModel: this rank's part of the model, joined with its gradient store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParallelModel:
-    """What one rank holds of the model, and how to complete it. Names are global names, in order of use in forward."""
+    """This rank's part of the model and its gradient store.
+
+    Names are global, in order of use in forward.
+    """
 
     chunks: tuple[GPTStage, ...]
     """This rank's virtual stages, in order of the forward pass."""
@@ -36,17 +39,17 @@ class ParallelModel:
     schedule: str
     """Name of the pipeline schedule."""
     num_layers: int
-    """Of the whole model."""
+    """Number of layers of the whole model."""
     axes: ParallelAxes
     mesh: ParallelMesh
     groups: ProcessGroups
     layouts: dict[str, ParameterLayout]
-    """Of this rank's parameters only."""
+    """Layouts of this rank's parameters only."""
     parameters: dict[str, nn.Parameter]
-    """Whole, as far as this rank holds them; where the gradient store shards the weights too, its shards."""
+    """Whole tensors of this rank's part; if the gradient store also shards the weights, their shards."""
     gradients: GradientStore
     kernels: Kernels
-    """What layers and optimizer compute with."""
+    """Ops that layers and optimizer use."""
 
 
 def build_model(
@@ -57,18 +60,18 @@ def build_model(
     device: torch.device,
     kernels: Kernels | None = None,
 ) -> ParallelModel:
-    """This rank's part of the model that ``config`` describes, with its initial values.
+    """Build this rank's part of the model that ``config`` describes, with its initial values.
 
     Every rank draws the same global tensors from training.seed and keeps its own part. Collective: all ranks of the
-    job, for the groups that sharded weights may need.
+    job, because sharded weights may need new groups.
 
     Args:
         config: the training config; its precision is the parameters' dtype.
         vocab_size: number of token ids, without padding.
         mesh: this rank's place.
-        groups: its process groups.
-        device: where the parameters live.
-        kernels: what layers and optimizer compute with; None: torch's operations.
+        groups: this rank's process groups.
+        device: device of the parameters.
+        kernels: ops of layers and optimizer; None takes the reference backends.
     """
     builder = ParameterBuilder(
         seed=config.training.seed,
@@ -113,7 +116,7 @@ def build_model(
 
 def _store_class(zero_stage: int, mesh: ParallelMesh) -> Callable[..., GradientStore]:
     if zero_stage >= 2 and mesh.data_size > 1:
-        # Here, because its import takes a third of torch's own time.
+        # Imported here, because the import takes a third of torch's own time.
         from trainer.data_parallel.fully_sharded import FullyShardedStore
 
         return FullyShardedStore

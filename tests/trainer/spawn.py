@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes started once, many cases run in them, every failure brought home.
+"""Real ranks for tests, in a pool of processes that run many cases.
 
     @pytest.fixture(scope="module")
     def ranks():
@@ -8,8 +8,8 @@
     def test_sum(ranks):
         assert ranks.run(add_up, 10, world_size=2) == [21, 21]     # add_up(rank, world_size, 10) on two of the four
 
-Each run gets a default gloo process group over its first ``world_size`` ranks, made for it and destroyed after it, so
-that the code under test sees nothing but a job of that size. Functions must be importable (top level of a module);
+Each run gets a default gloo process group over its first ``world_size`` ranks, made before and destroyed after the run,
+so that the code under test sees only a job of that size. Functions must be importable (top level of a module);
 arguments and results travel by pickle. A rank that fails or hangs costs its processes: the next run starts fresh ones.
 """
 
@@ -32,7 +32,7 @@ from tests.rank_server import rank_context
 
 # Long enough for a loaded machine with two cores, short enough that a deadlock does not hold up the suite.
 DEADLINE_S = 120.0
-# Once one rank has failed the others are waiting for it; what they still have to say comes at once.
+# Once one rank has failed, the others wait for it; a rank that has a result reports it at once.
 GRACE_S = 2.0
 
 
@@ -41,7 +41,10 @@ class RankError(AssertionError):
 
 
 class Ranks:
-    """A pool of ``size`` rank processes with one CPU thread each. A context manager; nothing is left behind."""
+    """A pool of ``size`` rank processes with one CPU thread each.
+
+    A context manager; nothing is left behind.
+    """
 
     def __init__(self, size: int, deadline_s: float = DEADLINE_S) -> None:
         self.size = size
@@ -49,7 +52,7 @@ class Ranks:
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
         self._runs = 0
-        # Lives in this process on a port that the kernel chooses, so that no two pools can meet.
+        # The store lives in this process on a port that the kernel chooses, so that no two pools can meet.
         self._store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=deadline_s)
         )
@@ -67,7 +70,7 @@ class Ranks:
             RankError: some rank raised, died, or did not answer in time.
         """
         world_size = world_size or self.size
-        assert world_size <= self.size, f"{world_size} ranks wanted of a pool of {self.size}"
+        assert world_size <= self.size, f"{world_size} ranks requested of a pool of {self.size}"
         if not self._processes:
             self._start()
         self._runs += 1
@@ -122,7 +125,7 @@ class Ranks:
 
 
 def _serve(rank: int, pipe: Any, port: int) -> None:
-    """A rank process: answer run after run until the pipe is closed."""
+    """Loop of a rank process: serve runs until the pipe is closed."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     while True:
@@ -133,7 +136,7 @@ def _serve(rank: int, pipe: Any, port: int) -> None:
         except BaseException:  # the function's own module could not be imported here
             pipe.send((False, traceback.format_exc()))
             continue
-        # What is imported by now stays for good; the collection after each run need not look at it.
+        # Modules imported so far stay for good; the collection after each run need not visit them.
         gc.freeze()
         try:
             pipe.send((True, _run(rank, port, run, world_size, function, arguments)))
@@ -147,10 +150,10 @@ def _run(rank: int, port: int, run: int, world_size: int, function: Callable[...
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
         result = function(rank, world_size, *arguments)
-        # A rank that is done early must not close its connections while another still opens them.
+        # A rank that finishes early must not close its connections while another still opens them.
         dist.barrier()
         return result
     finally:
         dist.destroy_process_group()
-        # A model lies in reference cycles; uncollected, it would keep the run's groups and their polling threads alive.
+        # A model has reference cycles; uncollected, it would keep the run's groups and their polling threads alive.
         gc.collect()

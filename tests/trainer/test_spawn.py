@@ -1,4 +1,7 @@
-"""The test harness itself: results, failures and hangs all come home, and nothing stays behind."""
+"""Results, failures and hangs of test ranks reach the caller.
+
+No process stays behind.
+"""
 
 import os
 import time

@@ -1,7 +1,7 @@
-"""Names in a checkpoint folder, and the order of steps that makes a kill at any instant harmless. Torch-free.
+"""Names in a checkpoint folder, and publication that survives a kill. Torch-free.
 
-A checkpoint is complete when its folder has its final name: the files in it are on the disk before the rename, and the
-rename is on the disk before ``latest_checkpointed_iteration.txt`` names it (POSIX rename(2) replaces at one instant).
+A checkpoint is complete when its folder has its final name: its files are on the disk before the rename, and the
+rename is on the disk before ``latest_checkpointed_iteration.txt`` names it (POSIX rename(2) is atomic).
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ _ASIDE = re.compile(r"\.(iter_\d{7,})\.old-(\d+)")
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written or read. The message is one sentence that names the folder."""
+    """A checkpoint cannot be written or read.
+
+    The message is one sentence that names the folder.
+    """
 
 
 class AnotherModelError(CheckpointError):
-    """A checkpoint is whole, and the config asks for what it does not hold: a mistake in the config."""
+    """A sound checkpoint has another model or optimizer than the config.
+
+    This is a mistake in the config.
+    """
 
 
 def checkpoint_path(root: Path, iteration: int) -> Path:
@@ -36,12 +42,12 @@ def checkpoint_path(root: Path, iteration: int) -> Path:
 
 
 def temporary_path(root: Path, iteration: int, attempt: int) -> Path:
-    """Folder in which an attempt writes it."""
+    """Folder in which an attempt writes the checkpoint of an iteration."""
     return root / f".iter_{iteration:07d}.tmp-{attempt}"
 
 
 def complete_iterations(root: Path) -> list[int]:
-    """Iterations of which a complete checkpoint exists, ascending. One that was damaged afterwards counts too."""
+    """Iterations with a complete checkpoint, ascending. Includes checkpoints that were damaged afterwards."""
     if not root.is_dir():
         return []
     matches = ((entry, _COMPLETE.fullmatch(entry.name)) for entry in root.iterdir())
@@ -49,7 +55,10 @@ def complete_iterations(root: Path) -> list[int]:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, by its metadata and the sizes of its files; None if nothing is."""
+    """Damage of a checkpoint; None if it is sound.
+
+    Compares the metadata with the sizes of the files.
+    """
     if not checkpoint.is_dir():
         return "is missing"
     try:
@@ -61,9 +70,10 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def find_latest(root: Path) -> tuple[Path | None, str | None]:
-    """The checkpoint to go on from, and a sentence if it is not the one that should be there.
+    """The checkpoint to resume from, and a warning if it is unexpected.
 
-    It is the one that latest_checkpointed_iteration.txt names; where that is missing or damaged, the newest sound one.
+    The choice is the checkpoint that latest_checkpointed_iteration.txt names; if it is missing or damaged, the newest
+    sound one.
     """
     complete = complete_iterations(root)
     named = _named_iteration(root)
@@ -79,9 +89,9 @@ def find_latest(root: Path) -> tuple[Path | None, str | None]:
     for iteration in reversed(complete):
         path = checkpoint_path(root, iteration)
         if damage(path) is None:
-            return path, f"{what}; going on from {path.name}, the newest sound one"
+            return path, f"{what}; resuming from {path.name}, the newest sound checkpoint"
     raise CheckpointError(
-        f"{what}, and {root} holds no sound checkpoint; restore one, or remove the folder to start anew"
+        f"{what}, and {root} holds no sound checkpoint; restore one, or remove the folder to start from scratch"
     )
 
 
@@ -94,10 +104,10 @@ def _named_iteration(root: Path) -> int | None:
 
 
 def publish(temporary: Path, root: Path, iteration: int, attempt: int) -> None:
-    """Give a written and synced folder its final name, and then move the pointer to it.
+    """Give a written and synced folder its final name, then update the pointer.
 
-    A checkpoint of the same iteration, from a run that went on from an older one, is moved aside first; after a kill
-    right then, remove_leftovers puts it back.
+    A checkpoint of the same iteration, from a run that resumed from an older one, is moved aside first; after a kill
+    at this point, remove_leftovers restores it.
 
     Raises:
         OSError: the file system refuses; older checkpoints are untouched.
@@ -131,8 +141,9 @@ def _write_pointer(root: Path, iteration: int, attempt: int) -> None:
 def prune(root: Path, keep_last: int, iteration: int, attempt: int) -> None:
     """Delete all but the newest ``keep_last`` checkpoints up to ``iteration``.
 
-    Later ones belong to a course that was left by setting the pointer back; they are the user's. Each is renamed
-    before its files go, so that no half-deleted folder carries a complete one's name.
+    Later checkpoints belong to a course of training that the user left by setting the pointer back; the user keeps
+    them. Each folder is renamed before its files are deleted, so that no half-deleted folder has the name of a
+    complete one.
     """
     for old in [number for number in complete_iterations(root) if number <= iteration][:-keep_last]:
         aside = root / f".{checkpoint_path(root, old).name}.old-{attempt}"
@@ -141,9 +152,10 @@ def prune(root: Path, keep_last: int, iteration: int, attempt: int) -> None:
 
 
 def remove_leftovers(root: Path) -> list[str]:
-    """Remove what dead attempts left half-written or half-deleted; returns the names. No other attempt may be alive.
+    """Remove files that dead attempts left half-written or half-deleted; returns the names.
 
-    A sound checkpoint that was moved aside for another of its iteration, which then did not come, gets its name back.
+    No other attempt may be alive. A sound checkpoint that was moved aside for a new one of its iteration gets its name
+    back if the new one was never published.
     """
     if not root.is_dir():
         return []
@@ -159,7 +171,7 @@ def remove_leftovers(root: Path) -> list[str]:
 
 def _put_back(root: Path) -> None:
     matches = [match for entry in root.iterdir() if (match := _ASIDE.fullmatch(entry.name))]
-    # The newest attempt's first. One that a dead attempt was deleting lacks files, or may as well be there once more.
+    # The newest attempt's first. A folder that a dead attempt was deleting lacks files, or may be restored as well.
     for match in sorted(matches, key=lambda match: int(match[2]), reverse=True):
         aside, final = root / match[0], root / match[1]
         if not final.exists() and damage(aside) is None:

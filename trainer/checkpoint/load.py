@@ -1,4 +1,4 @@
-"""Reading a checkpoint into a model of any layout."""
+"""Loading a checkpoint into a model of any layout (resharding)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 def load_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
     """Fill the model's parameters, whatever the layouts and vocabulary padding of model and checkpoint.
 
-    Collective where the model's gradient store is sharded, else no rank needs another.
+    Collective if the model's gradient store is sharded; else each rank loads alone.
 
     Raises:
-        CheckpointError: the files cannot be read; AnotherModelError: they hold another model.
+        CheckpointError: the files cannot be read.
+        AnotherModelError: the files hold another model.
     """
     metadata = read_weights(checkpoint, model)
     model.gradients.weights_changed()
@@ -41,12 +42,13 @@ def load_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
 def load_training_state(
     checkpoint: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer
 ) -> CheckpointMetadata:
-    """Fill the parameters and the optimizer's masters and moments; the optimizer then stands where the run stood.
+    """Fill the parameters, masters and moments, and set the optimizer's counters.
 
-    Collective where the model's gradient store is sharded, else no rank needs another.
+    Collective if the model's gradient store is sharded; else each rank loads alone.
 
     Raises:
-        CheckpointError: as load_weights; AnotherModelError: or they hold no state of this kind of optimizer.
+        CheckpointError: the files cannot be read.
+        AnotherModelError: the files hold another model, or no state of this kind of optimizer.
     """
     metadata = read_training_state(checkpoint, model, optimizer)
     resume_optimizer(metadata, model, optimizer)
@@ -54,7 +56,7 @@ def load_training_state(
 
 
 def read_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
-    """Fill what this rank updates of the weights, and nothing else; no rank needs another.
+    """Fill only this rank's shards of the weights. Each rank reads alone.
 
     Raises:
         CheckpointError: as load_weights.
@@ -70,34 +72,39 @@ def read_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
 def read_training_state(
     checkpoint: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer
 ) -> CheckpointMetadata:
-    """Fill what this rank updates: masters and moments, and weights that are their own masters; no rank needs another.
+    """Fill this rank's masters and moments, and weights that are their own masters.
+
+    Each rank reads alone.
 
     Raises:
         CheckpointError: as load_training_state.
     """
-    metadata, wanted = load_metadata(checkpoint), optimizer.tensors()
+    metadata, requested = load_metadata(checkpoint), optimizer.tensors()
     _check_same_model(checkpoint, metadata.tensors["model"], model)
-    moments = wanted.keys() - {"master"}
+    moments = requested.keys() - {"master"}
     if metadata.optimizer is None or not moments <= metadata.tensors.keys():
         has = metadata.optimizer["name"] if metadata.optimizer else "none"
         raise AnotherModelError(
-            f"{checkpoint} holds the optimizer state of {has}, not what this run needs ({', '.join(sorted(moments))}); "
-            "to go on from its weights alone, name its folder as checkpoint.load with no_load_optim: true, and save "
-            "elsewhere"
+            f"{checkpoint} holds optimizer state of {has}, but this run needs {', '.join(sorted(moments))}; "
+            "to continue from its weights alone, name its folder as checkpoint.load with no_load_optim: true, and save "
+            "to another folder"
         )
-    masters, stored_masters = wanted.get("master", {}), metadata.tensors.get("master", {})
+    masters, stored_masters = requested.get("master", {}), metadata.tensors.get("master", {})
     with _Reader(checkpoint, model) as reader:
         for shard in model.gradients.parameter_shards:
-            # A weight in fp32 is its own master, in the files as in memory. Those in 16 bits follow their masters.
+            # A weight in fp32 is its own master, in the files as in memory. 16-bit weights are copies of their masters.
             kind = "master" if shard.name in stored_masters else "model"
             reader.fill(metadata, kind, shard.name, masters.get(shard.name, shard.weight))
             for moment in moments:
-                reader.fill(metadata, moment, shard.name, wanted[moment][shard.name])
+                reader.fill(metadata, moment, shard.name, requested[moment][shard.name])
     return metadata
 
 
 def resume_optimizer(metadata: CheckpointMetadata, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> None:
-    """Set the counters, and bring what was read to the weights of all ranks. Collective: all ranks."""
+    """Set the counters, and bring the loaded state to the weights of all ranks.
+
+    Collective: all ranks.
+    """
     assert metadata.optimizer is not None
     optimizer.restore(int(metadata.optimizer["steps"]), metadata.loss_scaler)
     model.gradients.wait_for_weights()
@@ -108,24 +115,27 @@ def _check_same_model(checkpoint: Path, stored: Mapping[str, StoredTensor], mode
         if name not in stored:
             raise AnotherModelError(
                 f"{checkpoint} has no tensor {name}, which this model needs; the model section of the config differs "
-                "from that of the run that wrote it"
+                "from that of the run that wrote the checkpoint"
             )
         if stored[name].shape != stored_shape(layout):
             raise AnotherModelError(
-                f"{checkpoint} has {name} of shape {list(stored[name].shape)}, this model "
+                f"{checkpoint} has {name} of shape {list(stored[name].shape)}, but this model needs "
                 f"{list(stored_shape(layout))}; the model section, the vocabulary or training.seq_length differs from "
-                "that of the run that wrote it"
+                "that of the run that wrote the checkpoint"
             )
     surplus = next((name for name in stored if _belongs_here(name, model) and name not in model.layouts), None)
     if surplus is not None:
         raise AnotherModelError(
-            f"{checkpoint} holds the tensor {surplus}, which this model has not; the model section of the config "
-            "differs from that of the run that wrote it"
+            f"{checkpoint} holds the tensor {surplus}, which this model does not have; the model section of the config "
+            "differs from that of the run that wrote the checkpoint"
         )
 
 
 def _belongs_here(name: str, model: ParallelModel) -> bool:
-    """Whether this rank's stage is the one to hold a tensor, if the model has it. Layers too many concern all ranks."""
+    """True if this rank's stage would hold the tensor.
+
+    Surplus layers belong to all ranks.
+    """
     mesh, (part, number) = model.mesh, name.split(".")[:2]
     if part == "embedding":
         return mesh.is_first_stage
@@ -136,7 +146,7 @@ def _belongs_here(name: str, model: ParallelModel) -> bool:
 
 
 class _Reader(ExitStack):
-    """Stretches of the tensors of one checkpoint, by memory map; every file is opened once."""
+    """Memory-mapped reads from the tensors of one checkpoint; opens every file once."""
 
     def __init__(self, checkpoint: Path, model: ParallelModel) -> None:
         super().__init__()
@@ -147,7 +157,9 @@ class _Reader(ExitStack):
 
     @torch.no_grad()
     def fill(self, metadata: CheckpointMetadata, kind: str, name: str, target: Tensor) -> None:
-        """Copy this rank's piece of a global tensor into ``target``, 1-D; vocabulary padding becomes zeros.
+        """Copy this rank's shard of a global tensor into ``target``, 1-D.
+
+        Vocabulary padding becomes zeros.
 
         Raises:
             CheckpointError: names the tensor and the checkpoint.
@@ -169,72 +181,84 @@ class _Reader(ExitStack):
         except (OSError, SafetensorError, KeyError) as error:
             raise CheckpointError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
 
-    def _fill_region(self, what: str, stored: _Parts, wanted: Region, target: Tensor) -> None:
-        """Copy a box of the global tensor from all parts that hold any of it."""
+    def _fill_region(self, what: str, stored: _Parts, requested: Region, target: Tensor) -> None:
+        """Copy a region of the global tensor from all parts that overlap with it."""
         found = 0
-        # Where one part has everything there is nothing to keep account of but the number of elements.
+        # If one part has the whole region, counting elements is enough to detect gaps and overlaps.
         is_filled: Tensor | None = None
-        for part in stored.near(wanted):
+        for part in stored.near(requested):
             source: Tensor | None = None
             for region in regions_of_flat_range(part.offset, part.shape, part.start, part.stop):
-                common = overlap(wanted.offset, wanted.shape, region.offset, region.shape)
+                common = overlap(requested.offset, requested.shape, region.offset, region.shape)
                 if common is None:
                     continue
                 source = self._map(what, part) if source is None else source
                 first = region.start - part.start
                 block = source[first : first + math.prod(region.shape)].view(region.shape)
-                _cut(target, wanted.offset, *common).copy_(_cut(block, region.offset, *common))
+                _cut(target, requested.offset, *common).copy_(_cut(block, region.offset, *common))
                 found += math.prod(common[1])
-                if common[1] != wanted.shape:
-                    is_filled = torch.zeros(wanted.shape, dtype=torch.bool) if is_filled is None else is_filled
-                    _cut(is_filled, wanted.offset, *common).fill_(True)
+                if common[1] != requested.shape:
+                    is_filled = torch.zeros(requested.shape, dtype=torch.bool) if is_filled is None else is_filled
+                    _cut(is_filled, requested.offset, *common).fill_(True)
         filled = found if is_filled is None else int(is_filled.sum())
         if found != target.numel() or filled != target.numel():
             problem = "overlaps itself" if found > filled or found > target.numel() else "is incomplete"
             raise CheckpointError(
-                f"{what} {problem}: {found} elements, {filled} of them different, where {target.numel()} belong; the "
-                "checkpoint is damaged, take another"
+                f"{what} {problem}: {found} elements, {filled} of them distinct, instead of {target.numel()}; the "
+                "checkpoint is damaged, choose another"
             )
 
     def _map(self, what: str, part: StoredPart) -> Tensor:
-        """The elements of a part, flat, in mapped memory: only what is touched is read."""
+        """The flattened elements of a part in mapped memory.
+
+        The system reads only the pages in use.
+        """
         if part.file not in self._files:
             opened = safe_open(str(self._checkpoint / part.file), framework="pt", device="cpu")
             self._files[part.file] = self.enter_context(opened)
         tensor: Tensor = self._files[part.file].get_tensor(part.key)
         if tensor.numel() != part.stop - part.start:
             raise CheckpointError(
-                f"{what} has {tensor.numel()} elements in {part.file}, where metadata.json says "
-                f"{part.stop - part.start}; the checkpoint is damaged, take another"
+                f"{what} has {tensor.numel()} elements in {part.file}, but {part.stop - part.start} in metadata.json; "
+                "the checkpoint is damaged, choose another"
             )
         return tensor.view(-1)
 
 
 class _Parts:
-    """The parts of one tensor by where they lie in dim 0: of thousands, a rank wants a few."""
+    """The parts of one tensor, indexed by their rows of dim 0.
+
+    A rank needs a few parts out of thousands.
+    """
 
     def __init__(self, stored: StoredTensor) -> None:
         spans = [(*_rows(part), part) for part in stored.parts]
         spans.sort(key=lambda span: span[0])
         self._parts = [part for _, _, part in spans]
         self._firsts = [first for first, _, _ in spans]
-        # The largest so far: before the place where it exceeds a row no part reaches that row.
+        # Largest stop so far: no part before the first place where this exceeds a row reaches that row.
         self._stops = list(accumulate((stop for _, stop, _ in spans), max))
 
-    def near(self, wanted: Region) -> list[StoredPart]:
-        """All that may have elements in a box of the global tensor."""
-        first, stop = wanted.offset[0], wanted.offset[0] + wanted.shape[0]
+    def near(self, requested: Region) -> list[StoredPart]:
+        """All parts that may have elements in a region of the global tensor."""
+        first, stop = requested.offset[0], requested.offset[0] + requested.shape[0]
         return self._parts[bisect_right(self._stops, first) : bisect_left(self._firsts, stop)]
 
 
 def _rows(part: StoredPart) -> tuple[int, int]:
-    """First entry of dim 0 of the global tensor that a part has any of, and the entry after the last."""
+    """First row of dim 0 in a part, and the row after the last.
+
+    Rows are counted in the global tensor.
+    """
     row = math.prod(part.shape[1:])
     return part.offset[0] + part.start // row, part.offset[0] + -(-part.stop // row)
 
 
 def _cut(tensor: Tensor, origin: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-    """The box at ``offset`` of a global tensor, of which ``tensor`` is the box at ``origin``."""
+    """The box at ``offset`` of a global tensor, cut from ``tensor``.
+
+    ``tensor`` is the box at ``origin``.
+    """
     for dim, (first, length) in enumerate(zip(offset, shape, strict=True)):
         tensor = tensor.narrow(dim, first - origin[dim], length)
     return tensor

@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself: metadata.json. Torch-free."""
+"""Metadata of a checkpoint: metadata.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.checkpoint.directory import METADATA, CheckpointError
-from trainer.checkpoint.regions import Box, are_a_partition, regions_of_flat_range
+from trainer.checkpoint.regions import Box, is_partition, regions_of_flat_range
 
 FORMAT = "llmctl-checkpoint"
 VERSION = 2
 
 
 class StoredPart(NamedTuple):
-    """A row-major stretch of a box of a global tensor, and where it is.
+    """A flat range of a shard box, and its place in a file.
+
+    The range is contiguous in the flattened box, a part of a global tensor.
 
     Attributes:
         file: name of the file.
-        key: of the tensor in it; of the box's shape where it is the whole box, else with one dim.
+        key: of the stored tensor, which has the box's shape if it is the whole box, else one dim.
         offset: of the box in the global tensor.
         shape: of the box.
         start: position of the first element in the flattened box.
-        stop: position after the last one.
+        stop: position after the last element.
     """
 
     file: str
@@ -38,12 +40,12 @@ class StoredPart(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A global tensor and where its parts are.
+    """A global tensor and the places of its parts.
 
     Attributes:
         shape: of the global tensor; vocabulary tables without padding, so that any layout can add its own.
         dtype: safetensors' name, such as F32.
-        parts: which hold every element once.
+        parts: which together hold every element once.
     """
 
     shape: tuple[int, ...]
@@ -52,18 +54,21 @@ class StoredTensor:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the parts hold every element of the tensor once."""
+        """True if the parts hold every element of the tensor once."""
         flat_ranges: dict[Box, list[StoredPart]] = {}
         for part in self.parts:
             flat_ranges.setdefault((part.offset, part.shape), []).append(part)
         boxes: list[Box] = []
         for box, parts in flat_ranges.items():
             boxes += [box] if _are_whole(box, parts) else _regions(parts)
-        return are_a_partition(boxes, self.shape)
+        return is_partition(boxes, self.shape)
 
 
 def _are_whole(box: Box, parts: Sequence[StoredPart]) -> bool:
-    """Whether stretches of one box follow each other from its first element to its last: what ranks of dp share."""
+    """True if flat ranges of one box cover it in sequence.
+
+    This is the common case: the shards of dp ranks.
+    """
     ends = sorted((part.start, part.stop) for part in parts)
     edges = [0, *(stop for _, stop in ends)]
     return [start for start, _ in ends] == edges[:-1] and edges[-1] == math.prod(box[1])
@@ -84,10 +89,10 @@ class CheckpointMetadata:
     Attributes:
         progress: trainer.process.progress.TrainingProgress as plain values.
         config: the resolved TrainConfig as plain values.
-        vocab_size: rows of the vocabulary tables that mean something.
-        layout: sizes of the axes, ZeRO stage and pipeline schedule of the run that wrote it; for people, not needed
-            to load.
-        optimizer: name and number of steps; None where only weights were saved.
+        vocab_size: rows of the vocabulary tables without padding.
+        layout: sizes of the axes, ZeRO stage and pipeline schedule of the run that wrote the checkpoint; for people,
+            not needed to load.
+        optimizer: name and number of steps; None if only weights were saved.
         loss_scaler: state of the loss scaler.
         tensors: kind (``model``, ``master``, a moment) -> global name -> tensor.
         files: name -> bytes.
@@ -104,7 +109,7 @@ class CheckpointMetadata:
 
     @property
     def iteration(self) -> int:
-        """Iterations of training behind these weights."""
+        """Training iterations that these weights have seen."""
         return int(self.progress["iteration"])
 
     def as_json(self) -> dict[str, Any]:
@@ -127,7 +132,7 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
     """Read metadata.json of a complete checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read, or is of a newer version.
+        CheckpointError: the file cannot be read, or has a newer version.
     """
     try:
         values = json.loads((checkpoint / METADATA).read_text(encoding="utf-8"))
@@ -151,12 +156,12 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
 
 
 def stored_key(kind: str, name: str) -> str:
-    """Key in its file of the first part that a rank writes of a tensor."""
+    """Key, within its file, of a rank's first part of a tensor."""
     return name if kind == "model" else f"{kind}.{name}"
 
 
 def stored_tensor(values: Mapping[str, Any]) -> StoredTensor:
-    """From plain values, as they stand in metadata.json."""
+    """Build a StoredTensor from its plain values in metadata.json."""
     parts = tuple(
         StoredPart(file, key, tuple(offset), tuple(shape), start, stop)
         for file, key, offset, shape, start, stop in values["parts"]
@@ -165,7 +170,10 @@ def stored_tensor(values: Mapping[str, Any]) -> StoredTensor:
 
 
 def _stored_tensor_of_version_1(kind: str, name: str, values: Mapping[str, Any]) -> StoredTensor:
-    """Version 1 knew slices along one dim only: its number and, for each, file, first entry, entry after the last."""
+    """Convert the metadata of one tensor from version 1.
+
+    Version 1 had slices along one dim only: the dim, and for each slice its file, first row and row after the last.
+    """
     whole, dim, parts = tuple(values["shape"]), values["dim"] or 0, []
     for shard in values["shards"]:
         offset = (*(0 for _ in whole[:dim]), shard["start"], *(0 for _ in whole[dim + 1 :]))

@@ -1,7 +1,7 @@
-"""Which elements two layouts have in common: boxes of a global tensor and row-major stretches of them. Torch-free.
+"""Intersections of shard boxes of a global tensor, and of their flat ranges. Torch-free.
 
-What a rank stores or updates of a parameter is a stretch of a box, flattened. A stretch is itself a few boxes, each of
-which lies in it in one piece, and boxes intersect dim by dim: so any layout reads any other's files element for
+A rank stores or updates a contiguous range of a flattened shard box. Such a flat range consists of a few boxes, each
+contiguous within the range, and boxes intersect dim by dim: so any layout reads any other layout's files element for
 element, without searching.
 """
 
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 
 class Region(NamedTuple):
-    """A box of a global tensor that lies row-major and in one piece in something flat.
+    """A box of a global tensor, row-major and contiguous within a flat tensor.
 
     Attributes:
         offset: first index in each dim of the global tensor.
         shape: extent in each dim.
-        start: position of its first element in what it lies in.
+        start: position of the region's first element in the flat tensor.
     """
 
     offset: tuple[int, ...]
@@ -27,21 +27,23 @@ class Region(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Position after its last element."""
+        """Position after the region's last element."""
         return self.start + math.prod(self.shape)
 
 
 def regions_of_flat_range(offset: tuple[int, ...], shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
-    """The elements ``start`` to ``stop`` of a flattened box as regions of that box, in order.
+    """Regions of a box that make up its flattened elements ``start`` to ``stop``.
 
-    There are at most ``2 * dims - 1`` of them: a part of a row, whole rows, a part of a row; the parts divided further
-    where rows have several dims.
+    The regions are in order.
+
+    There are at most ``2 * dims - 1`` of them: a part of a row, whole rows, a part of a row. Parts of rows with
+    several dims are divided further.
 
     Args:
         offset: of the box in the global tensor.
         shape: of the box.
         start: position of the first element in the flattened box.
-        stop: position after the last one.
+        stop: position after the last element.
     """
     if start == 0 and stop == math.prod(shape):
         yield Region(offset, shape, 0)
@@ -70,7 +72,7 @@ def _within_row(
 def overlap(
     offset: tuple[int, ...], shape: tuple[int, ...], other_offset: tuple[int, ...], other_shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Offset and shape of what two boxes of a global tensor have in common; None if nothing."""
+    """Offset and shape of the intersection of two boxes; None if empty."""
     low = tuple(map(max, offset, other_offset))
     high = tuple(
         min(a + length, b + other) for a, length, b, other in zip(offset, shape, other_offset, other_shape, strict=True)
@@ -84,19 +86,22 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offset and shape of a box of a global tensor."""
 
 
-def are_a_partition(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
-    """Whether ``boxes`` hold every element of a global tensor of ``shape`` once, and nothing beside it."""
+def is_partition(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
+    """True if ``boxes`` hold every element of a ``shape`` exactly once.
+
+    Elements outside of the shape make it False.
+    """
     if len(boxes) == 1:
         return boxes[0] == ((0,) * len(shape), shape)
     if not shape:
-        return False  # several times the same element, or never
+        return False  # the element several times, or not at all
     edges = sorted({edge for (first, *_), (length, *_) in boxes for edge in (first, first + length)})
     if not edges or (edges[0], edges[-1]) != (0, shape[0]):
         return False
-    # Between two neighbouring edges all entries of dim 0 look alike.
+    # Between two neighbouring edges all rows of dim 0 lie in the same boxes.
     number = {edge: position for position, edge in enumerate(edges)}
     slabs: list[list[Box]] = [[] for _ in edges[1:]]
     for (first, *offset), (length, *extent) in boxes:
         for slab in slabs[number[first] : number[first + length]]:
             slab.append((tuple(offset), tuple(extent)))
-    return all(are_a_partition(slab, shape[1:]) for slab in slabs)
+    return all(is_partition(slab, shape[1:]) for slab in slabs)

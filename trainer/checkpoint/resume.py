@@ -1,4 +1,7 @@
-"""Where a run goes on from: its own latest checkpoint, a start point, or nothing."""
+"""Choice and load of a run's start checkpoint.
+
+A run starts from its own latest checkpoint, a start point, or none.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
 
 _NOTHING, _OWN, _START_POINT, _FAILED = range(4)
 
-# Keys of the model section that no tensor's shape gives away.
-_MEANINGS = (
+# Keys of the model section that no tensor's shape reveals.
+_ARCHITECTURE_KEYS = (
     "num_attention_heads",
     "num_query_groups",
     "position_embedding_type",
@@ -42,12 +45,12 @@ _MEANINGS = (
     "moe_router_pre_softmax",
     "moe_router_topk_scaling_factor",
 )
-# These a model can be brought to by training on, as it is done for longer contexts.
-_TUNABLE_MEANINGS = ("rotary_base", "norm_epsilon", "moe_expert_capacity_factor", "moe_token_drop_policy")
+# Keys that further training may change, as for longer contexts.
+_TUNABLE_KEYS = ("rotary_base", "norm_epsilon", "moe_expert_capacity_factor", "moe_token_drop_policy")
 
 
 def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
-    """Refuse a start point that is not there, or that a resume could not tell from the run's own checkpoints.
+    """Reject a start point that is missing or indistinguishable from own checkpoints.
 
     Raises:
         ConfigError: names the key.
@@ -60,16 +63,18 @@ def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
     if is_same and takes_less:
         raise ConfigError(
             "checkpoint.save",
-            f"{save} is checkpoint.load too; with finetune or no_load_* the next attempt could not tell the start "
+            f"{save} is also checkpoint.load; with finetune or no_load_* the next attempt could not tell the start "
             "point from its own checkpoints; choose another folder to save in",
         )
     if (load / METADATA).is_file():
         raise ConfigError(
-            "checkpoint.load", f"{load} is a single checkpoint; name the folder that holds it, {load.parent}"
+            "checkpoint.load", f"{load} is a single checkpoint; name the folder that contains it, {load.parent}"
         )
-    # Megatron's scripts give one folder for both from the first start on, when it is still empty.
+    # Megatron's scripts name one folder for both from the first start on, when it is still empty.
     if not is_same and find_latest(load)[0] is None:
-        raise ConfigError("checkpoint.load", f"{load} holds no checkpoint; correct the path, or unset it to start anew")
+        raise ConfigError(
+            "checkpoint.load", f"{load} holds no checkpoint; correct the path, or unset the key to start from scratch"
+        )
 
 
 def restore(
@@ -80,65 +85,65 @@ def restore(
     progress: TrainingProgress,
     device: torch.device,
 ) -> Path | None:
-    """Bring model, optimizer and progress to where the run goes on; returns the checkpoint if there is one.
+    """Load the run's start checkpoint; returns its path, None without one.
 
-    The run's own checkpoints under ``save`` always come first and whole; finetune and no_load_* are about the start
-    point only. Collective: all ranks; rank 0 chooses, so that a file system that shows ranks different things cannot
-    divide them.
+    The run's own checkpoints under ``save`` always take precedence, and load completely; finetune and no_load_* concern
+    the start point only. Collective: all ranks; rank 0 chooses, so that ranks cannot choose differently on a file
+    system that shows them different things.
 
     Raises:
-        CheckpointError: the chosen checkpoint cannot be read or is of another model.
-        PeerFailedError: so it is for another rank.
+        CheckpointError: the chosen checkpoint cannot be read or has another model.
+        PeerFailedError: another rank met such an error.
     """
-    wanted = config.checkpoint
-    roots = {_OWN: save, _START_POINT: Path(wanted.load).expanduser() if wanted.load else None}
+    checkpoint = config.checkpoint
+    roots = {_OWN: save, _START_POINT: Path(checkpoint.load).expanduser() if checkpoint.load else None}
     source, path = _agree_on_checkpoint(roots, model.mesh.rank, device)
     if path is None:
         return None
     seed = progress.seed
-    weights_only = wanted.no_save_optim if source == _OWN else wanted.finetune or wanted.no_load_optim
+    weights_only = checkpoint.no_save_optim if source == _OWN else checkpoint.finetune or checkpoint.no_load_optim
     problem: Exception | None = None
     try:
-        _check_same_meaning(path, config)
+        _check_same_architecture(path, config)
         metadata = read_weights(path, model) if weights_only else read_training_state(path, model, optimizer)
     except Exception as error:
         problem = error
-    # Before any rank waits for the others' weights, and whatever it is: they would wait until their timeout.
+    # Every kind of error, and before any rank waits for the others' weights: it would wait until its timeout.
     if any_rank(problem is not None, device):
-        raise problem or PeerFailedError(f"{path} cannot be read: another rank says why")
+        raise problem or PeerFailedError(f"{path} cannot be read: another rank reports the cause")
     if weights_only:
         optimizer.adopt_weights()
         model.gradients.weights_changed()
         model.gradients.wait_for_weights()
     else:
         resume_optimizer(metadata, model, optimizer)
-    if source == _START_POINT and wanted.finetune:
+    if source == _START_POINT and checkpoint.finetune:
         return path
     try:
         progress.load(metadata.progress)
     except KeyError as error:
-        raise CheckpointError(f"{path} does not say its {error}") from None
-    if source == _START_POINT and wanted.no_load_rng:
+        raise CheckpointError(f"{path / METADATA}: progress has no {error}") from None
+    if source == _START_POINT and checkpoint.no_load_rng:
         progress.seed = seed
     return path
 
 
-def _check_same_meaning(checkpoint: Path, config: TrainConfig) -> None:
-    """Refuse a model section in which the stored weights, although of the right shapes, would be another model."""
+def _check_same_architecture(checkpoint: Path, config: TrainConfig) -> None:
+    """Reject a config that makes another model of weights with equal shapes."""
     stored, model = load_metadata(checkpoint).config.get("model"), config.model
     if not stored:
         return
-    # A key that the trainer did not know when it wrote the checkpoint has had its default ever since.
+    # A key that was unknown when the checkpoint was written has kept its default behaviour since.
     defaults = {key: field.default for key, field in type(model).model_fields.items() if not field.is_required()}
     stored = defaults | stored
     stored["num_query_groups"] = stored["num_query_groups"] or stored.get("num_attention_heads")
     present = {**model.model_dump(), "num_query_groups": model.query_groups}
-    for key in _MEANINGS if config.checkpoint.finetune else _MEANINGS + _TUNABLE_MEANINGS:
+    for key in _ARCHITECTURE_KEYS if config.checkpoint.finetune else _ARCHITECTURE_KEYS + _TUNABLE_KEYS:
         if key in stored and stored[key] != present[key]:
-            remedy = ", or take only the weights with checkpoint.finetune" if key in _TUNABLE_MEANINGS else ""
+            remedy = ", or take only the weights with checkpoint.finetune" if key in _TUNABLE_KEYS else ""
             raise AnotherModelError(
-                f"{checkpoint} was written with model.{key} {stored[key]}, and this run has {present[key]}, another "
-                f"model of the same weights; set it to the former{remedy}"
+                f"{checkpoint} was written with model.{key} {stored[key]}, but this run has {present[key]}, which "
+                f"makes another model of the same weights; set it to {stored[key]}{remedy}"
             )
 
 
@@ -156,7 +161,7 @@ def _agree_on_checkpoint(roots: dict[int, Path | None], rank: int, device: torch
     if problem is not None:
         raise problem
     if source == _FAILED:
-        raise PeerFailedError("rank 0 found no checkpoint that can be read, and says why")
+        raise PeerFailedError("rank 0 found no readable checkpoint and reports the cause")
     root = roots.get(source)
     return source, None if root is None else checkpoint_path(root, iteration)
 

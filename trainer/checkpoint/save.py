@@ -1,4 +1,7 @@
-"""Writing a checkpoint: every rank what it alone speaks for, rank 0 the whole's description and name."""
+"""Writing a checkpoint.
+
+Every rank writes its own elements, and rank 0 the metadata and the final name.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from trainer.checkpoint.directory import (
     temporary_path,
 )
 from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, stored_key, stored_tensor
-from trainer.checkpoint.shards import DTYPE_NAMES, write_shard_file
+from trainer.checkpoint.shards import DTYPE_NAMES, write_rank_file
 from trainer.data_parallel.parameter_shards import ParameterShard, speaks_for_copies
 from trainer.distributed.collectives import any_rank, sum_over_ranks
 from trainer.process.failure import PeerFailedError
@@ -45,8 +48,8 @@ class CheckpointWriter:
     """Saves one run's checkpoints under ``root``, a folder that all ranks share.
 
     Attributes:
-        attempt: number of the run's attempt; marks what is half-written.
-        device: where small tensors for agreement go.
+        attempt: number of the run's attempt; marks temporary folders.
+        device: device of the small tensors of collectives.
     """
 
     root: Path
@@ -56,7 +59,9 @@ class CheckpointWriter:
     device: torch.device
 
     def prepare(self, rank: int) -> None:
-        """Make the folder and clear it of what dead attempts left. Collective: all ranks, before the first save.
+        """Make the folder and remove leftovers of dead attempts.
+
+        Collective: all ranks, before the first save.
 
         Raises:
             CheckpointError: the folder cannot be written to.
@@ -65,7 +70,7 @@ class CheckpointWriter:
         def make() -> None:
             self.root.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self.root)
-            # Better now than after hours of training.
+            # Fail now rather than after hours of training.
             probe = self.root / f".iter_0000000.tmp-{self.attempt}"
             probe.mkdir()
             probe.rmdir()
@@ -73,13 +78,13 @@ class CheckpointWriter:
         self._together(make if rank == 0 else None, "checkpoints cannot be written")
 
     def save(self, model: ParallelModel, optimizer: MixedPrecisionOptimizer, progress: TrainingProgress) -> None:
-        """Write one checkpoint; rank 0 then deletes those beyond checkpoint.keep_last. Collective: all ranks.
+        """Write one checkpoint; rank 0 then deletes old ones by checkpoint.keep_last. Collective: all ranks.
 
-        Whatever fails, complete checkpoints stay as they are.
+        A failure leaves complete checkpoints as they are.
 
         Raises:
             CheckpointError: this rank could not write its part, or the parts of all ranks are not the whole model.
-            PeerFailedError: another one could not.
+            PeerFailedError: another rank could not write its part.
         """
         iteration = progress.iteration
         temporary = temporary_path(self.root, iteration, self.attempt)
@@ -112,7 +117,7 @@ class CheckpointWriter:
             self._prune(iteration)
 
     def _prune(self, iteration: int) -> None:
-        """Delete what is beyond checkpoint.keep_last; a note where that fails, for the new checkpoint is there."""
+        """Delete checkpoints beyond checkpoint.keep_last; only log a failure, since the new checkpoint is complete."""
         keep_last = self.config.checkpoint.keep_last
         if keep_last is None:
             return
@@ -122,13 +127,16 @@ class CheckpointWriter:
             print(f"old checkpoints in {self.root} could not be deleted: {error.strerror or error}", flush=True)
 
     def _together(self, action: Callable[[], None] | None, what: str) -> None:
-        """Run ``action`` where there is one; every rank leaves with an error if it failed on any."""
+        """Run ``action``, if any, and raise on every rank if any failed.
+
+        Collective: all ranks.
+        """
         problem: Exception | None = None
         try:
             if action is not None:
                 action()
         except Exception as error:
-            # Whatever it is: who leaves without a word keeps the others waiting until their timeout.
+            # Every kind of error: a rank that leaves silently keeps the others waiting until their timeout.
             problem = error
         anywhere = any_rank(problem is not None, self.device)
         if isinstance(problem, (OSError, CheckpointError)):
@@ -139,10 +147,10 @@ class CheckpointWriter:
         if problem is not None:
             raise problem
         if anywhere:
-            raise PeerFailedError(f"{what}: another rank says why")
+            raise PeerFailedError(f"{what}: another rank reports the cause")
 
     def _write_part(self, temporary: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> bool:
-        """Whether there was anything to write."""
+        """Write this rank's tensors; True if the rank has any."""
         parameter_shards = {
             shard.name: shard for shard in model.gradients.parameter_shards if _is_written(shard, model)
         }
@@ -164,7 +172,7 @@ class CheckpointWriter:
                     values = {"shape": stored_shape(layout), "dtype": DTYPE_NAMES[tensors[name].dtype], "parts": parts}
                     index.setdefault(kind, {})[name] = values
         if contents:
-            files = {file: write_shard_file(temporary / file, tensors) for file, tensors in contents.items()}
+            files = {file: write_rank_file(temporary / file, tensors) for file, tensors in contents.items()}
             text = json.dumps({"tensors": index, "files": files})
             _index_path(temporary, model.mesh.rank).write_text(text, encoding="utf-8")
         return bool(contents)
@@ -213,7 +221,10 @@ def _is_written(shard: ParameterShard, model: ParallelModel) -> bool:
 def _parts(
     layout: ParameterLayout, model: ParallelModel, shard: ParameterShard, flat: Tensor, file: str, key: str
 ) -> Iterator[tuple[StoredPart, Tensor]]:
-    """What this rank stores of a tensor with an element per element of ``shard``; vocabulary padding lies in no box."""
+    """The parts of a tensor that this rank stores.
+
+    The tensor has one element per element of ``shard``. No shard box contains padding.
+    """
     number = 0
     for box in layout.boxes(model.mesh):
         low, high = max(shard.start, box.start), min(shard.stop, box.stop)
@@ -228,25 +239,25 @@ def _parts(
 
 
 def _index_path(temporary: Path, rank: int) -> Path:
-    """Where a rank says what it wrote."""
+    """File in which a rank lists the tensors that it wrote."""
     return temporary / f"index_{rank:05d}.json"
 
 
 def _gather_indexes(
     temporary: Path, writers: Sequence[int]
 ) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, int]]:
-    """Tensors by kind and name, and sizes of files, out of what the ranks wrote about their parts.
+    """Merge the ranks' lists: tensors by kind and name, and sizes of files.
 
-    Every file is opened by its name: a list of the folder may come from a cache of this node that lacks what other
-    nodes have just made, while a name that was never looked up before is asked of the server (nfs(5), lookupcache).
+    Every file is opened by its name: a listing of the folder may come from a cache of this node that lacks files that
+    other nodes have just made, while the server is asked for a name that was never looked up (nfs(5), lookupcache).
 
     Args:
         temporary: the folder.
-        writers: all ranks that wrote anything.
+        writers: all ranks that wrote a file.
 
     Raises:
-        CheckpointError: the parts of a tensor are not the whole tensor, or not of one kind.
-        OSError: what a rank wrote cannot be read.
+        CheckpointError: the parts of a tensor overlap, leave gaps, or differ in shape or dtype.
+        OSError: the list of a rank cannot be read.
     """
     files: dict[str, int] = {}
     found: dict[tuple[str, str], list[StoredTensor]] = {}
@@ -264,7 +275,7 @@ def _gather_indexes(
 
 
 def _joined(key: str, held: Sequence[StoredTensor]) -> StoredTensor:
-    """One tensor out of what each rank holds of it."""
+    """One tensor from the parts that each rank holds."""
     first, *others = held
     for other in others:
         if (other.shape, other.dtype) != (first.shape, first.dtype):
@@ -274,12 +285,12 @@ def _joined(key: str, held: Sequence[StoredTensor]) -> StoredTensor:
     parts = sorted((part for tensor in held for part in tensor.parts), key=lambda part: part[2:])
     whole = replace(first, parts=tuple(parts))
     if not whole.is_complete:
-        raise CheckpointError(f"what the ranks hold of {key} is not the whole tensor, once")
+        raise CheckpointError(f"the ranks' parts of {key} do not cover the tensor exactly once")
     return whole
 
 
 def complete_iterations_quietly(root: Path) -> list[int]:
-    """As complete_iterations, but an unreadable folder holds none: for messages about another error."""
+    """Like complete_iterations, but an unreadable folder has none: for messages about another error."""
     with contextlib.suppress(OSError):
         return complete_iterations(root)
     return []

@@ -1,4 +1,4 @@
-"""One rank's tensors in one safetensors file (https://huggingface.co/docs/safetensors#format), streamed and synced."""
+"""Rank files: one rank's tensors in safetensors format (https://huggingface.co/docs/safetensors#format)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
-# The format wants the header padded to 8 bytes, so that every tensor can be mapped in place.
+# The format asks for a header padded to 8 bytes, so that every tensor can be mapped in place.
 _HEADER_ALIGNMENT = 8
 
 
-def write_shard_file(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """Write ``tensors`` and bring them to the disk; returns the size of the file in bytes.
+def write_rank_file(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    """Write and sync ``tensors``; returns the size of the file in bytes.
 
-    Tensors go out one after another straight from their memory, so that a save needs no second copy of the state (one
-    tensor's on a GPU), and slices of a shared buffer are stored as what they are.
+    Tensors are written one after another straight from their memory, so that a save needs no second copy of the state
+    (on a GPU, a copy of one tensor), and a slice of a shared buffer is stored alone.
 
     Raises:
-        OSError: the disk is full or refuses.
+        OSError: the disk is full, or writing fails.
     """
-    # The widest first, so that every tensor begins at a multiple of its elements' size, as mapping it needs.
+    # The widest first, so that every tensor begins at a multiple of its elements' size, as mapping requires.
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     header: dict[str, object] = {}
     end = 0

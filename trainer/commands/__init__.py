@@ -1,1 +1,1 @@
-"""Commands of `python -m trainer`."""
+"""Commands of ``python -m trainer``."""

@@ -1,4 +1,4 @@
-"""``python -m trainer draw-pipeline``: a pipeline schedule painted in the terminal and as SVG, with its bubble."""
+"""``python -m trainer draw-pipeline``: draw a pipeline schedule with its bubble, in the terminal and as SVG."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ from trainer.planning.schedule.draw import (
 
 _USAGE = 2
 MOST_SLOTS = 300_000
-"""Ranks times their actions, those of filling and draining the pipeline included, of the largest table: seconds."""
+"""Limit on ranks times actions per rank (fill and drain included): the largest table takes seconds."""
 _SHORTEST, _LONGEST = 1e-12, 1e12
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; 2 for flags that do not fit together, 3 if the SVG cannot be written."""
+    """Run the command; returns its exit code.
+
+    2: flags do not fit together. 3: the SVG cannot be written.
+    """
     options = _parser().parse_args(arguments)
     try:
         drawing = _draw(options)
@@ -62,17 +65,17 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer draw-pipeline",
-        description="Paint a pipeline schedule: who computes what when, the bubble, and the activations held.",
-        epilog="Durations are those of all layers of a rank; a chunk takes its share of them.",
+        description="Draw a pipeline schedule: each rank's actions over time, the bubble, and the activations held.",
+        epilog="Durations are those of all layers of a rank; a model chunk takes its share of them.",
     )
     parser.add_argument("--schedule", default="1f1b", metavar="NAME", help=f"one of {', '.join(SCHEDULE_KINDS)}")
     parser.add_argument("--pipeline-model-parallel-size", type=int, default=4, metavar="P")
     parser.add_argument("--num-micro-batches", type=int, default=8, metavar="M")
-    parser.add_argument("--chunks", type=int, metavar="V", help="virtual stages of each rank; by default the fewest")
+    parser.add_argument("--chunks", type=int, metavar="V", help="virtual stages per rank; default: the fewest")
     parser.add_argument("--forward", type=_duration, default=1.0, metavar="TIME")
     parser.add_argument("--backward-input", type=_duration, default=1.0, metavar="TIME")
     parser.add_argument("--backward-weight", type=_duration, default=1.0, metavar="TIME")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="also paint it there")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the drawing to FILE")
     return parser
 
 
@@ -83,7 +86,7 @@ def _duration(text: str) -> float:
         value = 0.0
     if not _SHORTEST <= value <= _LONGEST:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no duration: give a number above 0, from {_SHORTEST:g} to {_LONGEST:g}"
+            f"{text!r} is not a duration: give a number above 0, from {_SHORTEST:g} to {_LONGEST:g}"
         )
     return value
 
@@ -96,7 +99,7 @@ def _draw(options: argparse.Namespace) -> Drawing:
         raise DrawingError(
             f"{_count(pp, 'rank', 'ranks')} with {_count(count, 'micro-batch', 'micro-batches')} and "
             f"{_count(chunks, 'chunk', 'chunks')} each are too many to draw: ranks x chunks x (ranks + micro-batches) "
-            f"may be {MOST_SLOTS:,} at most; ask for fewer"
+            f"may be {MOST_SLOTS:,} at most; choose fewer"
         )
     schedule = build_schedule(kind, pp, chunks, count)
     durations = {
@@ -124,7 +127,7 @@ def _rank_lines(drawing: Drawing) -> list[str]:
 
 
 _UNITS = (
-    "live: most activations held until the gradient of the input; kept: until the gradients of the weights;",
+    "live: most activations held until the gradient of the inputs; kept: until the gradients of the weights;",
     "both in micro-batches through all layers of the rank.",
 )
 
@@ -148,7 +151,10 @@ def _plain_lines(drawing: Drawing) -> list[str]:
 
 
 def _fitting_rows(drawing: Drawing, room: int) -> tuple[list[list[Cell]], int]:
-    """The roomiest rows that fit beside each other, and their length; in several panels if none do."""
+    """The rows with the widest padding that fits ``room``, and their length.
+
+    Without padding if none fits.
+    """
     for padding in (2, 1, 0, 1):
         rows = text_rows(drawing, coloured=True, padding=padding)
         length = max(sum(len(cell.text) for cell in row) for row in rows)
@@ -158,7 +164,7 @@ def _fitting_rows(drawing: Drawing, room: int) -> tuple[list[list[Cell]], int]:
 
 
 def _paint(drawing: Drawing) -> None:
-    """On a terminal: in colour, in as many panels as its width asks for."""
+    """Print in colour to a terminal, in as many panels as its width requires."""
     from rich.console import Console
     from rich.style import Style
     from rich.text import Text

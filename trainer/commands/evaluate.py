@@ -1,4 +1,6 @@
-"""``python -m trainer evaluate``: loss and perplexity of a checkpoint on a whole split, each token once.
+"""``python -m trainer evaluate``: loss and perplexity of a checkpoint on a whole split.
+
+Each token counts once.
 
 Legend: B windows, S sequence.
 """
@@ -33,21 +35,21 @@ from trainer.ops.build.build_settings import BuildSettings
 from trainer.pipeline.executor import forward_only
 
 MOST_TOKENS_AT_ONCE = 8192
-"""Bounds the logits in memory: 8192 tokens of a vocabulary of 50,000 are 1.6 GB in float32."""
+"""Limits the memory of the logits: 8192 tokens of a vocabulary of 50,000 are 1.6 GB in float32."""
 DECODE_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model makes of a text."""
+    """Result of a model on a text."""
 
     tokens: int
-    """Predicted tokens: all but the first of the split."""
+    """Number of predicted tokens: all but the first of the split."""
     loss: float
     """Mean loss in nats per token."""
     perplexity: float
     bits_per_byte: float | None
-    """Loss per UTF-8 byte of the text, which compares across tokenizers; None if no tokenizer tells the bytes."""
+    """Loss per UTF-8 byte of the text, comparable across tokenizers; None without a tokenizer."""
 
 
 def evaluate(
@@ -59,23 +61,23 @@ def evaluate(
 ) -> Evaluation:
     """Loss over the documents of ``source`` in order, cut into windows of ``training.seq_length``.
 
-    Windows are independent: a token at a window's start is predicted from little. The last window may be short.
+    Windows are independent: a token at a window's start has little context. The last window may be short.
 
     Args:
         serial: the model.
         source: the split.
-        tokenizer: to count the bytes of the text; None: they stay unknown.
-        max_tokens: evaluate the first so many only.
-        packing: how the model was trained on documents that share a window.
+        tokenizer: counts the bytes of the text; None leaves bits_per_byte None.
+        max_tokens: evaluate only the first ``max_tokens``.
+        packing: rules of the model's training for documents that share a window.
 
     Raises:
-        DataError: there are fewer than two tokens, or one is outside the model's vocabulary.
+        DataError: the split has fewer than two tokens, or one outside the model's vocabulary.
     """
     start, stop = (source.tokens.first_token(end) for end in (source.sequences.start, source.sequences.stop))
     if max_tokens is not None:
         stop = min(stop, start + max_tokens + 1)
     if stop - start < 2:
-        raise DataError(f"{source.key}: the split holds {stop - start} tokens; two are the least to predict one")
+        raise DataError(f"{source.key}: the split holds {stop - start} tokens; at least two are needed to predict one")
     loss_sum, count = 0.0, 0
     for batch in _windows(source.tokens, start, stop, serial):
         if packing is not None:
@@ -95,7 +97,9 @@ def _windows(tokens: IndexedDataset, start: int, stop: int, serial: SerialModel)
     for first in range(start, stop - 1, rows * length):
         text = tokens.read(first, min(stop, first + rows * length + 1)).astype(np.int64)
         if text.max() >= vocab_size or text.min() < 0:
-            raise DataError(f"{tokens.prefix}: holds token {text.max()}, but the model has {vocab_size}")
+            raise DataError(
+                f"{tokens.prefix}: holds token {text.max()}, but the model's vocabulary has {vocab_size} tokens"
+            )
         predicted = len(text) - 1
         padded = np.zeros(-(-predicted // length) * length + 1, np.int64)
         padded[: len(text)] = text
@@ -107,13 +111,14 @@ def _windows(tokens: IndexedDataset, start: int, stop: int, serial: SerialModel)
 
 
 def _text_bytes(tokens: IndexedDataset, start: int, stop: int, tokenizer: Tokenizer) -> int:
-    # In pieces: a character cut by a border becomes U+FFFD, 3 bytes, on either side, which is nothing in 65,536 tokens.
-    pieces = (tokens.read(first, min(stop, first + DECODE_TOKENS)) for first in range(start, stop, DECODE_TOKENS))
-    return sum(len(tokenizer.decode(piece.tolist()).encode()) for piece in pieces)
+    # Decoded in blocks: a character cut by a block's border becomes U+FFFD, 3 bytes, on either side, which is
+    # negligible in 65,536 tokens.
+    blocks = (tokens.read(first, min(stop, first + DECODE_TOKENS)) for first in range(start, stop, DECODE_TOKENS))
+    return sum(len(tokenizer.decode(block.tolist()).encode()) for block in blocks)
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the command; 3 if checkpoint, tokenizer or data cannot be used."""
+    """Run the command; returns 3 if checkpoint, tokenizer or data cannot be used."""
     options = _parser().parse_args(arguments)
     try:
         _evaluate(options, BuildSettings.from_variables(environment))
@@ -147,7 +152,7 @@ def _evaluate(options: argparse.Namespace, settings: BuildSettings) -> None:
 
 
 def _with_data(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
-    # Every token of the text counts, ends of documents too.
+    # Every token of the text counts, including ends of documents.
     data = config.data.model_dump() | {"eod_mask_loss": False}
     if options.data_path is not None:
         data |= {"data_path": [options.data_path], "train_data_path": [], "valid_data_path": [], "mock_data": False}
@@ -157,7 +162,7 @@ def _with_data(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
     if options.tokenizer is not None:
         data |= TokenizerKeys(tokenizer_model=str(options.tokenizer)).model_dump()
     if data["mock_data"]:
-        raise DataError("--data-path: the run was on mock data; name a prefix to evaluate on")
+        raise DataError("--data-path: the run used mock data; name the prefix of an indexed dataset")
     return config.model_copy(update={"data": DataConfig(**data)})
 
 
@@ -167,13 +172,17 @@ def _parser() -> argparse.ArgumentParser:
         description="Loss and perplexity on a split of the run's own data, or of --data-path.",
     )
     parser.add_argument(
-        "--checkpoint", type=Path, required=True, metavar="DIR", help="iter_* folder, folder of such, or run directory"
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder iter_*, the folder that contains it, or a run directory",
     )
     parser.add_argument("--split", choices=["train", "valid", "test"], default="valid")
-    parser.add_argument("--data-path", metavar="PREFIX", help="a .bin/.idx pair; unset: the data of the run")
-    parser.add_argument("--data-split", metavar="SHARES", help="shares of train, valid, test; unset: those of the run")
-    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="to state bits per byte; unset: that of the run")
-    parser.add_argument("--max-tokens", type=_positive, metavar="N", help="the first N tokens of the split only")
+    parser.add_argument("--data-path", metavar="PREFIX", help="an indexed dataset (.bin and .idx); default: the run's")
+    parser.add_argument("--data-split", metavar="SHARES", help="shares of train, valid, test; default: the run's")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="for bits per byte; default: the run's")
+    parser.add_argument("--max-tokens", type=_positive, metavar="N", help="evaluate only the first N tokens")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     return parser
 
@@ -181,5 +190,5 @@ def _parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
+        raise argparse.ArgumentTypeError(f"{value} is below 1; give 1 or more")
     return value

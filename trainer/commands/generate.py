@@ -36,16 +36,16 @@ def generate_tokens(
     seed: int = 1234,
     stop_token: int | None = None,
 ) -> list[int]:
-    """Tokens that follow ``prompt``, one at a time.
+    """Tokens that follow ``prompt``, generated one at a time.
 
-    The model sees the last ``training.seq_length`` tokens: more than it was trained on would be strange to it.
+    The model sees the last ``training.seq_length`` tokens only, because it was not trained on longer contexts.
 
     Args:
         serial: the model.
         prompt: at least one token.
-        max_new_tokens: at most so many.
-        temperature: logits are divided by it; 0 takes the likeliest token each time.
-        top_k: draw from this many likeliest tokens only; 0 from all. (Fan et al. 2018, arXiv:1805.04833, section 5.4)
+        max_new_tokens: maximum number of new tokens.
+        temperature: divisor of the logits; 0 takes the most likely token each time.
+        top_k: draw only from this many most likely tokens; 0 from all. (Fan et al. 2018, arXiv:1805.04833, section 5.4)
         seed: of the draws.
         stop_token: ends the text; not returned.
     """
@@ -54,7 +54,7 @@ def generate_tokens(
     for _ in range(max_new_tokens):
         context = torch.tensor([tokens[-serial.config.training.seq_length :]], device=serial.device)
         logits = forward_logits(serial.model, context)
-        assert logits is not None, "a serial model is its own last stage"
+        assert logits is not None, "a serial model has the last stage"
         token = choose_token(logits[0, -1].float().cpu(), temperature, top_k, random)
         if token == stop_token:
             break
@@ -63,7 +63,7 @@ def generate_tokens(
 
 
 def choose_token(logits: Tensor, temperature: float, top_k: int, random: torch.Generator) -> int:
-    """One token by its logits, float32 [V]."""
+    """Draw one token from its logits, float32 [V]."""
     if temperature == 0:
         return int(logits.argmax())
     if 0 < top_k < len(logits):
@@ -74,7 +74,7 @@ def choose_token(logits: Tensor, temperature: float, top_k: int, random: torch.G
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the command; 3 if checkpoint, tokenizer or prompt cannot be used."""
+    """Run the command; returns 3 if checkpoint, tokenizer or prompt cannot be used."""
     options = _parser().parse_args(arguments)
     try:
         print(_generate(options, BuildSettings.from_variables(environment)))
@@ -94,7 +94,9 @@ def _generate(options: argparse.Namespace, settings: BuildSettings) -> str:
     end = tokenizer.eod if trained_end is None else trained_end
     if not prompt:
         if end is None:
-            raise DataError("--prompt: is empty, and the tokenizer has no end-of-document token to start from")
+            raise DataError(
+                "--prompt: is empty, and the tokenizer has no end-of-document token to start from; give a text"
+            )
         prompt = [end]
     new = generate_tokens(
         serial,
@@ -116,8 +118,8 @@ def _tokenizer(options: argparse.Namespace, serial: SerialModel) -> Tokenizer:
         tokenizer = load_tokenizer(serial.config.data, serial.config.model.vocab_size)
     if tokenizer.vocab_size > serial.vocab_size:
         raise DataError(
-            f"--tokenizer: has {tokenizer.vocab_size} tokens, the model {serial.vocab_size}; name the "
-            "tokenizer that the model was trained with"
+            f"--tokenizer: has {tokenizer.vocab_size} tokens, but the model {serial.vocab_size}; name the "
+            "tokenizer of the model's training"
         )
     return tokenizer
 
@@ -125,15 +127,21 @@ def _tokenizer(options: argparse.Namespace, serial: SerialModel) -> Tokenizer:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer generate", description="Continue a prompt.")
     parser.add_argument(
-        "--checkpoint", type=Path, required=True, metavar="DIR", help="iter_* folder, folder of such, or run directory"
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder iter_*, the folder that contains it, or a run directory",
     )
     parser.add_argument(
-        "--tokenizer", type=Path, metavar="FILE", help="a tokenizer's file or folder; unset: the one of the run"
+        "--tokenizer", type=Path, metavar="FILE", help="tokenizer file or folder; default: the run's tokenizer"
     )
     parser.add_argument("--prompt", required=True, metavar="TEXT")
     parser.add_argument("--max-new-tokens", type=_count, default=100, metavar="N")
-    parser.add_argument("--temperature", type=_temperature, default=1.0, metavar="T", help="0: the likeliest each time")
-    parser.add_argument("--top-k", type=_count, default=0, metavar="K", help="draw from the K likeliest; 0: from all")
+    parser.add_argument(
+        "--temperature", type=_temperature, default=1.0, metavar="T", help="0 takes the most likely token each time"
+    )
+    parser.add_argument("--top-k", type=_count, default=0, metavar="K", help="draw from the K most likely; 0 from all")
     parser.add_argument("--seed", type=int, default=1234, metavar="N")
     return parser
 
@@ -141,12 +149,12 @@ def _parser() -> argparse.ArgumentParser:
 def _count(text: str) -> int:
     value = int(text)
     if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is below 0")
+        raise argparse.ArgumentTypeError(f"{value} is negative; give 0 or more")
     return value
 
 
 def _temperature(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number of 0 or more")
     return value

@@ -1,4 +1,4 @@
-"""``python -m trainer pretrain``: a config file, Megatron-LM's flags over it, and the run. Torch-free until it runs.
+"""``python -m trainer pretrain``: config file, Megatron-LM flags that override it, run. Torch-free until it runs.
 
 Exit codes: 0 done, 1 the run failed, 2 bad flags, 3 bad config, 130 interrupted.
 """
@@ -29,17 +29,17 @@ _TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
 
 
 class UsageError(ValueError):
-    """A flag that cannot be used. The message names it and says what to do."""
+    """An unusable flag. The message names the flag and a remedy."""
 
 
 @dataclass
 class CommandLine:
-    """What the flags say.
+    """Parsed flags.
 
     Attributes:
-        config_file: the YAML file, if any was given.
+        config_file: the YAML file, if any.
         values: dotted key -> value.
-        notes: one sentence per flag that is accepted and without effect.
+        notes: one sentence per accepted flag without effect.
     """
 
     config_file: Path | None = None
@@ -48,7 +48,7 @@ class CommandLine:
 
 
 def flag_keys() -> dict[str, str]:
-    """Flag (without dashes in front) -> dotted key, for every key of the config that the trainer reads."""
+    """Flag (without leading dashes) -> dotted key, for every config key that the trainer reads."""
     return {key.rpartition(".")[2].replace("_", "-"): key for key in known_keys() if not key.startswith("job.")}
 
 
@@ -56,7 +56,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     """Sort the flags into config values and notes.
 
     Raises:
-        UsageError: unknown (with the nearest that exists), refused, or a wrong number of values.
+        UsageError: an unknown flag (names the nearest known one), a refused flag, or a wrong number of values.
     """
     result = CommandLine()
     keys = flag_keys()
@@ -89,7 +89,7 @@ def _flags(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
         elif flags:
             flags[-1][1].append(argument)
         else:
-            raise UsageError(f"{argument!r}: only flags are taken, such as --config FILE or --train-iters 100")
+            raise UsageError(f"{argument!r}: is not a flag; use flags only, such as --config FILE or --train-iters 100")
     return flags
 
 
@@ -142,14 +142,14 @@ def _unknown(flag: str, keys: Mapping[str, str]) -> str:
     if spelled in known:
         return f"--{flag}: flags are written with dashes: --{spelled}"
     near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.5)
-    return f"--{flag}: unknown flag" + (f"; did you mean --{near[0]}?" if near else "; keys of the config are flags")
+    return f"--{flag}: unknown flag" + (f"; did you mean --{near[0]}?" if near else "; flags are the config's keys")
 
 
 def build_train_config(command_line: CommandLine) -> TrainConfig:
-    """The config file, if any, with the flags laid over it.
+    """The config file, if any, overridden by the flags.
 
     Raises:
-        ConfigError: as trainer.config.train_config.build_config; the message names the file where the file is at fault.
+        ConfigError: see trainer.planning.build_config.build_config; the message names the file if the file is wrong.
     """
     values: dict[str, Any] = {}
     if command_line.config_file is not None:
@@ -157,19 +157,19 @@ def build_train_config(command_line: CommandLine) -> TrainConfig:
     for key, value in command_line.values.items():
         section, _, name = key.partition(".")
         if not isinstance(values.get(section, {}), dict):
-            raise ConfigError(section, "is a section and holds keys, not a value")
+            raise ConfigError(section, "is a section; give it keys, not a value")
         values[section] = {**values.get(section, {}), name: value}
     return build_config(values)
 
 
 def cuda_defaults(config: TrainConfig) -> dict[str, str]:
-    """Environment variables that CUDA should find when it starts, unless the user has set them."""
+    """Environment variables for CUDA's start, to be set unless the user has set them."""
     if config.parallel.tensor_model_parallel_size == 1 or config.parallel.zero_stage >= 2:
         return {}
-    # With one hardware queue kernels start in the order in which they are launched, so that a collective of tensor
-    # parallelism starts before the matrix product that is to hide it, and not once that has filled the device. Fully
-    # sharded data parallelism wants many queues instead. From Blackwell on it no longer matters, but which device
-    # there is cannot be asked before CUDA starts. (Megatron-LM, megatron/core/tensor_parallel/layers.py,
+    # With one hardware queue, kernels start in the order of their launch: a collective of tensor parallelism starts
+    # before the matrix product that overlaps with it, and not after that product has filled the device. Fully
+    # sharded data parallelism needs many queues instead. From Blackwell on the setting no longer matters, but the
+    # device cannot be queried before CUDA starts. (Megatron-LM, megatron/core/tensor_parallel/layers.py,
     # linear_with_grad_accumulation_and_async_allreduce, and validate_args of megatron/training/arguments.py.)
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
@@ -180,12 +180,14 @@ def main(
     run: RunDirectory | None,
     environment: MutableMapping[str, str],
 ) -> int:
-    """Train. Each rank calls it with the same arguments; only rank 0 speaks about them.
+    """Train; returns the exit code.
+
+    Collective: all ranks, with the same arguments. Only rank 0 reports errors in them.
 
     Args:
         arguments: the flags.
-        launch: who this rank is.
-        run: where the run's files go, if anywhere.
+        launch: rank and size of the job.
+        run: directory of the run's files; None writes none.
         environment: of this process; completed before CUDA starts.
     """
     speaks = launch.rank == 0
@@ -209,7 +211,7 @@ def main(
     try:
         settings = BuildSettings.from_variables(environment)
     except ConfigError as error:
-        # Every node has an environment of its own.
+        # Each node has its own environment.
         record_failure(run, launch.rank, f"rank {launch.rank}", 0, error, exit_code=3)
         print(f"trainer pretrain: {error}", file=sys.stderr)
         return 3

@@ -1,4 +1,7 @@
-"""A checkpoint of any layout as one model in one process: what generate and evaluate work with."""
+"""A checkpoint of any layout as one model in one process.
+
+generate and evaluate use this model.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SerialModel:
-    """The model of a checkpoint, whole.
+    """The whole model of a checkpoint.
 
     Attributes:
         model: on ``device``, with tp, pp and dp of 1.
-        config: of the run that wrote the checkpoint, but for the layout and the choice of attention kernels.
+        config: of the run that wrote the checkpoint, except for the layout and the choice of attention kernels.
         vocab_size: number of token ids, without padding.
-        checkpoint: the folder it came from.
-        iteration: iterations of training behind it.
-        device: where it is.
-        notes: why operations run on less than the best kernels, a line for each reason.
+        checkpoint: folder of the checkpoint.
+        iteration: training iterations that the model has seen.
+        device: device of the parameters.
+        notes: reasons for ops that run without the best kernels, one line each.
     """
 
     model: ParallelModel
@@ -49,24 +52,24 @@ class SerialModel:
 def load_serial_model(
     path: Path, device: torch.device | None = None, settings: BuildSettings | None = None
 ) -> SerialModel:
-    """Load the checkpoint at ``path``: a folder iter_*, one that holds such folders (the latest), or a run directory.
+    """Load the checkpoint at ``path`` into one process.
 
     Args:
-        path: where to look.
-        device: None: the first GPU, or the CPU.
-        settings: where built kernels are; None: none are used.
+        path: a folder iter_*, a folder that contains them (takes the latest), or a run directory.
+        device: None takes the first GPU, or the CPU.
+        settings: folders of built kernels; None uses the reference backends.
 
     Raises:
-        CheckpointError: there is none, or it cannot be read.
+        CheckpointError: there is no checkpoint, or it cannot be read.
     """
     checkpoint = find_checkpoint(path)
     metadata = load_metadata(checkpoint)
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trained = build_config(metadata.config)
-    # A batch size that suited many replicas need not divide by one.
+    # A batch size for many replicas need not suit a single replica.
     training = trained.training.model_copy(update={"global_batch_size": None})
-    # The kernels that it was trained with may not be here, and are no part of what it learnt.
+    # The kernels of the training run may be missing here, and do not change the model.
     model_config = trained.model.model_copy(update={"attention_backend": "auto"})
     config = trained.model_copy(update={"model": model_config, "parallel": ParallelConfig(), "training": training})
     mesh = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
@@ -81,10 +84,10 @@ def load_serial_model(
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The complete checkpoint that ``path`` names or holds.
+    """The complete checkpoint that ``path`` names or contains.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no complete checkpoint.
     """
     if (path / METADATA).is_file():
         return path
@@ -92,4 +95,6 @@ def find_checkpoint(path: Path) -> Path:
         latest, _ = find_latest(root)
         if latest is not None:
             return latest
-    raise CheckpointError(f"{path}: holds no checkpoint; name a folder iter_*, the folder of such, or a run directory")
+    raise CheckpointError(
+        f"{path}: holds no checkpoint; name a folder iter_*, the folder that contains it, or a run directory"
+    )

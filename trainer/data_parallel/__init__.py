@@ -1,1 +1,1 @@
-"""Data parallelism: how the gradients of one iteration are gathered and summed over the replicas."""
+"""Data parallelism: gradients of one iteration, accumulated and summed over the replicas."""

@@ -1,7 +1,7 @@
-"""Which stretch of the gradient buffer belongs to which parameter, and what is reduced by one message. Arithmetic only.
+"""Gradient bucket plan: ranges of the gradient buffer by parameter and by message. Torch-free.
 
-Plain buckets and those of the distributed optimizer follow the same plan, so that gloo, which adds in an order that
-depends on the place in the message, gives both the same bits.
+Plain buckets and the distributed optimizer's buckets follow the same plan: gloo's order of addition depends on the
+position in the message, so that a common plan gives the same bits.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from trainer.distributed.mesh import ParallelMesh
     from trainer.model.sharding import ParameterLayout
 
-# Parameters and shards begin on a multiple of so many elements: whole cache lines, whole vectors of every kernel, and
-# the 128 bytes that GPUs read at once, in 16 bits as in 32. Where a parameter is cut, kernels leave no scalar tail.
+# Parameters and shards begin on a multiple of this many elements: whole cache lines, whole vectors of every kernel, and
+# the 128 bytes that GPUs read at once, in 16 bits as in 32. Kernels then need no scalar tail where a parameter is cut.
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class PlannedBucket:
-    """A stretch of the buffer.
+    """A gradient bucket: a range of the buffer.
 
     Attributes:
-        spans: start and stop of each of its parameters in the buffer.
+        spans: start and stop of each of the bucket's parameters in the buffer.
         start: first element.
-        stop: after the last one; the length is a multiple of ``copies`` x ALIGNMENT.
-        copies: ranks that hold the same parameters, which its gradients are summed over.
-        is_expert: whether those are the ranks of expert_dp, not of dp_cp.
-        first_use: place of its earliest parameter in the order of use in forward.
+        stop: position after the last element; the length is a multiple of ``copies`` x ALIGNMENT.
+        copies: ranks that hold the same parameters and sum their gradients.
+        is_expert: these are the ranks of expert_dp, not of dp_cp.
+        first_use: place of the bucket's earliest parameter in the order of use in forward.
     """
 
     spans: Mapping[str, tuple[int, int]]
@@ -42,7 +42,7 @@ class PlannedBucket:
     first_use: int
 
     def shard(self, place: int) -> tuple[int, int]:
-        """Start and stop in the buffer of the part that the rank at ``place`` among the copies updates."""
+        """Start and stop, in the buffer, of the shard of copy number ``place``."""
         length = (self.stop - self.start) // self.copies
         return self.start + place * length, self.start + (place + 1) * length
 
@@ -53,16 +53,18 @@ def plan_buckets(
     mesh: ParallelMesh,
     bucket_size: int | None,
 ) -> list[PlannedBucket]:
-    """Buckets in the order in which backward fills them; the same on all ranks with the same tp and pp rank.
+    """Buckets in the order in which backward fills them.
 
-    Parameters lie in reverse order of use. A bucket ends when it has ``bucket_size`` elements. Those of other copies or
-    another dtype begin a new one; and a table that two stages share has one of its own, so that both cut it alike.
+    The plan is the same on all ranks with the same tp and pp rank.
+
+    Parameters lie in reverse order of use. A bucket ends at ``bucket_size`` elements. A parameter with other copies or
+    another dtype begins a new bucket. A table that two stages share has its own, so that both stages cut it alike.
 
     Args:
         parameters: this rank's, by global name, in order of use in forward.
-        layouts: of at least these.
+        layouts: of at least these parameters.
         mesh: this rank's place.
-        bucket_size: None: as few buckets as may be.
+        bucket_size: in elements; None makes as few buckets as possible.
     """
     planned: list[PlannedBucket] = []
     end = 0

@@ -1,12 +1,14 @@
-"""ZeRO stages 2 and 3 by torch's fully_shard: gradients, masters and moments, and with stage 3 weights, divided.
+"""ZeRO stages 2 and 3 by torch's fully_shard.
 
-Every layer is a unit whose weights are gathered at once (all-gather) before they are used and whose gradients are
-summed at once (reduce-scatter) as soon as backward has passed it. Sources: Rajbhandari et al. 2020, "ZeRO: Memory
+Gradients, masters and moments are sharded, with stage 3 also weights.
+
+Every layer is a unit: one all-gather brings its weights before they are used, and one reduce-scatter sums its
+gradients as soon as backward has passed the layer. Sources: Rajbhandari et al. 2020, "ZeRO: Memory
 Optimizations Toward Training Trillion Parameter Models" (arXiv:1910.02054), sections 5.2 and 5.3; Zhao et al. 2023,
 "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (arXiv:2304.11277).
 
-fully_shard cuts a parameter along dim 0 into as many chunks as ranks, of equal numbers of rows but for the last ones,
-which may be smaller or empty. A chunk of a row-major tensor is one stretch of it, as a ParameterShard wants it.
+fully_shard cuts a parameter along dim 0 into one part per rank, with equal numbers of rows except for the last ones,
+which may be smaller or empty. Such a part of a row-major tensor is contiguous, as a ParameterShard must be.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ if TYPE_CHECKING:
 class FullyShardedStore:
     """Float32 weights and main gradients of this rank's shards.
 
-    Implements trainer.data_parallel.parameter_shards.GradientStore. The parameters that modules hold between
-    iterations are these shards; inside of a unit's forward and backward they are whole and in the model's dtype. Stage
-    2 gathers the weights for the first forward of an iteration and keeps them until the last backward; stage 3 for
-    every forward and every backward of a unit. What an evaluation has gathered may stay until the next backward.
+    Implements trainer.data_parallel.parameter_shards.GradientStore. Between iterations the modules' parameters are
+    these shards; inside a unit's forward and backward they are whole and in the model's dtype. Stage
+    2 gathers the weights for the first forward of an iteration and keeps them until the last backward; stage 3 gathers
+    them for every forward and every backward of a unit. Weights gathered by an evaluation may stay until the next
+    backward.
     """
 
     is_sharded = True
@@ -51,13 +54,13 @@ class FullyShardedStore:
         groups: ProcessGroups,
         parallel: ParallelConfig,
     ) -> None:
-        """Remember what is to be sharded: ``connect`` does it.
+        """Remember the parameters; ``connect`` shards them.
 
         Args:
-            parameters: this rank's, by global name; ``connect`` puts the sharded ones in their place.
-            layouts: says which parameters are experts, and which are also summed over tp or between the stages.
+            parameters: this rank's, by global name; ``connect`` replaces them by the sharded ones.
+            layouts: names the parameters of experts, and those that are also summed over tp or between the stages.
             mesh: this rank's place.
-            groups: the axes to sum over; None where an axis has size 1.
+            groups: groups of the axes to sum over; None for an axis of size 1.
             parallel: the ZeRO stage.
         """
         self._parameters = parameters
@@ -72,7 +75,10 @@ class FullyShardedStore:
         self.parameter_shards: list[ParameterShard] = []
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
-        """Shard the parameters of ``chunks``; once, before any forward. Collective: all ranks of the job."""
+        """Shard the parameters of ``chunks``; once, before any forward.
+
+        Collective: all ranks of the job.
+        """
         places = self._places(chunks)
         first = next(iter(self._parameters.values()))
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -92,15 +98,15 @@ class FullyShardedStore:
             self._add_shard(name, self._parameters[name])
         self._units = [module for chunk in chunks for module in chunk.modules() if isinstance(module, FSDPModule)]
         for unit in self._units:
-            # Sums as they are: neither averages nor the scaled sums that gloo lacks.
+            # A plain sum: neither an average nor a scaled sum, which gloo does not support.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
 
     def _group_of_one(self) -> dist.ProcessGroup | None:
         """This rank's own group, for experts that no other rank holds.
 
-        Collective where there are such experts, on the ranks without a layer of them too: NCCL splits the job's
-        communicator, in which every rank of it takes part (ncclCommSplit), into as many as there are ranks.
+        Collective if there are such experts, also for ranks whose stage has none of them: NCCL splits the job's
+        communicator, which takes all of its ranks (ncclCommSplit), into one per rank.
         """
         if self._mesh.copies(True) > 1:
             return None
@@ -124,10 +130,10 @@ class FullyShardedStore:
 
     def _add_shard(self, name: str, parameter: nn.Parameter) -> None:
         assert isinstance(parameter, DTensor)
-        # No operation of DTensor's is used: its cache keeps the process groups of every mesh that it has seen.
+        # DTensor ops are avoided: DTensor's cache keeps the process groups of every mesh that it has seen.
         weight = parameter._local_tensor
         gradient = torch.zeros_like(weight)
-        # Filled where it stands: backward adds to a gradient that is there already.
+        # Backward adds to an existing gradient, so that this buffer is filled in place.
         parameter.grad = DTensor.from_local(
             gradient,
             parameter.device_mesh,
@@ -159,20 +165,20 @@ class FullyShardedStore:
             chunk.set_reshard_after_backward(is_last)
 
     def finish(self) -> None:
-        """See GradientStore. What remains are the sums within a replica."""
+        """See GradientStore. Only the sums within a replica remain to be made."""
         sum_shared_gradients(self.parameter_shards, self._layouts, self._mesh, self._groups)
 
     def weights_changed(self) -> None:
-        """See GradientStore. Every unit gathers its weights anew when it is used next."""
+        """See GradientStore. Every unit gathers its weights again at its next use."""
         for unit in self._units:
             unit.reshard()
 
     def wait_for_weights(self) -> None:
-        """See GradientStore. There is nothing to wait for: the parameters are the shards."""
+        """See GradientStore. Returns at once: the parameters are the shards."""
 
 
 class _Sharding:
-    """Cuts the modules of a chunk into units."""
+    """Shards the modules of a chunk in units."""
 
     def __init__(
         self,
@@ -191,12 +197,14 @@ class _Sharding:
         self._meshes: dict[bool, DeviceMesh] = {}
 
     def shard_chunk(self, chunk: nn.Module, names: dict[int, str], *, is_last_used: bool) -> FSDPModule:
-        """Make units of every layer and every other part with matrices; what is left is one of its own.
+        """Shard every layer and every other part with matrices as a unit.
+
+        The rest of the chunk is the last unit.
 
         Args:
             chunk: a virtual stage.
             names: global names by the parameters' ids.
-            is_last_used: whether the backward of the chunk comes right after its forward, for which what is used last
+            is_last_used: the backward of the chunk follows right after its forward, so that the last part's weights
                 need not be gathered again.
         """
         layouts = {parameter: self._layouts[names[id(parameter)]] for parameter in chunk.parameters()}
@@ -207,7 +215,7 @@ class _Sharding:
             keeps = is_last_used and part is parts[-1]
             unit = self._shard(part, is_expert=False, reshards=self._reshards and not keeps)
             if part is getattr(chunk, "embedding", None):
-                # The gradient of a table does not depend on what stands in it.
+                # The gradient of a table does not depend on the table's values.
                 unit.set_unshard_in_backward(False)
             units.append(unit)
         units.append(self._shard(chunk, is_expert=False, reshards=self._reshards and not is_last_used))
@@ -220,32 +228,37 @@ class _Sharding:
     def _mesh(self, is_expert: bool) -> DeviceMesh:
         if is_expert not in self._meshes:
             group = self._groups[is_expert]
-            assert group is not None, "nothing is sharded where there is one replica"
+            assert group is not None, "a single replica shards nothing"
             self._meshes[is_expert] = DeviceMesh.from_group(group, self._device.type)
         return self._meshes[is_expert]
 
 
 def _gather_ahead(units: Sequence[FSDPModule]) -> None:
-    """Gather for backward, while it passes one of ``units``, given in order of forward, the one before it.
+    """Let backward of each unit prefetch the unit before it.
 
-    Left to itself fully_shard takes what ran before it in time: where several micro-batches are under way, the first
-    unit would gather the last one, for the forward or backward of another micro-batch, to wait there or be of no use.
+    ``units`` are in order of forward.
+
+    By default fully_shard prefetches the unit that ran before it in time. With several micro-batches under way, the
+    first unit would gather the last one for another micro-batch's forward or backward, too early or in vain.
     """
     for before, unit in pairwise(units):
         unit.set_modules_to_backward_prefetch([before])
-    # None would mean the order in time again; this one is there already.
+    # None would select the order in time again; the first unit itself is gathered already.
     units[0].set_modules_to_backward_prefetch([units[0]])
 
 
 def _as_rows(weight: Tensor, layout: ParameterLayout) -> Tensor:
-    """The same elements with as many entries in dim 0 as can be: a pair of gate and up would be cut in two at most."""
+    """The same elements with the most entries in dim 0.
+
+    Dim 0 of a gate-up pair, which has 2 entries, could be cut in two at most.
+    """
     return weight.flatten(0, -2) if layout.is_matrix else weight.flatten()
 
 
 def _parts(chunk: nn.Module, layouts: dict[nn.Parameter, ParameterLayout]) -> Iterator[nn.Module]:
-    """Layers, and other children that have matrices for themselves.
+    """Layers, and other children that hold matrices which no sibling shares.
 
-    Children that share a parameter, as embedding and head do a tied table, must be in one unit: that of the chunk.
+    Children that share a parameter, such as embedding and head with a tied table, must be in one unit: the chunk's.
     """
     children = list(chunk.children())
     for child in children:
@@ -259,7 +272,7 @@ def _parts(chunk: nn.Module, layouts: dict[nn.Parameter, ParameterLayout]) -> It
 
 
 def _topmost_experts(module: nn.Module, layouts: dict[nn.Parameter, ParameterLayout]) -> Iterator[nn.Module]:
-    """The largest modules below ``module`` all of whose parameters are experts."""
+    """The largest modules below ``module`` whose parameters all belong to experts."""
     for child in module.children():
         is_expert = [layouts[parameter].is_expert for parameter in child.parameters()]
         if is_expert and all(is_expert):

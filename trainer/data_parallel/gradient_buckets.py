@@ -1,11 +1,13 @@
-"""Main gradients of one rank: contiguous fp32 buffers, filled by backward, summed over the replicas bucket by bucket.
+"""Main gradients of one rank: float32 buffers, reduced bucket by bucket.
 
-The buffers lie in reverse order of use, since backward fills the last layers first; a bucket is reduced as soon as the
-last micro-batch has filled it, while backward goes on below it. Source: Li et al. 2020, "PyTorch Distributed:
+Backward fills the contiguous buffers.
+
+The buffers lie in reverse order of use, since backward fills the last layers first. A bucket is reduced as soon as the
+last micro-batch has filled it, while backward continues. Source: Li et al. 2020, "PyTorch Distributed:
 Experiences on Accelerating Data Parallel Training", section 3.2.
 
-Nothing here averages: the loss was divided by the number of valid tokens of the whole batch before backward, so every
-sum is already the gradient.
+The reduction sums and never averages: the loss was divided by the number of valid tokens of the whole batch before
+backward, so that every sum is already the gradient.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ class GradientBuckets:
 
         Args:
             parameters: this rank's, by global name, in order of use in forward.
-            layouts: says which parameters are also summed over tp or between the stages.
+            layouts: names the parameters that are also summed over tp or between the stages.
             mesh: this rank's place.
-            groups: the axes to sum over; None where an axis has size 1.
+            groups: groups of the axes to sum over; None for an axis of size 1.
             parallel: bucket size and overlap.
         """
         self._parameters = dict(parameters)
@@ -65,11 +67,11 @@ class GradientBuckets:
         size = parallel.ddp_bucket_size
         if size is None and (self._overlap or (self.is_sharded and parallel.overlap_param_gather)):
             size = _default_bucket_size(mesh, groups)
-        # Where nothing overlaps, everything travels at once, for which one message is best.
+        # Without overlap everything travels at once, and one message is fastest.
         plan = plan_buckets(self._parameters, self._layouts, mesh, size)
         device = next(iter(self._parameters.values())).device if self._parameters else None
         self.buffer = torch.zeros(max((b.stop for b in plan), default=0), dtype=torch.float32, device=device)
-        """Gradients with alignment between them, which stays zero."""
+        """Gradients with alignment gaps between them; the gaps stay zero."""
         self._buckets = [Bucket(planned, self.buffer, groups.copies(planned.is_expert)) for planned in plan]
         self._gradients = {
             name: MainGradient(
@@ -87,12 +89,13 @@ class GradientBuckets:
         ]
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
-        """Make the parameters of ``chunks`` leave their gradients here; to be called once, before any backward."""
+        """Connect the parameters of ``chunks`` to their gradients; once, before any backward."""
         connect_gradients(chunks, self._parameters, self._gradients, by_autograd=self._by_autograd)
 
     def main_grad(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter, shaped like this rank's part of it; final after ``finish`` where the
-        store is not sharded.
+        """The float32 gradient of a parameter, shaped like this rank's part of it.
+
+        Final after ``finish`` if the store is not sharded.
         """
         return self._gradients[name].main
 
@@ -105,12 +108,12 @@ class GradientBuckets:
             bucket.is_reduced = False
 
     def expect_last_backward(self, chunk: int) -> None:
-        """See GradientStore. Contributions are counted, so that this store need not be told."""
+        """See GradientStore. Does nothing: this store counts contributions."""
 
     def finish(self) -> None:
-        """Make the gradients of all pieces final (collective: all ranks, after their last backward).
+        """Make the gradients of all shards final. Collective: all ranks, after their last backward.
 
-        Summed over the replicas, then as trainer.data_parallel.shared_gradients says.
+        Sums over the replicas first, then within a replica: see trainer.data_parallel.shared_gradients.
         """
         for gradient in self._gradients.values():
             gradient.complete()
@@ -123,13 +126,13 @@ class GradientBuckets:
         sum_shared_gradients(self.parameter_shards, self._layouts, self._mesh, self._groups)
 
     def weights_changed(self) -> None:
-        """See GradientStore. Every replica has updated all of them."""
+        """See GradientStore. Does nothing: every replica has updated all weights."""
 
     def wait_for_weights(self) -> None:
-        """See GradientStore. There is nothing to wait for."""
+        """See GradientStore. Returns at once."""
 
     def _reduce_filled(self) -> None:
-        # In the order of the buckets and never past one that is not filled: all replicas must issue the same sequence.
+        # In the order of the buckets, and never past an unfilled bucket: all replicas must issue the same sequence.
         for bucket in self._buckets:
             if bucket.awaited:
                 return
@@ -137,7 +140,7 @@ class GradientBuckets:
                 bucket.is_reduced = True
                 if bucket.group is not None:
                     work = self._start_reduction(bucket, bucket.group)
-                    assert work is not None  # only a rank outside of the group gets none
+                    assert work is not None  # None only for a rank outside of the group
                     self._works.append(work)
 
     def _start_reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> dist.Work | None:
@@ -151,22 +154,25 @@ class GradientBuckets:
 
 
 def _default_bucket_size(mesh: ParallelMesh, groups: ProcessGroups) -> int:
-    """Elements per bucket, few where overlap hides more and messages are as fast; else Megatron-LM's number."""
+    """Elements per bucket.
+
+    Few if small messages are as fast and overlap better; else Megatron-LM's number.
+    """
     group = groups.copies(False) or groups.copies(True)
     if group is not None and is_gloo(group):
-        # From 2^18 elements on, all_reduce takes 3 ms for 2^20 (two ranks on two cores, torch 2.13).
+        # From 2^18 elements on, all_reduce takes 3 ms per 2^20 elements (two ranks on two cores, torch 2.13).
         return 1_000_000
     return max(40_000_000, 1_000_000 * mesh.copies(False))
 
 
 class Bucket:
-    """A stretch of the buffer that is reduced by one message."""
+    """A gradient bucket: a range of the buffer that one message reduces."""
 
     def __init__(self, plan: PlannedBucket, buffer: Tensor, group: dist.ProcessGroup | None) -> None:
         self.plan = plan
         self.group = group
-        """Ranks that hold copies of its parameters; None where there are no others."""
+        """Ranks that hold copies of the bucket's parameters; None if no other rank does."""
         self.gradients = buffer[plan.start : plan.stop]
         self.awaited = 0
-        """Parameters that still miss a contribution."""
+        """Number of parameters without all their contributions."""
         self.is_reduced = False

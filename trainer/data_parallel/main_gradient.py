@@ -1,4 +1,4 @@
-"""The float32 gradient of one parameter, and how the modules that use it leave their contributions there.
+"""Float32 main gradients, and the hooks by which modules accumulate into them.
 
 Legend: N tokens, E experts of this rank.
 """
@@ -16,11 +16,11 @@ from trainer.model.tensor_parallel.embedding import add_to_rows
 
 
 class MainGradient:
-    """Main gradient of one parameter: what backward adds up over the micro-batches of an iteration.
+    """Main gradient of one parameter: backward's sum over the micro-batches of an iteration.
 
-    The first contribution of an iteration overwrites what the last iteration left, so that nobody has to fill it with
-    zeros. Is the WeightGradientAccumulator, GroupedWeightGradientAccumulator or RowGradientAccumulator of the modules
-    that use it as their weight.
+    The first contribution of an iteration overwrites the last iteration's sum, so that no pass fills it with zeros.
+    Implements WeightGradientAccumulator, GroupedWeightGradientAccumulator and RowGradientAccumulator for the modules
+    that use the parameter as their weight.
     """
 
     def __init__(self, main: Tensor, on_filled: Callable[[], None]) -> None:
@@ -28,22 +28,22 @@ class MainGradient:
 
         Args:
             main: float32, shaped like the parameter; any contents.
-            on_filled: called when the last contribution of an iteration has come.
+            on_filled: called after the last contribution of an iteration.
         """
         self.main = main
         self._on_filled = on_filled
         self.sources = 0
-        """Contributions per micro-batch: a tied table on a single stage gets one as head and one as embedding."""
+        """Contributions per micro-batch: a tied table on a single stage gets two, from the head and the embedding."""
         self._awaited = 0
         self._is_empty = True
 
     def begin(self, num_micro_batches: int) -> None:
-        """Start an iteration of so many micro-batches. Costs nothing."""
+        """Start an iteration of ``num_micro_batches``. Costs nothing."""
         self._is_empty = True
         self._awaited = self.sources * num_micro_batches
 
     def complete(self) -> None:
-        """Without a single contribution the gradient is zero."""
+        """Set the gradient to zero if the iteration had no contribution."""
         if self._is_empty:
             self.main.zero_()
 
@@ -56,10 +56,10 @@ class MainGradient:
     def add_grouped_outer(self, grad_output: Tensor, inputs: Tensor, offsets: Sequence[int]) -> None:
         """Add ``grad_output_e^T @ inputs_e`` to the slice of every expert e of a weight [E, ..., in].
 
-        One contribution, even if no expert has tokens. A slice without tokens gets nothing added.
+        One contribution, even if no expert has tokens. A slice without tokens does not change.
 
         Args:
-            grad_output: [N, out], the tokens sorted by expert; ``out`` is all between the first and the last dim.
+            grad_output: [N, out], the tokens sorted by expert; ``out`` spans all dims between the first and the last.
             inputs: [N, in], in the same order.
             offsets: E + 1 ascending numbers; expert e has the rows from offsets[e] to offsets[e + 1].
         """
@@ -101,8 +101,8 @@ class MainGradient:
             target.add_(gradient)
 
     def _count(self) -> None:
-        # One too many would be added to what is under way to the other replicas.
-        assert self._awaited > 0, "a contribution too many: the modules that are connected give one per micro-batch"
+        # A further contribution would be added to a buffer that is being reduced.
+        assert self._awaited > 0, "too many contributions: connected modules must give one per micro-batch"
         self._is_empty = False
         self._awaited -= 1
         if self._awaited == 0:
@@ -116,10 +116,11 @@ def connect_gradients(
     *,
     by_autograd: bool = False,
 ) -> None:
-    """Make the parameters of ``chunks`` leave their gradients in ``gradients``, both by global name.
+    """Connect the parameters of ``chunks`` to their main ``gradients``, both by global name.
 
     Modules with a ``gradient_accumulator`` or ``row_accumulator`` add the gradient of their ``weight`` themselves;
-    everything else is fetched from ``.grad``, which is dropped. ``by_autograd``: so are the weights of matrix products.
+    all other gradients are taken from ``.grad``, which is dropped. ``by_autograd`` also takes the weights of matrix
+    products from ``.grad``.
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     fetched: dict[str, None] = {}
@@ -137,7 +138,7 @@ def connect_gradients(
 
 
 def _take_accumulator(module: nn.Module, accumulators: Sequence[str], gradient: MainGradient) -> bool:
-    """Give ``module`` its sink; whether it takes one."""
+    """Set the module's accumulator; True if ``module`` has one."""
     for attribute in accumulators:
         if hasattr(module, attribute):
             setattr(cast(Any, module), attribute, gradient)
@@ -146,8 +147,8 @@ def _take_accumulator(module: nn.Module, accumulators: Sequence[str], gradient: 
 
 
 def _take_weakly(gradient: MainGradient) -> Callable[[Tensor], None]:
-    # The garbage collector does not see through a tensor's hooks: a strong reference from there would keep this model
-    # and its process groups, with their threads, for as long as the process lives.
+    # The garbage collector cannot follow a tensor's hooks: a strong reference from a hook would keep this model and its
+    # process groups, with their threads, until the process ends.
     reference = weakref.ref(gradient)
 
     def take(parameter: Tensor) -> None:

@@ -1,12 +1,12 @@
-"""ZeRO stage 1: every rank keeps the masters and moments of its part only of what the replicas have in common.
+"""ZeRO stage 1: each rank keeps masters and moments of its shard only.
 
-Each bucket of gradients is divided evenly over the ranks that hold copies of its parameters. A rank gets the sum of its
-shard (reduce-scatter), updates the weights there, and all ranks get them from it (all-gather); both move what one
-all-reduce would. Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models" (arXiv:1910.02054), sections 5.1 and 7.2.1.
+Each gradient bucket is divided evenly over the ranks that hold copies of its parameters. A rank gets the sum of its
+shard (reduce-scatter), updates the weights of the shard, and sends them to all ranks (all-gather); together they move
+as much as one all-reduce. Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models" (arXiv:1910.02054), sections 5.1 and 7.2.1.
 
-The weights lie in buffers that are divided like the gradients, so that a bucket is gathered in place. That is started
-right after the optimizer step, in the order of use, and waited for by the part of the model that comes to need it.
+The weights lie in buffers that are divided like the gradients, so that a bucket is gathered in place. The gather starts
+right after the optimizer step, in the order of use, and each part of the model waits for its weights before it runs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class ShardedBuckets(GradientBuckets):
-    """Main gradients of this rank's parameters, of which it updates one shard of every bucket.
+    """Main gradients of this rank's parameters; the rank updates one shard of every bucket.
 
-    Implements trainer.data_parallel.parameter_shards.GradientStore. The parameters move to buffers of this store; they
+    Implements trainer.data_parallel.parameter_shards.GradientStore. The parameters move to buffers of this store. They
     may be read in the forward of any module below a chunk, and elsewhere after ``wait_for_weights``.
     """
 
@@ -61,7 +61,7 @@ class ShardedBuckets(GradientBuckets):
         return [parameter_shards[name] for name in self._parameters if name in parameter_shards]
 
     def connect(self, chunks: Sequence[nn.Module]) -> None:
-        """Make the parameters of ``chunks`` leave their gradients here, and its parts wait for their weights; once."""
+        """Connect parameters to their gradients, and modules to the weights' gathers; once."""
         super().connect(chunks)
         if not self._overlap_param_gather:
             return
@@ -74,7 +74,7 @@ class ShardedBuckets(GradientBuckets):
 
     def finish(self) -> None:
         """See GradientBuckets. Afterwards the optimizer may write weights."""
-        # What no forward has used may still be on its way, and out of the place that is about to be written.
+        # A gather of weights that no forward has used may still read the buffers that the optimizer will write.
         self.wait_for_weights()
         super().finish()
 
@@ -86,12 +86,12 @@ class ShardedBuckets(GradientBuckets):
             self.wait_for_weights()
 
     def wait_for_weights(self) -> None:
-        """See GradientStore. Costs nothing when all are there."""
+        """See GradientStore. Costs nothing if no gather is pending."""
         for weights in self._weights.values():
             weights.wait()
 
     def _start_reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> dist.Work | None:
-        if is_gloo(group):  # where reduce_scatter takes twice as long
+        if is_gloo(group):  # gloo's reduce_scatter takes twice as long
             return super()._start_reduction(bucket, group)
         start, stop = self._weights[bucket.plan.start].shard
         work: dist.Work | None = reduce_scatter_single(
@@ -101,14 +101,14 @@ class ShardedBuckets(GradientBuckets):
 
 
 class _BucketWeights:
-    """The weights of one bucket, on their way at times."""
+    """The weights of one bucket, and their pending all-gather."""
 
     def __init__(self, bucket: Bucket, place: int, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Move the parameters of ``bucket`` into a buffer divided as its gradients are.
+        """Move the parameters of ``bucket`` into a buffer divided like its gradients.
 
         Args:
             bucket: the gradients.
-            place: which shard is this rank's.
+            place: number of this rank's shard.
             parameters: of at least this bucket, by global name.
         """
         self.bucket = bucket
@@ -125,7 +125,7 @@ class _BucketWeights:
         self._works: list[dist.Work] = []
 
     def parameter_shards(self, gradients: Tensor) -> Iterator[ParameterShard]:
-        """What lies in this rank's shard of each parameter, where anything does."""
+        """The parameter shards in this rank's shard of the bucket."""
         offset = self.bucket.plan.start
         for name, (start, stop) in self.bucket.plan.spans.items():
             low, high = max(start, self.shard[0]), min(stop, self.shard[1])
@@ -133,7 +133,7 @@ class _BucketWeights:
                 yield ParameterShard(name, low - start, self._buffer[low - offset : high - offset], gradients[low:high])
 
     def start_gather(self) -> None:
-        """Send this rank's shard to the others and get theirs. Collective: the ranks with copies."""
+        """Start to all-gather the shards. Collective: the ranks with copies of the bucket."""
         group = self.bucket.group
         if group is None:
             return
@@ -151,7 +151,7 @@ class _BucketWeights:
         self._works = [work for work in works if work is not None]
 
     def wait(self) -> None:
-        """Return when all weights are there."""
+        """Wait until all weights have arrived."""
         for work in self._works:
             work.wait()
         self._works.clear()
@@ -163,9 +163,11 @@ def _wait_before_forward(needed: Sequence[_BucketWeights], _module: nn.Module, _
 
 
 def _waiting_modules(chunks: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Modules that wait before they run, and for which parameters: each part of a chunk for all below it.
+    """Modules that wait before they run, with their parameters.
 
-    A part as a whole, not its innermost modules, since modules may use the weights of those inside them directly.
+    Each part of a chunk waits for all parameters below it.
+
+    A part waits as a whole, not its innermost modules, since modules may use the weights of their children directly.
     """
     for chunk in chunks:
         yield chunk, list(chunk.parameters(recurse=False))

@@ -1,4 +1,4 @@
-"""Sums over the ranks of one replica that hold copies of a parameter and each saw only a part of its gradient."""
+"""Gradient sums over the ranks of one replica that share a parameter."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ def sum_shared_gradients(
     mesh: ParallelMesh,
     groups: ProcessGroups,
 ) -> None:
-    """Complete the gradients of what several ranks of a replica hold. In place; collective: all ranks.
+    """Complete the gradients of parameters that several ranks of a replica hold. In place.
 
-    Ranks that share a parameter hold the same pieces of it, so that pieces are summed as they are. In this order:
+    Collective: all ranks.
 
-    - over tp, where every rank has a part of what feeds the parameter. Needed by sequence parallelism for norms and
+    Ranks that share a parameter hold the same shards, so that shards are summed without any exchange of ranges. In
+    this order:
+
+    - over tp, if every rank sees only a part of the parameter's inputs. Sequence parallelism needs this for norms and
       biases: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2.
     - over the tensor-parallel ranks that hold copies of the same key and value heads.
     - between embedding and LM head, for a tied table.
@@ -52,7 +55,7 @@ def _sum(parts: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
     if len(parts) == 1:
         dist.all_reduce(parts[0], group=group)
         return
-    # One message for all of them, because norms and biases are small and many.
+    # One message for all parts, because norms and biases are small and many.
     packed = torch.cat(list(parts))
     dist.all_reduce(packed, group=group)
     for part, total in zip(parts, torch.split(packed, [part.numel() for part in parts]), strict=True):

@@ -1,7 +1,7 @@
 """One pre-norm transformer layer.
 
 Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp.
-Radford et al. 2019 (GPT-2), section 2.3: norm before each part, dropout after it, then the residual sum.
+Radford et al. 2019 (GPT-2), section 2.3: norm before each sublayer, dropout after it, then the residual add.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """A residual stream of [S(/t), B, H] to the next; ``layer`` is its number in the whole model."""
+    """Maps a residual stream of [S(/t), B, H] to the next.
+
+    ``layer`` is the block's number in the whole model.
+    """
 
     def __init__(
         self,
@@ -48,8 +51,8 @@ class Block(nn.Module):
             layer: number of the layer in the whole model.
             builder: makes the parameters.
             axes: the axes along which the layer is divided.
-            recomputed: what backward computes again: names out of training.recompute_modules, or ``layer`` for all.
-            defers_add: whether the last sum is left to the norm that reads it.
+            recomputed: parts that backward recomputes: names from training.recompute_modules, or ``layer`` for all.
+            defers_add: the next norm makes the last residual add.
         """
         super().__init__()
         self._layer = layer
@@ -73,10 +76,10 @@ class Block(nn.Module):
 
     def forward(self, stream: Residual, forward_pass: ForwardPass, needs_values: bool = True) -> Residual:
         """Collective: all ranks of the layer's axes. For ``needs_values`` see trainer.model.recompute.Recomputable."""
-        # In here rather than around the module: whatever is hooked to the module, as fully sharded weights are, then
-        # goes on for forward and backward as a whole, and not a third time for the replay.
+        # Inside the module rather than around it: the module's hooks, such as those of fully sharded weights, then run
+        # once for forward and once for backward, and not a third time for the replay.
         if "layer" in self._recomputed and needs_values:
-            # Summed, so that one tensor is kept, not two.
+            # Summed, so that recompute keeps one tensor instead of two.
             return Residual(recompute(partial(self._whole, forward_pass), stream.total()))
         return self._transform(forward_pass, stream, needs_values=needs_values)
 
@@ -84,7 +87,7 @@ class Block(nn.Module):
         return self._transform(forward_pass, Residual(hidden), needs_values=needs_values).total()
 
     def _transform(self, forward_pass: ForwardPass, stream: Residual, *, needs_values: bool) -> Residual:
-        # Where something is dropped, the same pass over memory adds the bias before it and the residual after it.
+        # With dropout, the same pass over memory adds the bias before it and the residual after it.
         drops = self._dropout > 0.0 and forward_pass.randomness is not None
         if stream.part is None:
             hidden = stream.hidden
@@ -119,7 +122,7 @@ class Block(nn.Module):
     def _forget_norm(self, norm: Norm, hidden: torch.Tensor, normed: torch.Tensor) -> AbstractContextManager[None]:
         if "layernorm" not in self._recomputed:
             return nullcontext()
-        # The norm itself keeps its input, so that this costs no memory; its hooks have no part in it.
+        # The norm itself keeps its input, so that this costs no memory; the norm's hooks do not run in the replay.
         return forget(normed, partial(norm.forward, hidden.detach()))
 
     def _dropped(

@@ -1,4 +1,4 @@
-"""Context of a layer: the axes that divide it, and the micro-batch that passes through."""
+"""Context of a layer: the axes that divide the layer, and the current micro-batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpertParallel:
-    """The ep axis as layers see it: rank i of it holds the i-th part of each layer's experts."""
+    """The ep axis as layers see it.
+
+    Rank i holds the i-th part of each layer's experts.
+    """
 
     size: int = 1
     rank: int = 0
@@ -35,7 +38,10 @@ class ExpertParallel:
 
 @dataclass(frozen=True)
 class ParallelAxes:
-    """The axes along which one layer is divided; each of size 1 where it is not."""
+    """The axes along which one layer is divided.
+
+    An axis that does not divide the layer has size 1.
+    """
 
     tp: TensorParallel = field(default_factory=TensorParallel)
     cp: ContextParallel = field(default_factory=ContextParallel)
@@ -53,15 +59,15 @@ class ParallelAxes:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """One micro-batch on its way through the layers of a rank.
+    """One pass of a micro-batch through the layers of a rank.
 
     Attributes:
         rotary: angles of this rank's positions; None without rotary embedding.
-        documents: where documents begin and end, if attention must not cross from one to another.
-        randomness: the streams of dropout; None drops nothing.
-        aux_loss_scale: derivative of what is minimised with respect to an auxiliary loss of this micro-batch: a layer
-            that adds one multiplies its gradient by this. 0 where there is no backward.
-        limits_experts: whether experts that are full drop tokens, if the model says so; they do in training only.
+        documents: bounds of the documents, if attention must not cross them.
+        randomness: the random streams of dropout; None disables dropout.
+        aux_loss_scale: derivative of the minimised loss with respect to an auxiliary loss of this micro-batch: a layer
+            multiplies the gradient of its auxiliary loss by this factor. 0 without a backward.
+        limits_experts: full experts drop tokens, if the model has a capacity limit; only in training.
     """
 
     rotary: RotaryTable | None = None

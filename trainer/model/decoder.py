@@ -1,8 +1,8 @@
-"""GPTStage: the part of a decoder-only transformer that one pipeline stage holds, divided over tp.
+"""GPTStage: the part of a decoder-only transformer on one pipeline stage, divided over tp.
 
 Legend: S this rank's part of the sequence, B micro-batch, H hidden, V padded vocabulary; ``/t`` = divided over tp.
 Activations are [S, B, H], or [S/t, B, H] under sequence parallelism.
-With learned positions, LayerNorm and openai_gelu (Hugging Face's "gelu_new") it is GPT-2's architecture; with rotary
+With learned positions, LayerNorm and openai_gelu (Hugging Face's "gelu_new") the architecture is GPT-2's; with rotary
 positions, RMSNorm, SwiGLU and no biases it is Llama's.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class GPTEmbedding(nn.Module):
-    """Tokens [S, B] -> [S(/t), B, H]: the word's row, with learned positions the position's too, then dropout."""
+    """Tokens [S, B] -> [S(/t), B, H]: word embedding, plus learned position embedding if any, then dropout."""
 
     def __init__(self, config: TrainConfig, word_table: nn.Parameter, builder: ParameterBuilder, axes: ParallelAxes):
         super().__init__()
@@ -55,9 +55,9 @@ class GPTEmbedding(nn.Module):
     def forward(
         self, tokens: torch.Tensor, randomness: MicroBatchRandomness | None, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``positions`` [S, B]; None: they count along the sequence.
+        """``positions`` [S, B]; None counts positions along the sequence.
 
-        Collective: all tp ranks, and those of dp x cp where they divide its weights between them.
+        Collective: all tp ranks, and all dp x cp ranks if they shard the stage's weights.
         """
         hidden: torch.Tensor = self.word(tokens)
         if self.position is not None:
@@ -68,14 +68,15 @@ class GPTEmbedding(nn.Module):
                 rows = self._axes.cp.shard(self.position[:length], 0)
                 hidden = hidden + self._axes.tp.sequence_shard(rows).unsqueeze(1)
             else:
-                # Its backward adds up the rows of equal positions, and in one order on any device.
+                # The backward sums the rows of equal positions in the same order on any device.
                 hidden = hidden + F.embedding(self._axes.tp.sequence_shard(positions), self.position)
         return hidden_dropout(hidden, self._dropout, randomness, "embedding", self._axes, self._kernels)
 
 
 class GPTStage(nn.Module):
-    """One virtual stage: contiguous layers, after the embedding on the first, before final norm, LM head and loss on
-    the last. It may have no layers at all.
+    """One virtual stage: contiguous layers, possibly none.
+
+    The first stage begins with the embedding; the last ends with final norm, LM head and loss.
     """
 
     def __init__(
@@ -94,12 +95,12 @@ class GPTStage(nn.Module):
         Args:
             config: the whole training config.
             vocab_size: rows of the vocabulary without padding.
-            layers: numbers of its layers in the whole model.
-            builder: makes the parameters; afterwards it knows all of this stage. A table that an earlier chunk of the
+            layers: numbers of the stage's layers in the whole model.
+            builder: makes the parameters and records those of this stage. A table that an earlier chunk of the
                 same rank has made is shared.
             axes: the axes along which layers are divided.
-            is_first: whether it begins with the embedding.
-            is_last: whether it ends with the loss.
+            is_first: the stage begins with the embedding.
+            is_last: the stage ends with the loss.
         """
         super().__init__()
         model = config.model
@@ -118,7 +119,8 @@ class GPTStage(nn.Module):
             self.embedding = GPTEmbedding(config, table, builder.under("embedding"), axes)
         plan = RecomputePlan.build(config.training, len(layers))
         self._runs = plan.runs(len(layers))
-        # Weights that are fully sharded are gathered as gradients come to a layer's results: of two some twice.
+        # Fully sharded weights are gathered when gradients reach a layer's results; two results would gather
+        # some weights twice.
         defers_add = config.parallel.zero_stage < 2
         self.layers = nn.ModuleList(
             Block(model, layer, builder.under(f"layers.{layer}"), axes, plan.modules_of(place), defers_add=defers_add)
@@ -151,20 +153,20 @@ class GPTStage(nn.Module):
     ) -> torch.Tensor:
         """Run the stage on one micro-batch.
 
-        Collective: all tp, cp and ep ranks, and those of dp x cp where they divide its weights between them.
+        Collective: all tp, cp and ep ranks, and all dp x cp ranks if they shard the stage's weights.
 
         Args:
             hidden: the previous stage's result; None on the first stage.
             micro_batch: tokens, labels and loss mask of this rank's part of the sequences, on this stage's device.
-            randomness: the streams of dropout; None outside of training: nothing is dropped then, by full experts
-                neither.
-            compute_loss: False to get logits on the last stage.
+            randomness: the random streams of dropout; None outside of training, which also disables token dropping by
+                full experts.
+            compute_loss: False returns logits on the last stage.
             aux_loss_scale: see ForwardPass.
 
         Returns:
             [S(/t), B, H], or on the last stage the float32 sum of the losses of the valid tokens, the same on all tp
-            ranks; without ``compute_loss`` this rank's logits [S, B, columns] without those of vocabulary padding, so
-            that the last ranks may have fewer than the others, or none.
+            ranks. Without ``compute_loss`` this rank's logits [S, B, columns], without the columns of vocabulary
+            padding: the last ranks may have fewer columns than the others, or none.
         """
         tokens = micro_batch.tokens.t()  # [S, B]
         positions = micro_batch.positions
@@ -172,7 +174,7 @@ class GPTStage(nn.Module):
             positions = self._axes.cp.shard(positions.t(), 0)  # [S/c, B]
         if self.embedding is not None:
             hidden = self.embedding(tokens, randomness, positions)
-        assert hidden is not None, "only the first stage makes its own input"
+        assert hidden is not None, "only the first stage takes no input from another stage"
         forward_pass = ForwardPass(
             self._rotary_of(tokens, positions),
             micro_batch.documents,
@@ -185,7 +187,7 @@ class GPTStage(nn.Module):
             if len(run) == 1:  # a layer recomputes itself
                 stream = self.layers[run.start](stream, forward_pass)
             else:
-                # Summed, so that one tensor is kept, not two.
+                # Summed, so that recompute keeps one tensor instead of two.
                 stream = Residual(recompute(partial(self._run_layers, run, forward_pass), stream.total()))
         if self.final_norm is None or self.head is None:
             return stream.total()

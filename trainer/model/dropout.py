@@ -1,4 +1,4 @@
-"""Dropout whose masks are those of the serial model, however the activations are divided.
+"""Dropout with the masks of the serial model on every layout.
 
 Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp, ``/c`` over cp.
 Srivastava et al. 2014, "Dropout", with the inverse scaling at training time.
@@ -28,9 +28,9 @@ def hidden_dropout(
 ) -> torch.Tensor:
     """Add ``bias`` [H] to [S/c(/t), B, H], drop entries, scale up the rest and add ``residual``.
 
-    Nothing is dropped without ``randomness``.
+    Without ``randomness`` nothing is dropped.
 
-    Under sequence and context parallelism each rank finds out about its own part of the sequence alone.
+    Under sequence and context parallelism each rank draws the mask of its own part of the sequence only.
     """
     if randomness is None or probability == 0.0:
         hidden = hidden if bias is None else hidden + bias
@@ -49,5 +49,8 @@ def draw_mask(shape: tuple[int, ...], probability: float, generator: torch.Gener
 
 
 def apply_mask(values: torch.Tensor, kept: torch.Tensor, probability: float) -> torch.Tensor:
-    """``values`` where ``kept``, scaled so that their expectation stays."""
+    """Set dropped entries of ``values`` to 0, and scale up the rest.
+
+    The scale preserves the expectation.
+    """
     return (values * kept) * (1.0 / (1.0 - probability))

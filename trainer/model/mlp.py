@@ -1,8 +1,8 @@
-"""The feed-forward part of a block, its inner width divided over tp.
+"""The feed-forward part of a block, with its inner width divided over tp.
 
 Legend: S sequence, B micro-batch, H hidden, F feed-forward width; ``/t`` = divided over tp.
-GeLU is the exact one, x * Phi(x) (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2), or with openai_gelu its tanh
-approximation (the same section), which Megatron-LM's fused bias-gelu takes too. SwiGLU: Shazeer 2020
+GeLU is the exact form, x * Phi(x) (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2). With openai_gelu it is the
+tanh approximation (the same section), which Megatron-LM's fused bias-gelu also uses. SwiGLU: Shazeer 2020
 (arXiv:2002.05202), equation 6.
 """
 
@@ -30,18 +30,21 @@ class FeedForwardActivation:
         self._kind: Activation = "silu" if model.swiglu else "gelu_tanh" if model.openai_gelu else "gelu"
         self._gated = model.swiglu
         self.is_fused = self._function is not Kernels()[ACTIVATION]
-        """Whether a kernel computes all of it in one pass over memory."""
+        """True if a kernel computes the whole activation in one pass over memory."""
         self._has_kernel = self.is_fused and not (device.type == "cpu" and is_one_of_torch(self._kind, device))
 
     def adds_bias(self, elements: int) -> bool:
-        """Whether a bias of so many ``elements`` is added at no cost; a matrix product does that, and rounds once."""
+        """True if the kernel adds a bias over ``elements`` at no cost.
+
+        Otherwise the matrix product adds it.
+        """
         smallest = self._function.smallest if isinstance(self._function, BySize) else 0
         return self._has_kernel and elements >= smallest
 
     def __call__(
         self, inner: torch.Tensor, bias: torch.Tensor | None = None, row_weight: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``bias`` is added first, and each row multiplied by its ``row_weight``, float32, last. No communication."""
+        """Add ``bias`` first, and multiply each row by its ``row_weight``, float32, last. No communication."""
         return self._function(inner, bias, row_weight, self._kind, self._gated)
 
 
@@ -49,7 +52,10 @@ class MLP(nn.Module):
     """[S(/t), B, H] -> [S(/t), B, H] through F/t inner channels per tp rank."""
 
     def __init__(self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel, ffn_size: int | None = None):
-        """Build the layer, ``ffn_size`` channels wide; unset: as wide as the model's dense layers."""
+        """Build the layer, ``ffn_size`` channels wide.
+
+        None takes the width of the model's dense layers.
+        """
         super().__init__()
         self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
         hidden, ffn = model.hidden_size, ffn_size or model.ffn_size
@@ -71,17 +77,18 @@ class MLP(nn.Module):
 
     @property
     def output_bias(self) -> nn.Parameter | None:
-        """[H], what is added last."""
+        """[H], the bias added to the output."""
         return self.fc2.bias
 
     def forward(
         self, hidden: torch.Tensor, needs_values: bool = True, inside_tp_region: bool = False, *, adds_bias: bool = True
     ) -> torch.Tensor:
-        """Collective: all tp ranks, unless ``inside_tp_region``. For ``needs_values`` see
-        trainer.model.recompute.Recomputable.
+        """Collective: all tp ranks, unless ``inside_tp_region``.
 
-        ``inside_tp_region``: from whole [S, B, H] to this rank's summands, without the last bias: see
-        RowParallelLinear. Without ``adds_bias`` whatever comes next adds ``output_bias``.
+        For ``needs_values`` see trainer.model.recompute.Recomputable.
+
+        ``inside_tp_region``: maps the whole [S, B, H] to this rank's partial sums, without the last bias: see
+        RowParallelLinear. Without ``adds_bias`` the next op adds ``output_bias``.
         """
         bias = self.fc1.bias
         tokens = hidden.shape[:-1].numel() * (1 if inside_tp_region else self._sequence_shards)

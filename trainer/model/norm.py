@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm over the last dim, and the residual stream, whose last sum is left to the next norm.
+"""LayerNorm and RMSNorm over the last dim; the residual stream with its deferred add.
 
 Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp.
 See trainer.ops.layer_norm and trainer.ops.rms_norm.
@@ -31,7 +31,7 @@ class Norm(nn.Module):
         self._kernels = builder.kernels
 
     def forward(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Of ``hidden``, or of its sum with ``residual``. No communication."""
+        """The norm of ``hidden``, or of ``hidden + residual``. No communication."""
         if residual is not None:
             return self.of_sum(hidden, residual)[0]
         if self.bias is not None:
@@ -39,7 +39,10 @@ class Norm(nn.Module):
         return self._kernels[RMS_NORM](hidden, self.weight, self._epsilon)
 
     def of_sum(self, hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of ``hidden + residual``, and the sum; on one backend ``forward`` of the sum has the same bits."""
+        """The norm of ``hidden + residual``, and the sum.
+
+        On one backend the norm is bitwise equal to ``forward`` of the sum.
+        """
         if self.bias is None:
             return self._kernels[ADD_RMS_NORM](hidden, residual, self.weight, self._epsilon)
         total = hidden + residual
@@ -47,11 +50,13 @@ class Norm(nn.Module):
 
 
 class Residual(NamedTuple):
-    """The sum of two tensors [S(/t), B, H], not made yet: a norm adds them up in its own pass over memory.
+    """A deferred residual add of two tensors [S(/t), B, H].
+
+    The next norm adds them in its own pass over memory.
 
     Attributes:
-        hidden: the stream before the last part of the last layer.
-        part: what that part adds to it; None: nothing.
+        hidden: the stream before the last sublayer of the last layer.
+        part: the output of that sublayer; None adds nothing.
     """
 
     hidden: torch.Tensor

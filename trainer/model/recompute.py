@@ -1,8 +1,8 @@
-"""Activation recompute: what is kept of the forward pass, and what backward computes again.
+"""Activation recompute: tensors that forward keeps, and parts that backward computes again.
 
 Chen et al. 2016 (arXiv:1604.06174), section 3; in parts of layers only: Korthikanti et al. 2022 (arXiv:2205.05198),
-section 5. No random state is saved: dropout draws from streams addressed by what they are for
-(trainer.distributed.random_streams), so that a replay repeats its masks. Collectives inside of what is recomputed run
+section 5. No random state is saved: dropout draws from streams addressed by their purpose
+(trainer.distributed.random_streams), so that a replay repeats its masks. Collectives inside a recomputed part run
 again in backward, in the same order on all ranks.
 """
 
@@ -25,15 +25,18 @@ class Recomputable(Protocol):
     """A part of the forward pass that can run twice."""
 
     def __call__(self, *tensors: Tensor, needs_values: bool) -> Tensor:
-        """The result of ``tensors``.
+        """The result for ``tensors``.
 
-        Where ``needs_values`` is False only the graph behind the result counts: its values are never read, and
-        whatever serves nothing but them, such as the last matrix product and its sum over tp, may be left out.
+        Without ``needs_values`` this is a dummy forward: only the graph behind the result counts. Nobody reads the
+        values, and work that serves only them, such as the last matrix product and its sum over tp, may be left out.
         """
 
 
 class _Recompute(torch.autograd.Function):
-    """Keeps its inputs only; backward runs the function again, this time with a graph, and goes back through that."""
+    """Keeps only the inputs; backward runs the function again.
+
+    Backward runs the function with a graph, and then that graph's backward.
+    """
 
     @staticmethod
     def forward(ctx: Any, function: Recomputable, *tensors: Tensor) -> Tensor:
@@ -50,20 +53,20 @@ class _Recompute(torch.autograd.Function):
         ]
         with torch.enable_grad():
             output = ctx.function(*inputs, needs_values=False)
-        # A backward of its own, so that sinks and hooks of parameters get their contributions from it, once each.
+        # A separate backward, so that gradient accumulators and parameter hooks receive each contribution once.
         torch.autograd.backward(output, grad_output)
         return None, *(tensor.grad for tensor in inputs)
 
 
 def recompute(function: Recomputable, *tensors: Tensor) -> Tensor:
-    """``function(*tensors)``, of which only ``tensors`` are kept for backward, which runs it again.
+    """``function(*tensors)``, keeping only ``tensors`` for backward, which runs the function again.
 
-    Collective where ``function`` is; its backward always is then, in the same order on all ranks.
+    Collective if ``function`` is; its backward then always is, in the same order on all ranks.
 
     Args:
-        function: may use parameters beside its arguments, whose gradients are accumulated as ever. It must compute the
-            same both times and leave its arguments as they are.
-        tensors: without any that requires a gradient there is nothing to go back to, and the function just runs.
+        function: may use parameters beside its arguments; their gradients accumulate as usual. It must compute the
+            same result both times and must not change its arguments.
+        tensors: if none requires a gradient, there is no backward, and the function runs without recompute.
     """
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
         return function(*tensors, needs_values=True)
@@ -73,13 +76,13 @@ def recompute(function: Recomputable, *tensors: Tensor) -> Tensor:
 
 @contextmanager
 def forget(result: Tensor, compute_again: Callable[[], Tensor]) -> Iterator[None]:
-    """What is run inside may use ``result``, but backward finds it by ``compute_again()`` instead of keeping it.
+    """Within this context, recompute ``result`` in backward instead of keeping it.
 
-    For cheap results of kept inputs, such as norms: each of what uses it computes it again by itself.
+    For cheap results of kept inputs, such as norms: each op that uses the result computes it again separately.
 
     Args:
-        result: laid out in memory as ``compute_again`` lays it out; views of it are recognised too.
-        compute_again: gives the same numbers; called without gradients. It must not refer to ``result``.
+        result: has the memory layout of ``compute_again``'s result; views of it are recognised too.
+        compute_again: returns the same numbers; called without gradients. It must not refer to ``result``.
     """
     if not torch.is_grad_enabled():
         yield
@@ -103,7 +106,7 @@ def forget(result: Tensor, compute_again: Callable[[], Tensor]) -> Iterator[None
 
 @dataclass(frozen=True)
 class _Forgotten:
-    """How a tensor that is not kept lay in the memory of the result that is."""
+    """Shape and strides, within the recomputed result, of a tensor that is not kept."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -112,31 +115,37 @@ class _Forgotten:
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """What one virtual stage recomputes.
+    """Parts that one virtual stage recomputes.
 
     Attributes:
-        modules: parts of every layer, out of core_attn, mlp, layernorm, moe and moe_act.
-        groups: consecutive layers, counted within the stage, of which only the first one's input is kept.
+        modules: recomputed parts of every layer, out of core_attn, mlp, layernorm, moe and moe_act.
+        groups: consecutive layers, counted within the stage; only the input of a group's first layer is kept.
     """
 
     modules: frozenset[str] = frozenset()
     groups: tuple[range, ...] = ()
 
     def runs(self, num_layers: int) -> tuple[range, ...]:
-        """All ``num_layers`` layers of the stage in order: the groups, then one by one those in none of them."""
+        """All ``num_layers`` layers of the stage in order.
+
+        First the groups, then each remaining layer by itself.
+        """
         done = self.groups[-1].stop if self.groups else 0
         return (*self.groups, *(range(layer, layer + 1) for layer in range(done, num_layers)))
 
     def modules_of(self, layer: int) -> frozenset[str]:
-        """What a layer of the stage recomputes of itself; ``layer`` stands for all of it."""
+        """Parts that a layer of the stage recomputes itself.
+
+        ``layer`` stands for all of them.
+        """
         return frozenset({"layer"}) if range(layer, layer + 1) in self.groups else self.modules
 
     @classmethod
     def build(cls, training: TrainingConfig, num_layers: int) -> RecomputePlan:
         """The plan of a virtual stage with ``num_layers`` layers.
 
-        As Megatron-LM counts: with ``uniform`` all layers of the stage in groups of recompute_num_layers, the last of
-        which may be smaller; with ``block`` the first recompute_num_layers layers of the stage, each by itself.
+        Counts as Megatron-LM does. ``uniform`` puts all layers of the stage into groups of recompute_num_layers, the
+        last of which may be smaller; ``block`` makes each of the first recompute_num_layers layers its own group.
         """
         if training.recompute_granularity is None:
             return cls()

@@ -1,4 +1,4 @@
-"""The table of rotary position embedding; trainer.ops.rotary turns heads by it.
+"""The table of rotary position embedding; trainer.ops.rotary rotates heads by its angles.
 
 Legend: S sequence, B micro-batch. Su et al. 2021 (arXiv:2104.09864), equation 34.
 """
@@ -12,8 +12,9 @@ import torch
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """Cosines and sines of the rotation angles, each [S, 1, 1, 1, rotated/2], or [S, B, 1, 1, rotated/2] where each
-    sample has positions of its own.
+    """Cosines and sines of the rotation angles, each [S, 1, 1, 1, rotated/2].
+
+    [S, B, 1, 1, rotated/2] if each sample has its own positions.
     """
 
     cos: torch.Tensor
@@ -21,9 +22,9 @@ class RotaryTable:
 
     @classmethod
     def build(cls, length: int, rotated: int, base: float, dtype: torch.dtype, device: torch.device) -> RotaryTable:
-        """The table of the first ``length`` positions for the first ``rotated`` channels of each head.
+        """The table of ``length`` positions for the first ``rotated`` channels of each head.
 
-        The angles are float64 products before they are rounded to ``dtype``.
+        The angles are float64 products, rounded to ``dtype`` at the end.
         """
         channel = torch.arange(0, rotated, 2, dtype=torch.float64)
         angles = torch.outer(torch.arange(length, dtype=torch.float64), base ** (-channel / rotated))
@@ -31,15 +32,15 @@ class RotaryTable:
         return cls(angles.cos().to(device, dtype), angles.sin().to(device, dtype))
 
     def first(self, length: int) -> RotaryTable:
-        """The table of fewer positions (views).
+        """The table of the first ``length`` positions (views).
 
         Raises:
-            ValueError: the table is shorter than that.
+            ValueError: the table has fewer positions.
         """
         if length > len(self.cos):
             raise ValueError(f"a sequence of {length} exceeds the {len(self.cos)} positions of the rotary table")
         return RotaryTable(self.cos[:length], self.sin[:length])
 
     def at(self, positions: torch.Tensor) -> RotaryTable:
-        """The table of ``positions`` [S, B], none of which is beyond this one."""
+        """The table of ``positions`` [S, B], all of which must lie in this table."""
         return RotaryTable(self.cos[positions].squeeze(2), self.sin[positions].squeeze(2))

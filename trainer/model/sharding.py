@@ -1,9 +1,9 @@
-"""What each parameter is: its place in the global model, how it is divided, and how its gradient is completed.
+"""Layout of each parameter: place in the model, division over ranks, gradient reduction.
 
-ParameterLayout is the one place that optimizer, clipping, reductions, checkpoint, generation and tests read.
-ParameterBuilder makes a rank's parameters and records their layouts. A rank's part of a parameter consists of boxes of
-its global tensor. Every parameter is drawn from streams named after it, whole or expert by expert, and then cut, so
-that every layout starts from the same numbers.
+Optimizer, clipping, reductions, checkpoint, generation and tests all read ParameterLayout.
+ParameterBuilder makes a rank's parameters and records their layouts. A rank's shard of a parameter consists of shard
+boxes of its global tensor. The initial values of a parameter come from random streams named after the parameter. They
+are drawn for the whole tensor, or expert by expert, and then cut, so that every layout starts from the same numbers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a global tensor that lies in one piece, row-major, in a rank's part of it.
+    """Shard box: a rectangular part of a global tensor that one rank holds.
+
+    A box is contiguous and row-major in the rank's flattened shard.
 
     Attributes:
         offset: first index in each dim of the global tensor.
         shape: extent in each dim.
-        start: position of its first element in the rank's flattened part.
-        is_owned: no rank with lower tp or pp rank holds this box too. Over the ranks of one replica every element
+        start: position of the box's first element in the rank's flattened shard.
+        is_owned: no rank with lower tp or pp rank also holds this box. Over the ranks of one replica every element
             of the model is owned exactly once.
     """
 
@@ -43,17 +45,19 @@ class Box:
 
     @property
     def stop(self) -> int:
-        """Position after its last element in the rank's flattened part."""
+        """Position after the box's last element in the rank's flattened shard."""
         return self.start + math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class PackedHeads:
-    """Rows of a packed query-key-value weight: per query group its queries, then its key, then its value.
+    """Rows of a packed query-key-value weight.
+
+    The rows are ordered by query group: the queries, then the key, then the value.
 
     Attributes:
-        groups: query groups, that is key and value heads, of the whole model.
-        queries_per_group: query heads of each.
+        groups: query groups (key and value heads) of the whole model.
+        queries_per_group: query heads per group.
         head_dim: rows per head.
     """
 
@@ -62,7 +66,7 @@ class PackedHeads:
     head_dim: int
 
     def rows(self, tp: int, tp_rank: int) -> tuple[range, range]:
-        """Global rows of the queries, and of key and value, of a tp rank that holds a part of one group.
+        """Global rows (queries, then key and value) of a tp rank that holds a part of one group.
 
         Ranks that share a group each hold a part of its queries, and all of its key and value.
         """
@@ -76,10 +80,10 @@ class PackedHeads:
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """One parameter of the global model: how it is divided, and over which ranks its gradient is summed.
+    """Layout of one parameter: its division, and the ranks that sum its gradient.
 
     Gradients are always summed over the ranks that hold copies and see other samples: ``dp_cp``, or ``expert_dp`` for
-    experts. The other flags say what is summed besides.
+    experts. The other flags name additional sums.
     """
 
     name: str
@@ -87,28 +91,28 @@ class ParameterLayout:
     global_shape: tuple[int, ...]
     """Shape of the undivided tensor; vocabulary tables with their padding."""
     tp_dim: int | None
-    """Dim that is divided over tp; None where every tp rank holds the whole."""
+    """Dim that is divided over tp; None if every tp rank holds the whole tensor."""
     partial_over_tp: bool
-    """Replicated, but each tp rank sees only a part of what feeds it: the gradient is summed over tp."""
+    """Replicated, but each tp rank sees only a part of the parameter's inputs: the gradient is summed over tp."""
     tied_over_stages: bool
-    """The embedding table that lives on two ranks of the pipeline: their gradients are summed, counted once."""
+    """The embedding table that two pipeline ranks hold: their gradients are summed, and the table counts once."""
     is_matrix: bool
-    """Whether its last dim meets activations in a product or a look-up; biases and norms are none, in any shape."""
+    """The last dim meets activations in a product or a look-up; False for biases and norms of any shape."""
     valid_rows: int | None = None
-    """Rows of dim 0 that mean something; the rest is vocabulary padding: zeros, never trained, never stored."""
+    """Rows of dim 0 that hold vocabulary; the rest is padding: zeros, never trained, never stored."""
     is_expert: bool = False
     """Dim 0 counts the experts of a layer and is divided over ep."""
     packed_heads: PackedHeads | None = None
-    """Dim 0 packs query, key and value heads; where tp exceeds the groups, key and value gradients are summed over
+    """Dim 0 packs query, key and value heads; if tp exceeds the groups, key and value gradients are summed over
     the ``kv`` ranks."""
 
     @property
     def decay(self) -> bool:
-        """Whether weight decay applies: matrices yes, biases and norms no."""
+        """True if weight decay applies: matrices yes, biases and norms no."""
         return self.is_matrix
 
     def boxes(self, mesh: ParallelMesh) -> tuple[Box, ...]:
-        """The boxes of the global tensor that the rank's part consists of, in order; padding lies in none."""
+        """The rank's shard boxes of the global tensor, in order; no box contains padding."""
         owns = mesh.tp_rank == 0 or self.tp_dim is not None
         owns = owns and (mesh.is_first_stage or not self.tied_over_stages)
         if self.has_kv_copies(mesh):
@@ -137,11 +141,11 @@ class ParameterLayout:
         return Box((rows.start, *[0] * len(rest)), (len(rows), *rest), start, is_owned)
 
     def has_kv_copies(self, mesh: ParallelMesh) -> bool:
-        """Whether other tp ranks hold the same key and value rows."""
+        """True if other tp ranks hold the same key and value rows."""
         return self.packed_heads is not None and mesh.kv_copies > 1
 
     def local_shape(self, mesh: ParallelMesh) -> tuple[int, ...]:
-        """Shape of the rank's part, with vocabulary padding."""
+        """Shape of the rank's shard, including vocabulary padding."""
         shape = list(self.global_shape)
         if self.has_kv_copies(mesh):
             return (sum(box.shape[0] for box in self.boxes(mesh)), *shape[1:])
@@ -152,7 +156,10 @@ class ParameterLayout:
         return tuple(shape)
 
     def shard(self, whole: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-        """The rank's part of the global tensor, in memory of its own; vocabulary padding is zeros."""
+        """The rank's shard of the global tensor, in newly allocated memory.
+
+        Vocabulary padding is zeros.
+        """
         part = whole.new_zeros(self.local_shape(mesh))
         for box in self.boxes(mesh):
             source = whole
@@ -162,9 +169,9 @@ class ParameterLayout:
         return part
 
     def owned_ranges(self, mesh: ParallelMesh, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """What this rank owns of the elements ``start`` to ``stop`` of its flattened part, as ranges of the same.
+        """Ranges of this rank's flattened shard, between ``start`` and ``stop``, that this rank owns.
 
-        Ownership among copies along dp and cp is not looked at: see trainer.data_parallel.parameter_shards.
+        Ignores ownership among copies along dp and cp: see trainer.data_parallel.parameter_shards.
         """
         for box in self.boxes(mesh):
             low, high = max(start, box.start), min(stop, box.stop)
@@ -174,7 +181,7 @@ class ParameterLayout:
 
 @dataclass(frozen=True)
 class ParameterBuilder:
-    """Makes the parameters of one rank and keeps their layouts, both by global name."""
+    """Makes the parameters of one rank and keeps parameters and layouts by global name."""
 
     seed: int
     mesh: ParallelMesh
@@ -182,13 +189,13 @@ class ParameterBuilder:
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels = Kernels()
-    """What the layers that are built compute with."""
+    """Ops that the built layers use."""
     prefix: str = ""
     layouts: dict[str, ParameterLayout] = field(default_factory=dict)
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
 
     def under(self, name: str) -> ParameterBuilder:
-        """The same builder for a part of the model: names get ``name.`` in front, the records are shared."""
+        """The same builder with prefix ``name.`` for global names; both builders share their records."""
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def weight(
@@ -204,18 +211,18 @@ class ParameterBuilder:
         valid_rows: int | None = None,
         packed_heads: PackedHeads | None = None,
     ) -> nn.Parameter:
-        """A matrix, normally distributed around 0; the rows from ``valid_rows`` on are zeros.
+        """A matrix, normally distributed around 0; rows from ``valid_rows`` on are zeros.
 
         Args:
-            name: last part of the global name.
+            name: last component of the global name.
             shape: of the global tensor.
             std: standard deviation of the initial values.
             tp_dim: dim divided over tp.
             on_sequence_shard: a replicated parameter that meets activations divided along the sequence.
-            partial_over_tp: a replicated parameter whose gradient is complete only when summed over tp.
-            tied_over_stages: the parameter lives on two ranks of the pipeline.
+            partial_over_tp: a replicated parameter whose gradient is complete only after a sum over tp.
+            tied_over_stages: two pipeline ranks hold the parameter.
             valid_rows: rows before the vocabulary padding.
-            packed_heads: what the rows of a query-key-value weight are.
+            packed_heads: order of the heads in the rows of a query-key-value weight.
         """
         layout = ParameterLayout(
             name=self.prefix + name,
@@ -228,20 +235,22 @@ class ParameterBuilder:
             packed_heads=packed_heads,
         )
         generator = seeded_generator("cpu", "initial", self.seed, layout.name)
-        # Only the meaningful rows are drawn: how far a layout pads must not move the numbers of the others.
+        # Only the vocabulary rows are drawn: the amount of padding of a layout must not change their values.
         drawn = torch.empty((valid_rows or shape[0], *shape[1:])).normal_(0.0, std, generator=generator)
         return self._add(layout, layout.shard(drawn, self.mesh))
 
     def experts(self, name: str, shape: tuple[int, ...], *, std: float, tp_dim: int | None = None) -> nn.Parameter:
-        """The matrices of all experts of a layer, [experts, ...], of which this rank keeps E/ep.
+        """The matrices of all experts of a layer, [experts, ...].
 
-        Each expert is drawn from a stream of its own, so that a rank draws no other than its own.
+        This rank keeps E/ep of them.
+
+        Each expert has its own random stream, so that a rank draws only its own experts.
 
         Args:
-            name: last part of the global name.
+            name: last component of the global name.
             shape: of the global tensor; dim 0 counts the experts.
             std: standard deviation of the initial values.
-            tp_dim: dim divided over tp, counted in ``shape``.
+            tp_dim: dim of ``shape`` divided over tp.
         """
         layout = ParameterLayout(self.prefix + name, shape, tp_dim, False, False, is_matrix=True, is_expert=True)
         one = replace(layout, global_shape=shape[1:], tp_dim=None if tp_dim is None else tp_dim - 1, is_expert=False)
@@ -264,7 +273,7 @@ class ParameterBuilder:
         is_expert: bool = False,
         packed_heads: PackedHeads | None = None,
     ) -> nn.Parameter:
-        """A bias or norm weight, all entries ``value`` at the start, free of weight decay."""
+        """A bias or norm weight without weight decay; all entries start at ``value``."""
         layout = ParameterLayout(
             name=self.prefix + name,
             global_shape=shape,

@@ -1,1 +1,1 @@
-"""From final gradients to new weights: learning rate, loss scale, clipping and the step itself."""
+"""The optimizer step: learning rate, loss scale, clipping and the update of the weights."""

@@ -1,4 +1,4 @@
-"""The norm of the whole model's gradient, each parameter counted once."""
+"""The gradient norm of the whole model, counting each parameter once, and clipping."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 
     from trainer.parallel_model import ParallelModel
 
-# Megatron-LM's guard against a division by zero (clip_grad_by_total_norm_fp32), kept so that curves agree.
+# Megatron-LM's guard against a division by zero (clip_grad_by_total_norm_fp32), kept so that loss curves agree.
 _NORM_EPSILON = 1e-6
 
 
 class GradientNorm:
-    """Measures the norm over all parameters of a model whose main gradients are final."""
+    """Computes the gradient norm over all parameters of a model with final main gradients."""
 
     def __init__(self, model: ParallelModel) -> None:
-        """Remember the model."""
+        """Keep a reference to the model."""
         self._model = model
         self._device = next(iter(model.parameters.values())).device
 
     def measure(self) -> float:
-        """The 2-norm; not finite if any element is not. Collective: all ranks of the job, which get the same answer."""
+        """The 2-norm; not finite if any element is not.
+
+        Collective: all ranks of the job, with the same result.
+        """
         squares = torch.zeros((), dtype=torch.float64, device=self._device)
         counted = list(self._counted())
         if counted:
@@ -39,7 +42,7 @@ class GradientNorm:
         return float(squares.sqrt().item())
 
     def _counted(self) -> Iterator[Tensor]:
-        """Gradients of what this rank alone counts: every element of the model is counted on exactly one rank."""
+        """Gradients that this rank counts: exactly one rank counts each element of the model."""
         model = self._model
         for shard in model.gradients.parameter_shards:
             layout = model.layouts[shard.name]
@@ -50,7 +53,10 @@ class GradientNorm:
 
 
 def clip_divisor(norm: float, clip_grad: float) -> float:
-    """What every gradient is divided by so that a norm above ``clip_grad`` comes down to it; 1 where it is below."""
+    """Divisor of all gradients that clips a norm above ``clip_grad``.
+
+    Smaller norms have divisor 1.
+    """
     if clip_grad <= 0.0:
         return 1.0
     return max(1.0, (norm + _NORM_EPSILON) / clip_grad)

@@ -1,7 +1,9 @@
-"""Optimizer state in CPU memory, stepped there while gradients and weights of other parts travel.
+"""Optimizer state in CPU memory, stepped there in overlap with the copies.
+
+The CPU steps one chunk while gradients and weights of other chunks are copied.
 
 Source: Ren et al. 2021, "ZeRO-Offload: Democratizing Billion-Scale Model Training" (arXiv:2101.06840), section 4.1:
-float32 states and the step are the CPU's, 16-bit weights and all else the device's.
+the CPU holds float32 states and makes the step; the device holds 16-bit weights and everything else.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ if TYPE_CHECKING:
     from trainer.config.sections import OptimizerConfig
     from trainer.data_parallel.parameter_shards import ParameterShard
 
-# Elements that travel and are stepped together: 64 MB of gradients, enough for the full speed of a bus, and little
-# enough that the first and the last transfer, which nothing hides, are short. A multiple of every kernel's vector.
+# Elements copied and stepped together: 64 MB of gradients. That is enough for the full speed of a bus, and little
+# enough that the first and the last copy, which nothing overlaps, are short. A multiple of every kernel's vector.
 _CHUNK = 1 << 24
 
 
 def offloaded_shards(parameter_shards: Sequence[ParameterShard], fraction: float) -> list[ParameterShard]:
-    """Whole pieces, from the first on, with about ``fraction`` of all elements."""
+    """Whole parameter shards, from the first on, with about ``fraction`` of all elements."""
     requested, before = fraction * sum(shard.weight.numel() for shard in parameter_shards), 0
     chosen = []
     for shard in parameter_shards:
-        # By its middle, so that the sum is off by at most half a piece.
+        # Decided by the shard's middle, so that the sum is off by at most half a shard.
         if before + shard.weight.numel() / 2 < requested:
             chosen.append(shard)
         before += shard.weight.numel()
@@ -37,11 +39,11 @@ def offloaded_shards(parameter_shards: Sequence[ParameterShard], fraction: float
 
 
 class OffloadedMasters:
-    """Masters and moments of some pieces in CPU memory.
+    """Masters and moments of some parameter shards in CPU memory.
 
-    Where the weights are on a CUDA device, what travels goes through two page-locked buffers in each direction: while
-    one portion is stepped, the gradients of the next come in and the weights of the last go out. On a CPU device
-    nothing travels and the arithmetic is the same.
+    For weights on a CUDA device, copies go through two page-locked buffers in each direction: while the CPU steps one
+    chunk, the gradients of the next chunk arrive and the weights of the last chunk leave. On a CPU device nothing is
+    copied; the arithmetic is the same.
     """
 
     def __init__(
@@ -51,17 +53,17 @@ class OffloadedMasters:
         decays: Mapping[str, bool],
         adamw: Callable[..., Any],
     ) -> None:
-        """Allocate; the masters start as the weights are.
+        """Allocate the tensors; the masters start from the weights.
 
         Args:
-            config: which optimizer, and its constants.
-            parameter_shards: what to keep here.
-            decays: which of them, by name, weight decay applies to.
-            adamw: the operation of trainer.ops.adamw, for CPU memory.
+            config: the optimizer and its constants.
+            parameter_shards: shards with their state in CPU memory.
+            decays: by name, True if weight decay applies.
+            adamw: the op of trainer.ops.adamw, for CPU memory.
         """
         self._parameter_shards = list(parameter_shards)
         self.masters = {shard.name: shard.weight.to("cpu", torch.float32, copy=True) for shard in parameter_shards}
-        """1-D, by name of the parameter, as are the moments."""
+        """1-D, by parameter name, as are the moments."""
         self.moments = new_moments(config, self.masters)
         chunks = list(_chunks(parameter_shards))
         largest = max(map(_numel, chunks), default=0)
@@ -73,14 +75,14 @@ class OffloadedMasters:
             self._chunks.append(_Chunk(config, flat_ranges, targets, self.masters, self.moments, decays, adamw))
 
     def begin_step(self) -> None:
-        """Let the first gradients come in, ahead of what is queued on the device from now on."""
+        """Start to copy the first gradients, before the device's next work."""
         if self._traffic is not None:
             self._traffic.begin()
             self._traffic.fetch(0, self._chunks[0])
 
     @torch.no_grad()
     def step(self, lr: float, divisor: float) -> None:
-        """Update masters and weights from the pieces' gradients / ``divisor``, after ``begin_step``."""
+        """Update masters and weights from the shards' gradients / ``divisor``, after ``begin_step``."""
         if self._traffic is None:
             for chunk in self._chunks:
                 chunk.step(lr, divisor, [flat_range.gradient for flat_range in chunk.flat_ranges])
@@ -101,13 +103,16 @@ class OffloadedMasters:
 
     @torch.no_grad()
     def adopt_weights(self) -> None:
-        """Make the masters follow the weights."""
+        """Copy the weights into the masters."""
         for shard in self._parameter_shards:
             self.masters[shard.name].copy_(shard.weight)
 
     @torch.no_grad()
     def restore_masters(self) -> None:
-        """Complete what a checkpoint filled: it holds masters beside 16-bit weights only, which then follow them."""
+        """Finish a load: copy 32-bit weights into their masters.
+
+        The loaded masters are copied into 16-bit weights.
+        """
         for shard in self._parameter_shards:
             if shard.weight.dtype == torch.float32:
                 self.masters[shard.name].copy_(shard.weight)
@@ -117,7 +122,7 @@ class OffloadedMasters:
 
 @dataclass(frozen=True)
 class _FlatRange:
-    """Elements ``start`` to ``stop`` of a piece."""
+    """Elements ``start`` to ``stop`` of a parameter shard."""
 
     shard: ParameterShard
     start: int
@@ -144,7 +149,7 @@ def _chunks(parameter_shards: Sequence[ParameterShard]) -> Iterator[list[_FlatRa
             stop = min(start + room, shard.weight.numel())
             chunk.append(_FlatRange(shard, start, stop))
             room -= stop - start
-            # Less than a vector left: a cut there would leave the kernel a tail that the whole piece has not.
+            # Less than a vector is left: a cut here would give the kernel a tail that the whole shard does not have.
             if room < 64:
                 yield chunk
                 chunk, room = [], _CHUNK
@@ -164,11 +169,11 @@ def _numel(flat_ranges: Sequence[_FlatRange]) -> int:
 
 
 class _Chunk:
-    """Stretches that are stepped together, all of one dtype.
+    """Flat ranges that are stepped together, all of one dtype.
 
     Attributes:
-        flat_ranges: of different pieces.
-        targets: where each step leaves the new weights, in CPU memory, in order of the stretches.
+        flat_ranges: of different parameter shards.
+        targets: CPU tensors that receive the new weights of each step, in order of the flat ranges.
     """
 
     def __init__(
@@ -184,7 +189,7 @@ class _Chunk:
         self.flat_ranges, self.targets = flat_ranges, targets
 
         def cut(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            # A portion has at most one stretch of each piece.
+            # A chunk has at most one flat range of each shard.
             return {
                 flat_range.shard.name: named[flat_range.shard.name][flat_range.start : flat_range.stop]
                 for flat_range in flat_ranges
@@ -192,13 +197,16 @@ class _Chunk:
 
         own = cut(masters)
         named = dict(zip(own, targets, strict=True))
-        # The kernel's own pass writes 16-bit weights; of those of 32 bits it knows the masters alone.
+        # The kernel writes 16-bit weights in its own pass; for 32-bit weights it updates the masters only.
         low = {name: target for name, target in named.items() if target.dtype != torch.float32}
         self._step = Masters(config, own, {kind: cut(named) for kind, named in moments.items()}, decays, adamw, low)
         self._masters = [] if low else list(own.values())
 
     def step(self, lr: float, divisor: float, gradients: Sequence[Tensor]) -> None:
-        """Update masters and targets; ``gradients`` in order of the stretches, in CPU memory."""
+        """Update masters and targets.
+
+        ``gradients`` are in CPU memory, in order of the flat ranges.
+        """
         named = {
             flat_range.shard.name: gradient for flat_range, gradient in zip(self.flat_ranges, gradients, strict=True)
         }
@@ -212,12 +220,15 @@ class _Chunk:
 
 
 def _split(buffer: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """The start of a 1-D ``buffer`` in parts of so many elements."""
+    """The start of a 1-D ``buffer``, split into parts of ``lengths`` elements."""
     return list(torch.split(buffer[: sum(lengths)], list(lengths)))
 
 
 class _Traffic:
-    """What travels between a CUDA device and CPU memory: portions by number, through buffers used by turns."""
+    """Copies of numbered chunks between a CUDA device and CPU memory.
+
+    Each direction has two alternating buffers.
+    """
 
     def __init__(self, device: torch.device, numel: int) -> None:
         self._device = device
@@ -229,24 +240,30 @@ class _Traffic:
         self._is_sent = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
 
     def targets(self, number: int, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The parts of a buffer from which a portion's new ``weights``, all of one dtype, leave."""
+        """Parts of the outgoing buffer for a chunk's new ``weights`` of one dtype."""
         buffer = self._outgoing[number % 2].view(weights[0].dtype)
         return _split(buffer, [weight.numel() for weight in weights])
 
     def begin(self) -> None:
-        """Gradients must be final and weights out of use in what was queued so far."""
+        """Order the copies after all work queued so far.
+
+        That work makes gradients final and last uses the old weights.
+        """
         for stream in (self._down, self._up):
             stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def fetch(self, number: int, chunk: _Chunk) -> None:
-        """Start to bring a portion's gradients; the one two before must have been stepped."""
+        """Start to copy a chunk's gradients to the CPU.
+
+        The chunk two before must have been stepped.
+        """
         with torch.cuda.stream(self._down):
             for target, flat_range in zip(self._gradients(number, chunk), chunk.flat_ranges, strict=True):
                 target.copy_(flat_range.gradient, non_blocking=True)
             self._is_fetched[number % 2].record(self._down)
 
     def fetched(self, number: int, chunk: _Chunk) -> list[Tensor]:
-        """Its gradients, waited for."""
+        """The chunk's gradients, after their copy has finished."""
         self._is_fetched[number % 2].synchronize()
         return self._gradients(number, chunk)
 
@@ -254,16 +271,19 @@ class _Traffic:
         return _split(self._incoming[number % 2], [target.numel() for target in chunk.targets])
 
     def wait_for_room(self, number: int) -> None:
-        """Until the last weights have left the buffer of a portion's targets; at once where there were none."""
+        """Wait until the chunk's outgoing buffer is free."""
         self._is_sent[number % 2].synchronize()
 
     def send(self, number: int, chunk: _Chunk) -> None:
-        """Start to bring a portion's new weights to the device, after ``wait_for_room`` and the step."""
+        """Start to copy a chunk's new weights to the device.
+
+        Call after ``wait_for_room`` and the step.
+        """
         with torch.cuda.stream(self._up):
             for flat_range, target in zip(chunk.flat_ranges, chunk.targets, strict=True):
                 flat_range.weight.copy_(target, non_blocking=True)
             self._is_sent[number % 2].record(self._up)
 
     def end(self) -> None:
-        """What is queued from now on finds the new weights."""
+        """Order all work queued from now on after the copies of the new weights."""
         torch.cuda.current_stream(self._device).wait_stream(self._up)

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 def warmup_iters(config: OptimizerConfig, train_iters: int) -> float:
-    """Steps of linear warmup; not a whole number where lr_warmup_fraction makes it so."""
+    """Steps of linear warmup; lr_warmup_fraction may give a fraction of a step."""
     if config.lr_warmup_fraction is not None:
         return config.lr_warmup_fraction * decay_iters(config, train_iters)
     return config.lr_warmup_iters
 
 
 def decay_iters(config: OptimizerConfig, train_iters: int) -> int:
-    """The step, counted from the start of training, at which the learning rate reaches min_lr."""
+    """The step, counted from the start, at which the learning rate reaches min_lr."""
     return config.lr_decay_iters or train_iters
 
 
@@ -25,8 +25,8 @@ def learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float
     """Learning rate of the optimizer step that follows ``step`` earlier ones.
 
     Linear warmup from lr_warmup_init to lr, then constant, linear or half a cosine down to min_lr: Megatron-LM's
-    formulas (``OptimizerParamScheduler.get_lr``), so that a run moved over from there keeps its curve. As there, the
-    first step runs at lr_warmup_init, and a step that is skipped for an overflow does not count.
+    formulas (``OptimizerParamScheduler.get_lr``), so that a run moved from Megatron-LM keeps its curve. As there, the
+    first step runs at lr_warmup_init, and a step skipped for an overflow does not count.
     """
     warmup, decay = warmup_iters(config, train_iters), decay_iters(config, train_iters)
     if warmup > 0 and step <= warmup:

@@ -1,4 +1,4 @@
-"""The factor that keeps small fp16 gradients from vanishing (Micikevicius et al. 2018, section 3.2). Torch-free."""
+"""The loss scale, which prevents underflow of fp16 gradients (Micikevicius et al. 2018, section 3.2). Torch-free."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BACKOFF = 0.5
 class LossScaler:
     """Loss scale, adapted by Megatron-LM's rule (``DynamicGradScaler``) unless constant.
 
-    Overflows use up ``hysteresis``; from when it is used up, each halves the scale. ``window`` steps in a row without
+    Overflows use up ``hysteresis``; afterwards each overflow halves the scale. ``window`` steps in a row without
     an overflow double the scale and restore the hysteresis.
 
     Attributes:
-        scale: what the loss is multiplied by before backward. 1 unless training is in fp16.
+        scale: factor of the loss before backward. 1 unless training is in fp16.
         window: None keeps the scale constant.
         good_steps: steps since the last overflow or change.
-        hysteresis_left: overflows that may still pass without a change, plus one.
+        hysteresis_left: overflows until the next one halves the scale, plus one.
     """
 
     scale: float = 1.0
@@ -36,7 +36,7 @@ class LossScaler:
 
     @classmethod
     def build(cls, config: TrainingConfig) -> LossScaler:
-        """The scaler that the config asks for: none outside fp16, constant with loss_scale, else dynamic."""
+        """The scaler of the config: scale 1 outside fp16, constant with loss_scale, else dynamic."""
         if not config.fp16:
             return cls()
         if config.loss_scale is not None:
@@ -50,7 +50,7 @@ class LossScaler:
         )
 
     def update(self, overflow: bool) -> None:
-        """Take note of one step. All ranks must pass the same answer."""
+        """Record whether one step overflowed. All ranks must pass the same answer."""
         if self.window is None:
             return
         if overflow:
@@ -60,18 +60,21 @@ class LossScaler:
                 self.scale = max(self.scale * _BACKOFF, self.min_scale)
             return
         self.good_steps += 1
-        # Not only equal: a resumed run may have a shorter window than the steps that it took over.
+        # >= because a resumed run may have a window shorter than the good steps that it took over.
         if self.good_steps >= self.window:
             self.good_steps = 0
             self.hysteresis_left = self.hysteresis
             self.scale *= _GROWTH
 
     def state(self) -> dict[str, float | int | None]:
-        """Plain values for a checkpoint."""
+        """The state as plain values, for a checkpoint."""
         return asdict(self)
 
     def load(self, state: Mapping[str, float | int | None]) -> None:
-        """Take over what a checkpoint holds of scale and counters; the rules stay those of the present config."""
+        """Take scale and counters from a checkpoint.
+
+        The rules stay those of the present config.
+        """
         if self.window is None or state.get("window") is None:
             return
         self.scale = float(state["scale"] or self.scale)

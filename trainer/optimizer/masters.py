@@ -1,4 +1,4 @@
-"""The arithmetic of a step over float32 masters and their moments on one device."""
+"""One optimizer step over float32 masters and their moments on one device."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Masters:
-    """Masters with their moments, and AdamW (Loshchilov and Hutter 2019, algorithm 2) or SGD with momentum over them.
+    """Masters and moments, stepped by AdamW (Loshchilov and Hutter 2019, algorithm 2) or SGD with momentum.
 
-    The division of the gradients by loss scale and clipping takes no pass over memory of its own. There may be no
-    masters at all.
+    The division of the gradients by loss scale and clipping needs no separate pass over memory. The set of masters may
+    be empty.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Masters:
         adamw: Callable[..., Any],
         copies: Mapping[str, Tensor] = _NONE,
     ) -> None:
-        """Take over tensors, which stay where they are.
+        """Take over the tensors without copying them.
 
         Args:
-            config: which optimizer, and its constants.
+            config: the optimizer and its constants.
             masters: float32, 1-D, on one device, by any name.
             moments: of each kind in ``moment_names``, shaped like the masters.
-            decays: which of them weight decay applies to.
-            adamw: the operation of trainer.ops.adamw.
-            copies: 16-bit weights, all of one dtype, of some masters, which each step makes follow.
+            decays: by name, True if weight decay applies.
+            adamw: the op of trainer.ops.adamw.
+            copies: 16-bit weights, all of one dtype, of some masters; each step also updates them.
         """
         self._step: _AdamW | _SGD
         if config.optimizer == "adam":
@@ -55,17 +55,17 @@ class Masters:
 
     @torch.no_grad()
     def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
-        """Update the masters from ``gradients / divisor``; the gradients are no longer meaningful afterwards."""
+        """Update the masters from ``gradients / divisor``; the gradients are invalid afterwards."""
         self._step.step(lr, divisor, gradients)
 
     def set_steps(self, steps: int) -> None:
-        """Go on as after so many steps: Adam's bias correction counts them."""
+        """Continue after ``steps`` steps: Adam's bias correction counts them."""
         self._step.steps = steps
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Masters that are stepped in one call."""
+    """Masters that one call steps."""
 
     names: Sequence[str]
     weight_decay: float
@@ -115,7 +115,7 @@ class _SGD:
         copies: Mapping[str, Tensor],
     ) -> None:
         self.steps = 0
-        # Parameters of their own, since the .grad of the model's belongs to backward.
+        # Separate parameters, since backward owns the .grad of the model's parameters.
         self._masters = {name: nn.Parameter(master) for name, master in masters.items()}
         self._copied = ([copies[name] for name in copies], [masters[name] for name in copies])
         self._optimizer: torch.optim.SGD | None = None
@@ -155,5 +155,5 @@ def moment_names(config: OptimizerConfig) -> tuple[str, ...]:
 
 
 def new_moments(config: OptimizerConfig, masters: Mapping[str, Tensor]) -> Moments:
-    """Zeros beside every master."""
+    """Moments of all masters, filled with zeros."""
     return {kind: {name: torch.zeros_like(master) for name, master in masters.items()} for kind in moment_names(config)}

@@ -1,4 +1,7 @@
-"""The optimizer step: 16- or 32-bit weights, fp32 masters and moments, clipping and unscaling folded into one pass."""
+"""The mixed-precision optimizer step over float32 masters and moments.
+
+Unscaling and clipping take no separate pass over memory.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What became of one step.
+    """Result of one step.
 
     Attributes:
         grad_norm: norm of the whole model's gradient before clipping, without the loss scale; None if not finite.
-        skipped: the gradient was not finite and the weights are as before.
+        skipped: the gradient was not finite, and the weights are unchanged.
     """
 
     grad_norm: float | None
@@ -37,15 +40,15 @@ class StepOutcome:
 class MixedPrecisionOptimizer:
     """AdamW or SGD with momentum over the model's main gradients.
 
-    The masters of 32-bit weights are the weights themselves, unless they are in CPU memory. Biases and norms do not
-    decay.
+    The masters of 32-bit weights are the weights themselves, unless they are offloaded to CPU memory. Weight decay
+    skips biases and norms.
 
     Attributes:
-        loss_scaler: what the loss is multiplied by before backward.
+        loss_scaler: scales the loss before backward.
     """
 
     def __init__(self, config: TrainConfig, model: ParallelModel) -> None:
-        """Allocate masters and moments for what this rank updates."""
+        """Allocate masters and moments of this rank's parameter shards."""
         self.loss_scaler = LossScaler.build(config.training)
         self._model = model
         self._clip_grad = config.optimizer.clip_grad
@@ -57,7 +60,7 @@ class MixedPrecisionOptimizer:
         self._offloaded = OffloadedMasters(config.optimizer, away, decays, model.kernels.in_cpu_memory[ADAMW])
         names = self._offloaded.masters.keys()
         self._resident = {shard.name: shard for shard in parameter_shards if shard.name not in names}
-        # An alias for fp32, a copy else.
+        # An alias of float32 weights, a copy of others.
         self._masters = {name: shard.weight.detach().to(torch.float32) for name, shard in self._resident.items()}
         self._moments = new_moments(config.optimizer, self._masters)
         copies = {name: shard.weight.detach() for name, shard in self._resident.items()}
@@ -68,8 +71,8 @@ class MixedPrecisionOptimizer:
     def step(self, lr: float) -> StepOutcome:
         """Update the weights from the main gradients, unless they are not finite.
 
-        Collective: all ranks, with final gradients that still carry the loss scale. The main gradients are no longer
-        meaningful afterwards.
+        Collective: all ranks, with final gradients that still carry the loss scale. The main gradients are invalid
+        afterwards.
         """
         scale = self.loss_scaler.scale
         scaled_norm = self._norm.measure()
@@ -80,7 +83,7 @@ class MixedPrecisionOptimizer:
         norm = scaled_norm / scale
         divisor = scale * clip_divisor(norm, self._clip_grad)
         self._offloaded.begin_step()
-        # On a CUDA device this runs there while the step of what is offloaded keeps the CPU busy.
+        # On a CUDA device this step runs while the CPU steps the offloaded shards.
         self._step.step(lr, divisor, {name: shard.gradient for name, shard in self._resident.items()})
         self._offloaded.step(lr, divisor)
         self._steps += 1
@@ -96,14 +99,19 @@ class MixedPrecisionOptimizer:
 
     @property
     def steps(self) -> int:
-        """Steps that changed the weights: Adam's bias correction and the learning rate count these."""
+        """Number of steps that changed the weights.
+
+        Adam's bias correction and the learning rate count these.
+        """
         return self._steps
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint must hold beside the weights: kind -> global name -> 1-D, the state of this rank's piece.
+        """Optimizer state for a checkpoint: kind -> global name -> 1-D state.
 
-        They are live views, some in CPU memory under offloading. Kinds are ``master`` (16-bit training only) and the
-        optimizer's moments, the same on all ranks, those without pieces included.
+        The state is that of this rank's parameter shards.
+
+        The tensors are live views, some in CPU memory under offloading. Kinds are ``master`` (16-bit training only) and
+        the optimizer's moments, the same on all ranks, including those without shards.
         """
         kinds = {kind: self._of_all(named, self._offloaded.moments[kind]) for kind, named in self._moments.items()}
         if all(parameter.dtype == torch.float32 for parameter in self._model.parameters.values()):
@@ -118,9 +126,9 @@ class MixedPrecisionOptimizer:
 
     @torch.no_grad()
     def restore(self, steps: int, loss_scaler: Mapping[str, float | int | None] | None) -> None:
-        """Finish a resume: counters, after the weights and the tensors of ``tensors()`` were filled in place.
+        """Finish a resume after weights and ``tensors()`` were filled in place.
 
-        16-bit weights follow the masters. Collective: all ranks.
+        Sets the counters and copies the masters to the 16-bit weights. Collective: all ranks.
         """
         self._steps = steps
         self._step.set_steps(steps)
@@ -133,7 +141,7 @@ class MixedPrecisionOptimizer:
 
     @torch.no_grad()
     def adopt_weights(self) -> None:
-        """Make the masters follow the weights, after weights alone were loaded."""
+        """Copy the weights into the masters, after a load of weights alone."""
         for name, shard in self._resident.items():
             if shard.weight.dtype != torch.float32:
                 self._masters[name].copy_(shard.weight)

@@ -1,1 +1,1 @@
-"""Pipeline parallelism: the schedule as a table, the split into stages, and what runs the table."""
+"""Pipeline parallelism: execution of a schedule table, its messages, and deferred weight gradients."""

@@ -1,12 +1,12 @@
-"""Messages between the ranks of a pipeline, for the exchanges that a schedule table asks for.
+"""Messages between the ranks of a pipeline, for the exchanges of a schedule table.
 
-One contract, three ways. With gloo every message is sent and received on its own, told apart by a tag. NCCL has no
-tags, and what a rank posts to one group passes in the order it was posted (with a device bound to the group, single
-messages go through one communicator as well: pytorch#154132). There, what lies between two actions is posted as one
-batch, for tables that lose nothing by it; for the others single messages are posted in one order on all ranks. The
-torch-free trainer.planning.schedule has these orders, and its check runs them in simulation.
+One interface, three implementations. With gloo every message is a separate tagged send and receive. NCCL has no
+tags, and the messages of a rank within one group pass in the order in which the rank posted them (with a device bound
+to the group, single messages also go through one communicator: pytorch#154132). With NCCL, all messages between two
+actions form one batch if the table loses no time by it; otherwise all ranks post single messages in one common order.
+The torch-free trainer.planning.schedule computes these orders, and its check simulates them.
 
-What a rank hands over to itself does not travel in any of them.
+No implementation sends a message from a rank to itself.
 """
 
 from __future__ import annotations
@@ -34,37 +34,40 @@ from trainer.planning.schedule.traffic import posts_in_order, receive_of, receiv
 
 @dataclass(frozen=True)
 class Wire:
-    """What the messages of one run look like and whom they go to."""
+    """Groups, ranks and shapes of the messages of one run of a table."""
 
     group: dist.ProcessGroup
-    """For messages to higher ranks, and for all that are batched or have tags."""
+    """For messages to higher ranks, and for all batched or tagged messages."""
     group_up: dist.ProcessGroup
-    """For messages to lower ranks; the same group where messages have tags."""
+    """For messages to lower ranks; the same group if messages have tags."""
     ranks: tuple[int, ...]
     """Global ranks of the pipeline, in its order."""
     shapes: Sequence[tuple[int, ...]]
-    """Of the messages of each micro-batch."""
+    """Shape of the messages of each micro-batch."""
     dtype: torch.dtype
     device: torch.device
 
     def empty(self, message: Message, device: torch.device | None = None) -> Tensor:
-        """Room for a message."""
+        """An empty buffer for a message."""
         return torch.empty(self.shapes[message.micro_batch], dtype=self.dtype, device=device or self.device)
 
     def group_of(self, message: Message) -> dist.ProcessGroup:
-        """Where a single message without a tag goes."""
+        """Group of a single message without a tag."""
         return self.group if message.source < message.destination else self.group_up
 
 
 class Messenger:
-    """One rank's messages in one run of a schedule table. This one serves a pipeline on a single rank."""
+    """One rank's messages in one run of a schedule table.
+
+    This base class serves a pipeline on a single rank.
+    """
 
     def __init__(self, row: Sequence[Exchange]) -> None:
         self._row = row
         self._handed_over: dict[Message, Tensor] = {}
 
     def exchange(self, step: int, outgoing: Tensor | None) -> Tensor | None:
-        """Send what the action before ``step`` gave and return what the action at ``step`` waits for."""
+        """Send the last action's output, and return the input of action ``step``."""
         outgoing = self._keep_local(self._row[step - 1].send if step else None, outgoing)
         receive = self._row[step].receive
         incoming = self._carry(step, outgoing)
@@ -73,32 +76,37 @@ class Messenger:
         return incoming
 
     def finish(self, outgoing: Tensor | None) -> None:
-        """Send what the last action gave and wait until everything that was sent has left."""
+        """Send the output of the last action, and wait until all sends have finished."""
         self._carry(len(self._row), self._keep_local(self._row[-1].send, outgoing))
         self._wait_until_all_left()
 
     def _keep_local(self, send: Message | None, outgoing: Tensor | None) -> Tensor | None:
-        """What has to travel: not what this rank hands over to itself, nor what nobody waits for."""
+        """The output to send.
+
+        None if no rank needs it, or if this rank keeps it for itself.
+        """
         if send is None:
             return None
-        assert outgoing is not None, f"there is nothing to send as {send}"
+        assert outgoing is not None, f"the action before gave no tensor to send as {send}"
         if not send.is_local:
             return outgoing
         self._handed_over[send] = outgoing
         return None
 
     def _carry(self, _step: int, _outgoing: Tensor | None) -> Tensor | None:
-        """Send what travels of the action before ``step``; return what the action at ``step`` gets from others."""
+        """Send the last action's output; return the message for action ``step``, if any."""
         return None
 
     def _wait_until_all_left(self) -> None:
-        """Return when every tensor that was sent may be written to."""
+        """Wait until every sent tensor may be overwritten."""
 
 
 class TaggedMessenger(Messenger):
-    """Single sends and receives with tags (gloo), receives posted ahead so that they arrive while this rank computes.
+    """Single tagged sends and receives (gloo).
 
-    On a device whose memory gloo cannot send from, messages take the way through the host.
+    Receives are posted ahead and arrive while this rank computes.
+
+    If gloo cannot send from the device's memory, messages go through host memory.
     """
 
     def __init__(self, wire: Wire, schedule: PipelineSchedule, rank: int, most_leaving: int) -> None:
@@ -109,7 +117,7 @@ class TaggedMessenger(Messenger):
         self._most_leaving = most_leaving
         self._posts = receives_as_needed(self._row)
         self._arriving: dict[Message, tuple[dist.Work | None, Tensor]] = {}
-        # Sent tensors live here until they have left. Gloo says so only to those who wait.
+        # Keeps sent tensors alive until their send has finished. Gloo reports the end only to a waiting caller.
         self._leaving: deque[tuple[dist.Work | None, Tensor]] = deque()
 
     def _carry(self, step: int, outgoing: Tensor | None) -> Tensor | None:
@@ -147,7 +155,10 @@ class TaggedMessenger(Messenger):
 
 
 class BatchedMessenger(Messenger):
-    """All sends and receives between two actions in one batch, for tables that suit_batches."""
+    """All sends and receives between two actions in one batch.
+
+    For tables that pass suits_batches.
+    """
 
     def __init__(self, wire: Wire, schedule: PipelineSchedule, rank: int) -> None:
         super().__init__(exchanges(schedule, rank))
@@ -169,10 +180,12 @@ class BatchedMessenger(Messenger):
 
 
 class OrderedMessenger(Messenger):
-    """Single sends and receives, posted in one order on all ranks, so that they meet without tags.
+    """Single sends and receives that match without tags.
 
-    Only a receive is ever waited for before the end. Messages to higher and to lower ranks go through different
-    groups: what is late in one direction does not hold up the other.
+    All ranks post them in one order.
+
+    Before the end a rank waits for receives only. Messages to higher and to lower ranks use different groups: a late
+    message in one direction does not delay the other direction.
     """
 
     def __init__(self, wire: Wire, schedule: PipelineSchedule, rank: int) -> None:
@@ -186,7 +199,7 @@ class OrderedMessenger(Messenger):
     def _carry(self, step: int, outgoing: Tensor | None) -> Tensor | None:
         while self._leaving and ((first := self._leaving[0][0]) is None or first.is_completed()):
             if first is not None:
-                # Returns at once. Only then does NCCL let go of the tensor, and only here is a failed send raised.
+                # Returns at once. NCCL releases the tensor only after wait, and only wait raises a failed send's error.
                 first.wait()
             self._leaving.popleft()
         for message in self._posts[step]:
@@ -215,10 +228,13 @@ class OrderedMessenger(Messenger):
 
 
 def build_messenger(wire: Wire | None, schedule: PipelineSchedule, rank: int) -> Messenger:
-    """The messenger for a table and the backend of the wire's group; ``wire`` is None on a pipeline of one rank."""
+    """The messenger for a table and the backend of the wire's group.
+
+    ``wire`` is None for a pipeline of one rank.
+    """
     if wire is None:
         return Messenger(exchanges(schedule, rank))
     if is_gloo(wire.group):
         return TaggedMessenger(wire, schedule, rank, sends_under_way(schedule))
-    # A batch needs one call for a send and a receive, and NCCL runs both at once; but it ends when both have passed.
+    # A batch runs a send and a receive in one call and at once under NCCL, but ends only when both have finished.
     return (BatchedMessenger if suits_batches(schedule) else OrderedMessenger)(wire, schedule, rank)

@@ -1,4 +1,4 @@
-"""Runs a pipeline schedule table on one rank: forward and backward of an iteration, evaluation, logits.
+"""Execution of a pipeline schedule table on one rank: training step, evaluation, logits.
 
 Legend: S sequence, B micro-batch, H hidden, V vocabulary.
 """
@@ -34,23 +34,23 @@ def forward_backward(
     loss_scale: float,
     randomness: StepRandomness,
 ) -> Tensor:
-    """Forward and backward of this replica's part of one global batch (collective: all ranks).
+    """Forward and backward of this replica's part of one global batch. Collective: all ranks.
 
-    The gradient is that of ``loss_scale * (sum of token losses over the global batch) / valid_tokens``, and of the mean
-    over the micro-batches of auxiliary losses where layers add any. These divisions are the only ones: micro-batches
-    and replicas are summed, so that every token counts the same in every layout.
+    The gradient is that of ``loss_scale * (sum of token losses over the global batch) / valid_tokens``, plus the mean
+    over the micro-batches of auxiliary losses, if layers have any. There are no other divisions: micro-batches
+    and replicas are summed, so that every token has the same weight in every layout.
 
     Args:
         model: afterwards its main gradients are final, still multiplied by ``loss_scale``.
         micro_batches: this replica's, in order, with whole sequences; the same on each of its ranks. Their lengths and
             sizes may differ.
-        valid_tokens: tokens under the loss in the whole global batch, all replicas together.
-        loss_scale: factor that keeps fp16 gradients from vanishing; 1 otherwise.
+        valid_tokens: tokens under the loss in the whole global batch, over all replicas.
+        loss_scale: factor that prevents underflow of fp16 gradients; 1 otherwise.
         randomness: dropout streams of this iteration.
 
     Returns:
         Sum of the token losses of this rank's part of its micro-batches, float64 scalar, neither averaged nor scaled;
-        0 on all but the last stage's ranks.
+        0 on all ranks outside the last stage.
     """
     model.gradients.begin(len(micro_batches))
     aux_loss_scale = loss_scale / (len(micro_batches) * model.mesh.dp)
@@ -64,26 +64,28 @@ def forward_backward(
 def run_row(
     schedule: PipelineSchedule, rank: int, wire: Wire | None, perform: Callable[[Action, Tensor | None], Tensor | None]
 ) -> None:
-    """Run one rank's row of a table (collective: all ranks of the pipeline, each its own row).
+    """Run one rank's row of a table.
+
+    Collective: all ranks of the pipeline, each with its own row.
 
     Args:
         schedule: a table that ``check`` accepts.
         rank: this rank's place in the pipeline.
-        wire: to the other ranks; None where there are none.
-        perform: does one action: gets what the table says it waits for, gives what the table says it gives; what
-            nobody waits for may be None.
+        wire: connects the ranks; None on a pipeline of one rank.
+        perform: executes one action: takes the action's input by the table and returns its output by the table.
+            Either is None if the table has no message for it.
     """
     messenger = build_messenger(wire, schedule, rank)
     outgoing: Tensor | None = None
     for step, action in enumerate(schedule.stages[rank]):
-        # The last output must not live on here: it is free as soon as it was sent.
+        # This frame must not keep the last output alive: its memory is free as soon as it was sent.
         incoming, outgoing = messenger.exchange(step, outgoing), None
         outgoing = perform(action, incoming)
     messenger.finish(outgoing)
 
 
 class TrainingStep:
-    """One iteration of one rank: what the forwards leave for the backwards, and those for the weight gradients."""
+    """One iteration of one rank, with the state between forwards, backwards and weight gradients."""
 
     def __init__(
         self,
@@ -101,12 +103,12 @@ class TrainingStep:
         self._queues: list[WeightGradientQueue] = []
         self._last_backwards: set[Action] = set()
         self._inputs: dict[tuple[int, int], Tensor | None] = {}
-        # The edge keeps the graph alive but not the output, which is free as soon as it was sent.
+        # The edge keeps the graph alive but not the output, whose memory is free as soon as it was sent.
         self._outputs: dict[tuple[int, int], GradientEdge] = {}
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=_device(model))
 
     def run(self, schedule: PipelineSchedule) -> None:
-        """Run this rank's row of the table (collective: all ranks)."""
+        """Run this rank's row of the table. Collective: all ranks."""
         rank, chunks = self._model.mesh.pp_rank, self._model.chunks
         backwards = [action for action in schedule.stages[rank] if action.kind is not ActionKind.FORWARD]
         self._last_backwards = set({action.chunk: action for action in backwards}.values())
@@ -116,7 +118,7 @@ class TrainingStep:
             run_row(schedule, rank, _wire(self._model, self._micro_batches), self.perform)
 
     def perform(self, action: Action, incoming: Tensor | None) -> Tensor | None:
-        """Do one action of the table; see run_row."""
+        """Execute one action of the table; see run_row."""
         if action in self._last_backwards:
             self._model.gradients.expect_last_backward(action.chunk)
         if action.kind is ActionKind.FORWARD:
@@ -157,12 +159,12 @@ class TrainingStep:
 def forward_only(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> Tensor:
     """Loss of this replica's micro-batches without dropout or gradients.
 
-    Collective: all ranks of the replica; of the job, with as many micro-batches each, where replicas divide experts or
-    weights between them. Experts take all tokens that choose them, however many.
+    Collective: all ranks of the replica; all ranks of the job, with equal numbers of micro-batches, if replicas divide
+    experts or weights among themselves. Experts have no capacity limit.
 
     Returns:
-        Sum of the token losses of this rank's part of the sequences, float64 scalar, 0 on all but the last stage's
-        ranks.
+        Sum of the token losses of this rank's part of the sequences, float64 scalar, 0 on all ranks outside the last
+        stage.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=_device(model))
     parts = [model.axes.cp.shard_micro_batch(batch) for batch in micro_batches]
@@ -175,19 +177,19 @@ def forward_only(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> T
 def forward_logits(model: ParallelModel, tokens: Tensor) -> Tensor | None:
     """Logits of the whole vocabulary.
 
-    Collective: all ranks of the replica; of the job, where replicas divide experts or weights between them.
+    Collective: all ranks of the replica; all ranks of the job if replicas divide experts or weights among themselves.
 
     Args:
         model: left unchanged.
         tokens: int64 [B, S], the same on all ranks. S need not be that of the training config, nor divisible over tp
-            and cp; but as the next length that is, it must be within max_position_embeddings.
+            and cp; but rounded up to the next divisible length it must be within max_position_embeddings.
 
     Returns:
         [B, S, V] in the model's dtype on the last stage's ranks, None on the others.
     """
     length = tokens.shape[1]
     cp, tp = model.axes.cp, model.axes.tp
-    # What is appended changes nothing: attention is causal, and experts drop nobody outside of training.
+    # Padding at the end changes nothing: attention is causal, and experts drop no tokens outside of training.
     multiple = math.lcm(cp.divisor, cp.size * (tp.size if tp.sequence_parallel else 1))
     padded = nn.functional.pad(tokens, (0, -length % multiple))
     part = cp.shard_micro_batch(MicroBatch(tokens=padded, labels=padded))
@@ -196,7 +198,10 @@ def forward_logits(model: ParallelModel, tokens: Tensor) -> Tensor | None:
 
 
 def _gather_vocabulary(model: ParallelModel, local: Tensor) -> Tensor:
-    """[S, B, V] from every tp rank's columns, of which those with vocabulary padding hold fewer, or none."""
+    """Logits [S, B, V] from every tp rank's columns.
+
+    Ranks with vocabulary padding hold fewer columns, or none.
+    """
     if model.groups.tp is None:
         return local
     table = next(layout for layout in model.layouts.values() if layout.valid_rows is not None)
@@ -208,7 +213,10 @@ def _gather_vocabulary(model: ParallelModel, local: Tensor) -> Tensor:
 
 
 def _forward_stages(model: ParallelModel, micro_batches: Sequence[MicroBatch], *, compute_loss: bool) -> list[Tensor]:
-    """Outputs of the last virtual stage, one per micro-batch, on the rank that holds it; nothing on the others."""
+    """Outputs of the last virtual stage, one per micro-batch.
+
+    An empty list on ranks without this stage.
+    """
     outputs: list[Tensor] = []
 
     def perform(action: Action, hidden: Tensor | None) -> Tensor | None:
@@ -225,7 +233,7 @@ def _forward_stages(model: ParallelModel, micro_batches: Sequence[MicroBatch], *
 
 
 def _is_last(model: ParallelModel, chunk: int) -> bool:
-    """Whether a chunk of this rank ends with LM head and loss."""
+    """True if a chunk of this rank ends with LM head and loss."""
     return model.placement.virtual_stage(model.mesh.pp_rank, chunk) == model.placement.num_virtual_stages - 1
 
 
@@ -237,7 +245,7 @@ def _wire(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> Wire | N
         group=groups.pp,
         group_up=groups.pp_up,
         ranks=tuple(dist.get_process_group_ranks(groups.pp)),
-        # Every rank of a replica has all of its micro-batches, and so knows the shapes of what it gets.
+        # Every rank of a replica has all of its micro-batches, and so knows the shapes of its incoming messages.
         shapes=[model.chunks[0].hidden_shape(batch.tokens) for batch in micro_batches],
         dtype=model.chunks[0].dtype,
         device=micro_batches[0].tokens.device,

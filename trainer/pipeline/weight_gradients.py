@@ -1,13 +1,13 @@
-"""Putting off weight gradients: what makes a backward in two parts out of one.
+"""Deferred weight gradients: a backward of inputs and a later backward of weights.
 
-Linear layers hand their weight gradient to a sink as the factors of a product (trainer.model.tensor_parallel.linear).
-While the gradient of the input runs, a queue between the layers and their sinks keeps these products; it runs them
-when the table says so. Everything else, biases, norms and embeddings, is small and stays where it was. Source: Qi et
-al. 2023 (arXiv:2401.10241), section 2.1.
+Linear layers pass their weight gradient to an accumulator as the factors of a product
+(trainer.model.tensor_parallel.linear). During the backward of inputs, a queue between the layers and their accumulators
+keeps these products, and runs them when the schedule table says so. The small gradients of biases, norms and embeddings
+stay in the backward of inputs. Source: Qi et al. 2023 (arXiv:2401.10241), section 2.1.
 
-What waits are the factors as the products take them. Under sequence parallelism the input of a column-parallel layer
-has been gathered by then: it is kept whole, t times what 1F1B keeps of it, since its way from the other ranks is hidden
-behind the input gradient and would not be behind anything later.
+The queue keeps the factors as the products take them. Under sequence parallelism the input of a column-parallel layer
+has been gathered by then. The queue keeps the whole input, t times as much as 1F1B keeps, because its gather overlaps
+with the input gradient and would overlap with nothing later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _TakesGradientAccumulator(Protocol):
 
 
 class WeightGradientQueue:
-    """The products of one chunk that wait to be run."""
+    """Deferred products of one model chunk."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, deque[Callable[[], None]]] = {}
@@ -34,7 +34,7 @@ class WeightGradientQueue:
 
     @contextmanager
     def recording(self, micro_batch: int) -> Iterator[None]:
-        """Inside, the products of the chunk's layers are kept as those of ``micro_batch``."""
+        """Within this context, keep the products of the chunk's layers as those of ``micro_batch``."""
         self._recorded = self._waiting[micro_batch] = deque()
         try:
             yield
@@ -42,9 +42,12 @@ class WeightGradientQueue:
             self._recorded = None
 
     def run(self, micro_batch: int) -> None:
-        """Run the products of ``micro_batch`` in the order they came; each frees its factors at once."""
+        """Run the products of ``micro_batch`` in the order of arrival.
+
+        Each product frees its factors at once.
+        """
         products = self._waiting.pop(micro_batch)
-        with torch.no_grad():  # as inside a backward
+        with torch.no_grad():  # backward also runs without gradients
             while products:
                 products.popleft()()
 
@@ -57,7 +60,7 @@ class WeightGradientQueue:
 
 
 class DeferredAccumulator:
-    """Stands before a gradient sink of any kind: each of its methods becomes a product of the queue."""
+    """Wraps a gradient accumulator; each method call becomes a product of the queue."""
 
     def __init__(self, accumulator: Any, queue: WeightGradientQueue) -> None:
         self._accumulator = accumulator
@@ -66,17 +69,17 @@ class DeferredAccumulator:
     def __getattr__(self, name: str) -> Callable[..., None]:
         method = getattr(self._accumulator, name)
 
-        def put_off(*arguments: Any) -> None:
+        def defer(*arguments: Any) -> None:
             self._queue.take(lambda: method(*arguments))
 
-        return put_off
+        return defer
 
 
 @contextmanager
 def deferring(chunk: nn.Module) -> Iterator[WeightGradientQueue]:
-    """A queue before all gradient sinks of ``chunk``, for as long as this lasts."""
+    """A queue in front of all gradient accumulators of ``chunk``, within this context."""
     queue = WeightGradientQueue()
-    # A module that is used twice in a chunk stands in modules() once.
+    # modules() lists a module that a chunk uses twice only once.
     modules = [
         cast(_TakesGradientAccumulator, module)
         for module in chunk.modules()

@@ -1,4 +1,6 @@
-"""The training loop: one iteration after another, with logging, evaluation, checkpoints and an orderly end.
+"""The training loop: iterations, logging, evaluation and checkpoints.
+
+The loop ends at completion or a stop request.
 
 Legend of phases in the heartbeat: data, forward and backward, optimizer, agreement, logging, evaluation, checkpoint.
 """
@@ -42,12 +44,12 @@ Ending = Literal["completed", "stopped"]
 
 @dataclass
 class TrainingLoop:
-    """One rank's view of a training run. Every rank runs the same loop; all methods are collective.
+    """One rank's training loop. Every rank runs the same loop; all methods are collective.
 
     Attributes:
-        writer: None where nothing is saved.
+        writer: None disables saving.
         metrics: on global rank 0 of a run with a directory, else None.
-        saved_iteration: of which a checkpoint exists already, so that none is written twice.
+        saved_iteration: iteration of an existing checkpoint, which is not written again.
     """
 
     config: TrainConfig
@@ -68,7 +70,7 @@ class TrainingLoop:
     _timed_iterations: int = 0
 
     def run(self) -> Ending:
-        """Train until train_iters, or until asked to stop; then save.
+        """Train until train_iters or a stop request, then save.
 
         Raises:
             CheckpointError: a checkpoint could not be written.
@@ -82,7 +84,7 @@ class TrainingLoop:
             is_stopped = is_asked or (training.exit_interval is not None and iteration % training.exit_interval == 0)
             if is_stopped:
                 self._save()
-            # Who asked may not wait for an evaluation before sending SIGKILL.
+            # The sender of a stop request may send SIGKILL before an evaluation would end.
             if not is_asked and iteration % training.eval_interval == 0:
                 self._evaluate()
                 evaluated = iteration
@@ -97,7 +99,7 @@ class TrainingLoop:
         return "stopped" if is_stopped else "completed"
 
     def _iterate(self) -> bool:
-        """One optimizer step; whether any rank was asked to stop."""
+        """Make one optimizer step; True if any rank has a stop request."""
         began = time.perf_counter()
         progress, training = self.progress, self.config.training
         self._beat("data")
@@ -109,7 +111,7 @@ class TrainingLoop:
         loss = forward_backward(
             self.model,
             micro_batches,
-            # A batch without a single valid token has loss 0 and gradient 0, whatever it is divided by.
+            # A batch without valid tokens has loss 0 and gradient 0, whatever the divisor.
             valid_tokens=max(1, valid_tokens),
             loss_scale=self.optimizer.loss_scaler.scale,
             randomness=StepRandomness(progress.seed, progress.iteration),
@@ -128,7 +130,7 @@ class TrainingLoop:
         return stops > 0.0
 
     def _own_loss(self, loss: torch.Tensor) -> float:
-        # Every tp rank of the last stage has the same sum; one of them speaks for their part of the batch.
+        # Every tp rank of the last stage has the same sum; the first of them contributes it.
         mesh = self.model.mesh
         return float(loss.item()) if mesh.computes_loss and mesh.tp_rank == 0 else 0.0
 
@@ -166,7 +168,10 @@ class TrainingLoop:
         self._say(training_line(row, self.config.training.train_iters, time.perf_counter() - self._began))
 
     def _evaluate(self) -> None:
-        """Mean loss over eval_iters global batches of the valid split, always the same ones."""
+        """Log the mean loss over eval_iters batches of the valid split.
+
+        Every evaluation uses the same global batches.
+        """
         training = self.config.training
         if not training.eval_iters or not self.data.has("valid"):
             return
@@ -197,10 +202,10 @@ class TrainingLoop:
         )
 
     def _micro_batches(self, split: Split, consumed_samples: int) -> tuple[list[MicroBatch], int]:
-        """This replica's micro-batches, and this rank's share of the labels that count in the global batch."""
+        """This replica's micro-batches, and this rank's share of the global batch's valid tokens."""
         mesh = self.model.mesh
         batches = self.data.micro_batches(split, consumed_samples)
-        # All ranks of a replica read the same samples, whole; one of them speaks for it.
+        # All ranks of a replica read the same whole samples; the first of them contributes the count.
         speaks = mesh.tp_rank == mesh.cp_rank == mesh.pp_rank == 0
         return [batch.to(self.device) for batch in batches], sum(batch.valid_tokens for batch in batches) * speaks
 

@@ -1,14 +1,15 @@
-"""Communication that failed because of other ranks: over which axis, in which phase, and who is silent. Torch-free.
+"""Peer failures: failed communication with its axis, its phase and the silent peers. Torch-free.
 
-A rank that is killed says nothing; its peers find their connections closed. A rank that hangs says nothing either; its
-peers time out. Both name the ranks of their group that leave no error record of their own, with their last heartbeat.
+A killed rank leaves no error record; its peers find their connections closed. A hanging rank leaves none either; its
+peers time out. In both cases the peers name the ranks of their group without an error record, with their last
+heartbeat.
 
-So it is with gloo, and with NCCL while ranks meet and connect. Later NCCL's own watchdog ends the process with SIGABRT,
-for a lost peer and for a timeout alike, while the main thread waits for the GPU and hears of neither
-(TORCH_NCCL_ASYNC_ERROR_HANDLING, by default 3). No error record is written then. What the rank leaves is its log, with
-the watchdog's words and where each thread stood (trainer.process.rank_log), and the phase in its heartbeat. A record
-from a thread of ours would have to come before, by the clock alone, and would accuse whoever evaluates or saves for
-long.
+This holds with gloo, and with NCCL during rendezvous and connection. Later NCCL's own watchdog ends the process with
+SIGABRT, after a peer failure and after a timeout alike, while the main thread waits for the GPU and notices neither
+(TORCH_NCCL_ASYNC_ERROR_HANDLING, by default 3). No error record is written then. The rank leaves its log, with the
+watchdog's message and the stack of each thread (trainer.process.rank_log), and the phase in its heartbeat. A thread of
+the trainer would have to write a record earlier, by the clock alone, and would blame ranks with a long evaluation or
+save.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ _GONE = (
     "remote process exit",
     "communicator was aborted",
 )
-"""How gloo, NCCL and torch's store word it when the other side of a connection is no more.
+"""Messages of gloo, NCCL and torch's store for a connection whose other side has gone.
 
-Whole phrases, because a rank that cannot open a socket of its own, or finds no interface, is a cause.
+Whole phrases, because a rank that cannot open its own socket, or finds no interface, is itself a cause.
 """
 _LATE = (
     "timed out waiting",
@@ -53,11 +54,11 @@ _LATE = (
     "socket timeout",
     "caught collective operation timeout",
 )
-"""How they word it when it does not answer. Of kernels that take too long CUDA says: timed out and was terminated."""
-_GOSSIP = re.compile(r"\. This is typically caused by.*", re.DOTALL)
+"""Messages for a peer that does not answer. CUDA reports a slow kernel as: timed out and was terminated."""
+_BOILERPLATE = re.compile(r"\. This is typically caused by.*", re.DOTALL)
 _SOURCE_PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
 
-# Where a communication was started -> the axis that it runs over; the first that fits counts.
+# Module that started a communication -> axis of the communication; the first match counts.
 _AXES = (
     ("trainer.model.tensor_parallel", "tp"),
     ("trainer.model.context_parallel", "cp"),
@@ -71,39 +72,40 @@ _AXES = (
 
 GONE_PATIENCE_S = 1.0
 LATE_PATIENCE_S = 2.0
-"""How long to wait for other ranks' records: those that wait for the same rank time out at nearly the same moment."""
+"""Longest wait for other ranks' records: ranks that wait for the same rank time out at nearly the same moment."""
 _MOST_LISTED = 8
 _MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class PeerLoss:
+class PeerFailure:
     """A communication that failed because of other ranks.
 
     Attributes:
-        is_late: they did not answer in time; otherwise their connections are closed.
-        axis: name of the axis it ran over; empty where that cannot be told.
-        peers: the other ranks that it ran between; all others where the axis cannot be told.
-        phase: what this rank was doing.
-        said: the backend's own words.
+        is_late: the peers did not answer in time; otherwise their connections are closed.
+        axis: name of the communication's axis; empty if unknown.
+        peers: the other ranks of the communication; all other ranks if the axis is unknown.
+        phase: this rank's phase.
+        backend_message: the backend's own words.
     """
 
     is_late: bool
     axis: str
     peers: tuple[int, ...]
     phase: str
-    said: str
+    backend_message: str
 
     @classmethod
-    def of(cls, error: BaseException, mesh: ParallelMesh, phase: str) -> PeerLoss | None:
-        """What ``error`` says of other ranks, or None if it says nothing of them and is a cause of its own.
+    def of(cls, error: BaseException, mesh: ParallelMesh, phase: str) -> PeerFailure | None:
+        """The peer failure behind ``error``; None if the cause is on this rank.
 
-        Where there are no other ranks every error is a cause.
+        Without other ranks every error is a cause.
         """
-        said = _GOSSIP.sub("", _SOURCE_PLACE.sub("", str(error)))
-        words = said.lower()
+        message = _BOILERPLATE.sub("", _SOURCE_PLACE.sub("", str(error)))
+        words = message.lower()
         is_late = any(word in words for word in _LATE)
-        # torch.distributed raises RuntimeError and its subclasses; an OSError is a file's or a user's connection, and a
+        # torch.distributed raises RuntimeError and its subclasses. An OSError comes from a file or a user's connection,
+        # and a CheckpointError quotes an OSError.
         # CheckpointError quotes one.
         if not isinstance(error, RuntimeError) or isinstance(error, CheckpointError):
             return None
@@ -112,30 +114,33 @@ class PeerLoss:
         others = tuple(rank for rank in range(mesh.world_size) if rank != mesh.rank)
         axis = _axis_of(error)
         peers = tuple(rank for rank in getattr(mesh, f"{axis}_ranks") if rank != mesh.rank) if axis else ()
-        # A place that talks over an axis of one rank talked to somebody else.
+        # A module that communicates over an axis of size 1 must have talked to other ranks over another axis.
         axis, peers = (axis, peers) if peers else ("", others)
-        return cls(is_late, axis, peers, phase, said) if peers else None
+        return cls(is_late, axis, peers, phase, message) if peers else None
 
     def sentence(self, mesh: ParallelMesh, run: RunDirectory | None, silent: Sequence[int] = ()) -> str:
-        """What happened, in one line.
+        """Description of the peer failure in one line.
 
         Args:
             mesh: this rank's.
-            run: where heartbeats lie.
-            silent: the peers that may be the cause; empty where unknown.
+            run: contains the heartbeats.
+            silent: the peers that may be the cause; empty if unknown.
         """
         over = f" over {self.axis.replace('_', ' x ')}" if self.axis else ""
         ranks = ", ".join(map(str, self.peers[:_MOST_LISTED])) + ", ..." * (len(self.peers) > _MOST_LISTED)
-        what = "waited in vain for its peers" if self.is_late else "lost its peers"
-        sentence = f"{what} in {self.phase!r}{over} (rank {ranks}): {self.said}"
+        what = "peer timeout" if self.is_late else "peer failure"
+        sentence = f"{what} in {self.phase!r}{over} (rank {ranks}): {self.backend_message}"
         if not silent:
             return sentence
-        named = ", ".join(mesh.describe(rank) + _last_heard_of(run, rank) for rank in silent[:_MOST_NAMED])
+        named = ", ".join(mesh.describe(rank) + _last_heartbeat(run, rank) for rank in silent[:_MOST_NAMED])
         more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
-        return f"{sentence}; no word from {named}{more}"
+        return f"{sentence}; no error record from {named}{more}"
 
     def silent_peers(self, run: RunDirectory | None) -> tuple[int, ...]:
-        """The peers that leave no error record within a moment; nobody where there is no run directory."""
+        """The peers that leave no error record within a moment.
+
+        Empty without a run directory.
+        """
         if run is None:
             return ()
         end = time.monotonic() + (LATE_PATIENCE_S if self.is_late else GONE_PATIENCE_S)
@@ -147,7 +152,7 @@ class PeerLoss:
 
 
 def _axis_of(error: BaseException) -> str:
-    """The axis of the innermost frame that is known to talk over one."""
+    """The axis of the innermost frame whose module communicates over a known axis."""
     axis = ""
     trace = error.__traceback__
     while trace is not None:
@@ -158,15 +163,15 @@ def _axis_of(error: BaseException) -> str:
     return axis
 
 
-def _last_heard_of(run: RunDirectory | None, rank: int) -> str:
-    """In parentheses: its process and its last heartbeat."""
+def _last_heartbeat(run: RunDirectory | None, rank: int) -> str:
+    """Process and last heartbeat of ``rank``, in parentheses."""
     if run is None:
         return ""
     with suppress(OSError, ValueError, KeyError, TypeError):
         beat = json.loads(run.heartbeat(rank).read_text(encoding="utf-8"))
         age = time.time() - float(beat["time"])
         return (
-            f" (process {beat['pid']} on {beat['host']}, last heard of {age:.1f} s ago, when it began "
+            f" (process {beat['pid']} on {beat['host']}, last heartbeat {age:.1f} s ago, at the start of "
             f"{beat['phase']!r} after iteration {beat['iteration']})"
         )
-    return " (never heard of)"
+    return " (no heartbeat)"

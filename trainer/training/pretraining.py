@@ -1,4 +1,4 @@
-"""One pretraining run on one rank, from the checks before it starts to its orderly or disorderly end."""
+"""One pretraining run on one rank, from its checks to success or failure."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import write_json
 from trainer.process.stop import StopRequest
 from trainer.training.loop import Ending, TrainingLoop
-from trainer.training.peer_failure import PeerLoss
-from trainer.training.run_summary import introduction
+from trainer.training.peer_failure import PeerFailure
+from trainer.training.run_summary import summarize_run
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What one rank knows before it meets the others."""
+    """State of one rank before the rendezvous."""
 
     config: TrainConfig
     launch: LaunchEnvironment
@@ -72,11 +72,13 @@ COMPLETED, FAILED, BAD_CONFIG, INTERRUPTED = 0, 1, 3, 130
 def run_pretraining(
     config: TrainConfig, launch: LaunchEnvironment, run: RunDirectory | None, settings: BuildSettings
 ) -> int:
-    """Train, and say on stderr and in the run directory what became of it. Collective: every rank of the job.
+    """Train, and report the outcome on stderr and in the run directory.
+
+    Collective: all ranks of the job.
 
     Returns:
         Exit code of the process: 0 completed or stopped as asked, 1 failed, 3 bad config, 130 interrupted. After
-        anything but 0 the process should leave at once: other ranks may be dead, and collectives be pending.
+        any other code than 0 the process should exit at once: other ranks may be dead, and collectives pending.
     """
     mesh = ParallelMesh.build(config, launch.rank, launch.world_size)
     progress = TrainingProgress(seed=config.training.seed)
@@ -96,11 +98,11 @@ def run_pretraining(
 
 
 def _report(attempt: _Attempt, error: Exception) -> int:
-    """Say what this rank failed with; the exit code."""
+    """Report this rank's failure; returns the exit code."""
     run, mesh, heartbeat, iteration = attempt.run, attempt.mesh, attempt.heartbeat, attempt.progress.iteration
     who = mesh.describe(mesh.rank)
-    loss = PeerLoss.of(error, mesh, heartbeat.phase)
-    consequence = loss.sentence(mesh, run) if loss is not None else ""
+    failure = PeerFailure.of(error, mesh, heartbeat.phase)
+    consequence = failure.sentence(mesh, run) if failure is not None else ""
     code = _exit_code(error)
     record = record_failure(run, mesh.rank, who, iteration, error, exit_code=code, consequence=consequence)
     if isinstance(error, PeerFailedError):
@@ -110,16 +112,16 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     if isinstance(error, (ConfigError, DataError, CheckpointError)):
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
         return code
-    if loss is None or record is None:
+    if failure is None or record is None:
         print(f"trainer: {who} failed at iteration {iteration}:", file=sys.stderr)
         traceback.print_exc()
         return code
-    # The record stands already, with its time; now there is a moment to find out who is missing.
-    record = replace(record, message=loss.sentence(mesh, run, loss.silent_peers(run)))
+    # The record is written already, with its time; now there is time to find out which ranks are silent.
+    record = replace(record, message=failure.sentence(mesh, run, failure.silent_peers(run)))
     record.write(run)
-    print(f"trainer: {who} at iteration {iteration} {record.message}", file=sys.stderr, flush=True)
-    # Where it happened stands in the record, if anybody keeps that.
-    if loss.is_late or run is None:
+    print(f"trainer: {who} at iteration {iteration}: {record.message}", file=sys.stderr, flush=True)
+    # With a run directory the record has the traceback.
+    if failure.is_late or run is None:
         traceback.print_exc()
     return code
 
@@ -132,7 +134,7 @@ def _exit_code(error: Exception) -> int:
 
 
 def _train(attempt: _Attempt) -> None:
-    # Everything that one rank can find wrong by itself comes before the ranks wait for each other.
+    # All checks that one rank can make alone come before the rendezvous.
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
     device = choose_device(config.training, attempt.launch)
     check_backend(config.model, parameter_dtype(config.training), device)
@@ -151,7 +153,7 @@ def _train(attempt: _Attempt) -> None:
             write_json(
                 run.outcome, {"reason": ending, "iteration": progress.iteration, "time": time.time()}, durable=True
             )
-    # Rank 0 may hold the store that the others still talk to.
+    # Rank 0 may host the store that other ranks still use.
     if attempt.launch.world_size > 1:
         dist.barrier()
     dist.destroy_process_group()
@@ -168,7 +170,7 @@ def _init_process_group(config: TrainConfig, launch: LaunchEnvironment, device: 
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     device_id = device if device.type == "cuda" else None
     if launch.world_size == 1:
-        # No port to find or to fight over.
+        # A single rank needs no port.
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=device_id)
     else:
@@ -213,7 +215,7 @@ def _build_loop(
         peak_tflops=config.logging.peak_tflops or known_peak_tflops(device_name(device)),
     )
     if mesh.rank == 0:
-        _introduce(config, mesh, device, data, selection, restored, progress)
+        _print_summary(config, mesh, device, data, selection, restored, progress)
     return TrainingLoop(
         config=config,
         model=model,
@@ -234,7 +236,7 @@ def _build_loop(
 def _build_loader(
     config: TrainConfig, mesh: ParallelMesh, data: TrainData, progress: TrainingProgress, device: torch.device
 ) -> BatchLoader:
-    """What reads this rank's batches from where ``progress`` is (collective: all ranks)."""
+    """The loader of this rank's batches from ``progress`` on. Collective: all ranks."""
     role: BatchRole
     data.restore(progress.data_state, progress.consumed_samples)
     if data.stream is None:
@@ -252,7 +254,7 @@ def _build_loader(
     )
 
 
-def _introduce(
+def _print_summary(
     config: TrainConfig,
     mesh: ParallelMesh,
     device: torch.device,
@@ -261,12 +263,12 @@ def _introduce(
     restored: Path | None,
     progress: TrainingProgress,
 ) -> None:
-    lines = [*introduction(config, mesh, data.vocab_size, device_name(device)), *selection.lines(), *data.notes]
+    lines = [*summarize_run(config, mesh, data.vocab_size, device_name(device)), *selection.lines(), *data.notes]
     warning = unrelated_apex()
     if warning is not None:
         lines.append(warning)
     if restored is not None:
-        lines.append(f"going on from {restored} at iteration {progress.iteration}")
+        lines.append(f"resuming from {restored} at iteration {progress.iteration}")
     print("\n".join(lines), flush=True)
 
 
@@ -274,7 +276,7 @@ def _run(loop: TrainingLoop, rank: int) -> Ending:
     train_iters = loop.config.training.train_iters
     if loop.progress.iteration >= train_iters:
         if rank == 0:
-            print(f"nothing left to do: iteration {loop.progress.iteration} has reached train_iters {train_iters}")
+            print(f"nothing left to train: iteration {loop.progress.iteration} has reached train_iters {train_iters}")
         return "completed"
     ending = loop.run()
     if rank == 0:

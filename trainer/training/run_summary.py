@@ -1,4 +1,7 @@
-"""What a run says of itself before it begins: size, layout, schedule and what is saved or sharded. Torch-free."""
+"""The run summary before the first step: size, layout, schedule, saved and sharded state.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ if TYPE_CHECKING:
 _SHARDED = ("", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and weights")
 
 
-def introduction(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, device: str) -> list[str]:
-    """One line on the model and the job, and one on how the work is divided, where there is anything to say of it.
+def summarize_run(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, device: str) -> list[str]:
+    """One line on model and job, and if needed one on the division of work.
 
     Args:
         config: the training config.

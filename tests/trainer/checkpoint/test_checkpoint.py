@@ -1,4 +1,4 @@
-"""Checkpoints: any layout reads any other's, nothing that goes wrong costs an older one."""
+"""Checkpoints: every layout loads every other layout's, and no failure damages an older checkpoint."""
 
 import json
 from datetime import timedelta
@@ -30,7 +30,7 @@ from trainer.parallel_model import build_model
 from trainer.planning.build_config import build_config
 from trainer.process.progress import TrainingProgress
 
-VOCAB_SIZE = 50  # padded to 56 or 64, so that every layout pads otherwise
+VOCAB_SIZE = 50  # padded to 56 or 64, depending on the layout
 CPU = torch.device("cpu")
 
 
@@ -68,7 +68,7 @@ def build(config, rank, world_size):
 
 
 def wholes(model, seed):
-    """A made-up gradient for each parameter, the same global numbers on every layout."""
+    """A made-up gradient for each parameter, with the same global numbers on every layout."""
     for name, layout in model.layouts.items():
         generator = torch.Generator().manual_seed(sum(name.encode()) * 1000 + seed)
         rows = layout.valid_rows or layout.global_shape[0]
@@ -95,7 +95,10 @@ def save(rank, world_size, root, config, steps):
 
 
 def load_and_compare(rank, world_size, root, config, steps):
-    """Largest difference between a model loaded and one trained here, before and after one more step."""
+    """Largest difference between a loaded model and one trained here.
+
+    Compared before and after one more step.
+    """
     trained, its_optimizer = build(config, rank, world_size)
     for number in range(steps):
         step(trained, its_optimizer, number)
@@ -124,7 +127,7 @@ def test_any_layout_reads_any_other(ranks, tmp_path, written, read):
     config = config_of(*read[:2])
     results = ranks.run(load_and_compare, tmp_path, config, 3, world_size=read[0] * read[1] * read[2])
     for differences, progress, name in results:
-        # The norm that clips is summed in another order on another layout.
+        # The clipping norm is summed in another order on another layout.
         assert max(differences) < (1e-12 if written == read else 1e-6), differences
         assert (progress.iteration, progress.consumed_samples, progress.interval_loss) == (3, 24, 0.1)
         assert name == "iter_0000003"
@@ -182,7 +185,7 @@ def refuse_others(_rank, _world_size, root):
     with pytest.raises(CheckpointError, match="has no tensor"):
         load_weights(path, deeper)
     shallower, _ = build(config_of(model={"num_layers": 1}), 0, 1)
-    with pytest.raises(CheckpointError, match="which this model has not"):
+    with pytest.raises(CheckpointError, match="which this model does not have"):
         load_weights(path, shallower)
     momentum, optimizer = build(config_of(optimizer={"optimizer": "sgd"}), 0, 1)
     with pytest.raises(CheckpointError, match="no_load_optim"):
@@ -207,7 +210,7 @@ def test_every_stage_refuses_what_it_has_no_place_for(ranks, tmp_path):
 
 
 def surplus(rank, world_size, root, config):
-    """Name of the tensor that this rank's stage complains about."""
+    """Name of the tensor in the error of this rank's stage."""
     model, _ = build(config, rank, world_size)
     try:
         load_weights(checkpoint_path(root, 1), model)
@@ -224,8 +227,8 @@ def test_same_shapes_with_another_meaning_are_refused(ranks, tmp_path):
 
 def refuse_other_meanings(_rank, _world_size, root, heads):
     for changes, says in (
-        ({"num_attention_heads": 8}, "num_attention_heads 4, and this run has 8"),
-        ({"openai_gelu": True}, "openai_gelu False, and this run has True.* to the former$"),
+        ({"num_attention_heads": 8}, "num_attention_heads 4, but this run has 8"),
+        ({"openai_gelu": True}, "openai_gelu False, but this run has True.* set it to False$"),
         ({"norm_epsilon": 1e-6}, "norm_epsilon 1e-05, .* or take only the weights with checkpoint.finetune"),
     ):
         config = config_of(model=heads | changes)
@@ -263,7 +266,7 @@ def refuse_other_routers(_rank, _world_size, root, experts):
 
     def refuse():
         for key, value in routers.items():
-            with pytest.raises(CheckpointError, match=f"{key} .*, and this run has {value}.* to the former$"):
+            with pytest.raises(CheckpointError, match=rf"{key} .*, but this run has {value}.* set it to \S+$"):
                 resume({key: value})
         with pytest.raises(CheckpointError, match="moe_expert_capacity_factor None, .* with checkpoint.finetune$"):
             resume(capacity)
@@ -296,7 +299,7 @@ def test_latest_is_the_pointer_or_else_the_newest_sound_one(tmp_path):
     path, note = find_latest(tmp_path)
     assert path == checkpoint_path(tmp_path, 30)
     assert "iter_0000020" in note
-    assert "going on from iter_0000030" in note
+    assert "resuming from iter_0000030" in note
     (checkpoint_path(tmp_path, 30) / "metadata.json").write_text("{")
     assert find_latest(tmp_path)[0] == checkpoint_path(tmp_path, 10)
     (tmp_path / LATEST).unlink()
@@ -335,7 +338,7 @@ def test_start_point_is_checked_before_anything_starts(tmp_path):
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         check_start_point(CheckpointConfig(load=nothing), tmp_path)
     check_start_point(CheckpointConfig(load=nothing), tmp_path / "nothing")
-    with pytest.raises(ConfigError, match=f"is a single checkpoint; name the folder that holds it, {tmp_path}"):
+    with pytest.raises(ConfigError, match=f"is a single checkpoint; name the folder that contains it, {tmp_path}"):
         check_start_point(CheckpointConfig(load=str(fake(tmp_path, 3))), None)
     with pytest.raises(ConfigError, match="choose another folder"):
         check_start_point(CheckpointConfig(load=nothing, finetune=True), tmp_path / "nothing")

@@ -1,4 +1,7 @@
-"""What goes wrong while a checkpoint is written or read: on one rank only, between two steps, behind a cache."""
+"""Faults during save and load of a checkpoint.
+
+On one rank only, between two steps, or behind a cache.
+"""
 
 import contextlib
 import io
@@ -36,7 +39,7 @@ def ranks():
 
 
 def save(rank, world_size, root, config, breaks=None):
-    """Save; what it failed with. ``breaks`` is called with a MonkeyPatch before."""
+    """Save, and return the error. ``breaks`` is called with a MonkeyPatch before."""
     model, optimizer = build(config, rank, world_size)
     writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU)
     writer.prepare(rank)
@@ -51,7 +54,10 @@ def save(rank, world_size, root, config, breaks=None):
 
 
 def full_disk(rank, world_size, root, config):
-    """Save once, then again where rank 1 may write no more than a few bytes to any file."""
+    """Save once, then again with a file size limit on rank 1.
+
+    The limit is a few bytes.
+    """
     model, optimizer = build(config, rank, world_size)
     writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU)
     writer.prepare(rank)
@@ -72,7 +78,10 @@ def full_disk(rank, world_size, root, config):
 
 def test_failing_write_is_one_sentence_and_keeps_the_older_checkpoint(ranks, tmp_path):
     first, second = ranks.run(full_disk, tmp_path, config_of(tp=2), world_size=2)
-    assert first == ("PeerFailedError", "the checkpoint of iteration 2 could not be written: another rank says why")
+    assert first == (
+        "PeerFailedError",
+        "the checkpoint of iteration 2 could not be written: another rank reports the cause",
+    )
     assert second[0] == "CheckpointError"
     assert str(tmp_path) in second[1]
     assert "File too large; the last complete one is iter_0000001" in second[1]
@@ -90,7 +99,10 @@ def refuse_to_write(patch, rank):
 
 def test_whatever_fails_on_one_rank_is_told_to_the_others(ranks, tmp_path):
     first, second = ranks.run(save, tmp_path, config_of(tp=2), refuse_to_write)
-    assert first == ("PeerFailedError", "the checkpoint of iteration 1 could not be written: another rank says why")
+    assert first == (
+        "PeerFailedError",
+        "the checkpoint of iteration 1 could not be written: another rank reports the cause",
+    )
     assert second == ("RuntimeError", "no memory for a copy")
     assert list(tmp_path.iterdir()) == []
 
@@ -127,14 +139,14 @@ def write_indexes(folder, *of_ranks):
 @pytest.mark.parametrize(
     ("second", "says"),
     [
-        (([4, 6], "F32", (10, 22)), "what the ranks hold of w is not the whole tensor, once"),
-        (([4, 6], "F32", (14, 24)), "what the ranks hold of w is not the whole tensor, once"),
+        (([4, 6], "F32", (10, 22)), "the ranks' parts of w do not cover the tensor exactly once"),
+        (([4, 6], "F32", (14, 24)), "the ranks' parts of w do not cover the tensor exactly once"),
         (([4, 6], "BF16", (12, 24)), r"w is F32 \[4, 6\] on one rank, BF16 \[4, 6\] on another"),
         (([4, 7], "F32", (12, 24)), r"w is F32 \[4, 6\] on one rank, F32 \[4, 7\] on another"),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(tmp_path, second, says):
-    """The first leaves a gap as large as its overlap."""
+    """In the first case the gap is as large as the overlap."""
     writers = write_indexes(tmp_path, ([4, 6], "F32", (0, 12)), second)
     with pytest.raises(CheckpointError, match=says):
         _gather_indexes(tmp_path, writers)
@@ -143,13 +155,13 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path, second, says):
 
 
 def hide_lists(patch, _rank):
-    """As where a node's cache has not heard of what other nodes made."""
+    """Simulate a node's cache that lacks the files of other nodes."""
     patch.setattr(Path, "glob", lambda *_: iter(()))
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_parts_are_found_without_a_list_of_the_folder(ranks, tmp_path, tp):
-    """With tp 1 the second rank has copies only, and writes nothing."""
+    """With tp 1 the second rank has only copies, and writes nothing."""
     assert ranks.run(save, tmp_path, config_of(tp=tp), hide_lists) == [None, None]
     assert damage(checkpoint_path(tmp_path, 1)) is None
     files = {path.name for path in checkpoint_path(tmp_path, 1).iterdir()}
@@ -158,7 +170,7 @@ def test_parts_are_found_without_a_list_of_the_folder(ranks, tmp_path, tp):
 
 
 def load(rank, world_size, root, config, others=None, breaks=None):
-    """Restore, the second rank with the config ``others``; what it failed with."""
+    """Restore, on the second rank with the config ``others``, and return the error."""
     if others is not None and rank == 1:
         config = others
     model, optimizer = build(config, rank, world_size)
@@ -190,7 +202,7 @@ def refuse_to_choose(patch, _rank):
 def test_whatever_one_rank_cannot_read_is_told_to_the_others(ranks, tmp_path):
     config = config_of(tp=2)
     assert ranks.run(save, tmp_path, config) == [None, None]
-    peer = ("PeerFailedError", f"{checkpoint_path(tmp_path, 1)} cannot be read: another rank says why")
+    peer = ("PeerFailedError", f"{checkpoint_path(tmp_path, 1)} cannot be read: another rank reports the cause")
     assert ranks.run(load, tmp_path, config, None, refuse_to_read) == [peer, ("RuntimeError", "no memory for a map")]
     first, second = ranks.run(load, tmp_path, config, config_of(tp=2, model={"norm_epsilon": 1e-6}))
     assert first == peer
@@ -198,17 +210,17 @@ def test_whatever_one_rank_cannot_read_is_told_to_the_others(ranks, tmp_path):
     assert "norm_epsilon" in second[1]
     first, second = ranks.run(load, tmp_path, config, None, refuse_to_choose)
     assert first == ("RuntimeError", "a folder like no other")
-    assert second == ("PeerFailedError", "rank 0 found no checkpoint that can be read, and says why")
+    assert second == ("PeerFailedError", "rank 0 found no readable checkpoint and reports the cause")
     assert ranks.run(load, tmp_path, config) == [None, None]
 
 
 class Killed(BaseException):
-    """Nothing runs after it."""
+    """Stands for a kill: no code of the process runs after it."""
 
 
 @pytest.fixture
 def replaced(tmp_path, monkeypatch):
-    """A function that replaces checkpoint 5 and meets an error between the two renames."""
+    """A function that replaces checkpoint 5 and raises an error between the two renames."""
 
     def replace(error):
         old = fake(tmp_path, 5)

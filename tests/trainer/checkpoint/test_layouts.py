@@ -1,4 +1,4 @@
-"""Checkpoints between layouts: what one writes any other reads, every element of it, and none twice or not at all."""
+"""Checkpoints between layouts: each layout reads each other's, every element exactly once."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from tests.trainer.spawn import Ranks
 from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_path
 from trainer.checkpoint.load import load_training_state
 from trainer.checkpoint.metadata import StoredPart, StoredTensor, load_metadata
-from trainer.checkpoint.regions import are_a_partition, overlap, regions_of_flat_range
+from trainer.checkpoint.regions import is_partition, overlap, regions_of_flat_range
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.save import CheckpointWriter, stored_shape
 from trainer.process.progress import TrainingProgress
@@ -31,7 +31,7 @@ def ranks():
         yield ranks
 
 
-def test_a_stretch_of_a_box_is_its_regions():
+def test_a_flat_range_of_a_box_is_its_regions():
     for shape in ((5,), (3, 4), (2, 3, 2), (2, 1, 3)):
         size = math.prod(shape)
         global_shape = tuple(length + 2 for length in shape)
@@ -55,7 +55,7 @@ def test_boxes_overlap_in_a_box_or_not_at_all():
 
 
 def halves(box, random):
-    """The box cut in two at random, or itself."""
+    """The box itself, or two random parts of it."""
     offset, extent = box
     dim = random.randrange(len(offset))
     cut = random.randint(0, extent[dim])
@@ -69,7 +69,7 @@ def elements(offset, extent):
     return itertools.product(*(range(first, first + length) for first, length in zip(offset, extent, strict=True)))
 
 
-def test_boxes_are_a_partition_where_they_hold_every_element_once():
+def test_boxes_is_partition_where_they_hold_every_element_once():
     random, outcomes = Random(5), Counter()
     for _ in range(3000):
         shape = tuple(random.randint(1, 3) for _ in range(random.randint(1, 3)))
@@ -82,12 +82,12 @@ def test_boxes_are_a_partition_where_they_hold_every_element_once():
             boxes.append((tuple(first + random.randint(-1, 1) for first in offset), extent))
         counts = Counter(element for box in boxes for element in elements(*box))
         expected = counts == Counter(elements(nowhere, shape))
-        assert are_a_partition(boxes, shape) is expected, (boxes, shape)
+        assert is_partition(boxes, shape) is expected, (boxes, shape)
         outcomes[expected] += 1
     assert min(outcomes[True], outcomes[False]) > 500
 
 
-def test_a_tensor_is_complete_by_stretches_of_boxes_of_any_kind():
+def test_a_tensor_is_complete_by_flat_ranges_of_any_boxes():
     halves = [StoredPart("f", "w", (0, column), (4, 3), *ends) for column in (0, 3) for ends in ((0, 5), (5, 12))]
     rows = [StoredPart("f", "w", (0, 0), (2, 6), 0, 12), StoredPart("f", "w", (0, 0), (4, 6), 12, 24)]
     for parts in (halves, rows):
@@ -111,7 +111,7 @@ def layout(world_size, **keys):
 
 
 OPTIM, GRADS, PARAMS = "optim", "optim_grads", "optim_grads_params"
-# An odd number of layers, and fewer key and value heads than tensor-parallel ranks at most.
+# An odd number of layers, and on some layouts fewer key and value heads than tensor-parallel ranks.
 DENSE = {"num_layers": 5}
 LAYOUTS = {
     "serial": layout(1),
@@ -150,7 +150,7 @@ def config_in(family, parallel):
 
 @pytest.fixture(scope="module")
 def saved(ranks, tmp_path_factory):
-    """Folder with a checkpoint written by a layout, by family and name; each is written once."""
+    """Folder of a layout's checkpoint, by family and name; each is written once."""
     folders = {}
 
     def folder(family, name):
@@ -165,7 +165,7 @@ def saved(ranks, tmp_path_factory):
 
 
 def resave(rank, world_size, source, target, config):
-    """Load on this layout and write what was loaded."""
+    """Load on this layout and save the result."""
     model, optimizer = build(config, rank, world_size)
     spoil(model, optimizer)
     progress = TrainingProgress()
@@ -186,7 +186,7 @@ def spoil(model, optimizer):
 
 
 def whole_state(root):
-    """Every tensor of a checkpoint, put together without the loader's help."""
+    """Every tensor of a checkpoint, put together without the loader."""
     path = checkpoint_path(root, STEPS)
     metadata = load_metadata(path)
     state = {}
@@ -228,7 +228,7 @@ def test_every_layout_trains_the_same_model(saved, family, name):
     serial, state = whole_state(saved(family, "serial")), whole_state(saved(family, name))
     assert serial.keys() == state.keys()
     for key, tensor in serial.items():
-        # The norm that clips is summed in another order.
+        # The clipping norm is summed in another order.
         torch.testing.assert_close(state[key], tensor, rtol=1e-5, atol=1e-6, msg=str(key))
 
 
@@ -265,7 +265,10 @@ def test_version_1_is_read(ranks):
 
 
 def read_version_1(rank, world_size, config):
-    """Sums of what this rank owns of each tensor: plain, and weighted by place in the global tensor."""
+    """Sums over this rank's elements of each tensor.
+
+    One plain sum, and one weighted by place in the global tensor.
+    """
     model, optimizer = build(config, rank, world_size)
     spoil(model, optimizer)
     load_training_state(VERSION_1 / "iter_0000003", model, optimizer)

@@ -1,4 +1,4 @@
-"""Runs that are killed and resumed end with the same bits: one seed per layout (more: tests.resume_torture)."""
+"""Killed and resumed runs end with the same bits: one seed per layout (more: tests.resume_torture)."""
 
 import pytest
 

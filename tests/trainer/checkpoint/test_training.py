@@ -1,4 +1,4 @@
-"""Training goes on from a checkpoint as if nothing had happened: with the same bits on the same layout."""
+"""Training continues from a checkpoint without a trace: bitwise equal on the same layout."""
 
 from datetime import timedelta
 
@@ -35,7 +35,7 @@ def build(rank, world_size, case):
 
 
 def iterate(case, model, optimizer, iteration):
-    """One iteration; this rank's share of the loss, and the norm."""
+    """One iteration: this rank's share of the loss, and the norm."""
     mesh = model.mesh
     loss = forward_backward(
         model,
@@ -49,7 +49,7 @@ def iterate(case, model, optimizer, iteration):
 
 
 def train_and_save(rank, world_size, case, root):
-    """Save after two iterations and go on for two more; what these were."""
+    """Save after two iterations, and return the results of two more."""
     config, model, optimizer = build(rank, world_size, case)
     seen = []
     for iteration in range(SAVED_AFTER + 2):
@@ -62,7 +62,7 @@ def train_and_save(rank, world_size, case, root):
 
 
 def resume(rank, world_size, case, root):
-    """The two iterations after the checkpoint, from the checkpoint."""
+    """The results of the two iterations after the checkpoint, resumed from it."""
     config, model, optimizer = build(rank, world_size, case)
     progress = TrainingProgress()
     restore(config, root, model, optimizer, progress, CPU)
@@ -117,7 +117,7 @@ def test_another_layout_goes_on_with_the_same_loss(ranks, tmp_path, name):
 
 
 def test_masters_and_weights_cross_precisions_between_stores(ranks, tmp_path):
-    """Sharded weights are masters themselves; elsewhere masters stand beside 16-bit weights."""
+    """Sharded weights are their own masters; other stores keep masters beside 16-bit weights."""
     sharded = Case(dp=2, micro_batches=2, precision="bf16", zero=3)
     run(ranks, train_and_save, sharded, tmp_path / "sharded")
     ranks.run(agree_on_weights, SAME["bf16"], tmp_path / "sharded", world_size=2)

@@ -1,4 +1,4 @@
-"""The painted table shows what the table says, in a terminal, in a pipe and as SVG."""
+"""Drawings show the table's content, in a terminal, in a pipe and as SVG."""
 
 import os
 import pty
@@ -38,7 +38,7 @@ def test_plain_rows_are_on_one_time_scale(capsys):
 
 
 def test_durations_are_those_of_a_whole_rank(capsys):
-    """So that schedules with more chunks can be compared: each chunk takes its share."""
+    """Schedules with more chunks stay comparable: each chunk takes its share."""
     flags = ["--pipeline-model-parallel-size", "2", "--num-micro-batches", "2", "--forward", "2"]
     times = []
     for more in (["--schedule", "1f1b"], ["--schedule", "interleaved", "--chunks", "4"]):
@@ -106,7 +106,7 @@ def test_a_terminal_gets_colours_and_panels_of_its_width():
         try:
             while part := os.read(ours, 65536):
                 written += part
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # Linux reports the closed other end this way
             pass
     os.close(ours)
     assert process.returncode == 0
@@ -124,11 +124,11 @@ def test_a_terminal_gets_colours_and_panels_of_its_width():
         (["--chunks", "2"], "1f1b has one chunk on each rank, not 2"),
         (["--pipeline-model-parallel-size", "0"], "at least one rank, not 0"),
         (["--num-micro-batches", "-1"], "at least one micro-batch, not -1"),
-        (["--forward", "0"], "argument --forward: '0' is no duration: give a number above 0"),
-        (["--backward-weight", "fast"], "argument --backward-weight: 'fast' is no duration"),
-        (["--backward-input", "inf"], "argument --backward-input: 'inf' is no duration"),
-        (["--forward", "1e308", "--backward-input", "1e308"], "'1e308' is no duration: give a number above 0, from"),
-        (["--forward", "1e-320"], "'1e-320' is no duration: give a number above 0, from 1e-12 to 1e+12"),
+        (["--forward", "0"], "argument --forward: '0' is not a duration: give a number above 0"),
+        (["--backward-weight", "fast"], "argument --backward-weight: 'fast' is not a duration"),
+        (["--backward-input", "inf"], "argument --backward-input: 'inf' is not a duration"),
+        (["--forward", "1e308", "--backward-input", "1e308"], "'1e308' is not a duration: give a number above 0, from"),
+        (["--forward", "1e-320"], "'1e-320' is not a duration: give a number above 0, from 1e-12 to 1e+12"),
         (["--forward", "1e-9"], "the step is 2.2e+10 times as long as its shortest action"),
         (["--num-micro-batches", "1000000000"], "4 ranks with 1000000000 micro-batches and 1 chunk each are too many"),
         (["--pipeline-model-parallel-size", "1000000"], "1000000 ranks with 8 micro-batches and 1 chunk each are too"),

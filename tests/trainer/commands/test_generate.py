@@ -1,4 +1,4 @@
-"""Generate and evaluate on a checkpoint that two tensor-parallel ranks wrote, in one process."""
+"""Generate and evaluate in one process on a checkpoint that two tensor-parallel ranks wrote."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ VERSE = "one for sorrow, two for joy, three for a girl, four for a boy; "
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a run that learnt VERSE with TP 2 and sequence parallelism: tokenizer.json, d.bin, checkpoints/."""
+    """Run directory of a model trained on VERSE: tokenizer.json, d.bin, checkpoints/.
+
+    Trained with TP 2 and sequence parallelism.
+    """
     folder = tmp_path_factory.mktemp("run")
     train_byte_level_bpe([VERSE] * 3, 280, folder / "tokenizer.json")
     tokenize_documents(
@@ -106,7 +109,7 @@ def test_draws_follow_the_seed(serial: SerialModel) -> None:
 def test_the_text_ends_where_documents_did_in_training(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever end the tokenizer at hand names, or none."""
+    """For any end token of the present tokenizer, or none."""
     stops = []
     monkeypatch.setattr(generate, "generate_tokens", lambda *_, stop_token, **__: stops.append(stop_token) or [])
     values = json.loads((trained / "tokenizer.json").read_text())
@@ -151,7 +154,7 @@ def test_evaluation_equals_an_independent_model(
     assert found["tokens"] == len(text) - 1
     assert found["loss"] == pytest.approx(loss / found["tokens"], abs=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
-    # The split starts with the first word's token, which is given and not predicted.
+    # The split starts with the first word's token, which is input and not predicted.
     first = len(
         open_tokenizer(TokenizerSettings(tokenizer_model=str(trained / "tokenizer.json"))).decode([int(text[0])])
     )
@@ -208,5 +211,5 @@ def test_unigram_loss_is_the_entropy_of_counts(trained: Path) -> None:
         found = unigram_loss(tokens, range(8), range(8, 10), 280)
         counts = np.bincount(tokens[0], minlength=280)
     shares = counts[counts > 0] / counts.sum()
-    # Both parts repeat the same verse: the cross entropy is the entropy, but for the ones added.
+    # Both parts repeat the same verse: the cross entropy is the entropy, except for the added ones.
     assert found == pytest.approx(float(-(shares * np.log(shares)).sum()), abs=0.1)

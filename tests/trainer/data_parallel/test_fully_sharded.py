@@ -1,4 +1,4 @@
-"""ZeRO-2 and ZeRO-3: the numbers of whole parameters, with a share of the memory, and weights that are never stale."""
+"""ZeRO-2 and ZeRO-3: equal results, a share of the memory, no stale weights."""
 
 import functools
 import gc
@@ -34,7 +34,7 @@ def serials():
 
 
 CASES = [
-    # More ranks than a multiple of the rows of some parameters.
+    # The rows of some parameters are no multiple of the number of ranks.
     Case(dp=3, zero=2, micro_batches=2),
     Case("gpt2", dp=4, zero=3, micro_batches=2),
     Case("gpt2", dp=2, zero=2, micro_batches=3, recompute="modules"),
@@ -45,7 +45,7 @@ CASES = [
     Case(dp=2, pp=2, zero=3, micro_batches=4, schedule="interleaved", recompute="uniform"),
     Case("gpt2-hidden-dropout", dp=2, cp=2, zero=3, micro_batches=2),
     Case("qwen", cp=2, tp=2, zero=2, micro_batches=2, documents=True),
-    # Experts over fewer ranks than the rest, or over this rank alone.
+    # Experts sharded over fewer ranks than the rest, or over this rank alone.
     Case("mixtral", dp=4, ep=2, zero=3, micro_batches=2),
     Case("capacity", dp=2, ep=2, zero=3, micro_batches=2, recompute="block"),
     Case("mixtral", dp=2, pp=2, ep=2, zero=2, micro_batches=2, recompute="uniform"),
@@ -100,7 +100,7 @@ def test_every_rank_holds_its_share_and_nothing_more(ranks, case):
 
 
 def memory(rank, world_size, case):
-    """Bytes of the tensors that live on after an iteration, and elements of the whole model."""
+    """Bytes of the tensors that survive an iteration, and elements of the whole model."""
     before = living_bytes()
     model, optimizer = build(rank, world_size, case)
     iterate(case, model, optimizer, 0)
@@ -110,7 +110,7 @@ def memory(rank, world_size, case):
 
 
 def living_bytes():
-    """Of all float32 tensors that anything refers to, every memory counted once."""
+    """Bytes of all live float32 tensors, counting shared memory once."""
     gc.collect()
     storages = {}
     for found in gc.get_objects():
@@ -123,7 +123,7 @@ def living_bytes():
 def test_stage_2_gathers_once_per_iteration_and_stage_3_every_time(ranks, zero, gathers):
     """There are ten units: seven layers, embedding, head and the final norm.
 
-    Backward needs no embedding, and comes back to head and norm at once.
+    Backward needs no embedding, and returns to head and norm at once.
     """
     case = Case(dp=2, zero=zero, micro_batches=3)
     assert ranks.run(count_collectives, case, world_size=2) == [{"gather": 2 * gathers, "scatter": 2 * 3 * 10}] * 2
@@ -135,28 +135,34 @@ def test_stage_2_gathers_once_per_iteration_and_stage_3_every_time(ranks, zero, 
         # Four layers with the embedding, three with head and norm; four micro-batches, of which two are under way.
         (Case(dp=2, pp=2, zero=3), 1 + 2 * 4, 2 * (3 + 2)),
         (Case(dp=2, pp=2, zero=3, recompute="uniform"), 1 + 2 * 4, 2 * (3 + 2)),
-        # Two chunks each: two layers and two on the first rank, two and one on the last.
+        # Two chunks per rank: the first rank has two layers in each, the last two and one.
         (Case(dp=2, pp=2, zero=3, schedule="interleaved"), 1 + 2 * 4, 2 * (3 + 2)),
-        # Experts are divided over two ranks, their copies over two others: seven units more.
+        # Experts are divided over two ranks, and their copies over two others: seven more units.
         (Case("mixtral", dp=4, ep=2, zero=3, recompute="uniform"), 17 + 14, 17 + 14),
     ],
     ids=str,
 )
 def test_nothing_is_gathered_that_nobody_needs(ranks, case, first, last):
-    """Once for forward and once for backward, however many micro-batches are under way and whatever runs again."""
+    """Weights are gathered once for forward and once for backward.
+
+    This holds for any number of micro-batches under way and any recompute.
+    """
     for rank, seen in enumerate(ranks.run(count_collectives, case)):
         assert seen["gather"] == 2 * case.micro_batches * (first if rank < 2 else last), rank
 
 
 def test_every_rank_makes_a_group_of_one_where_any_has_experts_alone(ranks):
-    """NCCL needs all ranks for it; here those of the second stage have no layer with experts."""
+    """NCCL needs all ranks for the split.
+
+    The ranks of the second stage have no layer with experts.
+    """
     for rank, timeouts in enumerate(ranks.run(groups_of_one, Case("mixtral", dp=2, pp=2, ep=2, zero=3))):
         assert timeouts == [timedelta(minutes=7)], rank
     assert ranks.run(groups_of_one, Case("mixtral", dp=4, ep=2, zero=3)) == [[]] * 4
 
 
 def groups_of_one(rank, world_size, case):
-    """Timeouts of the groups made beside those of the axes."""
+    """Timeouts of the groups other than those of the axes."""
     config = case.config(ADAM)
     changes = {
         "model": config.model.model_copy(update={"moe_layer_freq": 7}),
@@ -180,7 +186,7 @@ def groups_of_one(rank, world_size, case):
 
 
 def count_collectives(rank, world_size, case):
-    """Of two iterations."""
+    """Collectives of two iterations."""
     model, optimizer = build(rank, world_size, case)
     seen = Counter()
 
@@ -191,7 +197,7 @@ def count_collectives(rank, world_size, case):
 
         return call
 
-    # Names of torch from 2.13 on, and before.
+    # Names since torch 2.13, and earlier names.
     gather, scatter = (
         ("all_gather_single", "reduce_scatter_single")
         if hasattr(dist, "all_gather_single")
@@ -207,7 +213,7 @@ def count_collectives(rank, world_size, case):
 
 @pytest.fixture(scope="module")
 def of_whole_weights(ranks):
-    """What a case without shards evaluates to, for both stages."""
+    """Expected evaluations of a case without shards, for both stages."""
     return functools.cache(lambda case: ranks.run(evaluations, case, world_size=case.world_size))
 
 
@@ -223,7 +229,10 @@ def test_evaluation_sees_the_weights_as_they_are(ranks, of_whole_weights, case, 
 
 
 def evaluations(rank, world_size, case):
-    """Losses and logits at first, after an iteration, and after weights that came from elsewhere; each twice."""
+    """Losses and logits at the start, after an iteration, and after loading weights.
+
+    Each evaluation runs twice.
+    """
     model, optimizer = build(rank, world_size, case)
     seen = []
 
@@ -249,10 +258,10 @@ def evaluations(rank, world_size, case):
 
 
 def test_pieces_stay_what_they_are(ranks):
-    ranks.run(hold_on_to_pieces, Case("capacity", dp=4, ep=2, zero=3, micro_batches=1))
+    ranks.run(keep_parameter_shards, Case("capacity", dp=4, ep=2, zero=3, micro_batches=1))
 
 
-def hold_on_to_pieces(rank, world_size, case):
+def keep_parameter_shards(rank, world_size, case):
     model, optimizer = build(rank, world_size, case)
     parameter_shards = list(model.gradients.parameter_shards)
     places = [(shard.weight.data_ptr(), shard.gradient.data_ptr()) for shard in parameter_shards]
@@ -261,7 +270,7 @@ def hold_on_to_pieces(rank, world_size, case):
         iterate(case, model, optimizer, iteration)
     assert all(one is other for one, other in zip(parameter_shards, model.gradients.parameter_shards, strict=True))
     assert places == [(shard.weight.data_ptr(), shard.gradient.data_ptr()) for shard in parameter_shards]
-    # What modules hold between iterations are these very shards.
+    # Between iterations the modules hold these same shards.
     for shard in parameter_shards:
         assert model.parameters[shard.name]._local_tensor.data_ptr() == shard.weight.data_ptr()
     held = {id(parameter) for chunk in model.chunks for parameter in chunk.parameters()}

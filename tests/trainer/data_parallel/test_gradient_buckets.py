@@ -1,4 +1,4 @@
-"""Main gradients: what backward leaves is what autograd would, and each is reduced exactly once."""
+"""Main gradients equal autograd's gradients, and each is reduced exactly once."""
 
 from datetime import timedelta
 
@@ -35,7 +35,7 @@ class FusedProduct(torch.autograd.Function):
 
 
 class Linear(nn.Module):
-    """A linear layer that hands its weight's gradient to a sink, where it has one."""
+    """A linear layer that passes its weight gradient to its accumulator, if set."""
 
     def __init__(self, weight, bias=None):
         super().__init__()
@@ -63,7 +63,7 @@ class Lookup(torch.autograd.Function):
 
 
 class Embedding(nn.Module):
-    """A table that hands the looked up rows' gradient to a sink, where it has one."""
+    """A table that passes its rows' gradient to its accumulator, if set."""
 
     def __init__(self, weight):
         super().__init__()
@@ -76,7 +76,10 @@ class Embedding(nn.Module):
 
 
 class Toy(nn.Module):
-    """Embedding, norm weight, linear with bias, and a head tied to the embedding; one parameter is never used."""
+    """Embedding, norm weight, linear with bias, and a tied head.
+
+    One parameter is never used.
+    """
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -198,7 +201,7 @@ def test_every_gradient_is_reduced_once_and_overlapped_with_backward(ranks, dp, 
         assert sum(sizes) == 2 * total
         assert len(sizes) == {1: 2 * 5, None: 2}.get(bucket_size, len(sizes))
         if overlap and bucket_size:
-            # Buckets left before backward came to the embedding, in the last micro-batch and not before.
+            # Buckets are sent before backward reaches the embedding, in the last micro-batch and not earlier.
             assert log[:3] == ["embedding", "embedding", sizes[0]]
             assert log.index("embedding", 2) > 2
         else:
@@ -224,7 +227,7 @@ def test_shared_parameters_are_summed_and_no_others(ranks, tp, pp, summed):
 
 
 class Experts(nn.Module):
-    """Expert weights [E, out, in] that take a sink."""
+    """Expert weights [E, out, in] with a gradient accumulator."""
 
     def __init__(self, *shape, dtype=torch.float32):
         super().__init__()
@@ -238,7 +241,7 @@ def test_grouped_products_go_to_their_experts(shape, dtype):
     model = Experts(*shape, dtype=dtype)
     buckets = build(model)
     generator = torch.Generator().manual_seed(3)
-    # Experts 1 and 3 have no tokens in the first micro-batch, none but 1 in the second.
+    # Experts 1 and 3 have no tokens in the first micro-batch; only expert 1 has any in the second.
     batches = [[0, 4, 4, 9, 9], [0, 0, 7, 7, 7]]
     for _ in range(2):  # in the second iteration everything that the first one left must be gone
         expected = torch.zeros(4, 6, 5)

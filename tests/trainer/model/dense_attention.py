@@ -1,4 +1,4 @@
-"""The oracle of the attention tests: scores of the whole sequence at once, in float64, by the definition."""
+"""Reference of the attention tests: dense scores in float64, by the definition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Bounds = Sequence[Sequence[int]]
 
 
 def mask(length: int, bounds: Bounds | None, batch: int) -> torch.Tensor:
-    """[B, 1, S, S], True where a query may look: not later, and in the same document."""
+    """Mask [B, 1, S, S], True where a query may attend.
+
+    A query attends to no later keys, and only within its document.
+    """
     seen = torch.ones(length, length, dtype=torch.bool).tril().expand(batch, 1, length, length)
     if bounds is None:
         return seen
@@ -30,7 +33,7 @@ def attention(
     kept: torch.Tensor | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """[B, A, S, D] in float64; ``kept`` [B, A, S, S] are the weights that dropout leaves."""
+    """[B, A, S, D] in float64; ``kept`` [B, A, S, S] is True for weights that dropout keeps."""
     repeats = query.shape[1] // key.shape[1]
     query, key, value = query.double(), *(heads.double().repeat_interleave(repeats, 1) for heads in (key, value))
     scores = query @ key.mT / query.shape[-1] ** 0.5
@@ -44,7 +47,10 @@ def attention(
 def heads(
     batch: int, number: int, groups: int, length: int, width: int, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Query, key and value as they come from a projection, [S, B, heads, D] in memory; and a gradient of the result."""
+    """Query, key and value in a projection's memory layout, and an output gradient.
+
+    The memory layout is [S, B, heads, D].
+    """
     generator = seeded_generator("cpu", "attention", seed)
     shapes = [(length, batch, count, width) for count in (number, groups, groups, number)]
     *inputs, grad = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
@@ -58,7 +64,7 @@ def gradients(output: torch.Tensor, inputs: Sequence[torch.Tensor], grad: torch.
 
 
 def worst(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """The largest difference, as a share of the largest entry of all."""
+    """The largest difference, relative to the largest expected entry."""
     largest = max(float(other.abs().max()) for other in expected)
     for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape

@@ -1,4 +1,4 @@
-"""One layer with experts in float64 on any layout, put together over its ranks: what tests of experts compare."""
+"""One layer with experts in float64 on any layout, put together over its ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTH, BATCH, HIDDEN, REPLICAS = 8, 2, 16, 2
 AUX_LOSS_SCALE = 0.7
 
 Mutation = Callable[[], AbstractContextManager[object]]
-"""Breaks the trainer on purpose for as long as it is entered."""
+"""Breaks the trainer on purpose within its context."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has after forward and backward of its replicas' micro-batches."""
+    """Results of one rank after forward and backward of its replicas' micro-batches."""
 
     mesh: ParallelMesh
     outputs: list[torch.Tensor]
@@ -61,7 +61,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Whole:
-    """The same, put together: outputs and input gradients [micro-batch, S, B, H]."""
+    """Results of all ranks, put together: outputs and input gradients [micro-batch, S, B, H]."""
 
     outputs: torch.Tensor
     input_grads: torch.Tensor
@@ -96,12 +96,12 @@ def config_of(model: dict[str, object], layout: Layout) -> TrainConfig:
 
 
 def draw(name: str, *shape: int) -> torch.Tensor:
-    """Normally distributed float64, always the same for a name."""
+    """Normally distributed float64, the same for equal names."""
     return torch.randn(shape, generator=seeded_generator("cpu", name), dtype=torch.float64)
 
 
 def build_layer(config: TrainConfig, mesh: ParallelMesh, groups: ProcessGroups) -> tuple[MoE, ParameterBuilder]:
-    """This rank's part of the layer, with biases that are not zero."""
+    """This rank's part of the layer, with nonzero biases."""
     builder = ParameterBuilder(3, mesh, config.parallel.sequence_parallel, torch.float64, torch.device("cpu"))
     layer = MoE(config.model, builder, ParallelAxes.build(config, mesh, groups))
     with torch.no_grad():
@@ -161,7 +161,7 @@ def run_layout(
     """Forward and backward of both replicas' micro-batches on ``layout``.
 
     Raises:
-        AssertionError: ranks disagree about what they share.
+        AssertionError: ranks differ in tensors that they share.
     """
     parts = ranks.run(run_rank, model, layout, scale, mutation, world_size=layout.world_size)
     return Whole(
@@ -179,9 +179,9 @@ def _whole_activations(parts: list[tuple[ParallelMesh, list[torch.Tensor]]], lay
         positions = axes.tp.sequence_shard(axes.cp.positions(LENGTH))
         for number, tensor in zip(range(mesh.dp_rank, REPLICAS, mesh.dp), tensors, strict=True):
             before = whole[number, positions]
-            assert before.isnan().all() or torch.equal(before, tensor), "tp ranks disagree about an activation"
+            assert before.isnan().all() or torch.equal(before, tensor), "tp ranks differ in an activation"
             whole[number, positions] = tensor
-    assert not whole.isnan().any(), "an activation is not all there"
+    assert not whole.isnan().any(), "an activation is incomplete"
     return whole
 
 
@@ -193,12 +193,12 @@ def _whole_parameter(name: str, parts: list[Part]) -> torch.Tensor:
         mine = part.gradients[name].view(box.shape)
         assert whole[place].isnan().all() or torch.equal(whole[place], mine), f"copies of {name} differ"
         whole[place] = mine
-    assert not whole.isnan().any(), f"{name} is not all there"
+    assert not whole.isnan().any(), f"{name} is incomplete"
     return whole
 
 
 def distance(expected: Whole, found: Whole) -> tuple[float, str]:
-    """The worst difference relative to the largest element of its tensor, and where."""
+    """The worst difference relative to the largest element of its tensor, and its place."""
     pairs = {
         "outputs": (expected.outputs, found.outputs),
         "input gradients": (expected.input_grads, found.input_grads),

@@ -1,4 +1,4 @@
-"""Small models and what of them is recomputed."""
+"""Small models and their recompute settings."""
 
 import torch
 

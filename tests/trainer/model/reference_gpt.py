@@ -1,15 +1,17 @@
-"""An independent serial model to compare with: plain PyTorch autograd, unfused, written from the equations.
+"""An independent serial model for comparison: plain PyTorch autograd, unfused, written from the equations.
 
-It reads weights under the trainer's global names and shares no code with the trainer. Activations are [B, S, H].
+The model reads weights under the trainer's global names and shares no code with the trainer. Activations are [B, S, H].
 """
 
 import torch
 
 
 def reference_loss(weights, model, tokens, labels, loss_mask=None, auxiliary=None):
-    """Sum of the token losses over valid tokens, by autograd in the dtype of ``weights``.
+    """Sum of the token losses over valid tokens, in the dtype of ``weights``.
 
-    ``auxiliary``: a list that takes the auxiliary losses of each layer with experts.
+    Differentiable by autograd.
+
+    ``auxiliary``: a list that receives the auxiliary losses of each layer with experts.
     """
     logits = reference_logits(weights, model, tokens, auxiliary)
     losses = torch.logsumexp(logits, -1) - logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
@@ -17,7 +19,7 @@ def reference_loss(weights, model, tokens, labels, loss_mask=None, auxiliary=Non
 
 
 def reference_logits(weights, model, tokens, auxiliary=None):
-    """[B, S, V] of the unpadded vocabulary ``weights`` hold."""
+    """[B, S, V] over the unpadded vocabulary of ``weights``."""
     length = tokens.shape[1]
     hidden = weights["embedding.word.weight"][tokens]
     if "embedding.position.weight" in weights:
@@ -80,7 +82,7 @@ def _attention(part, model, hidden):
 
 
 def _rotate(vectors, model):
-    """Each pair (i, i + rotated/2) as a complex number, turned by position * base^(-2i/rotated)."""
+    """Rotate each pair (i, i + rotated/2) as a complex number by position * base^(-2i/rotated)."""
     rotated = int(model.head_dim * model.rotary_percent)
     half = rotated // 2
     positions = torch.arange(vectors.shape[-2], dtype=vectors.dtype)
@@ -106,7 +108,10 @@ def _mlp(part, model, hidden):
 
 
 def _moe(weights, prefix, model, hidden, auxiliary):
-    """Token by token and expert by expert; tokens in the order of positions, which decides who is dropped first."""
+    """A layer with experts, computed token by token and expert by expert.
+
+    Tokens come in the order of positions, which decides the drops.
+    """
     tokens = hidden.transpose(0, 1).reshape(-1, hidden.shape[-1])
     logits = tokens @ weights[f"{prefix}router.weight"].T
     chosen = [

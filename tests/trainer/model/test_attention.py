@@ -21,7 +21,7 @@ from trainer.ops.attention.tiles import whole_tiles
 
 CPU = torch.device("cpu")
 LIMITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-# Of a document that fills a sample, of one token, of unlike and of like samples.
+# Documents that fill a sample, that have one token, that differ between samples, and that agree.
 DOCUMENTS = {
     1: [((0, 1), (0, 1))],
     7: [((0, 7), (0, 3, 7)), ((0, 1, 7), (0, 1, 7))],
@@ -75,7 +75,7 @@ def test_dropout_has_the_mask_of_the_whole_model_within_documents() -> None:
         draw_mask((2, 23, 23), 0.3, randomness.dropout_generator(CPU, "attention", 3, part=head)) for head in range(4)
     ]
     kept = torch.stack(masks, dim=1)
-    # A few long documents have one mask, many short ones are computed one by one.
+    # A few long documents share one mask, many short ones are computed one by one.
     for bounds in (None, ((0, 7, 23), (0, 7, 23)), ((0, 23), (0, 1, 22, 23)), ((0, 8, 15, 23), (0, 2, 23))):
         found = attend(*inputs, forward_pass(bounds, randomness), core("auto", dropout=0.3))
         expected = dense.attention(*inputs, bounds, kept, 0.3)
@@ -111,7 +111,7 @@ def test_no_scores_are_kept_for_backward() -> None:
     ids=["flash", "efficient", "padded"],
 )
 def test_calls_of_gpu_kernels_have_the_form_that_torch_declares(kernel, dtype, width) -> None:
-    # Tensors without storage: the operators check their arguments and tell the shapes of their results.
+    # Tensors without storage: the ops check their arguments and infer the shapes of their results.
     query, key = (
         torch.empty(33, 2, number, width, dtype=dtype, device="meta").permute(1, 2, 0, 3) for number in (4, 2)
     )

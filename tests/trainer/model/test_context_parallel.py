@@ -1,4 +1,4 @@
-"""Ring and Ulysses attention on real ranks against dense attention in one process; their messages and their load."""
+"""Ring and Ulysses attention on real ranks against dense attention; messages and load."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ DOCUMENTS = {
     "alike": ((0, 13, 30, LENGTH),) * 2,
     "unlike": ((0, LENGTH), (0, 1, 6, 12, 25, 47, LENGTH)),
 }
-# Of queries, and of keys: 3 groups divide neither over 2 nor over 4 ranks.
+# Numbers of query heads and key heads: 3 groups are divisible neither by 2 nor by 4 ranks.
 HEADS = ((4, 4), (4, 2), (4, 1), (12, 3))
 LIMITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
 class _Operations(TorchDispatchMode):
-    """Names of the operations that run meanwhile."""
+    """Names of the operations that run within this context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def core_of(cp: ContextParallel, backend: str, dtype: torch.dtype, dropout: floa
 def deviation(
     cp: ContextParallel, core: AttentionCore, heads: tuple[int, int], documents: str, dtype: torch.dtype
 ) -> float:
-    """How far this rank's part of output and gradients is from dense attention."""
+    """Deviation of this rank's part of output and gradients from dense attention."""
     bounds = DOCUMENTS[documents]
     whole, whole_grad = dense.heads(2, *heads, LENGTH, 8, dtype)
     randomness = StepRandomness(1, 2).micro_batch(3) if core.dropout else None
@@ -107,13 +107,13 @@ def test_divided_sequences_give_what_whole_ones_do(ranks, size, communication, d
 
 
 def scores(tile: Tile) -> int:
-    """Per sample and head."""
+    """Number of scores per sample and head."""
     queries, keys = (stop - start for start, stop in (tile.query, tile.key))
     return queries * (queries + 1) // 2 if tile.causal else queries * keys
 
 
 def counted(rank: int, size: int, communication: CommunicationType) -> list[tuple[str, int]]:
-    """Every message of one forward and backward: kind, and elements."""
+    """Every message of one forward and backward: kind and number of elements."""
     seen = []
     cp = axis(rank, size, communication)
     batch, all_to_all = dist.batch_isend_irecv, dist.all_to_all_single
@@ -138,7 +138,7 @@ def counted(rank: int, size: int, communication: CommunicationType) -> list[tupl
 def test_messages_are_those_of_the_ring(ranks, size) -> None:
     key_and_value = 2 * 2 * 2 * LENGTH // size * 8  # [2, B, G, S/c, D]: groups are never repeated for a message
     for seen in ranks.run(counted, "p2p", world_size=size):
-        # Keys go c-1 places in forward and again in backward, their gradients c places, home again.
+        # Keys travel c-1 places in forward and again in backward; their gradients travel c places, back to their rank.
         for kind in ("isend", "irecv"):
             assert [numel for name, numel in seen if name == kind] == [key_and_value] * (3 * size - 2)
 
@@ -162,15 +162,15 @@ def test_a_shard_is_what_lies_at_its_positions(cp_comm_type: CommunicationType, 
         assert torch.equal(part, expected)
         weights = torch.rand_like(part)
         (got,) = torch.autograd.grad((part * weights).sum(), whole)
-        (wanted,) = torch.autograd.grad((expected * weights).sum(), whole)
-        assert torch.equal(got, wanted)
+        (expected_grad,) = torch.autograd.grad((expected * weights).sum(), whole)
+        assert torch.equal(got, expected_grad)
         with pytest.raises(ValueError, match="cannot be divided into"):
             cp.shard(whole.narrow(dim, 0, LENGTH - 1), dim)
 
 
 @pytest.mark.parametrize("cp_comm_type", ["p2p", "a2a"])
 def test_a_shard_is_cut_without_indices_from_the_host(cp_comm_type: CommunicationType) -> None:
-    # A GPU's queue is waited for when an index is copied there.
+    # Copying an index to a GPU would synchronise with its queue.
     whole = torch.empty(LENGTH, 2)
     with _Operations() as seen:
         ContextParallel(2, 1, None, cp_comm_type).shard(whole, 0)
@@ -256,13 +256,13 @@ def test_messages_of_gloo_take_the_way_through_the_host(ranks) -> None:
 
 
 def shifted_elsewhere(rank: int, size: int) -> tuple[list[str], str, bool]:
-    """A shift of tensors that claim to lie where the backend cannot send from: what is sent, and what comes."""
+    """Shift tensors from a device without send support: returns the messages and the result."""
     cp = axis(rank, size, "p2p")
     seen, batch = [], dist.batch_isend_irecv
     ring.dist.batch_isend_irecv = lambda operations: (
         seen.extend(operation.tensor.dtype for operation in operations) or batch(operations)
     )
-    # Another dtype stands for another device: `to` is what takes a tensor there, and back.
+    # Another dtype stands in for another device: `to` moves a tensor there and back.
     ring.message_device = lambda _group, _device: torch.float64
     try:
         shift = ring.start_shift(torch.full((3,), rank, dtype=torch.float32), cp, 0)

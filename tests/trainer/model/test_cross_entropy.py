@@ -38,7 +38,7 @@ def divided(rank, world_size, vocab_size, padded, dtype, scale=3.0):
     tp = TensorParallel(world_size, rank, group)
     logits, labels, weights = make(vocab_size, dtype, scale)
     width = padded // world_size
-    # Whatever stands in the padding must not matter, however large.
+    # The contents of the padding must not matter, however large.
     whole = F.pad(logits, (0, padded - vocab_size), value=1e4)
     local = whole[..., rank * width : (rank + 1) * width].clone().requires_grad_()
     num_valid = min(max(vocab_size - rank * width, 0), width)
@@ -63,7 +63,7 @@ def test_equals_the_serial_loss(ranks, world_size, vocab_size, padded, dtype):
         assert padding == 0.0
     grad = torch.cat([part for _, part, _ in results], -1)
     assert grad.dtype == dtype
-    # Two roundings at most in the logits' own precision: of the probability, and of probability - 1 at the label.
+    # At most two roundings in the precision of the logits: of the probability, and of probability - 1 at the label.
     bound = 2e-6 if dtype in (torch.float64, torch.float32) else 1.5 * torch.finfo(dtype).eps
     torch.testing.assert_close(grad.double(), expected_grad, atol=bound, rtol=0)
 
@@ -79,7 +79,10 @@ def test_extreme_logits_stay_finite(ranks, world_size):
 
 
 def masked(rank, world_size, kind, dtype):
-    """Losses and this rank's gradient of logits of +-10000 over 5 words in 8 columns, few of whose tokens count."""
+    """Losses and this rank's gradient for logits of +-10000 with few valid tokens.
+
+    The vocabulary has 5 words in 8 columns.
+    """
     tp = TensorParallel(world_size, rank, dist.group.WORLD if world_size > 1 else None)
     logits, labels, weights = extremes(kind, dtype)
     width = 8 // world_size

@@ -1,4 +1,4 @@
-"""Matrix products by oneDNN: what they give, and what takes them."""
+"""Matrix products by oneDNN: their results, and the choice of products."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,10 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """The shapes of the rows that went to oneDNN, on a processor on which it is the faster one."""
+    """Shapes of the rows that went to oneDNN.
+
+    Simulates a processor where oneDNN is the faster library.
+    """
     seen: list[torch.Size] = []
 
     def recorded(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -31,7 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 
 
 def drawn(*shape: int) -> torch.Tensor:
-    """The same numbers at each call."""
+    """Random numbers, the same at each call."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
@@ -77,7 +80,7 @@ def test_a_layer_has_the_same_gradients(calls: list[torch.Size], pair: bool) -> 
         results.append((found, inputs.grad, weight.grad, bias.grad))
     for exact, own in zip(*results, strict=True):
         assert (own - exact).abs().max() <= 3e-6 * exact.abs().max()
-    # Forward and the input gradient, in float32 alone.
+    # Forward and the input gradient, in float32 only.
     assert calls == [(ROWS, 2, IN), (ROWS, 2, OUT)]
 
 

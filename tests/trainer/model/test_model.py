@@ -1,4 +1,4 @@
-"""The model on one process: loss, every gradient and logits equal an independent plain PyTorch model."""
+"""The model in one process equals an independent plain PyTorch model."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ LLAMA = {
 MODELS = {
     "gpt2": {"openai_gelu": True},
     "gpt2-exact-gelu": {},
-    # Goes the way of dropout, with a share that rounds to none.
+    # Takes the path of dropout, with a probability that rounds to zero.
     "gpt2-nothing-dropped": {"openai_gelu": True, "hidden_dropout": 1e-12},
     "gpt2-untied": {"untie_embeddings_and_output_weights": True},
     "llama": LLAMA,
@@ -67,7 +67,10 @@ def batch(index=0, masked=False):
 
 
 def stir(parameters):
-    """Biases and norm weights start as zeros and ones, where a mistake in their use would not show."""
+    """Randomise biases and norm weights.
+
+    Initial zeros and ones would hide mistakes in their use.
+    """
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in parameters.values():
@@ -116,7 +119,7 @@ def test_logits_equal_the_reference(model):
 @pytest.mark.parametrize("model", ["gpt2", "llama-grouped"])
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.03), ("fp16", 0.004)])
 def test_16_bit_stays_near_the_reference(model, precision, bound):
-    # 2^-8 and 2^-11 of rounding at each of some ten steps; relative to the largest entry of each gradient.
+    # 2^-8 and 2^-11 of rounding in each of about ten steps; relative to the largest entry of each gradient.
     config, parallel_model = build(MODELS[model], **{precision: True})
     loss = forward_backward(
         parallel_model, [batch(masked=True)], valid_tokens=10, loss_scale=8.0, randomness=StepRandomness(1, 0)
@@ -189,7 +192,7 @@ def test_dropout_repeats_with_its_address_and_changes_with_it(dropout):
     torch.manual_seed(0)
     first = loss(0, 0)
     torch.manual_seed(1)
-    assert loss(0, 0) == first, "global random state must not matter"
+    assert loss(0, 0) == first, "the global random state must not matter"
     assert len({first, loss(1, 0), loss(0, 1)}) == 3
 
 

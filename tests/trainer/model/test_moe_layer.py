@@ -1,4 +1,4 @@
-"""Experts at the edges: no tokens, all tokens, one token; who is dropped; rows through unequal all-to-alls."""
+"""Edge cases of experts: no tokens, all tokens, one token; dropped tokens; unequal all-to-alls."""
 
 from contextlib import ExitStack
 from datetime import timedelta
@@ -28,7 +28,7 @@ from trainer.ops.dispatch.registry import Kernels
 
 SERIAL = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
 SWIGLU = {"swiglu": True, "disable_bias_linear": True}
-EAGER = Kernels()
+REFERENCE = Kernels()
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,16 @@ def layer_of(model):
 
 
 def apply_expert(layer, expert, rows):
-    """One expert by plain autograd, with SwiGLU."""
+    """One expert with SwiGLU by plain autograd."""
     gate, up = (rows @ matrix.T for matrix in layer.experts.fc1.weight[expert])
     return (gate * torch.sigmoid(gate) * up) @ layer.experts.fc2.weight[expert].T
 
 
 def send_all_to(layer, expert):
-    """Make the router choose one expert, then the others in turn, whatever the token."""
+    """Make the router choose ``expert`` first for every token.
+
+    The others follow in turn.
+    """
     with torch.no_grad():
         weight = torch.zeros_like(layer.router.weight)
         weight[:, 0] = -torch.arange(len(weight), dtype=weight.dtype)
@@ -194,7 +197,7 @@ def slowly_within_capacity(experts, weights, capacity, policy):
 @pytest.mark.parametrize(("num_tokens", "num_experts", "topk"), [(1, 2, 2), (17, 4, 2), (40, 5, 3), (16, 1, 1)])
 def test_exactly_the_right_choices_are_dropped(num_tokens, num_experts, topk, capacity, policy):
     scores = draw("scores", num_tokens, num_experts)
-    # Equal weights too, of which the earlier tokens win.
+    # Includes equal weights, of which the earlier tokens are kept.
     weights, experts = ((scores * 2).round() / 2).sort(dim=1, descending=True, stable=True)
     experts, weights = experts[:, :topk], weights[:, :topk]
     kept = within_capacity(experts, weights, num_experts, capacity, policy)
@@ -226,7 +229,7 @@ def test_an_attached_loss_adds_its_gradient_and_nothing_else():
 
 
 def travel(rank, world_size, num_experts):
-    """Tokens that say where they come from, to experts that say who they are, and back."""
+    """Send tokens that encode their origin to experts that encode their number, and back."""
     generator = torch.Generator().manual_seed(rank)
     num_tokens = 3 + 2 * rank
     experts = torch.stack([torch.randperm(num_experts, generator=generator)[:2] for _ in range(num_tokens)])
@@ -250,7 +253,7 @@ def travel(rank, world_size, num_experts):
     assert torch.equal(combined.flatten(), (weights.detach() * values * kept).sum(1))
     assert torch.equal(weights.grad, values * kept)
     assert torch.equal(tokens.grad[:, 0], (weights.detach() * kept).sum(1))
-    # Within an expert the rows stand in the order of ranks and tokens, as on one rank.
+    # Within an expert the rows are in the order of ranks and tokens, as on one rank.
     for first, stop in zip(dispatch.offsets, dispatch.offsets[1:], strict=False):
         flat_range = rows.detach()[first:stop, 0].tolist()
         assert flat_range == sorted(flat_range)
@@ -259,7 +262,7 @@ def travel(rank, world_size, num_experts):
 
 @pytest.mark.parametrize(("world_size", "num_experts"), [(2, 4), (4, 4), (4, 8)])
 def test_rows_travel_to_their_experts_and_back(ranks, world_size, num_experts):
-    assert len(set(ranks.run(travel, num_experts, world_size=world_size))) > 1, "unequal stretches were wanted"
+    assert len(set(ranks.run(travel, num_experts, world_size=world_size))) > 1, "the test needs unequal row counts"
 
 
 def test_a_rank_whose_choices_are_all_dropped():
@@ -290,7 +293,7 @@ def test_gradients_of_a_shared_input_are_summed(ranks, sequence_parallel):
     ranks.run(shared_input, sequence_parallel, world_size=2)
 
 
-def saved_shapes_and_gradients(recompute_activation, kernels=EAGER):
+def saved_shapes_and_gradients(recompute_activation, kernels=REFERENCE):
     model, saved = config_of(SWIGLU, Layout()).model, []
     builder = ParameterBuilder(3, SERIAL, False, torch.float64, torch.device("cpu"), kernels)
     layer = MoE(model, builder, ParallelAxes(), recompute_activation)
@@ -316,8 +319,8 @@ def test_recomputed_activations_are_not_kept_and_give_the_same_bits():
 
 @pytest.mark.parametrize("recompute_activation", [False, True])
 def test_outputs_of_experts_that_multiply_by_the_weights_are_not_kept(recompute_activation):
-    # As a kernel is, it is another function than the default.
-    kernels = Kernels(activation=lambda *arguments: EAGER[ACTIVATION](*arguments))
+    # Like a kernel, a function other than the default.
+    kernels = Kernels(activation=lambda *arguments: REFERENCE[ACTIVATION](*arguments))
     kept, expected = saved_shapes_and_gradients(recompute_activation)
     fewer, found = saved_shapes_and_gradients(recompute_activation, kernels)
     outputs = (24, HIDDEN)
@@ -326,7 +329,7 @@ def test_outputs_of_experts_that_multiply_by_the_weights_are_not_kept(recompute_
 
 
 def collectives_of_a_shared_expert(rank, world_size, sequence_parallel):
-    """Names of what passes over tp in forward, and in backward."""
+    """Names of the tp collectives in forward and in backward."""
     layout = Layout(tp=world_size, sp=sequence_parallel)
     config = config_of({"moe_shared_expert_intermediate_size": 8}, layout)
     mesh = ParallelMesh(tp=world_size, pp=1, dp=1, rank=rank)

@@ -53,7 +53,7 @@ def build(**moe):
 
 
 def under_our_names(recorded, what):
-    """Recorded weights or gradients, by the trainer's names and in its shapes."""
+    """Recorded weights or gradients under the trainer's names and in its shapes."""
     found = {name.removeprefix(f"{what}/"): tensor for name, tensor in recorded.items() if name.startswith(what)}
     ours = {
         "embedding.word.weight": found["model.embed_tokens.weight"],

@@ -1,4 +1,4 @@
-"""Models with experts on one process: loss, every gradient and logits equal a reference that goes token by token."""
+"""Models with experts in one process equal a token-by-token reference."""
 
 import pytest
 import torch
@@ -30,7 +30,10 @@ MODELS = {
 
 
 def disturb(parallel_model):
-    """Biases and norm weights start as zeros and ones, where a mistake in their use would not show."""
+    """Randomise biases and norm weights.
+
+    Initial zeros and ones would hide mistakes in their use.
+    """
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in parallel_model.parameters.items():
@@ -39,7 +42,10 @@ def disturb(parallel_model):
 
 
 def expected_loss(weights, model, parts, valid_tokens):
-    """What is minimised: token losses over valid tokens, and the mean over micro-batches of the auxiliary losses."""
+    """The minimised loss: token losses over valid tokens, plus auxiliary losses.
+
+    Auxiliary losses are averaged over micro-batches.
+    """
     auxiliary = []
     loss = sum(reference_loss(weights, model, p.tokens, p.labels, p.loss_mask, auxiliary) for p in parts)
     (loss / valid_tokens + sum(auxiliary) / len(parts)).backward()
@@ -67,7 +73,7 @@ def test_logits_equal_the_reference(model):
     disturb(parallel_model)
     tokens = batch().tokens[:, :7]
     logits = forward_logits(parallel_model, tokens)
-    # Full experts drop tokens in training only.
+    # The capacity of experts applies in training only.
     unlimited = config.model.model_copy(update={"moe_expert_capacity_factor": None})
     expected = reference_logits(reference_weights(parallel_model), unlimited, tokens)
     torch.testing.assert_close(logits.double(), expected, atol=2e-5, rtol=0)

@@ -1,4 +1,7 @@
-"""A layer with experts on every kind of layout equals the layer on one rank, to the last digits of float64."""
+"""A layer with experts on any layout equals the layer on one rank.
+
+The results agree to the last digits of float64.
+"""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,7 +56,7 @@ def ranks():
 
 @pytest.fixture(scope="module")
 def serial(ranks):
-    """The layer on one rank, computed once for each model."""
+    """The layer on one rank, computed once per model."""
     found = {}
 
     def run(model):
@@ -79,7 +82,7 @@ def test_auxiliary_losses_move_the_gradient_of_router_and_tokens(ranks, serial):
     for name, gradient in with_losses.gradients.items():
         assert torch.equal(gradient, without.gradients[name]) == ("router" not in name), name
     worst, _ = distance(with_losses, without)
-    assert worst > 1e6 * LIMIT, "too little to be seen by the tests above"
+    assert worst > 1e6 * LIMIT, "too small for the tests above to detect"
 
 
 def test_capacity_drops_some_and_not_all(ranks, serial):
@@ -146,7 +149,10 @@ def router_declared_complete():
 
 
 class DividedAndDense(ParameterLayout):
-    """Divided over ep, and yet said to be no experts: summed over all ranks, as what they have in common."""
+    """A layout divided over ep, but marked as dense.
+
+    Its gradient is summed over all ranks, as for shared parameters.
+    """
 
     @property
     def _expert_dim(self):

@@ -1,4 +1,7 @@
-"""Documents that share a sample are trained on as if each were alone: loss, every gradient, on any layout."""
+"""Documents that share a sample train as if each were alone.
+
+Compares loss and every gradient, on any layout.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ def test_packed_documents_sum_to_the_documents_alone(model: str) -> None:
     for name, gradient in gradients.items():
         difference = (packed_gradients[name] - gradient).abs().max()
         assert float(difference) <= 2e-6 * float(gradient.abs().max()), name
-    # Evaluation and what follows from it see the same documents.
+    # Evaluation uses the same documents.
     assert float(forward_only(serial, [packed()])) == pytest.approx(loss, rel=1e-6)
 
 
@@ -123,7 +126,7 @@ def test_gradients_of_packed_documents_are_the_same_bits_each_time(model: str) -
 
 
 def worst_part(rank: int, world_size: int, model: str, parallel: dict[str, object]) -> tuple[float, float]:
-    """This rank's loss, and how far its gradients are from its parts of the serial ones."""
+    """This rank's loss, and the deviation of its gradients from the serial ones."""
     serial = build(model, ParallelMesh(tp=1, pp=1, dp=1, rank=0), ProcessGroups(), {})
     _, expected = trained(serial, [packed()])
     mesh = ParallelMesh.build(config(model, parallel), rank, world_size)
@@ -132,7 +135,7 @@ def worst_part(rank: int, world_size: int, model: str, parallel: dict[str, objec
     deviations = []
     for name, gradient in found.items():
         layout = divided.layouts[name]
-        # A table's padding depends on tp; it has no gradient anywhere.
+        # A table's padding depends on tp, and has no gradient on any layout.
         whole = expected[name].new_zeros(layout.global_shape)
         rows = min(len(whole), len(expected[name]))
         whole[:rows] = expected[name][:rows]
@@ -161,14 +164,14 @@ def test_evaluation_of_a_checkpoint_keeps_documents_apart(tmp_path) -> None:
     serial = SerialModel(model, config("llama"), VOCAB_SIZE, tmp_path, 0, torch.device("cpu"))
     rules = Packing(EOD, separate_attention=True, restart_positions=True)
     source = Source("data.data_path", tokens, None, range(1))
-    # The windows are the samples of the batch, but for the label at the border between the two.
+    # The windows are the samples of the batch, except for the label at the border between the two.
     labels = whole.labels.clone()
     labels[0, -1] = whole.tokens[1, 0]
     expected = forward_only(model, [rules.apply(MicroBatch(whole.tokens, labels))])
     found = evaluate(serial, source, None, None, rules)
     assert (found.tokens, found.loss) == (2 * LENGTH, pytest.approx(float(expected) / (2 * LENGTH), rel=1e-6))
     assert abs(evaluate(serial, source, None, None).loss - found.loss) > 1e-3
-    # A last window that is not full: what fills it does not count.
+    # A last window that is not full: its padding does not count.
     cut = MicroBatch(whole.tokens[:1], labels[:1], (torch.arange(LENGTH) < 20).float()[None])
     expected = forward_only(model, [rules.apply(cut)])
     found = evaluate(serial, source, None, 20, rules)

@@ -1,4 +1,4 @@
-"""Recompute: the same gradients to the bit, from less memory."""
+"""Recompute gives bitwise equal gradients from less memory."""
 
 from unittest import mock
 
@@ -89,7 +89,7 @@ class CountStorages(TorchDispatchMode):
         return results
 
     def living_bytes(self, without):
-        """Of everything but the memory at these addresses."""
+        """Bytes of all storages except those at the addresses ``without``."""
         return sum(size for at, (storage, size) in self._seen.items() if at not in without and not storage.expired())
 
 
@@ -97,7 +97,7 @@ LENGTH, SAMPLES, HIDDEN, HEADS, LAYERS = 64, 2, 64, 4, 3
 
 
 def kept_bytes(model, training):
-    """Bytes that a middle stage keeps of one micro-batch between its forward and its backward, float32."""
+    """Float32 bytes that a middle stage keeps of one micro-batch for backward."""
     shape = {"num_layers": 8, "hidden_size": HIDDEN, "num_attention_heads": HEADS, **model}
     config = make_config(shape, training, seq_length=LENGTH)
     builder = ParameterBuilder(1, ParallelMesh.build(config, 0, 1), False, torch.float32, torch.device("cpu"))
@@ -114,12 +114,14 @@ def kept_bytes(model, training):
 
 
 def test_kept_memory_falls_as_published():
-    """Korthikanti et al. 2022, equation 1 and table 2, with 4 bytes per number where they have 2; masks have 1 byte.
+    """Korthikanti et al. 2022, equation 1 and table 2.
 
-    A layer keeps 34 sbh bytes there, 2 of them masks, and in attention's core 5 abs^2, 1 of them a mask.
+    Numbers have 4 bytes instead of 2; masks have 1 byte.
+
+    In the paper a layer keeps 34 sbh bytes, 2 of them masks, and in core attention 5 abs^2, 1 of them a mask.
     """
     sbh, scores = LENGTH * SAMPLES * HIDDEN, HEADS * LENGTH**2 * SAMPLES
-    # Beside the table: the query is kept once more, multiplied by its scale.
+    # In addition to the table: the query is kept a second time, multiplied by its scale.
     dense, core = (32 * 2 + 2) * sbh, (4 * 2 + 1) * scores + 4 * sbh
     mlp, norms = 2 * 16 * sbh, 2 * 4 * sbh
     expected = {
@@ -133,12 +135,15 @@ def test_kept_memory_falls_as_published():
         "block-2": 2 * 4 * sbh + dense + core,
     }
     for form, size in expected.items():
-        # What may come on top: statistics of the norms, the causal mask.
+        # Further memory: statistics of the norms, the causal mask.
         assert size <= kept_bytes(GPT2, FORMS.get(form, {})) <= 1.04 * size, form
 
 
 def test_kept_memory_of_a_llama():
-    """Without dropout and with a fused attention: 8 results as wide as the model, 3 as wide as the MLP."""
+    """Without dropout and with fused attention.
+
+    A layer keeps 8 results as wide as the model, and 3 as wide as the MLP.
+    """
     sbh, ffn = LENGTH * SAMPLES * HIDDEN, LENGTH * SAMPLES * 160
     model = {**LLAMA, "num_query_groups": HEADS, "ffn_hidden_size": 160}
     expected = {"none": 8 * sbh + 3 * ffn, "mlp": 8 * sbh, "layernorm": 6 * sbh + 3 * ffn, "full": sbh}
@@ -232,7 +237,7 @@ def test_what_is_forgotten_is_found_again():
 
     result = torch.tanh(inputs)
     with forget(result, normed):
-        # A view, the whole, and a product that needs the result twice.
+        # Uses a view, the whole result, and a product that needs the result twice.
         output = result.view(2, 12)[:, 3:].square().sum() + (result * result).sum() + inputs.exp().sum()
     found = torch.autograd.grad(output, inputs)[0]
     expected = torch.tanh(inputs)
@@ -242,7 +247,7 @@ def test_what_is_forgotten_is_found_again():
 
 
 class Queue:
-    """A sink that does the products later, as a schedule that splits backward does."""
+    """A gradient accumulator that defers the products, as a schedule with split backward does."""
 
     def __init__(self, accumulator):
         self._accumulator, self._waiting = accumulator, []

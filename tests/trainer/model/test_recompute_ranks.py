@@ -28,7 +28,7 @@ def ranks():
 
 
 def divided(rank, world_size, model, training, sequence_parallel):
-    """Gradients of this rank, and how often it took part in a sum over tp."""
+    """Gradients of this rank, and the number of its sums over tp."""
     config = build_config(
         {
             **make_config(model, training).model_dump(exclude_unset=True),
@@ -59,7 +59,7 @@ MODELS = {"gpt2-dropout": GPT2, "llama": LLAMA}
 
 @pytest.fixture(scope="module")
 def not_recomputed(ranks):
-    """What a model is held to, whichever form of recomputing it takes."""
+    """The expected gradients, without recompute."""
     return functools.cache(lambda model, sequence_parallel: ranks.run(divided, MODELS[model], {}, sequence_parallel))
 
 
@@ -72,13 +72,13 @@ def test_tensor_parallel_ranks_replay_alike(ranks, not_recomputed, model, form, 
     for (gradients_, count), (expected_gradients, expected_count) in zip(found, expected, strict=True):
         for name, gradient in expected_gradients.items():
             assert torch.equal(gradients_[name], gradient), name
-        # Attention's sum is done again; the last one of a replay serves only its values and is not.
+        # A replay repeats attention's sum, but not the last sum, which serves only its values.
         extra = {"full": 4, "uniform-3": 3 * 2 - 1 + 1, "all-parts": 0}[form]
         assert count == expected_count + extra
 
 
 def fully_sharded(rank, world_size, training):
-    """Gradients of this rank's shards, and how often weights were gathered."""
+    """Gradients of this rank's shards, and the number of weight gathers."""
     config = make_config(LLAMA, training)
     builder = ParameterBuilder(1, ParallelMesh(tp=1, pp=1, dp=1, rank=0), False, torch.float32, torch.device("cpu"))
     stage = GPTStage(config, VOCAB_SIZE, range(4), builder, ParallelAxes(), is_first=True, is_last=True)
@@ -111,4 +111,4 @@ def test_fully_sharded_weights_are_there_for_the_replay(ranks, form):
         for gradient, right in zip(gradients_, expected_gradients, strict=True):
             assert right.any()
             assert torch.equal(gradient, right)
-        assert count == expected_count, "weights that are there for backward serve the replay too"
+        assert count == expected_count, "weights gathered for backward must serve the replay too"

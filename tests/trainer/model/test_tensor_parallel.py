@@ -1,4 +1,4 @@
-"""Divided layers on real ranks against the same layer whole, with and without sequence parallelism."""
+"""Tensor-parallel layers on real ranks against the whole layer, with and without sequence parallelism."""
 
 from datetime import timedelta
 from unittest import mock
@@ -46,7 +46,7 @@ def axis(rank, world_size, sequence_parallel):
 
 
 class OuterProducts:
-    """A sink that computes what it is given."""
+    """A gradient accumulator that computes its products at once."""
 
     def __init__(self):
         self.total = 0.0
@@ -64,7 +64,7 @@ def whole_pair():
     return outputs.detach(), inputs.grad, up.grad, down.grad, up_bias.grad, bias.grad
 
 
-def divided_pair(rank, world_size, sequence_parallel, with_sinks):
+def divided_pair(rank, world_size, sequence_parallel, with_accumulators):
     tp = axis(rank, world_size, sequence_parallel)
     share = slice(rank * INNER // world_size, (rank + 1) * INNER // world_size)
     up = ColumnParallelLinear(
@@ -73,23 +73,25 @@ def divided_pair(rank, world_size, sequence_parallel, with_sinks):
     down = RowParallelLinear(
         nn.Parameter(draw("down", HIDDEN, INNER)[:, share].clone()), nn.Parameter(draw("bias", HIDDEN)), tp
     )
-    if with_sinks:
+    if with_accumulators:
         up.gradient_accumulator, down.gradient_accumulator = OuterProducts(), OuterProducts()
     inputs = tp.sequence_shard(draw("inputs", LENGTH, BATCH, HIDDEN)).clone().requires_grad_()
     outputs = down(torch.tanh(up(inputs)))
     outputs.backward(tp.sequence_shard(draw("gradient", LENGTH, BATCH, HIDDEN)))
-    if with_sinks:
+    if with_accumulators:
         assert up.weight.grad is None
         assert down.weight.grad is None
-    up_grad, down_grad = (layer.gradient_accumulator.total if with_sinks else layer.weight.grad for layer in (up, down))
+    up_grad, down_grad = (
+        layer.gradient_accumulator.total if with_accumulators else layer.weight.grad for layer in (up, down)
+    )
     return outputs.detach(), inputs.grad, up_grad, down_grad, up.bias.grad, down.bias.grad
 
 
-@pytest.mark.parametrize("with_sinks", [False, True], ids=["autograd", "sinks"])
+@pytest.mark.parametrize("with_accumulators", [False, True], ids=["autograd", "accumulators"])
 @pytest.mark.parametrize(("world_size", "sequence_parallel"), LAYOUTS)
-def test_column_and_row_pair(ranks, world_size, sequence_parallel, with_sinks):
+def test_column_and_row_pair(ranks, world_size, sequence_parallel, with_accumulators):
     outputs, input_grad, up_grad, down_grad, up_bias_grad, bias_grad = whole_pair()
-    parts = ranks.run(divided_pair, sequence_parallel, with_sinks, world_size=world_size)
+    parts = ranks.run(divided_pair, sequence_parallel, with_accumulators, world_size=world_size)
     found = list(zip(*parts, strict=True))
     for expected, shards in ((outputs, found[0]), (input_grad, found[1])):
         if sequence_parallel:
@@ -106,7 +108,7 @@ def test_column_and_row_pair(ranks, world_size, sequence_parallel, with_sinks):
 
 
 class CallOrder(TorchDispatchMode):
-    """Which products and collectives are issued, in order."""
+    """Products and collectives in the order of issue."""
 
     NAMES = {
         "aten.mm": "product",
@@ -125,7 +127,7 @@ class CallOrder(TorchDispatchMode):
 
 
 class NamedProducts(OuterProducts):
-    """A sink that says when it is given something."""
+    """A gradient accumulator that logs its calls."""
 
     def __init__(self, calls):
         super().__init__()
@@ -136,7 +138,7 @@ class NamedProducts(OuterProducts):
 
 
 def order_of_issue(rank, world_size, sequence_parallel):
-    """What forward and backward through a column-parallel layer do, in order; waits included."""
+    """Operations of forward and backward through a column-parallel layer, in order, including waits."""
     tp = axis(rank, world_size, sequence_parallel)
     layer = ColumnParallelLinear(nn.Parameter(draw("up", INNER // 2, HIDDEN)), None, tp)
     inputs = tp.sequence_shard(draw("inputs", LENGTH, BATCH, HIDDEN)).clone().requires_grad_()
@@ -163,7 +165,10 @@ def order_of_issue(rank, world_size, sequence_parallel):
     ],
 )
 def test_collectives_of_backward_travel_during_products(ranks, sequence_parallel, expected):
-    """The gather that the weight gradient needs during the input gradient's product; its sum during the other."""
+    """The gather and the sum of backward overlap with matrix products.
+
+    The gather overlaps with the input gradient's product, the sum with the other product.
+    """
     for calls in ranks.run(order_of_issue, sequence_parallel, world_size=2):
         assert ", ".join(calls) == expected
 
@@ -244,7 +249,7 @@ ATTENTION = {
 
 
 def attention(rank, world_size, options, sequence_parallel):
-    """Output, gradient of the input, and each parameter's gradient with its boxes, of one self-attention."""
+    """Output, input gradient, and each parameter's gradient with its shard boxes, of one self-attention."""
     model = ModelConfig(**ATTENTION, **options)
     mesh = ParallelMesh(tp=world_size, pp=1, dp=1, rank=rank, kv_copies=max(1, world_size // model.query_groups))
     groups = build_process_groups(mesh, timedelta(seconds=60))
@@ -273,7 +278,7 @@ def attention(rank, world_size, options, sequence_parallel):
 
 
 def put_together(reports, shapes, column):
-    """Whole tensors by name; what several ranks hold must be the same on all of them."""
+    """Whole tensors by name; copies must be equal on all ranks."""
     wholes = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name, shape in shapes.items()}
     owners = {name: torch.zeros(shape) for name, shape in shapes.items()}
     for _, _, parts in reports:

@@ -1,4 +1,4 @@
-"""ZeRO-1 on real ranks: the same bits as without it, nobody waits too late, and the state is divided."""
+"""ZeRO-1 on real ranks: bitwise equal results, waits in time, divided state."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward, forward_only
 from trainer.planning.build_config import build_config
 
-# Widths that no number of ranks divides: vocabulary 37, ffn 40, three layers' worth of odd vectors.
+# Widths that no number of ranks divides: vocabulary 37, ffn 40, odd vectors of three layers.
 GPT2 = {"num_attention_heads": 4, "ffn_hidden_size": 40, "hidden_dropout": 0.1, "attention_dropout": 0.0}
 LLAMA = {
     "num_attention_heads": 4,
@@ -104,7 +104,7 @@ def bits(tensor):
 
 
 def train(rank, world_size, config, iterations=3):
-    """Losses, norms, whole weights bit by bit, and what this rank updates."""
+    """Losses, norms, whole weights bit by bit, and this rank's shards."""
     model, optimizer = start(config, rank, world_size)
     outcomes = [step(config, model, optimizer, iteration) for iteration in range(iterations)]
     model.gradients.wait_for_weights()
@@ -214,7 +214,10 @@ def test_buckets_are_small_where_anything_overlaps_and_as_asked_for_everywhere(m
 
 
 def planned(mesh, with_layers=2):
-    """Parts of a stage: blocks with experts and shared key and value heads, before or after them a tied table."""
+    """Parameters of a stage: blocks with experts, and a tied table.
+
+    The blocks have shared key and value heads; the table comes before or after them.
+    """
     layouts = [ParameterLayout("embedding.word.weight", (40, 6), 0, False, True, True)]
     for layer in range(with_layers):
         packed = PackedHeads(groups=2, queries_per_group=4, head_dim=3)
@@ -261,7 +264,7 @@ def overflow(rank, world_size, config):
     measure = optimizer._norm.measure
     for iteration in range(2):
         if iteration == 0 and rank == 1:
-            # One element, of which one rank alone has the sum.
+            # Poison one element, of which one rank alone has the sum.
             def poisoned():
                 model.gradients.parameter_shards[-1].gradient[-1] = math.inf
                 return measure()
@@ -282,7 +285,7 @@ def test_an_overflow_in_one_shard_skips_the_step_of_all(ranks):
 
 
 class Later:
-    """A collective that takes place when it is waited for, and not before."""
+    """A collective that takes place only when it is waited for."""
 
     def __init__(self, run):
         self._run = run
@@ -295,7 +298,7 @@ def train_with_late_gathers(rank, world_size, config, mutation):
     broadcast = dist.broadcast
 
     def later(tensor, **options):
-        # Until then there is nothing that one could go on with.
+        # Before the wait the received weights are unusable.
         if options["group_src"] != dist.get_rank(options["group"]):
             tensor.fill_(math.nan)
         return Later(partial(broadcast, tensor, **{**options, "async_op": False}))
@@ -349,7 +352,7 @@ def test_every_use_of_a_weight_waits_for_it(ranks, model, training, parallel):
 
 def test_a_stale_gather_is_found():
     config = configure(GPT2, ADAM, use_distributed_optimizer=True)
-    with Ranks(2) as own:  # these ranks are broken afterwards
+    with Ranks(2) as own:  # the test leaves these ranks broken
         reports = own.run(train_with_late_gathers, config, "no waiting in forward")
     for losses, norms, _, _ in reports:
         assert [math.isfinite(loss) for loss in losses] == [True, False, True]
@@ -377,7 +380,7 @@ def test_one_sync_per_global_batch_overlapped_with_backward(ranks):
         assert sum(size for what, size in log if what == "gather") == total
         reduced = [size for what, size in log if what == "reduce"]
         assert sum(reduced) == total + 1  # and the norm
-        # Three of the four micro-batches pass without any; buckets of the last leave before its backward is over.
+        # The first three of four micro-batches send none; buckets of the last are sent before its backward ends.
         places = [place for place, (what, _) in enumerate(log) if what == "embedding"]
         assert [what for what, _ in log[: places[-2] + 1]] == ["embedding"] * 3
         assert "reduce" in [what for what, _ in log[places[-2] : places[-1]]]

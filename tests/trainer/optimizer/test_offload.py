@@ -1,4 +1,4 @@
-"""Optimizer state in CPU memory: the same numbers as without, and the same state to save."""
+"""Optimizer state in CPU memory gives the same numbers and the same state."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ ADAM = {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}
 
 
 @pytest.fixture(autouse=True)
-def several_portions(monkeypatch):
+def several_chunks(monkeypatch):
     monkeypatch.setattr(cpu_offload, "_CHUNK", 1024)
 
 
@@ -107,7 +107,10 @@ def test_the_kernel_writes_16_bit_weights_in_its_own_pass(training, written):
 
 
 class Bus:
-    """Streams and events of a device that is the CPU: what is queued is done when somebody waits for it."""
+    """Streams and events of a simulated device on the CPU.
+
+    Queued work runs when somebody waits for it.
+    """
 
     def __init__(self):
         self.log = []
@@ -137,7 +140,7 @@ def test_what_travels_gives_the_same_numbers_and_no_buffer_is_written_before_it_
     stepped = cpu_offload._Chunk.step
 
     def step(chunk, *arguments):
-        # Its gradients have come in, and what its targets held has gone out.
+        # The chunk's gradients have arrived, and the previous contents of its targets have been sent.
         assert bus.log[-2:] == ["synchronize"] * 2
         stepped(chunk, *arguments)
 
@@ -145,7 +148,7 @@ def test_what_travels_gives_the_same_numbers_and_no_buffer_is_written_before_it_
     plain, offloaded = build(optimizer, None, training), build(optimizer, 1.0, training)
     assert train(*plain) == train(*offloaded)
     assert_equal(plain, offloaded)
-    assert len(bus.log) > 8  # in several portions
+    assert len(bus.log) > 8  # in several chunks
 
 
 def test_a_bad_gradient_leaves_everything_as_it_was():
@@ -198,7 +201,7 @@ def test_gradients_and_weights_travel_between_gpu_and_cpu(fraction, training):
     plain, offloaded = build(ADAM, None, training, "cuda"), build(ADAM, fraction, training, "cuda")
     train(*plain), train(*offloaded)
     assert any(not tensor.is_cuda for tensor in offloaded[1].tensors()["exp_avg"].values())
-    # In bf16 a master that differs in its last bits may round to the next weight: one in 2^8.
+    # In bf16 a master with different last bits may round to the next weight: one in 2^8.
     limits = {"rtol": 2.0**-7, "atol": 1e-5} if training else {"rtol": 1e-5, "atol": 1e-5}
     for name, parameter in plain[0].parameters.items():
         torch.testing.assert_close(offloaded[0].parameters[name], parameter, **limits)

@@ -1,4 +1,4 @@
-"""The optimizer step beside plain PyTorch on the same gradients."""
+"""The optimizer step against plain PyTorch on the same gradients."""
 
 import math
 
@@ -35,7 +35,7 @@ def set_gradients(model, seed, factor=1.0):
 
 
 def reference(model, kind):
-    """Plain copies of the weights and torch's textbook optimizer over them, decaying matrices only."""
+    """Plain copies of the weights and torch's own optimizer over them, decaying matrices only."""
     copies = {name: parameter.detach().float().clone().requires_grad_() for name, parameter in model.parameters.items()}
     groups = [
         {"params": [copy for copy in copies.values() if copy.dim() > 1], "weight_decay": 0.1},
@@ -123,7 +123,7 @@ def test_16_bit_weights_keep_what_rounding_would_lose():
 
 
 def test_norm_of_a_large_tensor_is_exact():
-    # One pass in fp32 over so many elements would be off in the third digit.
+    # A single float32 pass over this many elements would be wrong in the third digit.
     model, optimizer = build(training={"seq_length": 200_000})
     gradients = set_gradients(model, 0)
     exact = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
@@ -173,7 +173,7 @@ def test_every_element_of_dense_and_expert_parameters_counts_once(sizes, is_shar
     counted = {layout.name: torch.zeros(layout.global_shape).view(-1) for layout in LAYOUTS}
     for rank in range(sizes.world_size):
         mesh = sizes.at(rank)
-        # The table is on the first stage and on that of the head, which may be the same; the rest on the first.
+        # The table is on the first stage and on the head's stage, possibly the same; the rest is on the first.
         layouts = LAYOUTS if mesh.is_first_stage else LAYOUTS[:1] if mesh.computes_loss else ()
         for layout, start, stop in held_ranges(layouts, mesh, is_sharded):
             if speaks_for_copies(layout, mesh, is_sharded):
@@ -188,7 +188,7 @@ def test_every_element_of_dense_and_expert_parameters_counts_once(sizes, is_shar
 
 
 def held_ranges(layouts, mesh, is_sharded):
-    """What the rank updates of each parameter, as a store would cut it."""
+    """This rank's ranges of each parameter, as a gradient store cuts them."""
     named = {layout.name: layout for layout in layouts}
     parameters = {name: torch.nn.Parameter(torch.zeros(named[name].local_shape(mesh))) for name in named}
     for bucket in plan_buckets(parameters, named, mesh, 100):

@@ -1,4 +1,4 @@
-"""Messages between ranks: each arrives where the table wants it, every way of sending, without piling up."""
+"""Messages between ranks arrive in every mode, without piling up."""
 
 import random
 import time
@@ -56,7 +56,10 @@ def wire_of(rank, world_size, count):
 
 
 def run_table(rank, world_size, build, kind, count):
-    """Every action passes on what it got plus one, after working for a while; returns what arrived, and the sends."""
+    """Run a table whose actions return their input plus one, after some work.
+
+    Returns the received values and the sends.
+    """
     wire, schedule = wire_of(rank, world_size, count), table(kind, world_size, count)
     arrived, outgoing, most, sends = {}, None, 0, []
     isend, batch = dist.isend, dist.batch_isend_irecv
@@ -86,7 +89,7 @@ def run_table(rank, world_size, build, kind, count):
                 outgoing = torch.full((3, 5), 100.0 * action.micro_batch) if incoming is None else incoming + 1
                 assert (outgoing == outgoing[0, 0]).all()
                 arrived[str(action)] = float(outgoing[0, 0])
-                # A view that is not contiguous must arrive as what it shows.
+                # A view that is not contiguous must arrive with its values in order.
                 outgoing = outgoing.t().contiguous().t()
                 most = max(most, len(getattr(messenger, "_leaving", ())))
             messenger.finish(outgoing)
@@ -125,7 +128,7 @@ def test_messages_arrive_as_the_table_says(ranks, build, kind, pp, count):
 
 
 def test_completed_sends_are_waited_for_before_they_are_let_go(monkeypatch):
-    """NCCL keeps what a send reads until then; gloo never says that one has completed."""
+    """NCCL keeps the memory of a send until wait; gloo never reports completion."""
     waited = []
 
     class Completed:
@@ -150,7 +153,7 @@ def test_completed_sends_are_waited_for_before_they_are_let_go(monkeypatch):
     for step, action in enumerate(schedule.stages[0]):
         messenger.exchange(step, outgoing)
         outgoing = torch.full((1,), float(action.micro_batch)) if action.kind is ActionKind.FORWARD else None
-    # Before the end: what is left is waited for there in any case.
+    # Before finish, which waits for the remaining sends in any case.
     assert [number for number in waited if number >= 0] == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -168,7 +171,7 @@ def test_a_pipeline_of_one_rank_hands_over_to_itself():
 
 
 def chosen(rank, world_size, backend):
-    """The messenger's class where the group says it is of that backend."""
+    """Class of the messenger for a group with this backend."""
     wire, names = wire_of(rank, world_size, 8), []
     real, dist.get_backend = dist.get_backend, lambda *_: backend
     try:

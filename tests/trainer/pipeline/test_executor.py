@@ -1,4 +1,7 @@
-"""Every schedule gives the gradients of one process; evaluation and logits too, and they leave training as it was."""
+"""Every schedule gives the gradients of one process.
+
+Evaluation and logits do not change the training state.
+"""
 
 from datetime import timedelta
 
@@ -32,7 +35,10 @@ def serials():
 @pytest.mark.parametrize("schedule", SCHEDULE_KINDS)
 @pytest.mark.parametrize(("pp", "micro_batches"), [(2, 5), (3, 2), (4, 4)])
 def test_every_schedule_gives_the_gradients_of_one_process(ranks, serials, schedule, pp, micro_batches):
-    """Bit for bit: micro-batches are summed in their order. More, fewer and as many of them as ranks."""
+    """Bitwise equal: micro-batches are summed in order.
+
+    With more and fewer micro-batches than ranks, and equally many.
+    """
     case = Case(model="llama", pp=pp, schedule=schedule, micro_batches=micro_batches)
     assert problems(case, compare(ranks, serials, case)) == []
 
@@ -52,7 +58,7 @@ def test_weight_gradients_are_put_off_where_activations_are_recomputed(ranks, se
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v"])
 def test_schedules_of_a_single_rank(ranks, serials, schedule):
-    """Everything is handed over on the rank itself; the sums are the same."""
+    """All messages stay on the rank itself; the sums are the same."""
     case = Case(model="llama", schedule=schedule, micro_batches=3)
     assert problems(case, compare(ranks, serials, case)) == []
 
@@ -65,7 +71,7 @@ def build(rank, world_size, case):
 
 
 EVALUATED = (16, 5)
-"""Lengths of text: what is trained on, and one that no number of ranks divides."""
+"""Lengths of text: the training length, and one that no number of ranks divides."""
 
 
 def evaluate(rank, world_size, case):
@@ -119,7 +125,10 @@ def logits_of(rank, world_size, case, length):
 
 
 def test_full_experts_drop_nobody_outside_of_training(ranks):
-    """Else a later token could take an earlier one's place, and what a text's end is would change what comes before."""
+    """Otherwise the end of a text could change its beginning.
+
+    A later token could take an earlier one's place.
+    """
     case = Case(model="capacity")
     [whole], [part] = (ranks.run(logits_of, case, length, world_size=1) for length in (16, 5))
     np.testing.assert_allclose(whole[:, :5], part, atol=1e-5)
@@ -179,7 +188,7 @@ def test_evaluation_leaves_no_trace_in_training(ranks, schedule):
 
 
 def outputs_alive(rank, world_size, case):
-    """Most outputs of this rank that were in memory at the end of any of its forwards."""
+    """Maximum of this rank's live outputs at the end of any forward."""
     model = build(rank, world_size, case)
     outputs, counts = [], []
 
@@ -195,15 +204,17 @@ def outputs_alive(rank, world_size, case):
 
 
 def test_outputs_are_freed_when_they_have_been_sent(ranks):
-    """The first of four ranks runs four micro-batches ahead; it keeps their graphs, not their outputs."""
+    """A rank that runs ahead keeps graphs, not outputs.
+
+    The first of four ranks runs four micro-batches ahead.
+    """
     assert max(ranks.run(outputs_alive, Case(model="llama", pp=4, micro_batches=6))) <= 3
 
 
-def sinks_before_and_after(rank, world_size, case):
+def accumulators_before_and_after(rank, world_size, case):
     model = build(rank, world_size, case)
-    modules = [
-        module for chunk in model.chunks for module in chunk.modules() if hasattr(module, "gradient_accumulator")
-    ]
+    modules = [module for chunk in model.chunks for module in chunk.modules()]
+    modules = [module for module in modules if hasattr(module, "gradient_accumulator")]
     before = [module.gradient_accumulator for module in modules]
     step(model, case)
     return len(modules), all(
@@ -212,7 +223,7 @@ def sinks_before_and_after(rank, world_size, case):
 
 
 def test_the_queues_are_gone_after_a_step(ranks):
-    for count, unchanged in ranks.run(sinks_before_and_after, Case(pp=2, schedule="zb-v"), world_size=2):
+    for count, unchanged in ranks.run(accumulators_before_and_after, Case(pp=2, schedule="zb-v"), world_size=2):
         assert count > 4
         assert unchanged
 
@@ -228,7 +239,7 @@ def test_the_same_layout_gives_the_same_bits_twice(ranks, case):
 
 
 def test_a_zero_bubble_schedule_gives_the_bits_of_1f1b(ranks):
-    """The products of a micro-batch run later, on the same factors and in the same order."""
+    """Deferred products use the same factors in the same order."""
     one, other = (run_case(ranks, Case(model="gpt2", pp=2, tp=2, schedule=kind)) for kind in ("1f1b", "zb-h1"))
     for of_one, of_other in zip(one.iterations, other.iterations, strict=True):
         assert of_one.loss == of_other.loss

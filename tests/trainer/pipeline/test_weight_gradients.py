@@ -1,4 +1,4 @@
-"""Weight gradients wait for their turn: kept while the input's gradient runs, run in order, freed one by one."""
+"""Deferred weight gradients: kept during backward of inputs, run in order, freed singly."""
 
 import weakref
 
@@ -11,8 +11,8 @@ from trainer.model.moe.router import _Logits
 from trainer.pipeline.weight_gradients import deferring
 
 
-class Sink:
-    """Notes what it gets, and how many of the factors that were made are alive when it gets it."""
+class RecordingAccumulator:
+    """Logs its calls, and the number of live factors at each call."""
 
     def __init__(self, factors):
         self.got = []
@@ -37,7 +37,7 @@ class Layer(nn.Module):
 @pytest.fixture
 def parts():
     factors = []
-    accumulator = Sink(factors)
+    accumulator = RecordingAccumulator(factors)
 
     def factor(value):
         tensor = torch.tensor(value, requires_grad=True)
@@ -57,7 +57,7 @@ def test_products_run_when_it_is_their_turn_and_free_their_factors(parts):
         assert accumulator.got == []
         queue.run(0)
         assert accumulator.got == [(10.0, 1.0), (20.0, 2.0)]
-        # Eight factors wait; those of a product are alive while it runs, and gone before the next one.
+        # Eight factors wait; those of a product live while it runs, and are freed before the next one.
         assert accumulator.alive == [8, 6]
         queue.run(1)
         assert accumulator.got[2:] == [(11.0, 1.0), (21.0, 2.0)]
@@ -82,7 +82,7 @@ def test_sinks_of_any_kind_are_put_off(parts):
 
 
 def test_a_routers_tokens_wait_in_the_dtype_that_they_have():
-    """And not as a copy in float32, which the product makes for itself."""
+    """The queue keeps no float32 copy, which the product makes for itself."""
     main = torch.zeros(4, 8)
     accumulator = MainGradient(main, lambda: None)
     accumulator.sources = 1
@@ -113,7 +113,7 @@ def test_sinks_are_what_they_were_after_a_failure(parts):
 
 
 def test_one_contribution_too_many_is_refused():
-    """And not added to a gradient that may be under way to the other replicas."""
+    """An extra contribution must not change a gradient in a running reduction."""
     filled = []
     accumulator = MainGradient(torch.zeros(2, 3), lambda: filled.append(1))
     factors = torch.ones(4, 2), torch.ones(4, 3)

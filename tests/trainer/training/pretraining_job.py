@@ -1,4 +1,4 @@
-"""Pretraining on several real processes, as a launcher would start them, one of which may be tampered with."""
+"""Pretraining in several real processes, with optional faults."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from tests.resume_torture import free_port
 
 
 def be_rank(run, number, rank, world_size, port, fault):
-    """What ``python -m trainer pretrain`` does in a process of its own; ``fault`` may tamper with it before."""
+    """Run ``python -m trainer pretrain`` in this process, after ``fault``, which may break the trainer."""
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -31,10 +31,13 @@ def be_rank(run, number, rank, world_size, port, fault):
 
 
 class Job:
-    """The ranks of one attempt. A context manager: nobody survives it."""
+    """The ranks of one attempt.
+
+    A context manager, which kills every process at its end.
+    """
 
     def __init__(self, run, world_size, faults=None, absent=(), number=1):
-        """Start ``world_size`` ranks but those ``absent``; ``faults``: rank -> what it calls before it begins."""
+        """Start ``world_size`` ranks except those ``absent``; ``faults``: rank -> function to call first."""
         self.run = run
         port = free_port()
         faults = faults or {}
@@ -55,7 +58,7 @@ class Job:
             process.join(timeout=60)
 
     def wait_for_iteration(self, iteration):
-        """Until so many iterations are logged."""
+        """Wait until ``iteration`` iterations are logged."""
         wait_for_iteration(self.run, iteration, lambda: all(p.exitcode is None for p in self.ranks.values()))
 
     def ends(self, ranks, seconds):
@@ -67,7 +70,7 @@ class Job:
 
 
 def wait_for_iteration(run, iteration, goes_on, deadline_s=200.0):
-    """Until ``iteration`` rows are logged; ``goes_on()`` says whether they can still be."""
+    """Wait until ``iteration`` rows are logged; fails when ``goes_on()`` is False."""
     end = time.monotonic() + deadline_s
     metrics = run / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < iteration:

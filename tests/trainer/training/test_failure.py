@@ -1,4 +1,7 @@
-"""Ranks that raise, are killed or hang: the others leave in time, and what is written names the first cause."""
+"""Ranks that raise, are killed or hang.
+
+The others exit in time, and the records name the first cause.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ from trainer.distributed.mesh import ParallelMesh
 from trainer.process.heartbeat import Heartbeat
 from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import RunDirectory
-from trainer.training.peer_failure import PeerLoss
+from trainer.training.peer_failure import PeerFailure
 from trainer.training.pretraining import _Attempt, _report
 
 WORLD_SIZE = 4
-# What ranks wait for one that hangs.
+# Timeout of ranks that wait for a hanging one.
 TIMEOUT_S = 8.0
-# What they would wait for one that is gone, if they did not notice.
+# Timeout of ranks with a dead peer, if they did not notice the failure.
 LONG_S = 60.0
-# For processes to end, besides a timeout: a loaded machine takes its time.
+# Extra time for processes to end on a loaded machine.
 GRACE_S = 60.0
 MESH = ParallelMesh(tp=2, pp=2, dp=1, rank=0)
 
@@ -84,12 +87,12 @@ def test_the_rank_that_raises_is_the_cause_and_the_others_are_consequences(tmp_p
     assert sorted(error["rank"] for error in others) == [0, 1, 2]
     for error in others:
         assert error["consequence"] is True
-        assert error["message"].startswith("lost its peers in ")
+        assert error["message"].startswith("peer failure in ")
         assert error["time"] - first["time"] < LONG_S
-        # Who raised has said so, and is not missed.
-        assert "no word from rank 3" not in error["message"]
+        # A rank with its own error record is not reported as silent.
+        assert "no error record from rank 3" not in error["message"]
         coordinates = error["coordinates"]
-        assert f"trainer: {coordinates} at iteration {error['iteration']} lost its peers" in log(job.run, error["rank"])
+        assert f"trainer: {coordinates} at iteration {error['iteration']}: peer failure" in log(job.run, error["rank"])
         assert "Traceback" not in log(job.run, error["rank"])
 
 
@@ -104,8 +107,8 @@ def test_a_killed_rank_is_missed_by_those_that_talked_to_it(tmp_path):
     assert sorted(error["rank"] for error in found) == [0, 2, 3]
     assert all(error["consequence"] for error in found)
     assert all(killed <= error["time"] < killed + LONG_S for error in found)
-    # Which of its peers were talking to it just then is left to chance.
-    assert any("no word from rank 1 (pp 0, dp 0, tp 1) (process " in error["message"] for error in found)
+    # Chance decides which of its peers were communicating with it at that moment.
+    assert any("no error record from rank 1 (pp 0, dp 0, tp 1) (process " in error["message"] for error in found)
 
 
 def die_in_the_middle_of_the_second_iteration():
@@ -128,9 +131,9 @@ def test_a_rank_that_is_killed_under_zero_3_is_missed_by_its_replicas(tmp_path):
     with Job(tmp_path / "run", 2, {1: die_in_the_middle_of_the_second_iteration}) as job:
         assert job.ends([0, 1], 200.0) == [1, -signal.SIGKILL]
     (found,) = errors(job.run)
-    # Between two micro-batches nothing but torch's own wrappers talks.
-    assert found["message"].startswith("lost its peers in 'forward and backward' over dp x cp (rank 1): ")
-    assert "no word from rank 1 (pp 0, dp 1, tp 0) (process " in found["message"]
+    # Between two micro-batches only torch's own wrappers communicate.
+    assert found["message"].startswith("peer failure in 'forward and backward' over dp x cp (rank 1): ")
+    assert "no error record from rank 1 (pp 0, dp 1, tp 0) (process " in found["message"]
 
 
 def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
@@ -144,11 +147,11 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
     assert sorted(error["rank"] for error in found) == [0, 1, 3]
     assert all(error["time"] - began < TIMEOUT_S + GRACE_S / 2 for error in found)
     assert all(error["consequence"] for error in found)
-    # Some wait for it, the others for those who wait.
-    waiting = next(e for e in found if "no word from rank 2 (pp 1, dp 0, tp 0) (process " in e["message"])
-    assert waiting["message"].startswith("waited in vain for its peers in '")
+    # Some ranks wait for the hanging one, and others for those.
+    waiting = next(e for e in found if "no error record from rank 2 (pp 1, dp 0, tp 0) (process " in e["message"])
+    assert waiting["message"].startswith("peer timeout in '")
     assert "Timed out" in waiting["message"]
-    assert "when it began '" in waiting["message"]
+    assert "at the start of '" in waiting["message"]
     assert "Traceback" in log(job.run, waiting["rank"])  # where it waited
 
 
@@ -159,7 +162,7 @@ def test_a_rank_that_never_comes_is_missed_in_the_rendezvous(tmp_path):
     for error in errors(job.run):
         assert "'rendezvous'" in error["message"]
         assert error["consequence"] is True
-    assert any("no word from rank 2 (pp 1, dp 0, tp 0) (never heard of)" in e["message"] for e in errors(job.run))
+    assert any("no error record from rank 2 (pp 1, dp 0, tp 0) (no heartbeat)" in e["message"] for e in errors(job.run))
 
 
 @pytest.mark.timeout(400)
@@ -208,13 +211,16 @@ GLOO_GONE = (
         (RuntimeError("Application timeout caused pair closure"), True),
     ],
 )
-def test_words_of_the_backends(error, is_late):
-    loss = PeerLoss.of(error, MESH, "optimizer")
-    assert loss is not None
-    assert loss.is_late == is_late
-    assert (loss.axis, loss.peers) == ("", (1, 2, 3))  # nothing was called that talks over an axis
-    assert "typically" not in loss.sentence(MESH, None)
-    assert "pair.cc" not in loss.sentence(MESH, None)
+def test_messages_of_the_backends(error, is_late):
+    failure = PeerFailure.of(error, MESH, "optimizer")
+    assert failure is not None
+    assert failure.is_late == is_late
+    assert (failure.axis, failure.peers) == (
+        "",
+        (1, 2, 3),
+    )  # no frame belongs to a module that communicates over an axis
+    assert "typically" not in failure.sentence(MESH, None)
+    assert "pair.cc" not in failure.sentence(MESH, None)
 
 
 LOCAL_CAUSES = [
@@ -231,17 +237,17 @@ LOCAL_CAUSES = [
 
 
 @pytest.mark.parametrize("error", LOCAL_CAUSES, ids=str)
-def test_other_errors_are_causes_of_their_own(error):
-    assert PeerLoss.of(error, MESH, "data") is None
+def test_other_errors_are_causes(error):
+    assert PeerFailure.of(error, MESH, "data") is None
 
 
-def test_who_is_alone_has_lost_nobody():
+def test_a_rank_alone_has_no_peer_failure():
     alone = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
-    assert PeerLoss.of(RuntimeError(GLOO_GONE), alone, "data") is None
+    assert PeerFailure.of(RuntimeError(GLOO_GONE), alone, "data") is None
 
 
-def lost_in(module, mesh):
-    """What a rank of ``mesh`` says of an error that a function of ``module`` met, as far as its frame tells."""
+def failure_in(module, mesh):
+    """The peer failure for an error in a function of ``module``."""
 
     def fail():
         raise RuntimeError(GLOO_GONE)
@@ -250,9 +256,9 @@ def lost_in(module, mesh):
     exec("def talk():\n    fail()", names)
     with pytest.raises(RuntimeError) as caught:
         names["talk"]()
-    loss = PeerLoss.of(caught.value, mesh, "forward and backward")
-    assert loss is not None
-    return loss
+    failure = PeerFailure.of(caught.value, mesh, "forward and backward")
+    assert failure is not None
+    return failure
 
 
 @pytest.mark.parametrize(
@@ -265,26 +271,26 @@ def lost_in(module, mesh):
         ("trainer.data_parallel.gradient_buckets", "dp_cp", (2, 4, 6)),
         ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "dp_cp", (2, 4, 6)),
         ("trainer.pipeline.communication", "pp", (8,)),
-        # What passes through these is not of one axis.
+        # These modules communicate over more than one axis.
         ("trainer.pipeline.executor", "", tuple(range(1, 16))),
         ("trainer.distributed.collectives", "", tuple(range(1, 16))),
         ("trainer.data_parallel.shared_gradients", "", tuple(range(1, 16))),
     ],
 )
 def test_the_axis_is_that_of_the_innermost_place_that_talks(module, axis, peers):
-    loss = lost_in(module, ParallelMesh(tp=2, pp=2, dp=2, cp=2, ep=4, rank=0))
-    assert (loss.axis, loss.peers) == (axis, peers)
+    failure = failure_in(module, ParallelMesh(tp=2, pp=2, dp=2, cp=2, ep=4, rank=0))
+    assert (failure.axis, failure.peers) == (axis, peers)
 
 
 def test_the_sentence_names_axis_and_ranks():
-    assert lost_in("trainer.pipeline.communication", MESH).sentence(MESH, None) == (
-        "lost its peers in 'forward and backward' over pp (rank 2): Connection closed by peer [10.0.0.2]:41872"
+    assert failure_in("trainer.pipeline.communication", MESH).sentence(MESH, None) == (
+        "peer failure in 'forward and backward' over pp (rank 2): Connection closed by peer [10.0.0.2]:41872"
     )
 
 
-def test_over_an_axis_of_one_rank_nobody_is_lost():
-    loss = lost_in("trainer.pipeline.communication", ParallelMesh(tp=1, pp=1, dp=3, rank=1))
-    assert (loss.axis, loss.peers) == ("", (0, 2))
+def test_an_axis_of_one_rank_has_no_peer_failure():
+    failure = failure_in("trainer.pipeline.communication", ParallelMesh(tp=1, pp=1, dp=3, rank=1))
+    assert (failure.axis, failure.peers) == ("", (0, 2))
 
 
 def test_without_a_run_directory_the_place_is_printed(capsys):
@@ -294,14 +300,14 @@ def test_without_a_run_directory_the_place_is_printed(capsys):
     except RuntimeError as error:
         assert _report(attempt, error) == 1
     printed = capsys.readouterr().err
-    assert "rank 0 (pp 0, dp 0, tp 0) at iteration 0 lost its peers in 'start' (rank 1, 2, 3): " in printed
+    assert "rank 0 (pp 0, dp 0, tp 0) at iteration 0: peer failure in 'start' (rank 1, 2, 3): " in printed
     assert "Traceback" in printed
 
 
 def test_many_silent_ranks_are_counted(tmp_path):
     mesh = ParallelMesh(tp=1, pp=1, dp=20, rank=0)
-    loss = PeerLoss.of(RuntimeError("Timed out waiting 9000ms"), mesh, "optimizer")
+    failure = PeerFailure.of(RuntimeError("Timed out waiting 9000ms"), mesh, "optimizer")
     run = RunDirectory(tmp_path)
-    sentence = loss.sentence(mesh, run, loss.peers)
+    sentence = failure.sentence(mesh, run, failure.peers)
     assert "(rank 1, 2, 3, 4, 5, 6, 7, 8, ...)" in sentence
-    assert sentence.endswith("rank 4 (pp 0, dp 4, tp 0) (never heard of) and 15 more")
+    assert sentence.endswith("rank 4 (pp 0, dp 4, tp 0) (no heartbeat) and 15 more")

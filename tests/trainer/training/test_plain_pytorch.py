@@ -1,4 +1,4 @@
-"""Our trainer beside a hand-written PyTorch loop, on the benchmark's model: the serial run is not its own witness."""
+"""The trainer against a hand-written PyTorch loop on the benchmark's model, an independent reference."""
 
 import argparse
 import functools
@@ -24,12 +24,15 @@ def test_loss_and_gradient_norm_are_those_of_plain_pytorch(trainer: str, layout:
     plain_losses, plain_norms = curve("plain", "1")
     losses, norms = curve(trainer, layout)
     assert losses == pytest.approx(plain_losses, abs=1e-5)
-    # Ours is right to 1e-5. torch's own norm on the CPU, which plain uses, adds a million float32 squares in a row.
+    # Our norm is exact to 1e-5. torch's own CPU norm, which the plain loop uses, adds a million float32 squares.
     assert norms == pytest.approx(plain_norms, rel=3e-4)
 
 
 def test_plain_pytorch_is_what_others_found() -> None:
-    """The first losses and norms that transformers, litgpt and megatron-core give on this model, to five figures."""
+    """First losses and norms of transformers, litgpt and megatron-core.
+
+    On the same model, to five figures.
+    """
     losses, norms = curve("plain", "1")
     assert losses == pytest.approx([8.42381, 8.00330, 7.75658], abs=2e-5)
     assert norms == pytest.approx([5.4584, 3.3555, 2.9519], abs=2e-4)

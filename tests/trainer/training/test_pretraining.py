@@ -1,4 +1,4 @@
-"""Whole runs of two ranks: how they end, and what they leave behind."""
+"""Whole runs of two ranks: their ends, and the files that they leave."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def end(attempt):
     return [rank.exitcode for rank in attempt.ranks]
 
 
-# So small that no weight moves.
+# Learning rate too small to change any weight.
 FLAT = {"lr": 1e-30, "min_lr": 0.0, "lr_warmup_iters": 0}
 
 
@@ -51,7 +51,7 @@ def test_stop_file_saves_and_leaves_together(tmp_path):
     assert outcome["iteration"] == last
     assert complete_iterations(run / "checkpoints") == [last]
     assert f"stopped at iteration {last}" in log(run)
-    # Who was asked to stop does not evaluate first, nor afterwards.
+    # After a stop request the run does not evaluate, neither before nor after its save.
     assert {iteration for iteration, is_valid in rows(run) if is_valid} == set(range(1, last))
     assert json.loads((run / "attempts/1/heartbeat/rank-00001.json").read_text())["phase"] == "stopped"
 
@@ -74,7 +74,7 @@ def test_run_that_is_done_says_so_and_evaluation_repeats_the_same_samples(tmp_pa
     before = (run / "metrics.jsonl").read_text()
     with start(run, "pp2", number=2, training={"train_iters": 2}, optimizer=FLAT) as again:
         assert again.finish() == "completed"
-    assert "nothing left to do: iteration 2 has reached train_iters 2" in log(run, number=2)
+    assert "nothing left to train: iteration 2 has reached train_iters 2" in log(run, number=2)
     assert (run / "metrics.jsonl").read_text() == before
 
 
@@ -133,8 +133,8 @@ def test_dead_rank_takes_the_other_along_at_once(tmp_path):
     found = error(run, 0)
     assert found["iteration"] >= 1
     assert found["consequence"] is True
-    assert f"rank 0 (pp 0, dp 0, tp 0) at iteration {found['iteration']} lost its peers in " in log(run)
-    assert "no word from rank 1 (pp 0, dp 0, tp 1)" in log(run)
+    assert f"rank 0 (pp 0, dp 0, tp 0) at iteration {found['iteration']}: peer failure in " in log(run)
+    assert "no error record from rank 1 (pp 0, dp 0, tp 1)" in log(run)
 
 
 def test_missing_checkpoint_to_start_from(tmp_path):
@@ -188,5 +188,5 @@ def test_labels_that_count_are_counted_once_in_every_layout(tmp_path):
         found[axis] = [rows(run)[2, False]["lm_loss"], rows(run)[2, True]["valid_loss"]]
     for losses in found.values():
         assert losses == pytest.approx(found["data"], rel=1e-5)
-    # Of untrained weights that are this small every token costs about the same: it has been divided by the right count.
+    # With untrained weights this small every token costs about the same: the divisor was the right count.
     assert found["data"] == pytest.approx([math.log(251)] * 2, rel=0.04)

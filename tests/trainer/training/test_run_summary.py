@@ -1,4 +1,4 @@
-"""What a run says of itself before it begins."""
+"""The run summary before the first step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.mesh import ParallelMesh
 from trainer.planning.build_config import build_config
-from trainer.training.run_summary import introduction
+from trainer.training.run_summary import summarize_run
 
 
 def lines(world_size: int, **sections: dict[str, Any]) -> list[str]:
@@ -21,7 +21,7 @@ def lines(world_size: int, **sections: dict[str, Any]) -> list[str]:
     for section, keys in sections.items():
         values[section] = {**values.get(section, {}), **keys}
     config: TrainConfig = build_config(values)
-    return introduction(config, ParallelMesh.build(config, 0, world_size), 100, "CPU")
+    return summarize_run(config, ParallelMesh.build(config, 0, world_size), 100, "CPU")
 
 
 def test_a_plain_run_needs_one_line() -> None:

@@ -1,4 +1,4 @@
-"""Attention itself: from queries, keys and values to what each query reads.
+"""Core attention: maps queries, keys and values to the context of each query.
 
 Legend: S this rank's part of the sequence, B micro-batch, A heads, G query groups, R = A/G queries per group, D head
 width; ``/t`` = divided over tp, ``/c`` over cp. Vaswani et al. 2017 (arXiv:1706.03762), equation 1.
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionCore:
-    """What attention of one layer is computed with.
+    """Settings of one layer's attention.
 
     Attributes:
         layer: its number in the whole model.
-        dropout: share of the attention weights that is dropped where there is randomness.
+        dropout: share of the attention weights that is dropped if the pass has randomness.
         axes: the axes along which the layer is divided.
-        backend: the kernels.
-        kernels: of which the softmax is that of attention with dropout.
+        backend: the attention kernels.
+        kernels: the kernel registry; attention with dropout uses its softmax.
     """
 
     layer: int
@@ -52,9 +52,11 @@ class AttentionCore:
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, forward_pass: ForwardPass, core: AttentionCore
 ) -> torch.Tensor:
-    """[B, A/t, S, D]: query [B, A/t, S, D] attends to key and value [B, G/t, S, D] up to its own position.
+    """Context [B, A/t, S, D] of causal attention.
 
-    With ``forward_pass.documents`` it attends to its own document only. Rank r of tp holds the query heads from
+    Each query [B, A/t, S, D] attends to keys and values [B, G/t, S, D] up to its position.
+
+    With ``forward_pass.documents`` a query attends to its own document only. Rank r of tp holds the query heads from
     r x A/t on. Collective: all cp ranks.
     """
     cp = core.axes.cp
@@ -86,7 +88,7 @@ def _tiling(documents: Documents | None, length: int) -> Tiling:
 
 @dataclass(frozen=True)
 class _Dropout:
-    """The masks of one layer and micro-batch."""
+    """The dropout masks of one layer and micro-batch."""
 
     core: AttentionCore
     randomness: MicroBatchRandomness
@@ -94,7 +96,7 @@ class _Dropout:
     """Number of this rank's first head in the whole model."""
 
     def mask(self, query: torch.Tensor) -> torch.Tensor:
-        """[B, A/t, S, S], True where a weight is kept."""
+        """[B, A/t, S, S], True if a weight is kept."""
         batch, heads, length, _ = query.shape
         streams = [
             self.randomness.dropout_generator(query.device, "attention", self.core.layer, part=head)
@@ -111,8 +113,8 @@ def _attend_with_dropout(
     documents: Documents | None,
     dropout: _Dropout,
 ) -> torch.Tensor:
-    # Unfused, because no fused kernel takes its mask from a stream of ours, and a mask must not depend on the layout:
-    # each head of the whole model has a stream of its own.
+    # Unfused, because no fused kernel takes its mask from our random streams, and a mask must not depend on the layout:
+    # each head of the whole model has its own stream.
     kept = dropout.mask(query)
     if documents is None or len(tiling.tiles) == 1:
         return _drop_and_attend(query, key, value, kept, dropout.core)
@@ -127,7 +129,7 @@ def _attend_with_dropout(
             ]
             contexts.append(torch.cat(parts, dim=2))
             continue
-        # Of a few long documents the scores of all are at most twice as many, and there are fewer operations.
+        # With few long documents, scores over the whole sample cost at most twice as much and need fewer ops.
         unseen = documents.once(("unseen", length, sample), partial(_unseen, tiles, length, query.device))
         own = slice(sample, sample + 1)
         contexts.append(_drop_and_attend(query[own], key[own], value[own], kept[own], dropout.core, unseen))
@@ -139,7 +141,10 @@ def _area(tiles: Sequence[Tile]) -> int:
 
 
 def _unseen(tiles: Sequence[Tile], length: int, device: torch.device) -> torch.Tensor:
-    """[1, 1, S, S], True where a query does not see a key: a later one, or one in none of the causal ``tiles``."""
+    """Mask [1, 1, S, S], True if a query does not see a key.
+
+    A query sees neither later keys nor keys outside the causal ``tiles``.
+    """
     unseen = torch.ones(length, length, dtype=torch.bool)
     for tile in tiles:
         unseen[slice(*tile.query), slice(*tile.key)] = False
@@ -154,7 +159,7 @@ def _drop_and_attend(
     core: AttentionCore,
     unseen: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention, or to all keys but those ``unseen`` [1, 1, S, S]."""
+    """Attention with dropout: causal, or over all keys except those ``unseen`` [1, 1, S, S]."""
     batch, _, length, head_dim = query.shape
     groups = key.shape[1]
     grouped = (query * head_dim**-0.5).reshape(batch, groups, -1, length, head_dim)  # [B, G/t, R, S, D]
@@ -168,7 +173,7 @@ def _drop_and_attend(
 
 
 def _causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    # Memory is linear in S wherever torch has a fused kernel: on CPUs, on GPUs since Volta (V100).
+    # Memory is linear in S if torch has a fused kernel: on CPUs, and on GPUs since Volta (V100).
     if query.shape[1] == key.shape[1]:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
     if _has_grouped_kernel(query):
@@ -181,5 +186,5 @@ def _causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
 def _has_grouped_kernel(query: torch.Tensor) -> bool:
     if query.is_cpu:
         return GROUPS_ON_CPU
-    # The others would fall back to S x S scores.
+    # The other kernels would fall back to S x S scores.
     return query.is_cuda and has_torch_flash(query.dtype, query.shape[-1], query.device)

@@ -25,7 +25,10 @@ from trainer.ops.rotary import ROPE
 
 
 class SelfAttention(nn.Module):
-    """[S(/t), B, H] -> [S(/t), B, H]. A tp rank computes A/t whole heads, in G/t query groups or a part of one."""
+    """[S(/t), B, H] -> [S(/t), B, H].
+
+    A tp rank computes A/t whole heads: G/t query groups, or a part of one group.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class SelfAttention(nn.Module):
         axes: ParallelAxes,
         recompute_core: bool = False,
     ):
-        """Build the layer's attention; with ``recompute_core`` backward computes the scores again, where any are kept.
+        """Build the layer's attention; with ``recompute_core`` backward recomputes scores that forward would keep.
 
         Raises:
             ValueError: tp and the number of query groups do not divide each other.
@@ -55,7 +58,7 @@ class SelfAttention(nn.Module):
         queries_per_group = model.num_attention_heads // model.query_groups
         _check_groups(model, tp.size)
         copies = copies_of_groups(model.query_groups, tp.size)
-        # Of a group that several ranks share each has a part of the queries, and the key and value like the others.
+        # Each of the ranks that share a group has a part of its queries, and a copy of its key and value.
         self._queries_per_group = queries_per_group // copies
         hidden, heads_width = model.hidden_size, model.num_attention_heads * model.head_dim
         packed_width = model.query_groups * (queries_per_group + 2) * model.head_dim
@@ -84,17 +87,17 @@ class SelfAttention(nn.Module):
 
     @property
     def output_bias(self) -> nn.Parameter | None:
-        """[H], what is added last."""
+        """[H], the bias added to the output."""
         return self.projection.bias
 
     def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass, *, adds_bias: bool = True) -> torch.Tensor:
-        """Collective: all tp and cp ranks. Without ``adds_bias`` whatever comes next adds ``output_bias``."""
+        """Collective: all tp and cp ranks. Without ``adds_bias`` the next op adds ``output_bias``."""
         rotary = forward_pass.rotary
         cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
-        # The packed heads are consumed: they are turned in place.
+        # The op overwrites the packed heads: it rotates them in place.
         query, key, value = self._split_heads(self.qkv(hidden), self._queries_per_group, self._head_dim, cos, sin)
         core = partial(self._attend, forward_pass)
-        # Without dropout no kernel of ours keeps scores, only what is kept anyway: a replay would save nothing.
+        # Without dropout our kernels keep no scores, only tensors that are kept anyway: a replay would save nothing.
         keeps_scores = forward_pass.randomness is not None and self._core.dropout > 0.0
         replays = self._recompute_core and keeps_scores
         context = recompute(core, query, key, value) if replays else core(query, key, value)
@@ -109,7 +112,7 @@ class SelfAttention(nn.Module):
         *,
         needs_values: bool = True,
     ) -> torch.Tensor:
-        del needs_values  # attention's own backward reads what comes out: there is nothing to leave out
+        del needs_values  # attention's own backward reads the values, so that nothing can be left out
         return attend(query, key, value, forward_pass, self._core)
 
 

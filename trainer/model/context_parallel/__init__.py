@@ -1,1 +1,1 @@
-"""Context parallelism: sequences divided over the cp axis, and attention across the parts."""
+"""Context parallelism: sequences divided over the cp axis, and attention across the sequence chunks."""

@@ -1,4 +1,4 @@
-"""The cp axis as layers see it: which positions of a sequence lie on which rank.
+"""The cp axis as layers see it: the positions that each rank holds.
 
 Legend: S sequence, ``/c`` = divided over cp.
 """
@@ -42,14 +42,16 @@ class ContextParallel:
         return everything.view(len(own) * self.size, -1)[list(own)].flatten()
 
     def shard(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's part of a tensor whose ``dim`` is the sequence; all of it when size is 1. With a2a a view.
+        """This rank's part of a tensor along its sequence ``dim``.
+
+        All of it if size is 1. A view with a2a.
 
         Raises:
             ValueError: the sequence cannot be divided.
         """
         if self.size == 1:
             return whole
-        # Views, and not an index: it would come from pageable memory, for which a GPU's queue is waited for every time.
+        # Views instead of an index: an index would come from pageable memory and synchronise with the GPU every time.
         own = self._chunks
         length, rest = divmod(whole.shape[dim], len(own) * self.size)
         if rest:
@@ -61,7 +63,10 @@ class ContextParallel:
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim)
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """[S, ...] in the order of positions from every rank's [S/c, ...], outside autograd (collective: all of cp)."""
+        """[S, ...] in order of positions from every rank's [S/c, ...]. No autograd.
+
+        Collective: all cp ranks.
+        """
         if self.group is None:
             return part
         parts = [torch.empty_like(part) for _ in range(self.size)]
@@ -73,7 +78,7 @@ class ContextParallel:
 
     @property
     def divisor(self) -> int:
-        """What the length of a sequence must be a multiple of."""
+        """Divisor of every valid sequence length."""
         return sequence_divisor(self.size, self.communication)
 
     @property
@@ -82,7 +87,7 @@ class ContextParallel:
         return held_chunks(self.rank, self.size, self.communication)
 
     def shard_micro_batch(self, whole: MicroBatch) -> MicroBatch:
-        """This rank's part of every sample of a micro-batch; its documents still speak of whole samples."""
+        """This rank's part of every sample of a micro-batch; ``documents`` still describe whole samples."""
         if self.size == 1:
             return whole
         tokens, labels = self.shard(whole.tokens, 1), self.shard(whole.labels, 1)

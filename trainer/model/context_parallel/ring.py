@@ -1,11 +1,11 @@
-"""Attention of a divided sequence, with keys and values that go round a ring.
+"""Ring attention: keys and values of a divided sequence travel around the cp ranks.
 
 Legend: S sequence, B micro-batch, A heads, G query groups, D head width; ``/c`` = divided over cp.
 
 Ring attention: Liu et al. 2023 (arXiv:2310.01889), algorithm 1. In step s a rank computes with the keys of the rank s
-places before it, and merges what it gets by log-sum-exp (Milakov and Gimelshein 2018, arXiv:1805.02867, section 3.1).
-Backward goes round the ring again, using the final log-sum-exp, with the gradients of keys and values in tow; so no
-rank ever keeps another's keys. Keys of the next step travel while a step is computed.
+places before it, and merges the result by log-sum-exp (Milakov and Gimelshein 2018, arXiv:1805.02867, section 3.1).
+Backward goes around the ring again, using the final log-sum-exp, and sends the gradients of keys and values along; no
+rank keeps another rank's keys. The keys of the next step travel during the current step.
 """
 
 from __future__ import annotations
@@ -27,33 +27,35 @@ if TYPE_CHECKING:
     from trainer.data.samples.document_places import Documents
 
 Later = tuple[tuple[Tile, ...], ...]
-"""The tiles of each step after the first; of a step no query has more than one."""
+"""The tiles of each step after the first; no query is in two tiles of one step."""
 _KEYS, _GRADIENTS = 0, 1  # tags
 
 
 @dataclass(frozen=True)
 class Shift:
-    """A message to the next rank of the ring and one from the rank before, under way."""
+    """A pending send to the next rank and receive from the previous rank."""
 
     works: list[dist.Work]
     outgoing: torch.Tensor
-    """Kept alive until it has left."""
+    """Kept alive until the send has finished."""
     incoming: torch.Tensor
     device: torch.device
-    """Where what comes is wanted."""
+    """Device of the result."""
 
     def result(self) -> torch.Tensor:
-        """What came, once it is there and what was sent has left."""
+        """The received tensor, after send and receive have finished."""
         for work in self.works:
             work.wait()
         return self.incoming.to(self.device)
 
 
 def start_shift(outgoing: torch.Tensor, cp: ContextParallel, tag: int) -> Shift:
-    """Send a contiguous tensor to the next rank of the ring and take one of the same shape from the rank before.
+    """Start to send a tensor to the next rank, and receive from the previous.
+
+    ``outgoing`` is contiguous, and both tensors have the same shape.
 
     Collective: all cp ranks, in the same order. Send and receive are posted together, so that no rank waits for another
-    to begin. Through the host where the backend cannot send from the tensor's device.
+    to begin. Goes through host memory if the backend cannot send from the tensor's device.
     """
     assert cp.group is not None
     device = outgoing.device
@@ -70,16 +72,19 @@ def start_shift(outgoing: torch.Tensor, cp: ContextParallel, tag: int) -> Shift:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a rank computes in each step of the ring."""
+    """Tiles that a rank computes in each step of the ring."""
 
     cp: ContextParallel
     first: Tiling
-    """Its own keys."""
+    """Tiles of the rank's own keys."""
     later: Later
     kernel: AttentionKernel
 
     def backward_later(self, step: int, grad_query: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        """Add to ``grad_query`` in a step after the first; the gradients of key and value, stacked."""
+        """Add a later step's gradient to ``grad_query``.
+
+        Returns the gradients of key and value, stacked.
+        """
         key = tensors[2]
         grad_key_value = key.new_zeros((2, *key.shape), dtype=grad_query.dtype)
         for tile in self.later[step - 1]:
@@ -90,11 +95,11 @@ class Plan:
         return grad_key_value
 
     def round_trip(self, key: torch.Tensor, value: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Each step with its keys and values; those of the next travel meanwhile."""
+        """Each step with its keys and values; those of the next step travel meanwhile."""
         current = torch.stack((key, value))
         for step in range(self.cp.size):
             under_way = start_shift(current, self.cp, _KEYS) if step + 1 < self.cp.size else None
-            # The first step takes the tensors as they are: kernels find them as the projections left them.
+            # The first step takes the tensors as they are: kernels get them in the projections' memory layout.
             yield (step, key, value) if step == 0 else (step, current[0], current[1])
             if under_way is not None:
                 current = under_way.result()
@@ -131,7 +136,7 @@ class _RingAttention(torch.autograd.Function):
         for step, keys, values in steps:
             tensors = (grad_output, query, keys, values, output, log_sum_exp)
             grad_key_value = plan.backward_later(step, grad_query, *tensors)
-            # What the ranks before have gathered for these keys has come meanwhile, and goes on from here.
+            # The sum of the previous ranks' gradients for these keys has arrived by now; add to it and send it on.
             pending = start_shift(grad_key_value.add_(pending.result()), plan.cp, _GRADIENTS)
         grad_key, grad_value = pending.result().to(key.dtype).unbind()
         return _in_dtype(grad_query, query.dtype), grad_key, grad_value, None
@@ -140,7 +145,10 @@ class _RingAttention(torch.autograd.Function):
 def _merge_(
     output: torch.Tensor, log_sum_exp: torch.Tensor, more: torch.Tensor, more_log_sum_exp: torch.Tensor
 ) -> None:
-    """Add attention over further keys to ``output`` and ``log_sum_exp``; every query has seen its own key by then."""
+    """Merge attention over more keys into ``output`` and ``log_sum_exp``.
+
+    Every query has seen its own key in the first step.
+    """
     both = torch.logaddexp(log_sum_exp, more_log_sum_exp)
     output.mul_((log_sum_exp - both).exp_().unsqueeze(-1))
     output.addcmul_(more.to(output.dtype), (more_log_sum_exp - both).exp_().unsqueeze(-1))
@@ -166,22 +174,24 @@ def ring_attention(
     cp: ContextParallel,
     kernel: AttentionKernel,
 ) -> torch.Tensor:
-    """Causal attention of sequences of which each cp rank holds two chunks. Collective: all cp ranks.
+    """Causal attention of sequences of which each cp rank holds two sequence chunks.
+
+    Collective: all cp ranks.
 
     Args:
         query: [B, A, S/c, D].
         key: [B, G, S/c, D].
         value: as ``key``.
-        documents: where those of whole samples end; None: attention crosses from one to another.
+        documents: bounds of the documents of whole samples; None lets attention cross documents.
         cp: the ring.
-        kernel: computes a tile.
+        kernel: computes one tile.
 
     Returns:
         [B, A, S/c, D].
     """
     length = query.shape[2]
     if length % 2:
-        raise ValueError(f"{length} positions per rank of the ring cannot be cut into two chunks")
+        raise ValueError(f"{length} positions per rank of the ring cannot be cut into two chunks of equal length")
     if documents is None:
         first, later = _in_order(None, cp, length)
     else:

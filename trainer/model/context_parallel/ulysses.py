@@ -1,9 +1,9 @@
-"""Heads divided instead of the sequence while attention runs.
+"""DeepSpeed-Ulysses: attention with the heads divided over cp instead of the sequence.
 
 Legend: S sequence, B micro-batch, A heads, G query groups, D head width; ``/c`` = divided over cp.
-Jacobs et al. 2023 (arXiv:2309.14509), section 3.1. Rank i holds the i-th c-th of every sequence outside attention, and
-the i-th c-th of the heads inside. One all-to-all takes queries, keys and values there together, one takes the result
-back; backward makes the same two the other way round.
+Jacobs et al. 2023 (arXiv:2309.14509), section 3.1. Outside attention, rank i holds the i-th c-th of every sequence;
+inside, the i-th c-th of the heads. One all-to-all takes queries, keys and values there together, a second takes the
+result back; backward makes the same two in reverse.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _DivideHeads(torch.autograd.Function):
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cp: ContextParallel
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ctx.cp, ctx.groups = cp, key.shape[1]
-        # As often as makes their number a multiple of the ranks; the heads, a multiple of both, are one too.
+        # The fewest copies that make the groups a multiple of the ranks; the heads are a multiple of both already.
         copies = cp.size // math.gcd(key.shape[1], cp.size)
         packed = _swap(_pack(query, repeat_groups(key, copies), repeat_groups(value, copies), cp.size), cp)
         return _unpack(packed, query.shape[1] // cp.size)
@@ -67,12 +67,12 @@ def _sequence_first(heads: torch.Tensor) -> torch.Tensor:
 
 
 def _divided(tensor: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
-    """The same memory with ``dim`` in two: parts, and what each has."""
+    """A view with ``dim`` split into ``parts`` and the size of a part."""
     return tensor.view(*tensor.shape[:dim], parts, -1, *tensor.shape[dim + 1 :])
 
 
 def _pack(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, size: int) -> torch.Tensor:
-    """[c, S/c, B, A/c + 2G/c, D]: what goes to each rank."""
+    """[c, S/c, B, A/c + 2G/c, D]: the parts for each rank."""
     parts = [_divided(_sequence_first(heads), 2, size) for heads in (query, key, value)]
     return torch.cat(parts, dim=3).permute(2, 0, 1, 3, 4)
 
@@ -85,7 +85,10 @@ def _unpack(packed: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _swap(parts: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
-    """Part i of dim 0 goes to rank i, and from each rank comes one (collective: all cp ranks)."""
+    """Send part i of dim 0 to rank i, and receive one from each.
+
+    Collective: all cp ranks.
+    """
     parts = parts.contiguous()
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=cp.group)
@@ -102,8 +105,8 @@ def divide_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query [B, A/c, S, D], key and value [B, G/c, S, D] from query [B, A, S/c, D], key and value [B, G, S/c, D].
 
-    Where the groups do not divide, key and value are repeated as little as makes them divide, and their gradients
-    summed: with one group each of two ranks gets it. Collective: all cp ranks.
+    If c does not divide the groups, key and value are repeated as few times as possible, and their gradients summed:
+    with one group and two ranks, both ranks get a copy. Collective: all cp ranks.
     """
     if query.shape[1] % cp.size:
         raise ValueError(f"{query.shape[1]} attention heads cannot be divided over {cp.size} context-parallel ranks")

@@ -1,1 +1,1 @@
-"""Mixture of experts: routing, the experts divided over the ep axis, and what keeps their load even."""
+"""Mixture of experts: routing, expert parallelism, capacity and load balancing."""

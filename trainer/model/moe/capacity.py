@@ -1,12 +1,12 @@
-"""How many tokens an expert takes, and which choices are dropped beyond that.
+"""Expert capacity: a limit of tokens per expert, and the dropped choices.
 
 Legend: S sequence, B micro-batch, T = S*B tokens, E experts, K experts chosen per token; ``/c`` = divided over cp.
-Capacity is counted over the whole micro-batch, so that every layout drops the same choices. It bounds training only:
-outside of it nothing is dropped, since there a token would be at the mercy of its neighbours, of later ones and of
-padding too (Zoph et al. 2022, arXiv:2202.08906, section 4, let experts take more in evaluation than in training).
+Capacity is counted over the whole micro-batch, so that every layout drops the same choices. It limits training only.
+In evaluation nothing is dropped: otherwise a token's result would depend on its neighbours, on later tokens and on
+padding (Zoph et al. 2022, arXiv:2202.08906, section 4, let experts take more in evaluation than in training).
 Megatron-LM drops in evaluation as in training. Lepikhin et al. 2020
-(arXiv:2006.16668), section 2.2; the two policies are those of Megatron-LM's --moe-token-drop-policy, but that
-``position`` drops the latest here, and there whatever torch.topk leaves among equals.
+(arXiv:2006.16668), section 2.2; the two policies are those of Megatron-LM's --moe-token-drop-policy, except that
+``position`` drops the latest choices here, while Megatron-LM drops those that torch.topk leaves among equals.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ TokenDropPolicy = Literal["probs", "position"]
 
 
 def expert_capacity(num_choices: int, num_experts: int, factor: float) -> int:
-    """Tokens that one expert takes of ``num_choices`` = T*K: so many times an even share, rounded up."""
+    """Tokens that one expert takes of ``num_choices`` = T*K.
+
+    The capacity is ``factor`` times an even share, rounded up.
+    """
     return math.ceil(num_choices / num_experts * factor)
 
 
 def within_capacity(
     experts: torch.Tensor, weights: torch.Tensor, num_experts: int, capacity: int, policy: TokenDropPolicy
 ) -> torch.Tensor:
-    """Which choices are kept: bool [T, K].
+    """Mask bool [T, K] of the choices that are kept.
 
     Args:
         experts: int64 [T, K], tokens in the order of their positions.
         weights: [T, K], of the same choices.
         num_experts: E.
-        capacity: choices that each expert keeps at most.
-        policy: with ``probs`` an expert keeps those of the largest weight, of equal ones the earlier; with
-            ``position`` the earliest.
+        capacity: maximum number of choices that each expert keeps.
+        policy: ``probs`` keeps the choices with the largest weights, the earlier of equal ones; ``position`` keeps
+            the earliest.
     """
     flat = experts.flatten()
     order = torch.arange(len(flat), device=flat.device)
@@ -60,7 +63,9 @@ def kept_choices(
     policy: TokenDropPolicy,
     cp: ContextParallel,
 ) -> torch.Tensor:
-    """Which of this rank's choices are kept: bool, shaped as ``experts``. Collective: all cp ranks.
+    """Mask, shaped as ``experts``, of this rank's choices that are kept.
+
+    Collective: all cp ranks.
 
     Args:
         experts: int64 [S/c, B, K].

@@ -1,12 +1,12 @@
-"""Tokens on their way to the experts and back.
+"""Dispatch of tokens to the experts, and return of the results.
 
 Legend: S sequence, B micro-batch, T = S*B tokens of this rank's part of the micro-batch, H hidden, E experts, K experts
 chosen per token, P <= T*K choices that were not dropped, R rows that this rank's experts receive; ``/e`` = divided over
-ep. A rank of the ep axis holds the experts of one stretch of E/e, so that rows sorted by expert are sorted by rank too.
+ep. A rank of the ep axis holds E/e consecutive experts, so that rows sorted by expert are also sorted by rank.
 
 The all-to-all of Lepikhin et al. 2020 (arXiv:2006.16668), section 3.2, without padding, as in dropless MoE (Gale et al.
-2022, arXiv:2211.15841). Every sum here is taken over the K choices of a token, in their order, by looking up its rows:
-the same on every device and without atomic additions.
+2022, arXiv:2211.15841). Every sum here adds the K choices of a token in their order, by looking up its rows: the same
+result on every device, without atomic additions.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Which row goes where.
+    """Destination of each row.
 
     Attributes:
-        choices: int64 [P], numbers (token * K + place) of the choices kept, sorted by expert, then by number.
-        rows: int64 [T, K], where in ``choices`` each choice stands; P for those that were dropped.
+        choices: int64 [P], numbers (token * K + place) of the kept choices, sorted by expert, then by number.
+        rows: int64 [T, K], position of each choice in ``choices``; P for dropped choices.
         send_sizes: rows for each ep rank.
         receive_sizes: rows from each ep rank.
-        by_expert: int64 [R], the received rows sorted by expert, then by rank; None where they come sorted.
+        by_expert: int64 [R], the received rows sorted by expert, then by rank; None if they arrive sorted.
         offsets: E/e + 1 numbers: expert i of this rank has the sorted rows from offsets[i] to offsets[i + 1].
         ep: the ep axis.
     """
@@ -51,7 +51,9 @@ class Dispatch:
 
     @classmethod
     def plan(cls, experts: torch.Tensor, kept: torch.Tensor | None, num_experts: int, ep: ExpertParallel) -> Dispatch:
-        """Agree on who sends how many rows. Collective: all ep ranks. Waits for the device.
+        """Exchange the row counts of all ranks. Collective: all ep ranks.
+
+        Synchronises with the device.
 
         Args:
             experts: int64 [T, K].
@@ -62,7 +64,7 @@ class Dispatch:
         flat = (experts if kept is None else experts.masked_fill(~kept, num_experts)).flatten()
         sorted_experts, order = flat.sort(stable=True)
         bounds = torch.searchsorted(sorted_experts, torch.arange(num_experts + 1, device=flat.device))
-        counts = bounds.diff()  # [E], without the dropped ones, which lie behind
+        counts = bounds.diff()  # [E], without the dropped choices, which are sorted to the end
         received = counts
         if ep.group is not None:
             received = torch.empty_like(counts)
@@ -90,7 +92,7 @@ class Dispatch:
         return self._exchange(rows, self.send_sizes, self.receive_sizes).index_select(0, self.by_expert)
 
     def from_experts(self, rows: torch.Tensor) -> torch.Tensor:
-        """The way back: [P, H] from the ep ranks' [R, H]. Collective: all ep ranks."""
+        """Inverse of ``to_experts``: [P, H] from the ep ranks' [R, H]. Collective: all ep ranks."""
         if self.by_expert is None:
             return rows
         by_rank = torch.empty_like(rows).index_copy_(0, self.by_expert, rows)
@@ -103,7 +105,10 @@ class Dispatch:
 
 
 def _sorted_by_expert(received: torch.Tensor, local: int, total: int) -> torch.Tensor:
-    """Order of rows that come by rank, then by expert, when sorted by expert, then by rank."""
+    """Order that sorts received rows by expert, then by rank.
+
+    The rows arrive by rank, then by expert.
+    """
     experts = torch.arange(local, device=received.device).repeat(len(received) // local)
     return experts.repeat_interleave(received, output_size=total).sort(stable=True).indices
 
@@ -142,7 +147,7 @@ def to_experts(tokens: torch.Tensor, dispatch: Dispatch, kernels: Kernels) -> to
 
 
 def weights_to_experts(weights: torch.Tensor, dispatch: Dispatch) -> torch.Tensor:
-    """[R], of the rows that ``to_experts`` brings, from weights [T, K]; those of dropped choices have no gradient.
+    """Weights [R] of the rows of ``to_experts``, from [T, K]; dropped choices get no gradient.
 
     Collective: all ep ranks, in backward too.
     """
@@ -156,16 +161,16 @@ def weights_to_experts(weights: torch.Tensor, dispatch: Dispatch) -> torch.Tenso
 def from_experts(
     outputs: torch.Tensor, weights: torch.Tensor | None, dispatch: Dispatch, kernels: Kernels
 ) -> torch.Tensor:
-    """The experts' outputs back at their tokens, weighted and added up: [T, H].
+    """The experts' outputs back at their tokens, weighted and summed: [T, H].
 
     Collective: all ep ranks, in backward too.
 
     Args:
         outputs: [R, H], sorted by expert.
-        weights: [T, K]; those of dropped choices count nothing, and have no gradient. None: the experts have
+        weights: [T, K]; those of dropped choices are ignored and have no gradient. None: the experts have already
             multiplied by them.
-        dispatch: what brought the tokens there.
-        kernels: what sums are made with.
+        dispatch: the dispatch that brought the tokens to the experts.
+        kernels: the kernel registry.
     """
     if dispatch.by_expert is not None:
         outputs = _FromExperts.apply(outputs, dispatch)  # type: ignore[no-untyped-call]

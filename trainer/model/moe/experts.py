@@ -1,4 +1,4 @@
-"""The experts that a rank holds: feed-forward layers, each for its own stretch of rows.
+"""The experts of a rank: feed-forward layers, each for its range of rows.
 
 Legend: R rows sorted by expert, H hidden, F feed-forward width of an expert, E experts; ``/t`` = divided over tp,
 ``/e`` over ep.
@@ -29,7 +29,9 @@ class GroupedWeightGradientAccumulator(Protocol):
     """Takes a weight gradient as the factors of its matrix products, one per expert."""
 
     def add_grouped_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor, offsets: Sequence[int]) -> None:
-        """Add ``grad_output_e^T @ inputs_e`` to the gradient of every expert e; nothing where e has no rows.
+        """Add ``grad_output_e^T @ inputs_e`` to the gradient of every expert e.
+
+        An expert without rows adds nothing.
 
         Args:
             grad_output: [R, out].
@@ -68,7 +70,7 @@ class _GroupedLinear(torch.autograd.Function):
         grad_inputs = _grouped_product(grad_output, weight.flatten(1, -2), offsets)
         grad_weight = grad_bias = None
         if ctx.accumulator is not None:
-            # Detached, because a sink may keep it for later, and must not keep the graph behind it.
+            # Detached, because an accumulator may defer the product, and must not keep the graph alive.
             ctx.accumulator.add_grouped_outer(grad_output, inputs.detach(), offsets)
         else:
             pairs = zip(_flat_ranges(grad_output, offsets), _flat_ranges(inputs, offsets), strict=True)
@@ -84,7 +86,7 @@ def _flat_ranges(rows: torch.Tensor, offsets: Sequence[int]) -> list[torch.Tenso
 
 
 def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offsets: Sequence[int]) -> torch.Tensor:
-    """[R, out]: each expert's stretch of ``rows`` [R, in] times its matrix of [E/e, in, out]."""
+    """[R, out]: each expert's range of ``rows`` [R, in] times its matrix of [E/e, in, out]."""
     if _has_grouped_kernel(rows, matrices):
         ends = torch.tensor(offsets[1:], dtype=torch.int32).to(rows.device, non_blocking=True)
         return torch._grouped_mm(rows, matrices, offs=ends)
@@ -97,9 +99,11 @@ def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offsets: Sequen
 
 
 def _has_grouped_kernel(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
-    """Whether one launch can do all experts: bfloat16 in rows of whole 16 bytes, on Hopper or Blackwell.
+    """True if one launch can do all experts.
 
-    Everywhere else torch.nn.functional.grouped_mm is a loop too, which waits for the offsets to come from the device
+    Needs bfloat16, rows of a multiple of 16 bytes, and Hopper or Blackwell.
+
+    Everywhere else torch.nn.functional.grouped_mm is also a loop, and copies the offsets from the device first
     (_grouped_mm_cuda and GroupedMMUtils.h of PyTorch 2.13). Weight gradients stay a loop everywhere: they are summed in
     float32, and the kernels round each product to the dtype of its factors (_resolve_grouped_mm_out_dtype there).
     """
@@ -111,7 +115,10 @@ def _has_grouped_kernel(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
 
 
 class GroupedLinear(nn.Module):
-    """[R, in] -> [R, out]; a weight [E/e, ..., in], whose dims between the first and the last make up ``out``."""
+    """[R, in] -> [R, out] with a weight [E/e, ..., in].
+
+    The dims between the first and the last make up ``out``.
+    """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None):
         super().__init__()
@@ -119,7 +126,7 @@ class GroupedLinear(nn.Module):
         self.bias = bias
         self._shape = weight.shape
         self.gradient_accumulator: GroupedWeightGradientAccumulator | None = None
-        """Where the weight gradient goes instead of ``weight.grad``."""
+        """Receives the weight gradient instead of ``weight.grad``."""
 
     def forward(self, inputs: torch.Tensor, offsets: Sequence[int], bias_share: float = 1.0) -> torch.Tensor:
         """No communication.
@@ -127,9 +134,9 @@ class GroupedLinear(nn.Module):
         Args:
             inputs: [R, in], sorted by expert.
             offsets: expert e has the rows from offsets[e] to offsets[e + 1].
-            bias_share: what the bias is multiplied by.
+            bias_share: factor of the bias.
         """
-        # The parameters may have been flattened, to be cut into shards of equal sizes.
+        # The parameters may have been flattened, for sharding into equal sizes.
         weight = self.weight if self.weight.shape == self._shape else self.weight.view(self._shape)
         bias = None if self.bias is None else self.bias.view(self._shape[:-1])
         if bias is not None and bias_share != 1.0:
@@ -139,20 +146,23 @@ class GroupedLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """Rows [R, H] -> [R, H] through F/t inner channels of this rank's E/e experts: summands of a sum over tp."""
+    """Rows [R, H] -> [R, H] through this rank's E/e experts.
+
+    Each expert has F/t inner channels; the results are partial sums over tp.
+    """
 
     def __init__(
         self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel, recompute_activation: bool = False
     ):
-        """Build the experts; with ``recompute_activation`` backward computes what fc2 reads again."""
+        """Build the experts; with ``recompute_activation`` backward recomputes the input of fc2."""
         super().__init__()
         assert model.num_experts is not None
         self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
         self.takes_weights = self._activation.is_fused and model.disable_bias_linear
-        """Whether rows are to be multiplied by the router's weights in here: the activation's kernel does so in
-        passing, and a matrix product without a bias after it is linear."""
+        """True if the experts multiply rows by the router's weights: the activation's kernel does so in the same
+        pass, and a matrix product without a bias after it is linear."""
         self._recompute_activation = recompute_activation
-        # Every tp rank adds its share of what is summed over tp later.
+        # Every tp rank adds its share of the bias: the outputs are summed over tp later.
         self._bias_share = 1.0 / tp.size
         hidden, ffn, experts = model.hidden_size, model.expert_ffn_size, model.num_experts
         inner = (2, ffn) if model.swiglu else (ffn,)  # gate, then up
@@ -182,11 +192,11 @@ class Experts(nn.Module):
         Args:
             rows: [R, H], sorted by expert.
             offsets: expert e has the rows from offsets[e] to offsets[e + 1].
-            row_weights: float32 [R], what the outputs are multiplied by, where the experts take weights.
+            row_weights: float32 [R], factors of the outputs, if the experts take weights.
         """
         inner = self.fc1(rows, offsets)  # [R, F/t], twice that with SwiGLU
         activated = self._activation(inner, row_weight=row_weights)
-        # The activation itself keeps what goes into it, so that this costs no memory.
+        # The activation itself keeps its input, so that this costs no memory.
         kept = None if row_weights is None else row_weights.detach()
         again = partial(self._activation, inner.detach(), row_weight=kept)
         with forget(activated, again) if self._recompute_activation else nullcontext():

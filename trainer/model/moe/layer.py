@@ -4,10 +4,10 @@ Legend: S this rank's part of the sequence, B micro-batch, T = S*B, H hidden, E 
 ``/t`` = divided over tp.
 
 Every tp rank sees all tokens of its part of the micro-batch, and computes its slice of every expert that they pass
-through, of a shared one too. The router's weights multiply these summands, or what enters the experts' last matrix
-product where no bias comes after it, before they are added up over tp. So between
-*f* and *g* every gradient is a summand of a sum over tp: that of the tokens, which f completes, and that of the
-router's weight.
+through, including the shared expert. The router's weights multiply these partial sums before the sum over tp; without a
+last bias they multiply the input of the experts' last matrix product instead. So between
+*f* and *g* every gradient is a partial sum over tp: the gradient of the tokens, which f completes, and the gradient of
+the router's weight.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ if TYPE_CHECKING:
 
 
 class MoE(nn.Module):
-    """[S(/t), B, H] -> [S(/t), B, H] through K of E experts per token, and a shared one if there is any."""
+    """[S(/t), B, H] -> [S(/t), B, H] through K of E experts per token.
+
+    A shared expert is added if the model has one.
+    """
 
     def __init__(
         self, model: ModelConfig, builder: ParameterBuilder, axes: ParallelAxes, recompute_activation: bool = False
     ):
-        """Build the layer; with ``recompute_activation`` backward computes what the experts' fc2 reads again."""
+        """Build the layer; with ``recompute_activation`` backward recomputes the input of the experts' fc2."""
         super().__init__()
         assert model.num_experts is not None
         self._model, self._num_experts = model, model.num_experts
@@ -53,7 +56,7 @@ class MoE(nn.Module):
 
     @property
     def output_bias(self) -> nn.Parameter | None:
-        """[H], what is added last: the shared expert's."""
+        """[H], the bias added to the output: the shared expert's."""
         return None if self.shared_expert is None else self.shared_expert.output_bias
 
     def forward(
@@ -61,7 +64,7 @@ class MoE(nn.Module):
     ) -> torch.Tensor:
         """Collective: all ranks of the layer's axes. For ``needs_values`` see trainer.model.recompute.Recomputable.
 
-        Without ``adds_bias`` whatever comes next adds ``output_bias``.
+        Without ``adds_bias`` the next op adds ``output_bias``.
         """
         whole = enter_parallel_region(hidden, self._axes.tp)  # [S, B, H]
         tokens = whole.flatten(0, 1)  # [T, H]
@@ -70,14 +73,14 @@ class MoE(nn.Module):
         kept = self._within_capacity(routing, whole.shape[:2]) if forward_pass.limits_experts else None
         dispatch = Dispatch.plan(routing.experts, kept, self._num_experts, self._axes.ep)
         rows = to_experts(tokens, dispatch, self._kernels)
-        # Experts that multiply by the weights themselves have outputs that nothing reads in backward.
+        # If the experts multiply by the weights themselves, backward does not need their outputs.
         row_weights = weights_to_experts(weights, dispatch) if self.experts.takes_weights else None
         outputs = self.experts(rows, dispatch.offsets, row_weights)
         combined = from_experts(outputs, weights if row_weights is None else None, dispatch, self._kernels)
         combined = combined.view(whole.shape)
         if self.shared_expert is None:
             return reduce_partial_sums(combined, self._axes.tp, needs_values)
-        # Its summands go with the others: one f and one g serve both.
+        # The shared expert's partial sums are added first: one f and one g serve both.
         combined = combined + self.shared_expert(whole, needs_values, inside_tp_region=True)
         summed = reduce_partial_sums(combined, self._axes.tp, needs_values)
         return self.shared_expert.fc2.add_bias(summed) if adds_bias else summed
@@ -88,7 +91,7 @@ class MoE(nn.Module):
         loss = auxiliary_loss(routing, self._model, self._axes.cp)
         if loss is None:
             return routing.weights
-        # Every tp rank has all of this gradient, not a summand, and it too is summed over tp.
+        # Every tp rank has the full gradient, not a partial sum, and the sum over tp includes it too.
         return attach_loss(routing.weights, loss, scale / self._axes.tp.size)
 
     def _within_capacity(self, routing: Routing, shape: torch.Size) -> torch.Tensor | None:

@@ -1,10 +1,12 @@
-"""The auxiliary losses of a router. They enter by their gradient only: what is reported as the loss is without them.
+"""The auxiliary losses of a router.
+
+Only their gradients take part: the reported loss excludes them.
 
 Legend: T tokens of the whole micro-batch, all of its S x B whatever the layout and the loss mask; E experts, K experts
 chosen per token.
 
-- Load balancing: E * sum_i f_i P_i, where f_i is the part of the T*K choices that fell on expert i, before any is
-  dropped, and P_i the mean over the T tokens of the router's share for expert i. 1 when all experts are alike. Fedus et
+- Load balancing: E * sum_i f_i P_i, where f_i is the fraction of the T*K choices that fell on expert i, before any is
+  dropped, and P_i the mean over the T tokens of the router's share for expert i. Uniform routing has loss 1. Fedus et
   al. 2021 (arXiv:2101.03961), equation 4, with the choices counted as in Lepikhin et al. 2020 (arXiv:2006.16668),
   section 2.2, for any K; as Megatron-LM's switch_load_balancing_loss_func.
 - z-loss: the mean over the T tokens of logsumexp(logits)^2. Zoph et al. 2022 (arXiv:2202.08906), equation 5.
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
 
 
 def auxiliary_loss(routing: Routing, model: ModelConfig, cp: ContextParallel) -> torch.Tensor | None:
-    """This rank's summand of the auxiliary losses of one layer and micro-batch, with their coefficients; a scalar.
+    """This rank's part of one layer's auxiliary losses of a micro-batch.
 
-    The sum over cp is the loss of the whole micro-batch, and the sum of the gradients its gradient. None where there
-    are no such losses. Collective: all cp ranks.
+    A scalar that includes the coefficients.
+
+    The sum over cp is the loss of the whole micro-batch, and the sum of the gradients is its gradient. None if the
+    model has no such losses. Collective: all cp ranks.
     """
     num_tokens = len(routing.experts) * cp.size
     loss = None
@@ -40,7 +44,10 @@ def auxiliary_loss(routing: Routing, model: ModelConfig, cp: ContextParallel) ->
 
 
 def load_balancing_loss(routing: Routing, num_tokens: int, cp: ContextParallel) -> torch.Tensor:
-    """This rank's summand of the load balancing loss over ``num_tokens`` tokens. Collective: all cp ranks."""
+    """This rank's part of the load balancing loss over ``num_tokens`` tokens.
+
+    Collective: all cp ranks.
+    """
     num_experts, topk = routing.shares.shape[1], routing.experts.shape[1]
     experts = torch.arange(num_experts, device=routing.experts.device)
     counts = (routing.experts.unsqueeze(-1) == experts).sum((0, 1))
@@ -50,7 +57,7 @@ def load_balancing_loss(routing: Routing, num_tokens: int, cp: ContextParallel) 
 
 
 class _AttachLoss(torch.autograd.Function):
-    """Lets a tensor pass, and in backward minimises a loss beside it."""
+    """Identity in forward; backward adds the gradient of a second loss."""
 
     @staticmethod
     def forward(ctx: Any, carrier: torch.Tensor, loss: torch.Tensor, scale: float) -> torch.Tensor:
@@ -64,6 +71,6 @@ class _AttachLoss(torch.autograd.Function):
 
 
 def attach_loss(carrier: torch.Tensor, loss: torch.Tensor, scale: float) -> torch.Tensor:
-    """``carrier``, through whose backward ``scale * loss`` is minimised as well."""
+    """``carrier``, whose backward also minimises ``scale * loss``."""
     attached: torch.Tensor = _AttachLoss.apply(carrier, loss, scale)  # type: ignore[no-untyped-call]
     return attached

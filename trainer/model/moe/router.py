@@ -1,4 +1,4 @@
-"""The router: which experts a token passes through, and with which weights.
+"""The router: the experts that a token passes through, and their weights.
 
 Legend: T tokens of this rank's part of the micro-batch, H hidden, E experts, K experts chosen per token.
 Shazeer et al. 2017 (arXiv:1701.06538), section 2.1, without the noise; the forms of the scores are those of
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
     from trainer.model.sharding import ParameterBuilder
     from trainer.model.tensor_parallel.linear import WeightGradientAccumulator
 
-# Keeps the normalisation of sigmoid scores from dividing by zero, as in Megatron-LM.
+# Prevents division by zero in the normalisation of sigmoid scores, as in Megatron-LM.
 _EPSILON = 1e-20
 
 
 @dataclass(frozen=True)
 class Routing:
-    """What the router says of T tokens. All but ``experts`` are float32 or wider, and have gradients.
+    """Result of the router for T tokens.
+
+    All but ``experts`` are float32 or wider, and have gradients.
 
     Attributes:
-        experts: int64 [T, K], the chosen ones, best first; ties go to the lower number.
-        weights: [T, K], what their outputs are multiplied by.
+        experts: int64 [T, K], the chosen ones, best first; the lower number wins a tie.
+        weights: [T, K], factors of the experts' outputs.
         logits: [T, E].
-        shares: [T, E], scores of all experts, which add up to 1 for every token: what the load balancing loss reads.
+        shares: [T, E], scores of all experts, which sum to 1 for every token; the load balancing loss reads them.
     """
 
     experts: torch.Tensor
@@ -41,7 +43,7 @@ class Routing:
 
 
 class _Logits(torch.autograd.Function):
-    """``tokens @ weight^T`` in float32, keeping the tokens in the dtype that they have."""
+    """``tokens @ weight^T`` in float32; keeps the tokens in their own dtype."""
 
     @staticmethod
     def forward(
@@ -58,7 +60,7 @@ class _Logits(torch.autograd.Function):
         tokens, weight = ctx.saved_tensors
         grad_weight = None
         if ctx.accumulator is not None:
-            # Detached and not yet cast: a sink may keep them for later, but neither the graph behind them nor a copy.
+            # Detached and not yet cast: an accumulator may defer the product, and must keep neither graph nor copy.
             ctx.accumulator.add_outer(grad_logits, tokens.detach())
         else:
             grad_weight = (grad_logits.t() @ tokens.to(grad_logits.dtype)).to(weight.dtype)
@@ -75,18 +77,18 @@ class Router(nn.Module):
         self._is_sigmoid = model.moe_router_score_function == "sigmoid"
         self._softmax_first = model.moe_router_pre_softmax
         self._scaling = model.moe_router_topk_scaling_factor
-        # Each tp rank knows how the loss depends on its own slice of the experts only.
+        # Each tp rank only knows the loss gradient through its own slice of the experts.
         self.weight = builder.weight(
             "weight", (model.num_experts, model.hidden_size), std=model.init_method_std, partial_over_tp=True
         )
         self.gradient_accumulator: WeightGradientAccumulator | None = None
-        """Where the weight gradient goes instead of ``weight.grad``."""
+        """Receives the weight gradient instead of ``weight.grad``."""
 
     def forward(self, tokens: torch.Tensor) -> Routing:
         """No communication."""
         logits: torch.Tensor = _Logits.apply(tokens, self.weight, self.gradient_accumulator)  # type: ignore[no-untyped-call]
-        # Both scores grow with the logits, which are chosen by because a sigmoid near 1 has lost their differences. The
-        # sort is stable, so that ties are broken alike on every device and in every layout.
+        # Both scores grow with the logits. The logits decide, because sigmoids near 1 have lost their differences. The
+        # sort is stable, so that ties break alike on every device and in every layout.
         experts = torch.sort(logits.detach(), dim=1, descending=True, stable=True).indices[:, : self._topk].contiguous()
         weights, shares = (self._sigmoid if self._is_sigmoid else self._softmax)(logits, experts)
         if self._scaling is not None:

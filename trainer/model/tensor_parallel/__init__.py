@@ -1,1 +1,1 @@
-"""Layers divided over the tp axis, and the collectives between their parts."""
+"""Layers divided over the tp axis, and the collectives between their shards."""

@@ -1,12 +1,12 @@
-"""The collectives between tensor-parallel parts of a layer.
+"""The collectives between the tensor-parallel shards of a layer.
 
 Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp. Activations are [S, B, H].
 
 Megatron-LM's conjugate pair (Shoeybi et al. 2019, arXiv:1909.08053, section 3, figure 3): *f* copies forward and
 all-reduces backward, *g* all-reduces forward and copies backward. With sequence parallelism (Korthikanti et al. 2022,
 arXiv:2205.05198, section 4.2.2, figure 5) f becomes gather / reduce-scatter along S and g reduce-scatter / gather. g is
-``reduce_partial_sums`` here, f is ``enter_parallel_region``; a ColumnParallelLinear has an f of its own, whose backward
-is hidden behind a matrix product.
+``reduce_partial_sums`` here, f is ``enter_parallel_region``; a ColumnParallelLinear has its own f, whose backward
+overlaps with a matrix product.
 Collective: all ranks of the tp group must call each of these, in the same order.
 """
 
@@ -64,7 +64,7 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class PendingCollective:
-    """A collective over tp that is under way. ``result`` waits for it."""
+    """A pending collective over tp. ``result`` waits for its end."""
 
     _output: torch.Tensor
     _input: torch.Tensor
@@ -72,19 +72,22 @@ class PendingCollective:
     _work: dist.Work | None
 
     def result(self) -> torch.Tensor:
-        """What comes out of it, once it is there."""
+        """The output, after the collective has finished."""
         if self._work is not None:
             self._work.wait()
         return self._output
 
 
 def gather_sequence(shard: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
-    """[S, ...] from every rank's [S/t, ...], outside autograd."""
+    """[S, ...] from every rank's [S/t, ...]. No autograd."""
     return start_gather(shard, tp).result()
 
 
 def start_gather(shard: torch.Tensor, tp: TensorParallel) -> PendingCollective:
-    """Start to gather [S, ...] from every rank's [S/t, ...], outside autograd; an undivided tensor stays as it is."""
+    """Start to gather [S, ...] from every rank's [S/t, ...]. No autograd.
+
+    An undivided tensor is the result itself.
+    """
     if not tp.sequence_parallel:
         return PendingCollective(shard, shard, None)
     shard = shard.contiguous()
@@ -93,9 +96,11 @@ def start_gather(shard: torch.Tensor, tp: TensorParallel) -> PendingCollective:
 
 
 def start_sum(partial: torch.Tensor, tp: TensorParallel) -> PendingCollective:
-    """Start to sum [S, ...] over tp, outside autograd; under sequence parallelism the result is this rank's [S/t, ...].
+    """Start to sum [S, ...] over tp. No autograd.
 
-    ``partial`` belongs to the collective from here on: without sequence parallelism it is overwritten by the sum.
+    Under sequence parallelism the result is this rank's [S/t, ...].
+
+    The collective owns ``partial`` from here on: without sequence parallelism the sum overwrites it.
     """
     if tp.size == 1:
         return PendingCollective(partial, partial, None)
@@ -107,7 +112,10 @@ def start_sum(partial: torch.Tensor, tp: TensorParallel) -> PendingCollective:
 
 
 class _ReducePartialSums(torch.autograd.Function):
-    """*g*: sum over tp forward; the gradient of every summand is the gradient of the sum."""
+    """*g*: sum over tp in forward.
+
+    The gradient of every partial sum is the gradient of the sum.
+    """
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, tp: TensorParallel, needs_values: bool) -> torch.Tensor:
@@ -126,9 +134,11 @@ class _ReducePartialSums(torch.autograd.Function):
 
 
 def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel, needs_values: bool = True) -> torch.Tensor:
-    """*g*: the sum over tp of contiguous [S, B, H], in place; with sequence parallelism this rank's [S/t, B, H].
+    """*g*: the sum over tp of contiguous [S, B, H], in place.
 
-    Without ``needs_values`` nothing is summed, and what comes out only leads backward.
+    Under sequence parallelism the result is this rank's [S/t, B, H].
+
+    Without ``needs_values`` (dummy forward) nothing is summed, and only the graph of the result counts.
     """
     if tp.size == 1:
         return partial
@@ -137,7 +147,10 @@ def reduce_partial_sums(partial: torch.Tensor, tp: TensorParallel, needs_values:
 
 
 class _EnterParallelRegion(torch.autograd.Function):
-    """*f*: the whole input forward; the gradients that the tp ranks have of it are summed."""
+    """*f*: the whole input in forward.
+
+    Backward sums the tp ranks' gradients of the input.
+    """
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
@@ -148,13 +161,16 @@ class _EnterParallelRegion(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
         tp: TensorParallel = ctx.tp
-        # The sum overwrites what it is given, and others may read this gradient too.
+        # The sum overwrites its input, and other readers of this gradient may exist.
         partial = grad_output if tp.sequence_parallel else grad_output.clone(memory_format=torch.contiguous_format)
         return start_sum(partial, tp).result(), None
 
 
 def enter_parallel_region(inputs: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
-    """*f*: [S, B, H] from [S(/t), B, H], for a region where each tp rank computes a part of the gradient."""
+    """*f*: [S, B, H] from [S(/t), B, H], at the start of a tensor-parallel region.
+
+    In the region each tp rank computes a part of the gradient.
+    """
     if tp.size == 1:
         return inputs
     whole: torch.Tensor = _EnterParallelRegion.apply(inputs, tp)  # type: ignore[no-untyped-call]

@@ -1,8 +1,10 @@
-"""Cross entropy over a vocabulary divided over tp: the logits are never gathered, and become their own gradient.
+"""Cross entropy over a vocabulary divided over tp.
+
+The logits are never gathered, and their buffer becomes their gradient.
 
 Legend: S sequence, B micro-batch, N = S*B tokens, V padded vocabulary; ``/t`` = divided over tp.
-Shoeybi et al. 2019 (arXiv:1909.08053), section 3: only per-token scalars travel. Here in two all-reduces: the maximum,
-then the sum of exponentials together with the logit of the label.
+Shoeybi et al. 2019 (arXiv:1909.08053), section 3: only per-token scalars travel. Here in two all-reduces: first the
+maximum, then the sum of exponentials together with the logit of the label.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from trainer.model.tensor_parallel.collectives import TensorParallel
 from trainer.ops.cross_entropy import CROSS_ENTROPY, LossTerms, VocabColumns, counted_from
 from trainer.ops.dispatch.registry import Kernels
 
-_EAGER, _PLAIN = Kernels(), LossTerms()
+_REFERENCE_KERNELS, _NO_TERMS = Kernels(), LossTerms()
 
 
 def vocab_parallel_cross_entropy(
@@ -24,20 +26,20 @@ def vocab_parallel_cross_entropy(
     labels: torch.Tensor,
     vocab_size: int,
     tp: TensorParallel,
-    kernels: Kernels = _EAGER,
-    terms: LossTerms = _PLAIN,
+    kernels: Kernels = _REFERENCE_KERNELS,
+    terms: LossTerms = _NO_TERMS,
 ) -> torch.Tensor:
     """Loss [S, B] of every token, float32 (float64 for float64 logits). Collective: all tp ranks.
 
     Args:
-        logits: [S, B, V/t], this rank's columns. Consumed: backward turns the buffer into its own gradient, so that
-            they can be differentiated once, and nothing else may read them.
+        logits: [S, B, V/t], this rank's columns. Consumed: backward overwrites the buffer with the gradient, so that
+            it can run only once, and nothing else may read them.
         labels: [S, B], numbers of the whole vocabulary; the same on every tp rank.
-        vocab_size: columns of all ranks that are vocabulary; padding behind them never enters the softmax, and its
+        vocab_size: vocabulary columns of all ranks; the padding after them never enters the softmax, and its
             gradient is zero. A rank may hold nothing but padding.
         tp: the tp axis.
-        kernels: of which that of cross entropy does the work.
-        terms: what is added to the plain loss, and what is left out.
+        kernels: the kernel registry, which has the cross entropy.
+        terms: additional terms of the loss, and the label of tokens without a loss.
     """
     width = logits.shape[-1]
     first = tp.rank * width
@@ -49,7 +51,7 @@ def vocab_parallel_cross_entropy(
 def _combine(
     group: dist.ProcessGroup, local_max: torch.Tensor, sums: torch.Tensor, columns: VocabColumns
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The statistics of all ranks' columns together, from those of each."""
+    """Combine the statistics of each rank's columns into those of all columns."""
     global_max = local_max.clone()
     dist.all_reduce(global_max, op=dist.ReduceOp.MAX, group=group)
     total = counted_from(global_max, local_max, sums, columns)

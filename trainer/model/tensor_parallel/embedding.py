@@ -1,8 +1,8 @@
 """The vocabulary table divided over tp by rows.
 
 Legend: S sequence, B micro-batch, H hidden, V padded vocabulary; ``/t`` = divided over tp.
-Shoeybi et al. 2019 (arXiv:1909.08053), section 3: each rank looks up the tokens it holds, zeros for the others, and
-the sum over tp completes them.
+Shoeybi et al. 2019 (arXiv:1909.08053), section 3: each rank looks up the tokens that it holds and gives zeros for the
+others; the sum over tp completes the result.
 """
 
 from __future__ import annotations
@@ -18,23 +18,32 @@ from trainer.model.tensor_parallel.collectives import TensorParallel, reduce_par
 
 
 class RowGradientAccumulator(Protocol):
-    """Takes the gradient of a table as the rows that were looked up, so that the rest of the table is not touched."""
+    """Takes the gradient of a table as its looked-up rows.
+
+    The rest of the table is not touched.
+    """
 
     def add_rows(self, rows: torch.Tensor, grad_rows: torch.Tensor) -> None:
-        """Add ``grad_rows`` [N, H] to the rows [N] of the table's gradient; a row may occur more than once."""
+        """Add ``grad_rows`` [N, H] to rows [N] of the table's gradient.
+
+        A row may occur more than once.
+        """
 
 
 def add_to_rows(table: torch.Tensor, rows: torch.Tensor, addends: torch.Tensor) -> None:
-    """Add ``addends`` [N, H] to the rows [N] of ``table``, in place; those of equal rows in one order on any device."""
+    """Add ``addends`` [N, H] to rows [N] of ``table``, in place.
+
+    Equal rows are added in a fixed order on any device.
+    """
     addends = addends.to(table.dtype)
-    if table.is_cuda:  # where index_add_ adds in any order, and this sorts
+    if table.is_cuda:  # index_add_ adds in any order there; accumulating index_put_ sorts first
         table.index_put_((rows,), addends, accumulate=True)
     else:
         table.index_add_(0, rows, addends)
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of the local part of a table; zeros where ``is_elsewhere``."""
+    """Rows of the local part of a table; zeros if ``is_elsewhere``."""
 
     @staticmethod
     def forward(
@@ -59,7 +68,7 @@ class _Lookup(torch.autograd.Function):
         if ctx.accumulator is not None:
             ctx.accumulator.add_rows(rows.flatten(), grad_rows)
             return None, None, None, None
-        # Added up in float32: in 16 bits the sum of a frequent token would stop growing after a few hundred.
+        # Summed in float32: in 16 bits the sum of a frequent token would stop growing after a few hundred additions.
         table = torch.zeros(ctx.shape, dtype=torch.float32, device=grad_rows.device)
         add_to_rows(table, rows.flatten(), grad_rows)
         return table.to(grad_rows.dtype), None, None, None
@@ -72,7 +81,7 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self.weight = weight
         self.row_accumulator: RowGradientAccumulator | None = None
-        """Where the table's gradient goes instead of ``weight.grad``."""
+        """Receives the table's gradient instead of ``weight.grad``."""
         self._tp = tp
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -85,7 +94,7 @@ class VocabParallelEmbedding(nn.Module):
         if self._tp.size > 1:
             num_rows = self.weight.shape[0]
             owner = tokens.div(num_rows, rounding_mode="floor")
-            # A token that no rank has is nobody else's: the lookup refuses it here, as it does in one process.
+            # A token outside every rank's rows counts as this rank's: the lookup rejects it, as in one process.
             is_elsewhere = (owner != self._tp.rank) & (owner >= 0) & (owner < self._tp.size)
             tokens = (tokens - self._tp.rank * num_rows).masked_fill(is_elsewhere, 0)
         found: torch.Tensor = _Lookup.apply(self.weight, tokens, is_elsewhere, self.row_accumulator)  # type: ignore[no-untyped-call]

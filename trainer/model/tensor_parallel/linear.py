@@ -1,4 +1,4 @@
-"""Linear layers whose weight is divided over tp: by output (column) or by input (row).
+"""Linear layers with a weight divided over tp: by output (column) or by input (row).
 
 Legend: S sequence, B micro-batch, N = S*B; ``/t`` = divided over tp. A weight is [out, in], or [2, out, in] for a
 packed pair (gate and up of SwiGLU), which acts as [2*out, in].
@@ -22,18 +22,21 @@ from trainer.model.tensor_parallel.collectives import (
 )
 from trainer.model.tensor_parallel.matrix_products import product
 
-_ALONE = TensorParallel()
+_NO_TENSOR_PARALLEL = TensorParallel()
 
 
 class WeightGradientAccumulator(Protocol):
-    """Takes a weight gradient as the factors of its matrix product, so that the product itself can accumulate it."""
+    """Takes a weight gradient as the factors of its matrix product.
+
+    The product itself can then accumulate.
+    """
 
     def add_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add ``grad_output^T @ inputs`` ([N, out], [N, in]) to the gradient of a weight of out*in elements."""
 
 
 class _Linear(torch.autograd.Function):
-    """``inputs @ weight^T + bias``; with ``tp`` of size > 1 the input side is *f*."""
+    """``inputs @ weight^T + bias``; for ``tp`` of size > 1 the input side is *f*."""
 
     @staticmethod
     def forward(
@@ -58,15 +61,15 @@ class _Linear(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None, None, None]:
         inputs, weight = ctx.saved_tensors
         tp: TensorParallel = ctx.tp
-        # Gathered anew, since only the shard was kept from forward (Korthikanti et al. 2022, section 4.2.2): it travels
-        # while the input gradient is computed, and the sum over tp of that while the weight gradient is.
+        # Gathered again, since forward kept only the shard (Korthikanti et al. 2022, section 4.2.2). The gather
+        # overlaps with the input gradient, and the input gradient's sum over tp overlaps with the weight gradient.
         gathering = start_gather(inputs.detach(), tp) if ctx.needs_input_grad[1] else None
         transposed = weight.flatten(0, -2).t()
         summing = start_sum(product(grad_output, transposed), tp) if ctx.needs_input_grad[0] else None
         grad_rows = grad_output.reshape(-1, grad_output.shape[-1])
         grad_weight = None
         if gathering is not None:
-            # Detached, because a sink may keep it for later, and must not keep the graph behind it.
+            # Detached, because an accumulator may defer the product, and must not keep the graph alive.
             whole = gathering.result()
             input_rows = whole.reshape(-1, whole.shape[-1])
             grad_weight = _weight_gradient(grad_rows, input_rows, weight, ctx.accumulator)
@@ -87,9 +90,11 @@ def _weight_gradient(
 
 
 class ColumnParallelLinear(nn.Module):
-    """[S(/t), B, in] -> [S, B, out/t]: each tp rank computes its share of the outputs from the whole input.
+    """[S(/t), B, in] -> [S, B, out/t]: the weight is divided by output.
 
-    Under sequence parallelism the input comes divided along the sequence and is gathered.
+    Each tp rank computes its share of the outputs from the whole input.
+
+    Under sequence parallelism the input is divided along the sequence, and is gathered first.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, tp: TensorParallel):
@@ -97,24 +102,26 @@ class ColumnParallelLinear(nn.Module):
         self.weight = weight
         self.bias = bias
         self.gradient_accumulator: WeightGradientAccumulator | None = None
-        """Where the weight gradient goes instead of ``weight.grad``."""
+        """Receives the weight gradient instead of ``weight.grad``."""
         self._tp = tp
 
     def forward(self, inputs: torch.Tensor, inside_tp_region: bool = False, *, adds_bias: bool = True) -> torch.Tensor:
-        """Collective: all tp ranks (with sequence parallelism; its backward always).
+        """Collective: all tp ranks in backward, and in forward with sequence parallelism.
 
-        ``inside_tp_region``: ``inputs`` come whole out of enter_parallel_region, which is collective instead of this.
-        Without ``adds_bias`` whatever comes next adds the bias.
+        ``inside_tp_region``: ``inputs`` are the whole output of enter_parallel_region, which is the collective instead.
+        Without ``adds_bias`` the next op adds the bias.
         """
-        tp, bias = _ALONE if inside_tp_region else self._tp, self.bias if adds_bias else None
+        tp, bias = _NO_TENSOR_PARALLEL if inside_tp_region else self._tp, self.bias if adds_bias else None
         outputs: torch.Tensor = _Linear.apply(inputs, self.weight, bias, self.gradient_accumulator, tp, True)  # type: ignore[no-untyped-call]
         return outputs
 
 
 class RowParallelLinear(nn.Module):
-    """[S, B, in/t] -> [S(/t), B, out]: each tp rank has a share of the inputs; the partial outputs are summed.
+    """[S, B, in/t] -> [S(/t), B, out]: the weight is divided by input.
 
-    Under sequence parallelism each rank gets its part of the sequence of the sum. The bias is added once, after it.
+    Each tp rank has a share of the inputs; the partial outputs are summed.
+
+    Under sequence parallelism each rank gets its part of the sequence of the sum. The bias is added once, to the sum.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, tp: TensorParallel):
@@ -122,27 +129,27 @@ class RowParallelLinear(nn.Module):
         self.weight = weight
         self.bias = bias
         self.gradient_accumulator: WeightGradientAccumulator | None = None
-        """Where the weight gradient goes instead of ``weight.grad``."""
+        """Receives the weight gradient instead of ``weight.grad``."""
         self._tp = tp
 
     def forward(
         self, inputs: torch.Tensor, needs_values: bool = True, inside_tp_region: bool = False, *, adds_bias: bool = True
     ) -> torch.Tensor:
-        """Collective: all tp ranks, but not without ``needs_values``: see trainer.model.recompute.Recomputable.
+        """Collective: all tp ranks, unless ``needs_values`` is False: see trainer.model.recompute.Recomputable.
 
-        ``inside_tp_region``: not collective; [S, B, out], this rank's summand, to be summed by reduce_partial_sums
-        together with others. ``add_bias`` completes the sum. Without ``adds_bias`` whatever comes next adds the bias.
+        ``inside_tp_region``: not collective; returns this rank's partial sum [S, B, out], for a reduce_partial_sums
+        together with others. ``add_bias`` completes the sum. Without ``adds_bias`` the next op adds the bias.
         """
-        is_alone = self._tp.size == 1 and not inside_tp_region
-        bias = self.bias if is_alone and adds_bias else None
+        is_undivided = self._tp.size == 1 and not inside_tp_region
+        bias = self.bias if is_undivided and adds_bias else None
         partial: torch.Tensor = _Linear.apply(
-            inputs, self.weight, bias, self.gradient_accumulator, _ALONE, needs_values
+            inputs, self.weight, bias, self.gradient_accumulator, _NO_TENSOR_PARALLEL, needs_values
         )  # type: ignore[no-untyped-call]
-        if is_alone or inside_tp_region:
+        if is_undivided or inside_tp_region:
             return partial
         summed = reduce_partial_sums(partial, self._tp, needs_values)
         return self.add_bias(summed) if adds_bias else summed
 
     def add_bias(self, summed: torch.Tensor) -> torch.Tensor:
-        """The sum over tp with the bias, in place."""
+        """Add the bias to the sum over tp, in place."""
         return summed if self.bias is None else summed.add_(self.bias)

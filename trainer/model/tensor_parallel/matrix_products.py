@@ -1,9 +1,9 @@
-"""Products of activations and weights, by the faster of the libraries that torch has for them.
+"""Products of activations and weights, by the faster of torch's two CPU libraries.
 
-On CPUs torch gives float32 matrices to MKL. On AMD's processors oneDNN, which torch carries too, is faster: forward and
+On CPUs torch gives float32 matrices to MKL. On AMD processors oneDNN, which torch also contains, is faster: forward and
 the input gradient of 512 x 512 by 512 x 1,536 reach 107 instead of 100 GFLOP/s, products of 2,048 x 2,048 matrices 109
 instead of 94, on one core of an EPYC (torch 2.13.0, MKL 2024.2, oneDNN 3.12). Weight gradients stay with MKL, which
-adds them to what is there.
+adds them to the existing gradient.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch.nn.functional as F
 
 _LEAST_ROWS = 128
 _LEAST_CHANNELS = 256
-"""Smaller products take less time than preparing oneDNN's does, which each new shape costs once more (0.5 ms)."""
+"""Smaller products take less time than the preparation of oneDNN, which costs 0.5 ms for each new shape."""
 
 
 def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``rows @ weight^T + bias``, not differentiable.
 
-    Which library computes it is a matter of the shapes and of the processor alone, so that runs can be repeated.
+    The library depends on the shapes and the processor alone, so that runs can be repeated.
 
     Args:
         rows: [..., in].
@@ -35,10 +35,11 @@ def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 
 
 def product_by_onednn(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The same by oneDNN; float32 on CPUs."""
+    """``product`` by oneDNN; float32 on CPUs."""
     flat = rows.reshape(-1, rows.shape[-1])
     outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
-    # Not a view: autograd lets nobody change a view that a custom function returns, as the loss does to logits.
+    # Not a view: autograd forbids in-place changes of a view that a custom function returns, and the loss overwrites
+    # the logits.
     return outputs.resize_((*rows.shape[:-1], weight.shape[0]))
 
 
@@ -54,7 +55,7 @@ def _is_for_onednn(rows: torch.Tensor, weight: torch.Tensor) -> bool:
 
 @cache
 def is_onednn_faster() -> bool:
-    """Whether this is a processor of AMD's with AVX-512, on a torch that has oneDNN.
+    """True on an AMD processor with AVX-512 and a torch with oneDNN.
 
     Environment variables of torch and oneDNN (``ATEN_CPU_CAPABILITY``) that turn AVX-512 off turn this off, too.
     """
