@@ -21,7 +21,7 @@ from trainer.data.prepare.assembly import Assembled
 from trainer.data.prepare.encoding import Recipe, batches, encode_documents
 from trainer.data.prepare.inputs import find_inputs
 from trainer.data.prepare.journal import folder_of
-from trainer.data.prepare.node_status import TOLD_TO_END, NodeMarks, ToldToEnd, heeding_sigterm
+from trainer.data.prepare.node_status import TERMINATED, NodeStatusFiles, Terminated, raise_on_sigterm
 from trainer.data.prepare.pipeline import Preparation, Unfinished, check, prepare
 from trainer.data.tokenizers.settings import settings_from_flags
 from trainer.data.tokenizers.tokenizer import Tokenizer
@@ -68,11 +68,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parse("prepare", arguments)
     options.json_keys = options.json_keys or ["text"]
     try:
-        with heeding_sigterm():
+        with raise_on_sigterm():
             return _run(options)
-    except ToldToEnd:
-        why = _marks(options).why_told_to_end()
-        return _fail(why or TOLD_TO_END, _code(None if why else signal.SIGTERM))
+    except Terminated:
+        why = _marks(options).wait_for_failure()
+        return _fail(why or TERMINATED, _code(None if why else signal.SIGTERM))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -110,11 +110,11 @@ def _say(message: str) -> None:
     print(f"llmctl data prepare: {message}", file=sys.stderr)
 
 
-def _marks(options: argparse.Namespace) -> NodeMarks:
+def _marks(options: argparse.Namespace) -> NodeStatusFiles:
     folder = folder_of(Path(options.output_prefix).expanduser())
     # A look at what is there writes nothing.
     nodes = 1 if options.check else options.nodes
-    return NodeMarks(folder, options.node, nodes, options.attempt)
+    return NodeStatusFiles(folder, options.node, nodes, options.attempt)
 
 
 def _wanted(options: argparse.Namespace) -> Preparation:

@@ -1,4 +1,4 @@
-"""Joining pairs: Megatron-LM's bytes, the manifests' sums, and what is refused before anything is written."""
+"""Merger pairs: Megatron-LM's bytes, the manifests' sums, and what is refused before anything is written."""
 
 from __future__ import annotations
 
