@@ -77,7 +77,6 @@ def cut_chunks(files: Sequence[InputFile], size: int, text_document: TextDocumen
     Raises:
         DataError: a file cannot be read.
     """
-    """
     for number, (spans, input_bytes, content) in enumerate(_cuts(files, size, text_document)):
         yield Chunk(number, spans, input_bytes, content)
 

@@ -71,7 +71,9 @@ class Journal:
         node_status: status files of the nodes at work; None for one node.
     """
 
-    def __init__(self, prefix: Path, plan: Plan, restart: bool = False, node_status: NodeStatusFiles | None = None) -> None:
+    def __init__(
+        self, prefix: Path, plan: Plan, restart: bool = False, node_status: NodeStatusFiles | None = None
+    ) -> None:
         self.folder = folder_of(prefix)
         self.parts = self.folder / f"parts-{plan.digest}"
         self.node_status = node_status or NodeStatusFiles(self.folder)

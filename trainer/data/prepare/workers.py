@@ -147,6 +147,7 @@ def _without_interrupts() -> Iterator[None]:
     The process that the user started receives the signals, and ends the others. A signal mask is inherited (signal(7)).
     """
     # The first start of a process would also start multiprocessing's resource tracker, which unblocks both signals.
+    resource_tracker.ensure_running()
     noted: list[int] = []
     # The mask applies to this thread alone, and a library may have other threads.
     is_main = threading.current_thread() is threading.main_thread()

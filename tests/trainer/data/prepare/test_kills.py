@@ -214,7 +214,7 @@ def test_bad_documents_of_joined_parts_are_not_forgotten(
     assert main(arguments) == 3
     assert f"{source}:1: is not a line of JSON" in capsys.readouterr().err
     assert main(skip) == 0
-    assert f"1 documents were passed over:\n  {source}:1: " in capsys.readouterr().err
+    assert f"1 documents were skipped:\n  {source}:1: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["joined-0.bin", "joined-0.lengths", "joined-0.documents", "joined.json"])

@@ -140,9 +140,7 @@ def test_nodes_without_a_name_for_their_start_are_refused(source: Path, capsys: 
 def test_a_silent_node_is_not_waited_for_without_end(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(source, 0) == 3
     said = capsys.readouterr().err
-    assert (
-        "waited for 2 of 5 parts (2 of node 1), and there was no sign of life for 0 s; read that node's log" in said
-    )
+    assert "waited for 2 of 5 parts (2 of node 1), and there was no sign of life for 0 s; read that node's log" in said
     # All parts are done, but the node has not reported its end in this attempt.
     assert run(source, 1) == 0
     assert run(source, 0, "--attempt", "another") == 3

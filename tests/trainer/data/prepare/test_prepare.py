@@ -140,7 +140,7 @@ def test_another_plan_is_refused_and_touches_nothing(
     assert main([*command, "--check"]) == 0
     assert {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.shard")} == before
     assert main([*command, "--on-error", "skip"]) == 0
-    assert f"1 documents were passed over:\n  {source}:4001: " in capsys.readouterr().err
+    assert f"1 documents were skipped:\n  {source}:4001: " in capsys.readouterr().err
     assert contents(tmp_path / "out") == expected
 
 

@@ -129,8 +129,8 @@ def test_bad_files_are_one_sentence(
         (["--input", "nothing/*.jsonl"], "--input: nothing/*.jsonl matches no file"),
         (["--input", "empty"], "--input: empty holds no file that ends in .jsonl"),
         (["--input", "nothing.txt"], "nothing.txt: cannot be read: No such file"),
-        (["--input", "in.txt", "--nodes", "2", "--node", "2"], "--node: 2 is not one of 2"),
-        (["--input", "in.txt", "--nodes", "2", "--restart"], "--restart: several nodes"),
+        (["--input", "in.txt", "--nodes", "2", "--node", "2"], "--node: 2 is not valid for --nodes 2"),
+        (["--input", "in.txt", "--nodes", "2", "--restart"], "--restart: not possible with several nodes"),
         (
             ["--input", "in.txt", "lines"],
             "lines: begins like JSON lines, but only .jsonl, .json and .ndjson are read as JSON lines",
@@ -188,7 +188,7 @@ def test_bad_documents_are_passed_over_and_named(tmp_path: Path, capsys: pytest.
     inputs = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
     assert main(["--input", *inputs, "--output-prefix", str(tmp_path / "o"), "--on-error", "skip", *NUMBERS]) == 0
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "llmctl data prepare: 11 documents were passed over:"
+    assert said[0] == "llmctl data prepare: 11 documents were skipped:"
     assert [line.split(": ")[0].strip() for line in said[1:6]] == [
         *(f"{inputs[0]}:{line}" for line in (3, 5)),
         *(f"{inputs[1]}:{line}" for line in (2, 3, 4)),

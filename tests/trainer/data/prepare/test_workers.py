@@ -259,7 +259,7 @@ def test_sigterm_to_all_processes_leaves_what_is_done(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGTERM)
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + signal.SIGTERM
-    kept = r"(1 part is|\d+ parts are) done and kept: the same command goes on from there"
+    kept = r"(1 part is|\d+ parts are) done and kept: run the same command again to continue"
     assert re.fullmatch(rf"llmctl data prepare: ended by SIGTERM \({kept}\)\n", said), said
     assert not list((tmp_path / "ended").rglob("*.partial"))
     assert main(arguments) == 0
