@@ -13,7 +13,7 @@ from trainer.data.prepare.chunks import Chunk, Span, cut_chunks
 from trainer.data.prepare.documents import BadDocument, SpanReader, Text
 from trainer.data.prepare.inputs import InputFile, bytes_read, open_bytes, reading_errors
 from trainer.data.prepare.parquet import row_counts, row_group_sizes
-from trainer.data.tokenizers.vocabulary import sayable
+from trainer.data.tokenizers.vocabulary import without_surrogates
 
 PIECE = 1 << 20
 """Bytes read, and characters passed on, at a time; more in memory only for longer lines."""
@@ -169,7 +169,7 @@ def _checked(document: tuple[Text, ...] | BadDocument, span: Span) -> Iterator[s
 
 def _unique_texts(document: tuple[Text, ...]) -> Iterator[str]:
     # A plain file has the same text under every key; learn from it once.
-    yield from dict.fromkeys(sayable(text if isinstance(text, str) else " ".join(text)) for text in document)
+    yield from dict.fromkeys(without_surrogates(text if isinstance(text, str) else " ".join(text)) for text in document)
 
 
 def pieces_at_line_ends(text: str, size: int = PIECE) -> Iterator[str]:

@@ -27,7 +27,7 @@ from trainer.data.prepare.inputs import InputFile, find_inputs, means_one_of
 from trainer.data.prepare.progress import Progress, say
 from trainer.data.tokenizers.byte_level import bytes_of
 from trainer.data.tokenizers.engines import missing_package
-from trainer.data.tokenizers.huggingface import SPACE_MARK, say_byte_piece
+from trainer.data.tokenizers.huggingface import SPACE_MARK, decode_byte_piece
 from trainer.data.tokenizers.vocabulary_size import check_size, too_little_text
 from trainer.data.tokenizers.wordpiece import CONTINUATION
 
@@ -178,7 +178,7 @@ def _check_names(kind: str, names: Sequence[str]) -> None:
     """Reject names that encoded text may produce: words, punctuation and spaces are separate, and bytes have names."""
     for name in names:
         is_written = name.isprintable() and not re.search(f"[\\s{SPACE_MARK}]", name)
-        is_apart = _is_cut(name) and not name.startswith(CONTINUATION) and say_byte_piece(name) is None
+        is_apart = _is_cut(name) and not name.startswith(CONTINUATION) and decode_byte_piece(name) is None
         if is_apart and kind == "byte-level-bpe":
             spelled = bytes_of(name)
             is_apart = not _CONTRACTION.fullmatch(name) and (

@@ -87,9 +87,9 @@ def test_further_special_tokens(tmp_path: Path) -> None:
 def test_sizes_and_names_that_cannot_be(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DataError, match="256 is below 257"):
         train_byte_level_bpe(TEXTS, 256, tmp_path / "t.json")
-    with pytest.raises(DataError, match="yields only .* of the 100000 asked for"):
+    with pytest.raises(DataError, match="yields only .* of the 100000 requested tokens"):
         train_byte_level_bpe(TEXTS, 100_000, tmp_path / "t.json")
-    with pytest.raises(DataError, match="yields only .* of the 100000 asked for"):
+    with pytest.raises(DataError, match="yields only .* of the 100000 requested tokens"):
         train_wordpiece(lambda: TEXTS, 100_000, True, [])
     wrong = ["--output", str(tmp_path / "t.json"), "--model", "bpe"]
     assert main(["--input", str(source), "--vocab-size", "400", *wrong]) == 3
@@ -171,10 +171,10 @@ def test_a_size_that_is_advised_for_a_small_text_can_be(text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_sizes_that_sentencepiece_refuses_are_said_with_one_that_it_takes(kind: Literal["unigram", "bpe"]) -> None:
-    with pytest.raises(DataError, match="100000 asked for; lower it to") as caught:
+    with pytest.raises(DataError, match="100000 requested tokens; lower it to") as caught:
         train_sentencepiece(TEXTS, 100_000, kind, [])
     (advised,) = re.findall(
-        r"yields only (\d+) tokens of the 100000 asked for; lower it to \1 or give more text", str(caught.value)
+        r"yields only (\d+) of the 100000 requested tokens; lower it to \1 or give more text", str(caught.value)
     )
     assert train_sentencepiece(TEXTS, int(advised), kind, [])
     with pytest.raises(
@@ -187,7 +187,7 @@ def test_sizes_that_sentencepiece_refuses_are_said_with_one_that_it_takes(kind: 
 
 def test_a_text_without_letters_is_given_no_advice_that_leads_nowhere() -> None:
     with pytest.raises(
-        DataError, match=r"only 5 tokens of the 300 asked for; give more text \(the smallest voc.* has 7:"
+        DataError, match=r"only 5 of the 300 requested tokens; give more text \(the smallest voc.* has 7:"
     ):
         train_wordpiece(lambda: [" "], 300, True, [])
 

@@ -140,7 +140,7 @@ def test_bad_files_are_one_sentence(
             "taken.preparing is a file, but unfinished work is kept in a",
         ),
         (["--input", "in.txt", "--output-prefix", "a\0b"], "--output-prefix: 'a\\x00b' holds a NUL byte"),
-        (["--input", "in.txt", "--vocab-size", "2147483647"], "vocab_size: NullTokenizer needs it, 1 to 2147483646"),
+        (["--input", "in.txt", "--vocab-size", "2147483647"], "vocab_size: NullTokenizer needs it, from 1 to"),
         (["--input", "in.txt", "--output-prefix", "o/"], "--output-prefix: o/ is a folder; append a beginning for"),
         (["--input", "in.txt", "--json-keys", "a", "b/c"], "--json-keys: 'b/c' cannot be part of a file name"),
         (["--input", "in.txt", "--check", "--output-prefix", "in.txt/o"], "in.txt/o: cannot be written"),

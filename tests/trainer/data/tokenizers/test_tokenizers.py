@@ -1,4 +1,4 @@
-"""Tokenizers of every kind: texts come back, special tokens are told apart, and a copy elsewhere is the same."""
+"""Tokenizers of every kind: texts are restored, special tokens recognised, and pickled copies identical."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
 @pytest.mark.parametrize("kind", LOSSLESS)
 def test_hard_texts_come_back(vocabularies: Vocabularies, kind: str) -> None:
     tokenizer = vocabularies.open(kind)
-    # SentencePiece writes its mark for a space, and reads it as one.
+    # SentencePiece writes its space mark for a space, and decodes the mark as a space.
     texts = [text.replace(SPACE_MARK, "_") for text in [*hard_texts(), *TEXTS[:8]]]
     batch = tokenizer.encode_batch(texts)
     assert (batch.tokens.dtype, batch.lengths.sum()) == (np.int32, len(batch.tokens))
@@ -59,7 +59,7 @@ def test_japanese_and_korean_words_are_known(vocabularies: Vocabularies) -> None
         tokenizer = vocabularies.open(kind)
         for text in ("日本語の文章は空白がありません。", "한국어 문장입니다."):
             tokens = tokenizer.encode(text)
-            assert len(tokens) < len(text) + 4, (kind, tokens)  # in bytes there are three times as many
+            assert len(tokens) < len(text) + 4, (kind, tokens)  # bytes would take three times as many
             assert tokenizer.decode(tokens) == text
 
 
