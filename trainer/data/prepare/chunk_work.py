@@ -85,11 +85,11 @@ def _documents(chunk: Chunk, work: ChunkWork, footer: Footer, places: list[_Plac
                 places.append((place, reader.lines if reader.by_line else None))
                 yield document
             else:
-                _pass_over(chunk, work, footer, (place, document.line), document.problem)
+                _skip(chunk, work, footer, (place, document.line), document.problem)
         footer.lines.append(reader.lines)
 
 
-def _pass_over(chunk: Chunk, work: ChunkWork, footer: Footer, where: _Place, problem: str) -> None:
+def _skip(chunk: Chunk, work: ChunkWork, footer: Footer, where: _Place, problem: str) -> None:
     if not work.skip_bad:
         raise DataError(
             f"{place_of(chunk.spans[where[0]], where[1])}: {problem}; skip such documents with --on-error skip"
@@ -123,7 +123,7 @@ def _encode(
                 blocks([document])
                 good.append(document)
             except DataError as error:
-                _pass_over(chunk, work, footer, where, str(error))
+                _skip(chunk, work, footer, where, str(error))
         footer.documents -= len(batch) - len(good)
         return blocks(good) if good else []
 

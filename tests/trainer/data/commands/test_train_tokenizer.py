@@ -323,7 +323,7 @@ def test_a_sample_is_a_number_of_bytes(source: Path, capsys: pytest.CaptureFixtu
 _DEAF = """
 import sys, time
 from trainer import __main__
-from trainer.data import train_tokenizer
+from trainer.data.commands import train_tokenizer
 
 def deaf(*_):
     print("begun", flush=True)

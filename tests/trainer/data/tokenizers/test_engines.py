@@ -57,7 +57,7 @@ def test_fast_engines_say_what_the_references_say(
 
 
 def test_tiktoken_and_tokenizers_agree_on_one_vocabulary(vocabularies: Vocabularies) -> None:
-    # The same merges as ranks and as a tokenizer.json: <|endoftext|> is 0 in the second, and the order of bytes differs.
+    # The same merges as ranks and as a tokenizer.json, in which <|endoftext|> is 0, and the order of bytes differs.
     ranks = TokenizerSettings(**(vars(vocabularies.settings("ranks")) | {"tiktoken_pattern": "r50k"}))
     one, other = open_tokenizer(ranks), vocabularies.open("gpt2")
     for text in awkward_texts():
@@ -75,9 +75,8 @@ def test_without_the_fast_engine_the_next_is_taken_and_said(
     for kind, engine in (("gpt2", "tokenizers"), ("ranks", "tiktoken"), ("bpe", "sentencepiece")):
         slow = vocabularies.open(kind)
         assert slow.engine == engine
-        assert slow.notes == (
-            f"gigatoken is not installed (pip install gigatoken); {engine} encodes instead, to the same tokens but slower",
-        )
+        missing = "gigatoken is not installed (pip install gigatoken)"
+        assert slow.notes == (f"{missing}; {engine} encodes instead, to the same tokens but slower",)
         assert np.array_equal(slow.encode_batch(TEXTS).tokens, fast[kind].encode_batch(TEXTS).tokens)
     assert vocabularies.open("wordpiece").notes == ()
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
