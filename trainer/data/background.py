@@ -1,4 +1,4 @@
-"""Work in a thread that Ctrl-C ends at once, and processes that end with their parent."""
+"""Background threads that Ctrl-C ends at once, and processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def do_in_background(work: Callable[[], _Result], beat: Callable[[], object]) ->
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process after the thread that started it has ended (prctl(2), PR_SET_PDEATHSIG).
+    """Let the kernel kill this process when its starting thread ends (prctl(2), PR_SET_PDEATHSIG).
 
     Has no effect except on Linux: elsewhere a process ends when it finds its pipe closed.
 

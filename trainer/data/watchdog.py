@@ -58,7 +58,7 @@ class _Waiting:
         began: start of the wait, on the monotonic clock.
         life: last change of the worker's CPU time, on the monotonic clock.
         spent: CPU time at ``life``.
-        is_told: the worker's silence has been reported.
+        is_reported: the worker's silence has been reported.
         is_long: the worker's long work has been reported.
     """
 
@@ -66,7 +66,7 @@ class _Waiting:
     began: float
     life: float
     spent: tuple[int, ...]
-    is_told: bool = False
+    is_reported: bool = False
     is_long: bool = False
 
 
@@ -129,8 +129,8 @@ class SilenceWatch:
                 "check what it waits for and resume the run, or raise parallel.distributed_timeout_minutes"
             )
             self._ended.set()
-        elif silent_s >= self._told_s and not seen.is_told:
-            seen.is_told = True
+        elif silent_s >= self._told_s and not seen.is_reported:
+            seen.is_reported = True
             consequence = "check what it waits for"
             if math.isfinite(self._patience_s):
                 consequence = f"the run ends after {self._patience_s:,.0f} s of silence"

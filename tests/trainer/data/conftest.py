@@ -32,7 +32,7 @@ def tokenizer(tokenizer_file: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Vocabularies:
-    """Vocabularies of every kind, of at most 500 tokens, for English, Japanese, Korean and Python."""
+    """Vocabularies of every kind: at most 500 tokens, for English, Japanese, Korean and Python."""
     return make_vocabularies(tmp_path_factory.mktemp("vocabularies"))
 
 

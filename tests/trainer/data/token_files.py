@@ -34,7 +34,7 @@ def write_sequences(prefix: Path, documents: Sequence[Sequence[Sequence[int]]], 
 
 
 def write_joined(prefix: Path, tokens: npt.ArrayLike, lengths: npt.ArrayLike, vocab_size: int = 1000) -> None:
-    """Write a dataset of documents of one sequence each, from concatenated tokens and their lengths."""
+    """Write a dataset of one-sequence documents, from concatenated tokens and their lengths."""
     sizes = np.asarray(lengths)
     assert sizes.min() > 0
     with PairWriter(prefix, dtype_code(vocab_size)) as writer:

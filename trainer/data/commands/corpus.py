@@ -173,7 +173,7 @@ def _unique_texts(document: tuple[Text, ...]) -> Iterator[str]:
 
 
 def pieces_at_line_ends(text: str, size: int = PIECE) -> Iterator[str]:
-    """Yield ``text`` in pieces of about ``size`` characters, cut after a line end if possible."""
+    """Yield ``text`` in pieces of about ``size`` characters, cut at line ends if possible."""
     start = 0
     while start < len(text):
         stop = text.rfind("\n", start, start + size) + 1 if start + size < len(text) else len(text)

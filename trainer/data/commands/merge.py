@@ -40,9 +40,10 @@ class _Source:
 def merge_pairs(
     prefixes: Sequence[Path], output: Path, report: Callable[[int, int], None] | None = None
 ) -> Manifest | None:
-    """Write the documents of ``prefixes``, in this order, to the dataset ``output``, with a manifest if all have one.
+    """Write the documents of ``prefixes``, in this order, to the dataset ``output``.
 
-    Memory: some megabytes and, on systems that count mapped pages, one index. Checksums of manifests are verified.
+    The output has a manifest if all inputs have one. Checksums of manifests are verified. Memory: some megabytes and,
+    on systems that count mapped pages, one index.
 
     Args:
         prefixes: datasets to merge; all of one dtype, and those with manifests of one tokenizer.

@@ -1,4 +1,4 @@
-"""Assemble the part files of all chunks to the datasets of all keys, renamed only when complete."""
+"""Assembly of part files to the datasets of all keys, renamed only when complete."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assemble(
     skip_bad: bool,
     report: Callable[[int], None],
 ) -> Assembled:
-    """Write the dataset of every key from the part files of ``chunks``, and rename them. Memory: some megabytes.
+    """Write the dataset of every key from the part files of ``chunks``, then rename. Memory: some megabytes.
 
     A part file is removed soon after it is merged. After a kill at any point, the next call continues the merge.
 

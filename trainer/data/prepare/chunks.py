@@ -167,7 +167,7 @@ def _rest_of_line(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def line_number(path: str, offset: int, line: int) -> int:
-    """Return the number in the file of the ``line``-th line (from 1) after byte ``offset``. Reads all before."""
+    """Return the number, in the file, of line ``line`` (from 1) after byte ``offset``. Reads all before."""
     with open_bytes(path) as stream:
         before = 0
         while offset > 0 and (block := stream.read(min(_BLOCK, offset))):
@@ -189,5 +189,5 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
             raise DataError(f"{file.path}: cannot be read any more: {error.strerror}") from None
         if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
             raise DataError(
-                f"{file.path}: was modified while it was read; begin anew with --restart when nothing writes to it"
+                f"{file.path}: was modified while it was read; start over with --restart when nothing writes to it"
             )

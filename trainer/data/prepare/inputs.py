@@ -140,12 +140,14 @@ def _paths(word: str, tell: Callable[[str], object] | None) -> list[str]:
 
 
 def _is_file(path: Path) -> bool:
-    """True for a file or a broken link, so that a broken link is reported and not silently left out."""
+    """True for a file, or a broken link, which must be reported as an error."""
     return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _inside(root: Path) -> tuple[list[str], Counter[str], int]:
-    """Return the input below a folder, the number of other files per ending (without hidden files), and of links.
+    """List the input below a folder, and count all other files and links.
+
+    Returns the input files, the number of other files per ending (without hidden files), and of links to folders.
 
     Raises:
         DataError: a folder cannot be read.
@@ -258,7 +260,7 @@ def check_is_text(path: str, begins: bytes) -> None:
 
 
 def _wide_encoding(begins: bytes) -> str:
-    """Detect UTF-32 or UTF-16 by the byte-order mark, or by NUL in every other byte; "" for neither."""
+    """Detect UTF-32 or UTF-16 by byte-order mark or alternating NUL bytes; "" for neither."""
     if begins.startswith(_UTF32):
         return "UTF-32"
     halves = begins[: 2 * _LETTERS : 2], begins[1 : 2 * _LETTERS : 2]
@@ -353,7 +355,10 @@ def open_bytes(path: str) -> BinaryIO:
 
 
 def bytes_read(stream: BinaryIO) -> int:
-    """Return the number of bytes of its file that a stream of ``open_bytes`` has read, or a little more."""
+    """Return the bytes of its file that an ``open_bytes`` stream has read, approximately.
+
+    The buffer makes the number a little too large.
+    """
     return stream.position if isinstance(stream, _Unpacked) else stream.tell()
 
 

@@ -87,7 +87,7 @@ class Journal:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Create or check the folder, and lock out other preparations of the same output within the context.
+        """Create or check the folder, and lock out other preparations of this output.
 
         Raises:
             DataError: another preparation is at work, or the folder belongs to another plan.
@@ -124,10 +124,10 @@ class Journal:
         plan = self._plan.as_plain()
         if found == plan:
             return None
-        anew = "begin anew with --restart" if self.node_status.nodes == 1 else f"remove {self.folder} to begin anew"
+        remedy = "start over with --restart" if self.node_status.nodes == 1 else f"remove {self.folder} to start over"
         return (
             f"{self.folder}: holds work that was begun with {_difference(found, plan)}; resume with the same input and "
-            f"options, or {anew}"
+            f"options, or {remedy}"
         )
 
     @property
@@ -158,7 +158,7 @@ class Journal:
         except FileNotFoundError:
             return None
         except ValueError:
-            raise DataError(f"{self.folder / _PLAN}: is damaged; remove {self.folder} to begin anew") from None
+            raise DataError(f"{self.folder / _PLAN}: is damaged; remove {self.folder} to start over") from None
         return found if isinstance(found, dict) else {}
 
     def _write(self, plan: dict[str, Any]) -> dict[str, Any]:

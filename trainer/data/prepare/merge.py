@@ -1,4 +1,4 @@
-"""Merge part files into the indexed datasets of all keys, which grow in the journal.
+"""Merge of part files into indexed datasets, which grow in the journal.
 
 A part file is removed as soon as its content is merged, so the disk never holds more than SAVE_BYTES of tokens twice,
 and at the end the tables of the index. A state file records how much is merged. The state file is written after the
@@ -57,7 +57,7 @@ class MergeState:
 
 
 def merged_chunks(folder: Path) -> int:
-    """Return the number of chunks of all nodes without a part file in ``folder``, because they are merged.
+    """Return the number of merged chunks of all nodes; their part files are removed.
 
     Raises:
         DataError: the state file is damaged.
@@ -74,7 +74,7 @@ def _read(folder: Path) -> MergeState | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError):
-        raise DataError(f"{path}: is damaged; remove {folder.parent} to begin anew") from None
+        raise DataError(f"{path}: is damaged; remove {folder.parent} to start over") from None
 
 
 def forget(folder: Path) -> None:
@@ -143,7 +143,7 @@ class Merger:
         final.replace(tokens)
 
     def add(self, part_file_bytes: int) -> None:
-        """Count the next chunk as appended, so that its part file of ``part_file_bytes`` can be removed.
+        """Count the next chunk as appended; its part file can be removed.
 
         Raises:
             OSError: the disk is full; earlier merged chunks are kept.
@@ -155,7 +155,7 @@ class Merger:
             self.save()
 
     def save(self) -> None:
-        """Flush the merged data and the state to disk, and remove the merged part files.
+        """Flush merged data and state to disk, then remove the merged part files.
 
         Raises:
             OSError: the disk is full; earlier merged chunks are kept.
@@ -210,7 +210,7 @@ class Merger:
 
 
 def _damaged(path: Path) -> DataError:
-    return DataError(f"{path}: is missing or shorter than recorded; remove {path.parent.parent} to begin anew")
+    return DataError(f"{path}: is missing or shorter than recorded; remove {path.parent.parent} to start over")
 
 
 def put_in_place(finished: Path, prefix: Path) -> None:

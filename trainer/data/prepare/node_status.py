@@ -127,7 +127,7 @@ class NodeStatusFiles:
             raise
 
     def wait_for_failure(self) -> str | None:
-        """Return the report of the failed node that caused the SIGTERM, after a short wait; None without a report."""
+        """Wait briefly for the failure that caused the SIGTERM; None without a report."""
         if self.nodes == 1:
             return None
         deadline = time.monotonic() + _SECONDS_TO_REPORT

@@ -20,7 +20,7 @@ _POLL_SECONDS = 1.0
 
 
 def wait_for_nodes(journal: Journal, chunks: int, report: Callable[[int, str], None]) -> None:
-    """Wait until all chunks are done and all nodes have finished; a later node would begin anew.
+    """Wait until all chunks are done and all nodes have finished; a later node would start over.
 
     Args:
         journal: journal of the preparation.
@@ -61,14 +61,14 @@ def _awaited(missing: Sequence[int], chunks: int, unfinished: Sequence[int], nod
 
 
 def is_late(journal: Journal, plan: Plan, prefixes: Sequence[Path]) -> bool:
-    """True if this node was started after the end, for example by a scheduler that restarts one node.
+    """True if this node starts after the end, as when a scheduler restarts it.
 
-    If the output looks finished and no node has begun it anew, wait SILENT_SECONDS for the first node to do so: the
+    If the output looks finished and no node has started over, wait SILENT_SECONDS for the first node to do so: the
     first node may be the late one.
     """
     if journal.is_begun or not all(_is_finished(prefix, plan) for prefix in prefixes):
         return False
-    say(f"{prefixes[0]}: looks finished; waiting {SILENT_SECONDS:.0f} s for node 0 to begin it anew")
+    say(f"{prefixes[0]}: looks finished; waiting {SILENT_SECONDS:.0f} s for node 0 to start over")
     deadline = time.monotonic() + SILENT_SECONDS
     while not journal.is_begun:
         if time.monotonic() > deadline:
@@ -78,7 +78,7 @@ def is_late(journal: Journal, plan: Plan, prefixes: Sequence[Path]) -> bool:
 
 
 def _is_finished(prefix: Path, plan: Plan) -> bool:
-    """True if a dataset of this tokenizer exists that is younger than all of the input."""
+    """True if a dataset of this tokenizer exists, younger than all of the input."""
     try:
         manifest = read_manifest(prefix)
         written = min(path.stat().st_mtime_ns for path in files_of(prefix))

@@ -24,9 +24,9 @@ def _open(path: str) -> Any:
         # Pre-buffering would read ahead a whole row group.
         return ParquetFile(path, memory_map=True, pre_buffer=False, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
-        said = str(error).rstrip(".")
+        reason = str(error).rstrip(".")
         raise DataError(
-            f"{path}: cannot be read as Parquet: {said}; it is damaged, truncated, or not Parquet: get it again, or "
+            f"{path}: cannot be read as Parquet: {reason}; it is damaged, truncated, or not Parquet: get it again, or "
             "rename it"
         ) from None
 

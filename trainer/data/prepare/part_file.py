@@ -62,7 +62,7 @@ class Footer:
 
 
 class PartFileWriter:
-    """Writes a part file beside ``path`` and renames it after it is complete and flushed to disk.
+    """Writes a part file beside ``path``; renames it when complete and flushed to disk.
 
     Raises:
         OSError: the file cannot be written; the partial file is removed.
@@ -118,7 +118,7 @@ class PartFileWriter:
 
 @contextmanager
 def open_part_file(path: Path, dtype: np.dtype[Any]) -> Iterator[tuple[Footer, Iterator[tuple[int, Block]]]]:
-    """Yield the footer of a part file, and an iterator of (key number, block) in the order of writing.
+    """Open a part file: footer, and iterator of (key number, block) in written order.
 
     The checksum of the whole file is verified first, which takes one additional read.
 
@@ -134,7 +134,7 @@ def open_part_file(path: Path, dtype: np.dtype[Any]) -> Iterator[tuple[Footer, I
 
 
 def _read_tail(path: Path, file: BinaryIO) -> tuple[int, int, int]:
-    """Return the end of the blocks, the length of the footer after them, and the checksum."""
+    """Return the end of the blocks, the footer's length, and the checksum."""
     size = os.fstat(file.fileno()).st_size
     file.seek(max(0, size - _TAIL.size))
     tail = file.read()

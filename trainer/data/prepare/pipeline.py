@@ -1,4 +1,7 @@
-"""Run one preparation from beginning to end, on one node or on several that share a file system."""
+"""One preparation from beginning to end, on one or several nodes.
+
+Several nodes must share a file system.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +205,7 @@ def _check_output(wanted: Preparation) -> None:
 
 
 def _check_text_files(wanted: Preparation) -> None:
-    """Reject plain text that is probably meant otherwise, unless the user has chosen the unit of a document."""
+    """Reject plain text that probably needs --text-document, unless the option is given."""
     if wanted.text_document is not None:
         return
     texts = [file for file in wanted.inputs if file.kind == "text"]

@@ -16,7 +16,7 @@ _TELLING_BYTES = 1_000_000
 
 
 class Progress:
-    """Reports on standard error how much input is read, the rate and the remaining time.
+    """Reports progress, rate and remaining time of reading on standard error.
 
     Args:
         total: bytes of input that this node has to do, as far as known.

@@ -88,13 +88,13 @@ def open_same(facts: TokenizerFacts) -> Encoder:
     if found != (facts.sha256, facts.vocab_size, facts.eod):
         raise DataError(
             f"{facts.settings.name}: the tokenizer was changed while it was in use (its sha256 was "
-            f"{facts.sha256[:12]}, and is now {tokenizer.sha256[:12]}); restore it, or begin anew with --restart"
+            f"{facts.sha256[:12]}, and is now {tokenizer.sha256[:12]}); restore it, or start over with --restart"
         )
     return tokenizer.encoder() if isinstance(tokenizer, VocabularyTokenizer) else tokenizer
 
 
 def learn_facts_elsewhere(settings: TokenizerSettings) -> TokenizerFacts:
-    """Run ``learn_facts`` in a short-lived process, so that the memory for comparing engines is freed.
+    """Run ``learn_facts`` in a short-lived process, to free the memory for comparing engines.
 
     Raises:
         DataError: the tokenizer cannot be used.
@@ -142,7 +142,7 @@ def _do_chunks(connection: Connection[Any, Any], work: ChunkWork, facts: Tokeniz
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Start a process that ignores Ctrl-C and SIGTERM, and defer both signals until it has started.
+    """Start a process with Ctrl-C and SIGTERM blocked; defer both signals here meanwhile.
 
     The process that the user started receives the signals, and ends the others. A signal mask is inherited (signal(7)).
     """

@@ -116,11 +116,11 @@ class Pieces:
         self.times = hashlib.blake2b(times.encode(), digest_size=8).hexdigest()
 
     def close(self) -> None:
-        """Stop another thread that searches a place in a compressed file, which may take minutes."""
+        """Stop another thread's search in a compressed file, which may take minutes."""
         self._is_closed = True
 
     def rest_of_epoch(self, cursor: Cursor) -> Iterator[tuple[Piece, Cursor]]:
-        """Yield the pieces from ``cursor`` to the end of its epoch, each with the place after it.
+        """Yield the rest of an epoch from ``cursor``: pieces, each with the place after.
 
         A compressed file is read from its start: a new iterator within such a file decompresses all that comes before,
         while continuing the same iterator costs nothing.
@@ -211,7 +211,7 @@ def _is_stream(file: InputFile, text_document: TextDocument) -> bool:
 
 
 def is_by_line(file: InputFile, text_document: TextDocument) -> bool | None:
-    """True if a document is a line, False if it ends at a blank line; None for a whole file or a table's row."""
+    """True for documents of one line, False for paragraphs; None for whole files and rows of tables."""
     if file.kind == "parquet":
         return None
     if file.kind == "jsonl" or text_document == "line":

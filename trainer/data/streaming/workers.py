@@ -1,4 +1,4 @@
-"""Processes that encode pieces, each with its own tokenizer, and the thread that drives them."""
+"""Processes that encode pieces, each with a tokenizer, and the thread that drives them."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class EncoderPool:
 
 
 class _Reader:
-    """The thread that creates this object, which decompresses text before it can be cut into pieces."""
+    """The creating thread, which decompresses text before it can be cut into pieces."""
 
     name = "the thread that reads compressed text"
 

@@ -41,5 +41,5 @@ def bytes_of(piece: str) -> bytes | None:
 
 
 def missing_bytes(pieces: Container[str]) -> int:
-    """Return the number of the 256 bytes without a piece of one byte in ``pieces``."""
+    """Return the number of bytes that have no single-byte piece in ``pieces``."""
     return sum(letter not in pieces for letter in byte_letters())

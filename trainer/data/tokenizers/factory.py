@@ -162,7 +162,7 @@ def _read_content(file: Path) -> Any:
 
 
 def _of_hub(file: Path) -> str:
-    """Return the remedy for a model name of the Hugging Face hub (OWNER/NAME) in place of a file; else empty."""
+    """Return the remedy for a name of the Hugging Face hub (OWNER/NAME); else empty."""
     if file.is_absolute() or len(file.parts) != 2 or file.suffix in (".json", ".model", ".tiktoken", ".txt"):
         return ""
     return f"; download it with `hf download {file} --include 'tokenizer*' --local-dir FOLDER` (no automatic download)"
@@ -185,7 +185,7 @@ def _path(name: str | None) -> Path:
 
 
 def _file(named: str | None, model: Path | None, usual: str, key: str) -> Path:
-    """Return the file of ``key``, or the file with the usual name in or beside the tokenizer."""
+    """Return the file of ``key``; by default the usual name in or beside the tokenizer."""
     if named is not None:
         return _path(named)
     if model is None:

@@ -69,7 +69,7 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     check_distinct(vocabulary, str(path))
     hole = next((token for token, known in enumerate(sorted(vocabulary.values())) if token != known), None)
     if hole is not None:
-        raise DataError(f"{path}: has {len(vocabulary)} tokens, but none of id {hole}; it is damaged or truncated")
+        raise DataError(f"{path}: has {len(vocabulary)} tokens, but none with id {hole}; it is damaged or truncated")
     absent = missing_bytes(vocabulary)
     if absent:
         raise DataError(f"{path}: has no token for {absent} of the 256 bytes; it is not a byte-level vocabulary")

@@ -85,7 +85,7 @@ class HuggingFaceVocabulary:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the parts that determine the ids of a text, independent of their formatting."""
+        """Digest of the parts that determine the ids of a text, not their formatting."""
         parts = {name: _canonical(self._content.get(name)) for name in ("normalizer", "pre_tokenizer")}
         model = {name: value for name, value in self._model.items() if not _is_default(name, value)}
         if "merges" in model:
@@ -202,7 +202,7 @@ def check_distinct(vocabulary: Mapping[str, int], origin: str) -> None:
 
 
 def _check_merges(merges: Any, prefix: Any, origin: str) -> None:
-    """Reject invalid merges, including merges whose second piece would make the library abort the process."""
+    """Reject invalid merges, including those that would make the library abort the process."""
     for pair in merges if isinstance(merges, list) else [] if merges is None else [merges]:
         pieces = pair.split(" ") if isinstance(pair, str) else pair
         if not isinstance(pieces, list) or len(pieces) != 2 or not all(isinstance(piece, str) for piece in pieces):
@@ -247,7 +247,7 @@ def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
 
 
 def _canonical(part: Any) -> Any:
-    """Return a step of a tokenizer.json with explicit defaults, and without settings that change no id."""
+    """Write out the defaults of a tokenizer.json's step; remove settings that change no id."""
     if isinstance(part, list):
         return [_canonical(inner) for inner in part]
     if not isinstance(part, dict):

@@ -26,7 +26,7 @@ class WholeTexts:
         self._reported = WARNING_BYTES // 2
 
     def check(self, text: str) -> None:
-        """Report the memory of a long text, if it is over twice the last reported amount.
+        """Report the memory of a long text, if over twice the last report.
 
         Raises:
             DataError: the text would take more than MOST_BYTES.

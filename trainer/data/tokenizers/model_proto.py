@@ -1,7 +1,7 @@
-"""Parser of a SentencePiece .model, a message in protocol buffers' wire format, without the library.
+"""Parser of a SentencePiece .model, a protocol-buffers message, without the library.
 
-Field numbers are those of sentencepiece_model.proto (github.com/google/sentencepiece, src/), the encoding that of
-protobuf.dev/programming-guides/encoding.
+Field numbers are from sentencepiece_model.proto (github.com/google/sentencepiece, src/); the wire format is documented
+at protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations

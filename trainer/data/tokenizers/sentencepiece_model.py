@@ -86,7 +86,7 @@ class SentencePieceVocabulary:
         return self._ids.get(name)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of ``tokens``, without control pieces and the space that is added before every text."""
+        """Return the text of ``tokens``, without control pieces and the initial dummy space."""
         pieces = self._model.pieces
         kept = [token for token in tokens if pieces[token].kind not in (CONTROL, UNKNOWN)]
         text: str = self._decoder.decode(kept)

@@ -39,7 +39,7 @@ class TokenBatch:
 
 
 def join_arrays(documents: Sequence[np.ndarray[Any, Any]]) -> TokenBatch:
-    """Return a batch from one array of ids per document, of any integer type that holds the ids."""
+    """Return a batch from one integer array of ids per document, of any width."""
     lengths = np.fromiter(map(len, documents), np.int64, len(documents))
     tokens = np.concatenate(documents) if documents else np.zeros(0, np.int32)
     return TokenBatch(tokens.view(np.int32) if tokens.dtype == np.uint32 else tokens.astype(np.int32), lengths)

@@ -1,4 +1,4 @@
-"""Tokenizer from a vocabulary of any kind, and an engine that encodes with the vocabulary."""
+"""Tokenizer from a vocabulary of any kind and an engine that encodes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class VocabularyTokenizer:
         return choose_engine(self._vocabulary.engines(), self._settings.engine, self._vocabulary.origin)
 
     def encoder(self) -> Encoder:
-        """Return an encoder that does not hold the vocabulary, which takes 27 MB for GPT-2's."""
+        """Return an encoder without the vocabulary, which takes 27 MB for GPT-2's."""
         candidates = [*self._vocabulary.engines()]
         reference, settings, reopen, sha256 = candidates[-1].name, self._settings, self._reopen, self.sha256
 
@@ -103,7 +103,7 @@ class VocabularyTokenizer:
             if opened.sha256 != sha256:
                 raise DataError(
                     f"{settings.name}: the tokenizer was changed while it was in use (its sha256 was {sha256[:12]}, "
-                    f"and is now {opened.sha256[:12]}); restore it, or begin anew with --restart"
+                    f"and is now {opened.sha256[:12]}); restore it, or start over with --restart"
                 )
             return opened
 

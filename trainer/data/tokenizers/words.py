@@ -40,13 +40,13 @@ class WordPieces:
 
 
 def words_by_prefix(pieces: Iterable[str], continuation: str) -> WordPieces:
-    """Return the flags for a vocabulary that marks continuations of a word, such as WordPiece's ``##``."""
+    """Return the flags for a vocabulary that marks word continuations (WordPiece's ``##``)."""
     begins = np.array([not piece.startswith(continuation) for piece in pieces], np.bool_)
     return WordPieces(begins, np.zeros_like(begins))
 
 
 def words_by_suffix(pieces: Iterable[str], end: str) -> WordPieces:
-    """Return the flags for a vocabulary that marks ends of a word, such as ``</w>``."""
+    """Return the flags for a vocabulary that marks word ends (``</w>``)."""
     ends = np.array([piece.endswith(end) for piece in pieces], np.bool_)
     return WordPieces(np.zeros_like(ends), ends)
 
@@ -73,7 +73,7 @@ def _closes(text: str) -> bool:
 
 
 def _is_outside(letter: str) -> bool:
-    """True for a space, punctuation, symbol or control character, which cannot stand within a word."""
+    """True for spaces, punctuation, symbols and control characters, which end words."""
     return letter != "\ufffd" and unicodedata.category(letter)[0] in "ZPSC"
 
 

@@ -237,5 +237,5 @@ def test_joined_parts_that_are_not_as_they_were_left_are_refused(
     assert main(arguments) == 3
     said = capsys.readouterr().err
     assert f"{path}: is " in said
-    assert f"remove {tmp_path}/out/n.preparing to begin anew" in said
+    assert f"remove {tmp_path}/out/n.preparing to start over" in said
     assert main([*arguments, "--restart"]) == 0

@@ -80,7 +80,7 @@ def test_the_first_node_hears_of_it_while_it_encodes(
 def test_a_node_that_a_launcher_ends_says_which_one_failed(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """srun ends all tasks when the first one fails, and returns the highest of their exit codes."""
+    """After the first failure srun ends all tasks, and returns the highest exit code."""
 
     def terminate(_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
@@ -175,7 +175,7 @@ def test_a_node_that_starts_after_the_end_begins_nothing(source: Path, capsys: p
 def test_a_first_node_that_comes_minutes_after_the_others_is_waited_for(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The output looks finished, but the first node begins it anew and waits for the others."""
+    """The output looks finished, but the first node starts over and awaits the others."""
     assert run(source, 1) == 0
     plan = source.parent / "out/n.preparing/plan.json"
     content = plan.read_text()
@@ -228,7 +228,7 @@ def test_another_plan_of_several_nodes_names_the_folder_to_remove(
     capsys.readouterr()
     assert run(source, 0, "--json-keys", "other") == 3
     folder = source.parent / "out/n.preparing"
-    assert f"or remove {folder} to begin anew" in capsys.readouterr().err
+    assert f"or remove {folder} to start over" in capsys.readouterr().err
     # The failure is reported to the first node, too.
     assert run(source, 1, "--json-keys", "other", "--attempt", "run.2") == 3
     capsys.readouterr()

@@ -115,7 +115,7 @@ def test_killed_and_run_again_it_keeps_what_is_done(tmp_path: Path, numbers: Pat
 
 @pytest.fixture
 def stopped(tmp_path: Path, numbers: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, list[str]]:
-    """An input whose last line is broken, and a command that has failed at this line."""
+    """An input with a broken last line, and a command that failed there."""
     source = tmp_path / "in.jsonl"
     source.write_bytes(numbers.read_bytes() + b"{\n")
     command = ["--input", str(source), "--output-prefix", str(tmp_path / "out/n"), "--workers", "1", *NUMBERS]

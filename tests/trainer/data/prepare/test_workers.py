@@ -85,7 +85,7 @@ class Scripted:
 
 
 def test_processes_start_together_before_any_is_given_what_is_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that gets megabytes before it is ready blocks the others, because a pipe holds some kilobytes."""
+    """Megabytes sent to an unready process would block the others: a pipe holds kilobytes."""
     script = Scripted(monkeypatch)
     held: list[int] = []
 
@@ -209,7 +209,7 @@ def test_memory_that_is_free_is_given_back_and_who_keeps_too_much_is_worn(
 def opened_for_writing(pipe: Path, is_alive: Callable[[], bool]) -> int:
     """Return a descriptor of ``pipe``, as soon as a process reads it."""
     while True:
-        assert is_alive(), "nobody reads it any more"
+        assert is_alive(), "no process reads the pipe any more"
         try:
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:

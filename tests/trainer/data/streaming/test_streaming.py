@@ -197,7 +197,7 @@ class OneThread(InlineEncoder):
 def test_splits_take_turns_and_a_compressed_file_is_read_once_per_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two splits at a time would compete for the processes, and for the cached order of an epoch."""
+    """Concurrent splits would compete for the processes and the cached order of an epoch."""
     opened: list[str] = []
 
     def noted(path: str) -> BinaryIO:

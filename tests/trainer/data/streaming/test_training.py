@@ -46,7 +46,7 @@ def begin(folder: Path, text: Path, num_workers: int = 1, train_iters: int = ITE
 
 
 def die() -> None:
-    """Kill this rank in the middle of the run, after a checkpoint was written, while text is read ahead."""
+    """Kill this rank mid-run, after a checkpoint was written, while text is read ahead."""
     from trainer.training.loop import TrainingLoop
 
     log = TrainingLoop._log
@@ -54,7 +54,7 @@ def die() -> None:
     def log_and_die(loop: TrainingLoop, *arguments: Any) -> None:
         log(loop, *arguments)
         if loop.progress.iteration == KILLED_AT:
-            assert processes_of(Path(os.environ["LLMCTL_RUN_DIR"])), "nobody encodes"
+            assert processes_of(Path(os.environ["LLMCTL_RUN_DIR"])), "no process encodes"
             os.kill(os.getpid(), signal.SIGKILL)
 
     TrainingLoop._log = log_and_die  # type: ignore[assignment]
@@ -117,7 +117,7 @@ def test_a_broken_line_ends_the_run_and_its_processes(tmp_path: Path, text: Path
 
 
 def lose_workers() -> None:
-    """Kill worker processes of this rank when they get their first piece, as the OOM killer might."""
+    """Kill this rank's workers at their first piece, as the OOM killer might."""
     from trainer.data.streaming.workers import _Worker
 
     give = _Worker.give

@@ -1,4 +1,4 @@
-"""The memory of a long text is reported before the text is encoded, and limited."""
+"""The memory of a long text is limited, and reported before encoding."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _drop_byte(path: Path) -> None:
     ("name", "damage", "says"),
     [
         ("vocab.json", _cut, "vocab.json: is not JSON"),
-        ("vocab.json", _drop_id, "has 499 tokens, but none of id 301"),
+        ("vocab.json", _drop_id, "has 499 tokens, but none with id 301"),
         ("vocab.json", _drop_byte, "has no token for 1 of the 256 bytes"),
         ("vocab.json", lambda path: path.write_text("[]"), "is not an object of tokens and their ids"),
         ("merges.txt", lambda path: path.write_text("#version: 0.2\na b c\n"), "merges.txt:2: is not a pair of tokens"),

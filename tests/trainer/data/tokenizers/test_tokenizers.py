@@ -109,7 +109,7 @@ def test_special_tokens_of_a_list_are_named_in_the_order_that_is_given(vocabular
     settings = replace(vocabularies.settings("list"), tokenizer_special_tokens=names)
     plain, named = vocabularies.open("list"), open_tokenizer(settings)
     assert (plain.eod, named.eod) == (2, 0)
-    assert named.vocab_size == plain.vocab_size  # none of them comes after the ranks
+    assert named.vocab_size == plain.vocab_size  # all special tokens come before the ranks
     assert named.encode("a value") == plain.encode("a value")
     with pytest.raises(DataError, match="has 5 special tokens, and 8 are named; name fewer"):
         open_tokenizer(replace(settings, tiktoken_num_special_tokens=5))
