@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 def _describe(inspection: Inspection) -> Iterator[str]:
     yield inspection.prefix
     if inspection.dtype is None:
-        yield "  not readable"
+        yield "  cannot be opened"
         return
     empty = f", {inspection.empty_documents:,} of them empty" if inspection.empty_documents else ""
     yield f"  documents   {inspection.documents:,}{empty}"

@@ -266,9 +266,8 @@ def test_errors_of_a_process_come_home(tmp_path: Path) -> None:
     assert len(said) == 1 and "bad.jsonl:4" in said[0]
     # Readable documents that the tokenizer cannot encode.
     (tmp_path / "bad.jsonl").write_text('{"text": "1 2"}\n{"text": "1 b"}\n' * 2)
-    with pytest.raises(
-        DataError, match=r"bad\.jsonl:2: NullTokenizer reads .* not 'b'; to skip such documents set data.str"
-    ):
+    says = r"bad\.jsonl:2: NullTokenizer reads .* not 'b'; to skip such documents set data.streaming_on_error: skip"
+    with pytest.raises(DataError, match=says):
         samples_of(tmp_path, InlineEncoder(NUMBERS, Reading())).sample(0)
     assert set(samples_of(tmp_path, skipping).sample(0).tolist()) == {1, 2, EOD}
 

@@ -111,7 +111,7 @@ def test_special_tokens_of_a_list_are_named_in_the_order_that_is_given(vocabular
     assert (plain.eod, named.eod) == (2, 0)
     assert named.vocab_size == plain.vocab_size  # all special tokens come before the ranks
     assert named.encode("a value") == plain.encode("a value")
-    with pytest.raises(DataError, match="has 5 special tokens, and 8 are named; name fewer"):
+    with pytest.raises(DataError, match="has 5 special tokens, but 8 are named; name fewer"):
         open_tokenizer(replace(settings, tiktoken_num_special_tokens=5))
 
 
