@@ -1,4 +1,4 @@
-"""Work in a thread that Ctrl-C ends at once, and processes that end with their parent."""
+"""Background threads that Ctrl-C ends at once, and processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _PR_SET_PDEATHSIG = 1
 
 
 class StillAtWork(KeyboardInterrupt):
-    """The user has interrupted, and the work goes on in its thread: leave by ``os._exit``, as nobody else ends it."""
+    """Ctrl-C while the work continues in its thread: leave by ``os._exit``, because nothing else ends the thread."""
 
 
 def do_in_background(work: Callable[[], _Result], beat: Callable[[], object]) -> _Result:
-    """The result of ``work``, done in a thread of its own: Python hears of signals in the main thread alone.
+    """Return the result of ``work``, run in a thread: Python delivers signals only to the main thread.
 
     Args:
-        work: what is done.
-        beat: called here about every second until it is done.
+        work: function to run.
+        beat: called in this thread about every second until ``work`` is done.
 
     Raises:
         StillAtWork: Ctrl-C was pressed.
-        BaseException: what ``work`` raises.
+        BaseException: any exception of ``work``.
     """
     result: Future[_Result] = Future()
 
     def run() -> None:
         try:
             result.set_result(work())
-        except BaseException as error:  # all of it is raised where it is waited for
+        except BaseException as error:  # raised again in the waiting thread
             result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -51,14 +51,14 @@ def do_in_background(work: Callable[[], _Result], beat: Callable[[], object]) ->
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process once the thread that started it is gone (prctl(2), PR_SET_PDEATHSIG).
+    """Let the kernel kill this process when its starting thread ends (prctl(2), PR_SET_PDEATHSIG).
 
-    Elsewhere than on Linux nothing happens: a process then ends when it finds its pipe closed, if it looks.
+    Has no effect except on Linux: elsewhere a process ends when it finds its pipe closed.
 
     Args:
-        parent: process that is to be outlived by nobody. If it has ended already, this does not come back.
+        parent: process id of the parent. If the parent has ended already, this function exits the process.
     """
-    # There is no C library to ask, or it has no such call.
+    # Without a C library, or without this call in it.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:

@@ -1,9 +1,9 @@
-"""What files of tokens and tokenizers are refused with, and what else reading them may fail of."""
+"""Errors of data files, tokenizers and the processes that read them."""
 
 
 class DataError(ValueError):
-    """A file of the data side that cannot be used: one sentence that names the file, what is wrong and what to do."""
+    """A data file that cannot be used: one sentence with the file, the problem and the remedy."""
 
 
 class LostWorkerError(DataError):
-    """A process that reads has died or hangs, which is no mistake of the config: the same run may well go on."""
+    """A worker process has died or hangs, which is no error of the config: the same run may succeed."""

@@ -1,8 +1,8 @@
-"""Whether a process or thread that works for us still lives, or hangs; seen from outside, without a word of its own.
+"""Watchdog: detect a worker process or thread that has died or hangs, from outside.
 
-What lives spends time on a CPU, if only microseconds while it waits for a slow file system. What hangs (a dead server
-of files, a stopped process, a lock that nobody gives back) spends none. A heartbeat of its own would tell less: it goes
-on in a thread beside one that hangs, and stops where a library keeps Python's lock while it works.
+A live worker spends CPU time, if only microseconds while it waits for a slow file system. A worker that hangs (on a
+dead file server, after SIGSTOP, or on a lock that is never released) spends none. A heartbeat from the worker would
+say less: a heartbeat thread continues beside a thread that hangs, and stops while a library holds the GIL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 TOLD_AFTER_S = 60.0
-"""Of silence, or less where the run has less patience: file systems that fail over take about so long."""
+"""Seconds without CPU time before a report; less if the run's limit is short. File systems fail over in about a
+minute."""
 _LOOK_EVERY_S = 1.0
 _STATES = {
     "D": "waits for a disk or file system",
@@ -26,59 +27,59 @@ _STATES = {
     "T": "was stopped by a signal",
     "t": "was stopped by a debugger",
 }
-"""Letters of proc(5), as far as they can belong to a process that hangs."""
+"""State letters of proc(5), as far as a process that hangs can have them."""
 
 
 class Worker(Protocol):
-    """A process or thread that something is waited for from."""
+    """A process or thread whose result a reader waits for."""
 
     @property
     def name(self) -> str:
-        """It, at the beginning of a sentence."""
+        """Name for the beginning of a sentence."""
 
     @property
     def proc(self) -> Path:
-        """Its folder below /proc."""
+        """Folder below /proc."""
 
     @property
     def work(self) -> str:
-        """What it does, to follow "while it"."""
+        """Current work, to follow "while it"."""
 
     def give_up(self, reason: str) -> None:
-        """End it and let who waits for it raise an error of ``reason``. For another thread than the one that waits."""
+        """End the worker, and raise an error of ``reason`` in the waiting thread; called from another thread."""
 
 
 @dataclass
 class _Waiting:
-    """What is waited for.
+    """The current wait.
 
     Attributes:
-        turn: the wait, which is another one for each piece, of the same process too.
-        began: when waiting did, on the monotonic clock.
-        life: when the worker showed the last sign of life, on the same.
-        spent: what it had spent on CPUs then.
-        is_told: a line has been said of its silence.
-        is_long: a line has been said of its long work.
+        turn: identity of the wait, different for each wait for the same worker.
+        began: start of the wait, on the monotonic clock.
+        life: last change of the worker's CPU time, on the monotonic clock.
+        spent: CPU time at ``life``.
+        is_reported: the worker's silence has been reported.
+        is_long: the worker's long work has been reported.
     """
 
     turn: tuple[Worker]
     began: float
     life: float
     spent: tuple[int, ...]
-    is_told: bool = False
+    is_reported: bool = False
     is_long: bool = False
 
 
 class SilenceWatch:
-    """Looks once a second at who is waited for; says when it is silent, and gives it up in the end."""
+    """Checks once a second the worker that a reader waits for; reports a silent worker, and finally gives it up."""
 
     def __init__(self, patience_s: float, say: Callable[[str], None], told_s: float = TOLD_AFTER_S) -> None:
-        """Nothing is waited for yet.
+        """Create a watchdog that does not wait for any worker yet.
 
         Args:
-            patience_s: of silence after which one is given up; infinity: never.
-            say: takes a line about one that is silent, once for each wait, or at work for long.
-            told_s: of silence after which it is told of at the latest.
+            patience_s: seconds of silence before the worker is given up; infinity for never.
+            say: called with a line about a silent worker, once per wait, or about long work.
+            told_s: maximum seconds of silence before the report.
         """
         self._patience_s = patience_s
         self._told_s = min(told_s, patience_s / 2)
@@ -88,14 +89,14 @@ class SilenceWatch:
         self._thread: threading.Thread | None = None
 
     def begin(self, worker: Worker | None) -> None:
-        """What is waited for from now on; None: nothing. Costs next to nothing, and is for one thread."""
+        """Start to wait for ``worker``; None to stop waiting. Cheap; for one thread only."""
         self._turn = None if worker is None else (worker,)
         if self._thread is None and worker is not None:
-            self._thread = threading.Thread(target=self._run, name="silence", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the watchdog."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -110,37 +111,37 @@ class SilenceWatch:
                 now = time.monotonic()
                 seen = _Waiting(turn, now, now, _spent_ns(turn[0].proc))
             else:
-                self._look(seen)
+                self._check(seen)
 
-    def _look(self, seen: _Waiting) -> None:
+    def _check(self, seen: _Waiting) -> None:
         (worker,) = seen.turn
         now, spent = time.monotonic(), _spent_ns(worker.proc)
         if spent != seen.spent:
             seen.spent, seen.life = spent, now
             if now - seen.began >= self._patience_s and not seen.is_long:
                 seen.is_long = True
-                self._say(f"{worker.name} is at work for {now - seen.began:,.0f} s already while it {worker.work}")
+                self._say(f"{worker.name} has been at work for {now - seen.began:,.0f} s while it {worker.work}")
             return
         silent_s = now - seen.life
         if silent_s >= self._patience_s:
             worker.give_up(
                 f"{worker.name} {_state(worker.proc)}has been silent for {silent_s:,.0f} s while it {worker.work}; "
-                "see to what it waits for and resume the run, or set parallel.distributed_timeout_minutes higher"
+                "check what it waits for and resume the run, or raise parallel.distributed_timeout_minutes"
             )
             self._ended.set()
-        elif silent_s >= self._told_s and not seen.is_told:
-            seen.is_told = True
-            what_then = "see to what it waits for"
+        elif silent_s >= self._told_s and not seen.is_reported:
+            seen.is_reported = True
+            consequence = "check what it waits for"
             if math.isfinite(self._patience_s):
-                what_then = f"after {self._patience_s:,.0f} s the run is ended"
+                consequence = f"the run ends after {self._patience_s:,.0f} s of silence"
             self._say(
                 f"{worker.name} {_state(worker.proc)}has been silent for {silent_s:,.0f} s while it {worker.work}; "
-                f"{what_then}"
+                f"{consequence}"
             )
 
 
 def _spent_ns(proc: Path) -> tuple[int, ...]:
-    """What has been spent on CPUs, by thread; () where nothing tells."""
+    """Return the CPU time spent, by thread; () if unknown."""
     found = []
     with suppress(OSError):
         threads = proc / "task"
@@ -149,14 +150,14 @@ def _spent_ns(proc: Path) -> tuple[int, ...]:
                 found.append(int((thread / "schedstat").read_text().split()[0]))
     if not found:
         with suppress(OSError, ValueError, IndexError):
-            # The name, which may hold anything, is in parentheses; the 14th and 15th field count clock ticks.
+            # The process name in parentheses may hold any character; fields 14 and 15 count clock ticks.
             fields = (proc / "stat").read_text().rpartition(")")[2].split()
             found = [int(fields[11]), int(fields[12])]
     return tuple(found)
 
 
 def _state(proc: Path) -> str:
-    """Why it may be silent, in a clause that ends with ``and``; empty where nothing tells."""
+    """Describe the process state in a clause that ends with ``and``; "" if unknown."""
     with suppress(OSError, IndexError, KeyError):
         return f"{_STATES[(proc / 'stat').read_text().rpartition(')')[2].split()[0]]} and "
     return ""

@@ -32,12 +32,12 @@ def tokenizer(tokenizer_file: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Vocabularies:
-    """One of each kind, of 500 tokens or fewer, that knows English, Japanese, Korean and Python."""
+    """Vocabularies of every kind: at most 500 tokens, for English, Japanese, Korean and Python."""
     return make_vocabularies(tmp_path_factory.mktemp("vocabularies"))
 
 
 @pytest.fixture(scope="session")
 def recorded_masks() -> dict[str, Any]:
-    """Mappings and samples for BERT and T5 that Megatron-LM made."""
+    """BERT's and T5's mappings and samples, recorded from Megatron-LM."""
     with np.load(RECORDED) as file:
         return dict(file)

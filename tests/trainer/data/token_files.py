@@ -1,4 +1,4 @@
-"""Pairs of token files for tests: written document by document, or as Megatron-LM wrote them."""
+"""Indexed datasets for tests: written document by document, or recorded from Megatron-LM."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from trainer.data.indexed.manifest import Manifest
 from trainer.data.indexed.writer import PairWriter
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "megatron_data"
-"""Files that Megatron-LM itself wrote: see tests/record_megatron_data.py."""
+"""Files written by Megatron-LM itself: see tests/record_megatron_data.py."""
 
 
 def write(prefix: Path, documents: Sequence[Sequence[int]], vocab_size: int = 1000) -> None:
-    """A pair of documents of one sequence each, but for empty ones, which have none."""
+    """Write a dataset of documents of one sequence each; an empty document has no sequence."""
     write_sequences(prefix, [[document] if document else [] for document in documents], vocab_size)
 
 
 def write_sequences(prefix: Path, documents: Sequence[Sequence[Sequence[int]]], vocab_size: int = 1000) -> None:
-    """A pair of documents of sequences of tokens."""
+    """Write a dataset of documents, each a list of sequences of tokens."""
     with PairWriter(prefix, dtype_code(vocab_size)) as writer:
         for document in documents:
             tokens = np.array([token for sequence in document for token in sequence], np.int64)
@@ -34,7 +34,7 @@ def write_sequences(prefix: Path, documents: Sequence[Sequence[Sequence[int]]], 
 
 
 def write_joined(prefix: Path, tokens: npt.ArrayLike, lengths: npt.ArrayLike, vocab_size: int = 1000) -> None:
-    """A pair of documents of one sequence each, given one after another."""
+    """Write a dataset of one-sequence documents, from concatenated tokens and their lengths."""
     sizes = np.asarray(lengths)
     assert sizes.min() > 0
     with PairWriter(prefix, dtype_code(vocab_size)) as writer:
@@ -43,7 +43,7 @@ def write_joined(prefix: Path, tokens: npt.ArrayLike, lengths: npt.ArrayLike, vo
 
 
 def describe(prefix: Path, documents: Sequence[Sequence[int]], **other: object) -> Manifest:
-    """Write a pair with a manifest."""
+    """Write a dataset with a manifest."""
     with PairWriter(prefix, dtype_code(1000)) as writer:
         for document in documents:
             lengths = np.array([len(document)] if document else [], np.int64)
@@ -58,7 +58,7 @@ def describe(prefix: Path, documents: Sequence[Sequence[int]], **other: object) 
 
 
 def unpack(name: str, folder: Path) -> None:
-    """Put a pair that Megatron-LM wrote into ``folder``."""
+    """Write a dataset recorded from Megatron-LM into ``folder``."""
     with np.load(RECORDED / "formats.npz") as files:
         for part in ("bin", "idx"):
             (folder / f"{name}.{part}").write_bytes(files[f"{name}.{part}"].tobytes())
@@ -66,7 +66,7 @@ def unpack(name: str, folder: Path) -> None:
 
 @contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """No file can become longer: what a full disk does to a writer, for this process alone."""
+    """Limit the size of files for this process, which acts like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""What tests ask of the data of small training runs."""
+"""Configs and micro-batches of small training runs for tests."""
 
 from __future__ import annotations
 

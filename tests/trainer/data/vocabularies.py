@@ -34,7 +34,7 @@ TEXTS = [text for number in range(60) for text in (*(line.format(number) for lin
 
 @dataclass(frozen=True)
 class Vocabularies:
-    """Where each kind lies."""
+    """Files of each kind of vocabulary."""
 
     folder: Path
 
@@ -70,7 +70,7 @@ def make_vocabularies(folder: Path) -> Vocabularies:
     merges = "\n".join(" ".join(pair) for pair in model["merges"])
     (folder / "gpt2" / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
     pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)[1:]
-    # The letters of bytes come first, by letter; ranks want them by byte.
+    # In tokenizer.json the byte letters come first, ordered by letter; ranks need them ordered by byte.
     spelled = [bytes([value]) for value in range(256)] + [bytes_of(piece) or b"" for piece in pieces[256:]]
     coded = [base64.b64encode(piece).decode() for piece in spelled]
     (folder / "ranks.tiktoken").write_text("".join(f"{piece} {rank}\n" for rank, piece in enumerate(coded)))

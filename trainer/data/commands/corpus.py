@@ -1,4 +1,4 @@
-"""Texts to learn a vocabulary from: those of the same files that are prepared for training."""
+"""Training text for vocabularies, from the same kinds of files as data preparation."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from trainer.data.prepare.chunks import Chunk, Span, cut_chunks
 from trainer.data.prepare.documents import BadDocument, SpanReader, Text
 from trainer.data.prepare.inputs import InputFile, bytes_read, open_bytes, reading_errors
 from trainer.data.prepare.parquet import row_counts, row_group_sizes
-from trainer.data.tokenizers.vocabulary import sayable
+from trainer.data.tokenizers.vocabulary import without_surrogates
 
 PIECE = 1 << 20
-"""Bytes read, and characters handed over, at a time: all that is held in memory, but for longer lines."""
+"""Bytes read, and characters passed on, at a time; more in memory only for longer lines."""
 _LEAST_PIECE = 1 << 16
 _PIECES = 4096
-"""A sample comes from about so many places, if the text is large enough."""
+"""Approximate number of places that a sample comes from, if the text is large enough."""
 _PROBES = 16
-"""Compressed files and tables whose beginnings tell how much text all of them hold."""
+"""Number of compressed files and tables whose beginnings are read to estimate the text in all of them."""
 _PROBED_ROWS = 256
 _PROBED_BYTES = 8 << 20
-"""Once decompressed: many times what a decompressor reads ahead."""
+"""Decompressed bytes: many times the read-ahead of a decompressor."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text to learn from: all of it, or as much as is wanted in stretches spread evenly over all.
+    """Training text: all text of the files, or a sample of ranges spread evenly over all of it.
 
     Attributes:
-        files: that hold it.
-        json_keys: of JSON objects, or columns.
-        most_bytes: of text that are learnt from, about; None: all.
+        files: input files.
+        json_keys: keys of JSON objects, or columns.
+        most_bytes: approximate limit of the text to learn from; None for all.
     """
 
     files: tuple[InputFile, ...]
@@ -48,7 +48,7 @@ class Corpus:
 
     @cached_property
     def text_bytes(self) -> int:
-        """Bytes of text in all files: of plain ones their size, of others as the beginnings of some let it be reckoned.
+        """Bytes of text in all files: the size of plain files; estimated from the beginnings of some other files.
 
         Raises:
             DataError: a table cannot be read, or the package that reads a kind of file is not installed.
@@ -61,34 +61,34 @@ class Corpus:
 
     @property
     def wanted(self) -> int:
-        """How many of them are learnt from, about."""
+        """Approximate bytes of text to learn from."""
         return self.text_bytes if self.most_bytes is None else min(self.most_bytes, self.text_bytes)
 
     def texts(self, advance: Callable[[int, int], None] | None = None) -> Iterator[str]:
-        """The texts under any of the keys, in order, the same each time; a plain file comes in pieces of whole lines.
+        """Yield the texts under any of the keys, in a fixed order; a plain file comes in pieces of whole lines.
 
-        What is left out of a file that is not compressed is not read, but for rows of a table between others.
+        Skipped parts of an uncompressed file are not read, except rows of a table between chosen rows.
 
         Args:
-            advance: is told of so many more bytes of the files, and texts in them.
+            advance: called with additional bytes of the files, and the number of texts in these bytes.
 
         Raises:
-            DataError: a file cannot be read as UTF-8, or a line is no JSON object with those keys; names file and line.
+            DataError: a file is not UTF-8, or a line is not a JSON object with those keys; names file and line.
         """
         for chunk, texts in self._chosen():
             number = 0
-            for number, text in enumerate(texts, 1):  # noqa: B007 (how many there were)
+            for number, text in enumerate(texts, 1):  # noqa: B007 (number is the count of texts)
                 yield text
             if advance is not None:
                 advance(chunk.input_bytes, number)
 
     def _chosen(self) -> Iterator[tuple[Chunk, Iterator[str]]]:
-        """Every chunk, and what is learnt from it."""
+        """Yield every chunk, and the texts chosen from it."""
         total, wanted = self.text_bytes, self.wanted
         size = min(PIECE, max(_LEAST_PIECE, wanted // _PIECES)) if wanted < total else PIECE
         seen = taken = 0
         for chunk in cut_chunks(self.files, size, "line"):
-            # The same share of what was seen as of all, to within a piece.
+            # The chosen share of the text read so far is that of the whole, to within a piece.
             found = chunk.input_bytes if chunk.content is None else len(chunk.content)
             texts: Iterator[str] = iter(())
             if wanted < total and chunk.spans[0].row_group is not None:
@@ -106,15 +106,15 @@ class Corpus:
 
     def _texts(self, span: Span, content: bytes | None) -> Iterator[str]:
         for document in SpanReader(span, self.json_keys, "file", content):
-            yield from _said(document, span)
+            yield from _checked(document, span)
 
     def _some_rows(self, span: Span, rows: _Rows) -> Iterator[str]:
         for row, document in enumerate(islice(SpanReader(span, self.json_keys), rows.stop)):
             if rows.has(row):
-                yield from _said(document, span)
+                yield from _checked(document, span)
 
     def _text_per_byte(self, file: InputFile) -> float:
-        """Bytes of text in a byte on the disk."""
+        """Return the bytes of text per byte on disk."""
         if file.kind == "parquet":
             sizes, counts = row_group_sizes(file.path), row_counts(file.path)
             if not sizes or not counts[0]:
@@ -122,19 +122,19 @@ class Corpus:
             read = min(_PROBED_ROWS, counts[0])
             documents = islice(SpanReader(Span(file.path, row_group=0), self.json_keys), read)
             whole = [document for document in documents if not isinstance(document, BadDocument)]
-            text = sum(len(text.encode()) for document in whole for text in _learnt(document))
+            text = sum(len(text.encode()) for document in whole for text in _unique_texts(document))
             return text * counts[0] / (read * max(1, sizes[0]))
         try:
             with open_bytes(file.path) as stream:
                 content = stream.read(_PROBED_BYTES)
                 return len(content) / max(1, bytes_read(stream))
         except reading_errors():
-            return 1.0  # which is said when it is read
+            return 1.0  # reading reports the error later
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a part of a table: ``due`` runs of ``length``, as far from each other as can be."""
+    """Chosen rows of a part of a table: ``due`` runs of ``length`` rows, spread evenly."""
 
     count: int
     due: int
@@ -142,7 +142,7 @@ class _Rows:
 
     @classmethod
     def of(cls, span: Span, pieces: int, due: int) -> _Rows:
-        """``due`` of as many equal ``pieces`` as the rows of ``span`` make up."""
+        """Divide the rows of ``span`` into ``pieces`` equal runs, and choose ``due`` of them."""
         first = span.row_group or 0
         count = sum(row_counts(span.path)[first : first + span.row_groups])
         return cls(count, due, -(-count // pieces))
@@ -153,27 +153,27 @@ class _Rows:
 
     @property
     def stop(self) -> int:
-        """After the last: what follows need not be read."""
+        """End of the last run; later rows need not be read."""
         return min(self.count, -(-(self.due - 1) * self.count // self.due) + self.length)
 
     def has(self, row: int) -> bool:
-        # The distance from the beginning of the run before it, times the number of runs.
+        # Distance from the start of the preceding run, times the number of runs.
         return row * self.due % max(1, self.count) < self.due * self.length
 
 
-def _said(document: tuple[Text, ...] | BadDocument, span: Span) -> Iterator[str]:
+def _checked(document: tuple[Text, ...] | BadDocument, span: Span) -> Iterator[str]:
     if isinstance(document, BadDocument):
         raise DataError(f"{place_of(span, document.line)}: {document.problem}")
-    yield from _learnt(document)
+    yield from _unique_texts(document)
 
 
-def _learnt(document: tuple[Text, ...]) -> Iterator[str]:
-    # A plain file says the same under every key; learn from it once.
-    yield from dict.fromkeys(sayable(text if isinstance(text, str) else " ".join(text)) for text in document)
+def _unique_texts(document: tuple[Text, ...]) -> Iterator[str]:
+    # A plain file has the same text under every key; learn from it once.
+    yield from dict.fromkeys(without_surrogates(text if isinstance(text, str) else " ".join(text)) for text in document)
 
 
 def pieces_at_line_ends(text: str, size: int = PIECE) -> Iterator[str]:
-    """``text`` in pieces of about ``size`` characters, cut after a line end where there is one."""
+    """Yield ``text`` in pieces of about ``size`` characters, cut at line ends if possible."""
     start = 0
     while start < len(text):
         stop = text.rfind("\n", start, start + size) + 1 if start + size < len(text) else len(text)

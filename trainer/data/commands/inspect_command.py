@@ -1,4 +1,4 @@
-"""``llmctl data inspect``: shows what .bin/.idx pairs hold, and finds damage."""
+"""``llmctl data inspect``: show the content of .bin/.idx datasets, and find damage."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.settings import settings_from_flags
 
 _BAR = 40
-"""Characters of the longest bar."""
+"""Width of the longest bar in characters."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; 3 if anything is wrong with the data, or the tokenizer cannot be read."""
+    """Run the command; returns 3 if the data is damaged, or the tokenizer cannot be read."""
     options = parse("inspect", arguments)
     try:
         settings = settings_from_flags(options)
         tokenizer = open_tokenizer(settings) if settings.is_set else None
         if tokenizer is not None:
-            tokenizer.decode([])  # loads the library, which is not there or refuses the file before anything is read
+            tokenizer.decode([])  # loads the library now, so that its errors come before any data is read
         prefixes = named_prefixes(map(Path, options.input))
     except DataError as error:
         print(f"llmctl data inspect: {error}", file=sys.stderr)
@@ -59,14 +59,14 @@ def _describe(inspection: Inspection) -> Iterator[str]:
     yield from _describe_contents(inspection)
     for sample in inspection.samples:
         yield f"  document {sample.document:,}, {sample.tokens:,} tokens"
-        said = " ".join(map(str, sample.ids)) if sample.text is None else json.dumps(sample.text, ensure_ascii=False)
-        yield f"    {said}"
+        shown = " ".join(map(str, sample.ids)) if sample.text is None else json.dumps(sample.text, ensure_ascii=False)
+        yield f"    {shown}"
 
 
 def _describe_manifest(inspection: Inspection) -> Iterator[str]:
     manifest = inspection.manifest
     if manifest is None:
-        yield "  tokenizer   unknown: there is no manifest"
+        yield "  tokenizer   unknown: no manifest"
         return
     yield f"  tokenizer   sha256 {manifest.tokenizer_sha256[:12]}, {manifest.vocab_size:,} tokens"
     yield f"  ended by    {'nothing' if manifest.eod is None else f'token {manifest.eod}'}"
@@ -85,9 +85,9 @@ def _describe_contents(inspection: Inspection) -> Iterator[str]:
     yield f"  bin sha256  {contents.bin_sha256}"
     yield f"  idx sha256  {contents.idx_sha256}"
     if not contents.compared:
-        yield "  checksums   there are none to compare with"
+        yield "  checksums   none in the manifest to compare with"
     elif not inspection.problems:
-        yield "  checksums   are those of the manifest"
+        yield "  checksums   match the manifest"
 
 
 def _describe_lengths(lengths: Lengths) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""``llmctl data merge``: many .bin/.idx pairs to one, as Megatron-LM's tools/merge_datasets.py joins them.
+"""``llmctl data merge``: merge .bin/.idx datasets into one, as Megatron-LM's tools/merge_datasets.py does.
 
-One large pair opens faster than a thousand small ones, and blends as one source.
+One large dataset opens faster than a thousand small ones, and counts as one source of a blend.
 """
 
 from __future__ import annotations
@@ -40,36 +40,37 @@ class _Source:
 def merge_pairs(
     prefixes: Sequence[Path], output: Path, report: Callable[[int, int], None] | None = None
 ) -> Manifest | None:
-    """Write the documents of ``prefixes``, in this order, to the pair of ``output``, with a manifest if they have one.
+    """Write the documents of ``prefixes``, in this order, to the dataset ``output``.
 
-    Memory: some megabytes and, where pages are counted, one index. Where there are checksums they are compared.
+    The output has a manifest if all inputs have one. Checksums of manifests are verified. Memory: some megabytes and,
+    on systems that count mapped pages, one index.
 
     Args:
-        prefixes: what to join; all of one dtype, and where they have manifests of one tokenizer.
-        output: prefix to write; an earlier pair stays until the new one is whole.
-        report: called now and then with the bytes of tokens done and those there are.
+        prefixes: datasets to merge; all of one dtype, and those with manifests of one tokenizer.
+        output: prefix to write; an earlier dataset stays until the new dataset is complete.
+        report: called periodically with the bytes of tokens done and their total.
 
     Raises:
-        DataError: a pair is damaged, or they do not go together; nothing was written.
-        OSError: the output cannot be written; nothing of it is left.
+        DataError: a dataset is damaged, or the datasets do not match; nothing was written.
+        OSError: the output cannot be written; partial output was removed.
     """
     sources = [_examine(prefix) for prefix in prefixes]
     _check_together(sources, output)
     merged = _merged_manifest(sources, output)
-    # Of a run that was killed; it may have filled the disk.
+    # Remove partial files of a killed run, which may have filled the disk.
     remove_partials(output)
-    _check_room(sources, output)
+    _check_disk_space(sources, output)
     code = next(code for code, name in DTYPES.items() if np.dtype(name) == sources[0].dtype)
     total = sum(source.bin_bytes for source in sources)
     with PairWriter(output, code) as writer:
 
-        def tell() -> None:
+        def report_progress() -> None:
             if report is not None:
                 report(writer.tokens * writer.dtype.itemsize, total)
 
         for source in sources:
-            _copy(source, writer, tell)
-        # Never an old manifest beside new tokens.
+            _copy(source, writer, report_progress)
+        # An old manifest must never stand beside new tokens.
         manifest_path(output).unlink(missing_ok=True)
         checksums = writer.finish()
     if merged is None:
@@ -90,15 +91,15 @@ def _examine(prefix: Path) -> _Source:
 
 def _check_together(sources: Sequence[_Source], output: Path) -> None:
     if not sources:
-        raise DataError("--input: there is no .bin/.idx pair to merge; name prefixes, or folders that hold pairs")
+        raise DataError("--input: no .bin/.idx dataset to merge; name prefixes, or folders that hold datasets")
     first = sources[0]
     for source in sources:
         if os.path.realpath(files_of(source.prefix)[0]) == os.path.realpath(files_of(output)[0]):
-            raise DataError(f"{output}: is one of the pairs to merge; write the result somewhere else")
+            raise DataError(f"{output}: is one of the datasets to merge; write the result to another prefix")
         if source.dtype != first.dtype:
             raise DataError(
-                f"{source.prefix}: has {source.dtype} tokens and {first.prefix} has {first.dtype}: they were made for "
-                "different vocabularies; merge those of one tokenizer"
+                f"{source.prefix}: has {source.dtype} tokens but {first.prefix} has {first.dtype}: they were made for "
+                "different vocabularies; merge only datasets of one tokenizer"
             )
 
 
@@ -109,8 +110,8 @@ def _merged_manifest(sources: Sequence[_Source], output: Path) -> Manifest | Non
     if len(manifests) < len(sources):
         without = next(source.prefix for source in sources if source.manifest is None)
         raise DataError(
-            f"{without}: has no manifest, and {manifests[0][0]} has one: nothing tells whether one tokenizer made "
-            f"both; if one did, move the manifests (.json) away, and {output} gets none"
+            f"{without}: has no manifest, but {manifests[0][0]} has one, so they may be of different tokenizers; if "
+            f"one tokenizer made both, move the manifests (.json) away, and {output} gets none"
         )
     prefix, first = manifests[0]
     for other, manifest in manifests:
@@ -118,8 +119,8 @@ def _merged_manifest(sources: Sequence[_Source], output: Path) -> Manifest | Non
             mine, theirs = getattr(first, name), getattr(manifest, name)
             if mine != theirs:
                 raise DataError(
-                    f"{other}: was prepared with {name} {str(theirs)[:12]} and {prefix} with {str(mine)[:12]}; merge "
-                    "what was prepared alike"
+                    f"{other}: was prepared with {name} {str(theirs)[:12]} but {prefix} with {str(mine)[:12]}; merge "
+                    "only datasets that were prepared alike"
                 )
     parts = [manifest for _, manifest in manifests]
     return replace(
@@ -133,13 +134,13 @@ def _merged_manifest(sources: Sequence[_Source], output: Path) -> Manifest | Non
     )
 
 
-def _check_room(sources: Sequence[_Source], output: Path) -> None:
-    place = next(folder for folder in output.absolute().parents if folder.is_dir())
-    # The tables of the index are written apart before they are joined.
+def _check_disk_space(sources: Sequence[_Source], output: Path) -> None:
+    folder = next(folder for folder in output.absolute().parents if folder.is_dir())
+    # The tables of the index are written to separate files first, and then concatenated.
     needed = sum(source.bin_bytes + 2 * source.idx_bytes for source in sources)
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(folder).free
     if free < needed:
-        raise DataError(f"{place}: has {free / 1e9:,.1f} GB free, and {output} takes {needed / 1e9:,.1f} GB")
+        raise DataError(f"{folder}: has {free / 1e9:,.1f} GB free, but {output} takes {needed / 1e9:,.1f} GB")
 
 
 def _copy(source: _Source, writer: PairWriter, report: Callable[[], None]) -> None:
@@ -153,16 +154,16 @@ def _copy(source: _Source, writer: PairWriter, report: Callable[[], None]) -> No
             writer.append(_NONE, _NONE, tokens.document_indices[first : first + CHUNK])
         for first in range(0, len(tokens), CHUNK):
             writer.append(_NONE, tokens.sequence_lengths[first : first + CHUNK], _NONE)
-        # Not the mapping: pages that were only copied would count as our memory.
+        # Read the file instead of the mapping: pages of the mapping would count as our memory.
         with bin_file.open("rb") as file:
-            # Half a token is left where somebody cuts the file off meanwhile.
+            # A partial token remains if another process truncates the file meanwhile.
             while (block := file.read(_BLOCK)) and len(block) % source.dtype.itemsize == 0:
                 if has_checksums:
                     checksums[0].update(block)
                 writer.append(np.frombuffer(block, source.dtype), _NONE, _NONE)
                 report()
     if writer.tokens != expected_tokens:
-        raise DataError(f"{bin_file}: has changed while it was read; merge again when nobody writes it")
+        raise DataError(f"{bin_file}: was modified while it was read; merge again when nothing writes to it")
     if manifest is None or not has_checksums:
         return
     with idx_file.open("rb") as file:
@@ -171,16 +172,16 @@ def _copy(source: _Source, writer: PairWriter, report: Callable[[], None]) -> No
     wanted = (manifest.bin_sha256, manifest.idx_sha256)
     for path, checksum, expected in zip((bin_file, idx_file), checksums, wanted, strict=True):
         if checksum.hexdigest() != expected:
-            raise DataError(f"{path}: is damaged: its SHA-256 is not that of its manifest; prepare it again")
+            raise DataError(f"{path}: is damaged: its SHA-256 differs from its manifest's; prepare the dataset again")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; 3 if the pairs cannot be merged or the result not be written, with one line that says why."""
+    """Run the command; returns 3, with one line of explanation, if the merge fails."""
     options = parse("merge", arguments)
     output = Path(options.output_prefix).expanduser()
     try:
         if options.output_prefix.endswith(os.sep) or output.name in ("", ".."):
-            raise DataError(f"--output-prefix: {options.output_prefix or '.'} is a folder; add a name for the pair")
+            raise DataError(f"--output-prefix: {options.output_prefix or '.'} is a folder; append a dataset name")
         prefixes = named_prefixes(map(Path, options.input))
         manifest = merge_pairs(prefixes, output, _Progress().report)
     except DataError as error:
@@ -193,14 +194,14 @@ def main(arguments: Sequence[str]) -> int:
     with IndexedDataset(output) as tokens:
         files = ".bin, .idx and .json" if manifest else ".bin and .idx"
         print(
-            f"{output}{files}: {len(prefixes):,} {'pair' if len(prefixes) == 1 else 'pairs'}, "
+            f"{output}{files}: {len(prefixes):,} {'dataset' if len(prefixes) == 1 else 'datasets'}, "
             f"{tokens.document_count:,} documents, {tokens.token_count:,} tokens"
         )
     return 0
 
 
 class _Progress:
-    """A line now and then on standard error, for merges that take longer than some seconds."""
+    """Progress lines on standard error, for merges that take longer than _PROGRESS_SECONDS."""
 
     def __init__(self) -> None:
         self._said = time.monotonic()

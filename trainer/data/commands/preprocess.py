@@ -1,6 +1,6 @@
 """``llmctl data prepare``: text to Megatron-LM's .bin/.idx and a manifest, by its preprocess_data.py's flags.
 
-What it does stands in trainer.data.prepare.
+The implementation is in trainer.data.prepare.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from trainer.data.prepare.assembly import Assembled
 from trainer.data.prepare.encoding import Recipe, batches, encode_documents
 from trainer.data.prepare.inputs import find_inputs
 from trainer.data.prepare.journal import folder_of
-from trainer.data.prepare.node_status import TOLD_TO_END, NodeMarks, ToldToEnd, heeding_sigterm
+from trainer.data.prepare.node_status import TERMINATED, NodeStatusFiles, Terminated, raise_on_sigterm
 from trainer.data.prepare.pipeline import Preparation, Unfinished, check, prepare
 from trainer.data.tokenizers.settings import settings_from_flags
 from trainer.data.tokenizers.tokenizer import Tokenizer
 
 
 def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path, append_eod: bool = True) -> Manifest:
-    """Tokenize ``texts``, one document each, into the pair of ``prefix``, in this process.
+    """Tokenize ``texts``, one document each, into the dataset ``prefix``, in this process.
 
     Raises:
-        DataError: an end-of-document token is wanted and the tokenizer has none.
-        OSError: the pair cannot be written; nothing is left of it.
+        DataError: ``append_eod`` is set, and the tokenizer has no end-of-document token.
+        OSError: the dataset cannot be written; partial output was removed.
     """
     if append_eod and tokenizer.eod is None:
-        raise DataError("--append-eod: the tokenizer has no end-of-document token; name one with --eod-token")
+        raise DataError("--append-eod: the tokenizer has no end-of-document token; name a token with --eod-token")
     recipe = Recipe(append_eod=append_eod)
     text_bytes, largest = 0, -1
     with PairWriter(prefix, dtype_code(tokenizer.vocab_size)) as writer:
@@ -44,7 +44,7 @@ def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path,
             writer.append(block.tokens, block.lengths, block.ends)
             text_bytes += block.text_bytes
             largest = max(largest, int(block.tokens.max(initial=-1)))
-        # Never an old manifest beside new tokens.
+        # An old manifest must never stand beside new tokens.
         manifest_path(prefix).unlink(missing_ok=True)
         checksums = writer.finish()
     manifest = Manifest(
@@ -64,15 +64,15 @@ def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path,
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; 3 if an input, the tokenizer or the output cannot be used, with one line that says which."""
+    """Run the command; returns 3, with one line of explanation, if a file cannot be used."""
     options = parse("prepare", arguments)
     options.json_keys = options.json_keys or ["text"]
     try:
-        with heeding_sigterm():
+        with raise_on_sigterm():
             return _run(options)
-    except ToldToEnd:
-        why = _marks(options).why_told_to_end()
-        return _fail(why or TOLD_TO_END, _code(None if why else signal.SIGTERM))
+    except Terminated:
+        why = _node_status(options).wait_for_failure()
+        return _fail(why or TERMINATED, _code(None if why else signal.SIGTERM))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
         assembled, facts = prepare(wanted)
     except Unfinished as error:
         parts = "1 part is" if error.kept == 1 else f"{error.kept:,} parts are"
-        kept = f" ({parts} done and kept: the same command goes on from there)" if error.kept else ""
+        kept = f" ({parts} done and kept: run the same command again to continue)" if error.kept else ""
         return _fail(f"{error.reason}{kept}", _code(error.ended_by))
     except DataError as error:
         return _fail(str(error), 3)
@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", _code(signal.SIGINT))
     if assembled is not None:
-        _tell(assembled, facts.notes)
+        _print_result(assembled, facts.notes)
     return 0
 
 
@@ -110,29 +110,29 @@ def _say(message: str) -> None:
     print(f"llmctl data prepare: {message}", file=sys.stderr)
 
 
-def _marks(options: argparse.Namespace) -> NodeMarks:
+def _node_status(options: argparse.Namespace) -> NodeStatusFiles:
     folder = folder_of(Path(options.output_prefix).expanduser())
-    # A look at what is there writes nothing.
+    # --check must not write any file.
     nodes = 1 if options.check else options.nodes
-    return NodeMarks(folder, options.node, nodes, options.attempt)
+    return NodeStatusFiles(folder, options.node, nodes, options.attempt)
 
 
 def _wanted(options: argparse.Namespace) -> Preparation:
     if not 0 <= options.node < options.nodes:
-        raise DataError(f"--node: {options.node} is not one of {options.nodes}: they are numbered from 0")
+        raise DataError(f"--node: {options.node} is not valid for --nodes {options.nodes}: nodes are numbered from 0")
     prefix = str(Path(options.output_prefix).expanduser())
     if options.output_prefix.endswith(os.sep) or Path(prefix).name in ("", ".."):
         raise DataError(
-            f"--output-prefix: {options.output_prefix or '.'} is a folder; add how the names in it shall begin"
+            f"--output-prefix: {options.output_prefix or '.'} is a folder; append a beginning for the file names in it"
         )
     if options.restart and options.nodes > 1:
-        raise DataError(f"--restart: several nodes would undo each other's work; remove {folder_of(Path(prefix))}")
+        raise DataError(f"--restart: not possible with several nodes; remove {folder_of(Path(prefix))} instead")
     unfit = next((key for key in options.json_keys if os.sep in key or not key), None)
     if unfit is not None:
-        raise DataError(f"--json-keys: {unfit!r} cannot be part of a file's name, which each key is")
+        raise DataError(f"--json-keys: {unfit!r} cannot be part of a file name, as each key must be")
     if options.nodes > 1 and not options.attempt:
-        raise DataError("--attempt: give all nodes of one start the same name, and another one at each start")
-    with _marks(options).told():
+        raise DataError("--attempt: give all nodes of one start the same name, and a different name at each start")
+    with _node_status(options).reported_failure():
         inputs = find_inputs(options.input, _say if options.node == 0 else None)
     return Preparation(
         inputs=tuple(inputs),
@@ -153,11 +153,11 @@ def _wanted(options: argparse.Namespace) -> Preparation:
 
 
 def _processors() -> int:
-    # Those of a job, where a scheduler has bound us to some.
+    # The cores of the job, if a scheduler has bound this process to some.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _tell(assembled: Assembled, notes: Sequence[str]) -> None:
+def _print_result(assembled: Assembled, notes: Sequence[str]) -> None:
     for note in notes:
         print(f"llmctl data prepare: {note}", file=sys.stderr)
     for prefix, manifest in assembled.manifests:
@@ -169,7 +169,7 @@ def _tell(assembled: Assembled, notes: Sequence[str]) -> None:
         named = "\n  ".join(assembled.first_bad)
         more = assembled.bad - len(assembled.first_bad)
         print(
-            f"llmctl data prepare: {assembled.bad:,} documents were passed over:\n  {named}"
+            f"llmctl data prepare: {assembled.bad:,} documents were skipped:\n  {named}"
             + (f"\n  and {more:,} more" if more else ""),
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""Learning a SentencePiece model: unigram (Kudo 2018, arXiv:1804.10959) or BPE, with bytes to fall back to."""
+"""Train a SentencePiece model: unigram (Kudo 2018, arXiv:1804.10959) or BPE, with byte fallback."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trainer.data.errors import DataError
 from trainer.data.tokenizers.vocabulary_size import check_size, too_little_text
 
 LONGEST_LINE = 1000
-"""Characters; at most four times as many bytes, within the library's limit of 4,192, above which it drops a line."""
+"""Characters; at most four times as many bytes, within the library's limit of 4,192, above which lines are dropped."""
 COVERAGE = 0.9995
-"""Share of the text's characters that become pieces; the rest, in the main rare ideographs, is spelled in bytes."""
+"""Share of the text's characters that become pieces; the rest, mostly rare ideographs, is spelled in bytes."""
 THREADS = 16
-"""Always as many, on any number of cores: the library adds up in parts, one per thread, and sums of other parts
-round differently."""
+"""Fixed on any number of cores: the library sums floats per thread, and other partitions would round
+differently."""
 CONTROL_NAMES = ("<unk>", "<s>", "</s>", "<pad>")
 _BYTES = 256
 
@@ -24,20 +24,19 @@ _BYTES = 256
 def train_sentencepiece(
     texts: Iterable[str], vocab_size: int, kind: Literal["unigram", "bpe"], special_tokens: Sequence[str]
 ) -> bytes:
-    """The content of a .model of ``vocab_size`` pieces, learnt line by line.
+    """Return the content of a .model of ``vocab_size`` pieces, learned line by line.
 
-    Nothing is normalised, so that every text comes back as it went in; runs of spaces, as in code, may become pieces.
-    Line ends are always spelled in bytes. The same texts give the same bytes. Memory: the
-    whole text, several times.
+    Text is not normalised, so that decoding restores every text; runs of spaces, as in code, may become pieces.
+    Line ends are always spelled in bytes. The same texts give the same bytes. Memory: the whole text, several times.
 
     Args:
-        texts: to learn from.
-        vocab_size: with 256 bytes, <unk>, <s>, </s> and <pad>.
-        kind: of model.
-        special_tokens: names of further tokens that no text becomes.
+        texts: training text.
+        vocab_size: number of pieces, including 256 bytes, <unk>, <s>, </s> and <pad>.
+        kind: kind of model.
+        special_tokens: names of further special tokens, which never occur in encoded text.
 
     Raises:
-        DataError: sentencepiece is not installed, or the texts hold too little for so many pieces.
+        DataError: sentencepiece is not installed, or the texts are too small for so many pieces.
     """
     try:
         from sentencepiece import SentencePieceTrainer
@@ -65,7 +64,7 @@ def train_sentencepiece(
         )
     except RuntimeError as error:
         problem = _reason(error)
-    # The library makes its own error, about itself, of what stops the texts.
+    # The library replaces an error of the texts by its own error.
     for cause in stopped:
         raise cause
     if problem is not None:
@@ -74,13 +73,13 @@ def train_sentencepiece(
 
 
 def smallest_sentencepiece(special_tokens: Sequence[str]) -> tuple[int, str]:
-    """The smallest vocabulary, and what it holds."""
+    """Return the smallest vocabulary size, and a description of this vocabulary."""
     names = [*dict.fromkeys([*CONTROL_NAMES, *special_tokens])]
     return _BYTES + len(names) + 2, f"256 bytes, {', '.join(names)}, a space and one letter"
 
 
 def _lines(texts: Iterable[str], stopped: list[BaseException]) -> Iterator[str]:
-    """Lines that the library takes; what stops ``texts`` is added to ``stopped``."""
+    """Yield lines within the library's limit; an error of ``texts`` is added to ``stopped``."""
     try:
         for text in texts:
             for line in text.splitlines():
@@ -92,7 +91,7 @@ def _lines(texts: Iterable[str], stopped: list[BaseException]) -> Iterator[str]:
 
 
 def _refused(problem: str, vocab_size: int, special_tokens: Sequence[str]) -> DataError:
-    """In our words, as the library's name options of its own."""
+    """Translate an error of the library, which names its own options."""
     most = re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", problem)
     if most is not None:
         return too_little_text(int(most[1]), vocab_size, *smallest_sentencepiece(special_tokens))
@@ -100,11 +99,11 @@ def _refused(problem: str, vocab_size: int, special_tokens: Sequence[str]) -> Da
     if least is not None:
         return DataError(
             f"--vocab-size: {vocab_size} is below {least[1]}: 256 bytes, special tokens and the letters of the text, "
-            "but for the rarest; raise it"
+            "except the rarest; raise it"
         )
-    return DataError(f"--vocab-size: no model of {vocab_size} pieces can be learnt: {problem}")
+    return DataError(f"--vocab-size: a model of {vocab_size} pieces cannot be trained: {problem}")
 
 
 def _reason(error: RuntimeError) -> str:
-    # "INTERNAL: file.cc(1) [condition] Sentence.": the sentence is for users.
+    # "INTERNAL: file.cc(1) [condition] Sentence.": only the sentence is for users.
     return " ".join(str(error).rpartition("] ")[2].split()) or "the text is too small"

@@ -1,8 +1,9 @@
-"""``llmctl data train-tokenizer``: a vocabulary from text files.
+"""``llmctl data train-tokenizer``: train a vocabulary on text files.
 
 Byte-level BPE: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2; merges after
-Sennrich et al. 2016 (arXiv:1508.07909), algorithm 1. All 256 bytes are in the vocabulary and nothing is normalised, so
-that every text comes back as it went in. The other kinds are learnt in trainer.data.tokenizers.
+Sennrich et al. 2016 (arXiv:1508.07909), algorithm 1. All 256 bytes are in the vocabulary and text is not normalised,
+so that decoding restores every text. The other kinds are in trainer.data.commands.train_sentencepiece and
+train_wordpiece.
 """
 
 from __future__ import annotations
@@ -26,39 +27,39 @@ from trainer.data.prepare.inputs import InputFile, find_inputs, means_one_of
 from trainer.data.prepare.progress import Progress, say
 from trainer.data.tokenizers.byte_level import bytes_of
 from trainer.data.tokenizers.engines import missing_package
-from trainer.data.tokenizers.huggingface import SPACE_MARK, say_byte_piece
+from trainer.data.tokenizers.huggingface import SPACE_MARK, decode_byte_piece
 from trainer.data.tokenizers.vocabulary_size import check_size, too_little_text
 from trainer.data.tokenizers.wordpiece import CONTINUATION
 
 END_OF_DOCUMENT = "<|endoftext|>"
 _BYTES = 256
 SAMPLE_BYTES = {"byte-level-bpe": 4_000_000_000, "wordpiece": 4_000_000_000, "unigram": 400_000_000, "bpe": 400_000_000}
-"""So much of larger inputs is learnt from, unless it is said. The first two kinds hold the different words of the text
-in memory, the others all of it, about twenty times."""
+"""Default sample size. For the first two kinds the distinct words of the sample are in memory, for the others the whole
+sample, about twenty times."""
 _CONTRACTION = re.compile("'(?:[sdmt]|ll?|ve?|re?)")
-"""What GPT-2's regular expression takes for a word, though there is a mark in it, and what such a word begins with."""
+"""Contractions that GPT-2's regular expression takes as one word despite the apostrophe, and prefixes of them."""
 _PASSES = {"wordpiece": 2}
-"""How often the text is read, if not once: first for its letters."""
+"""Number of passes over the text, if not 1: the first pass counts letters."""
 _INTERRUPTED = 130
 
 
 def train_byte_level_bpe(
     texts: Iterable[str], vocab_size: int, path: Path, special_tokens: Sequence[str] = (END_OF_DOCUMENT,)
 ) -> None:
-    """Write to ``path`` what ``learn_byte_level_bpe`` learns."""
+    """Train with ``learn_byte_level_bpe`` and write the result to ``path``."""
     _write(path, learn_byte_level_bpe(texts, vocab_size, special_tokens))
 
 
 def learn_byte_level_bpe(
     texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (END_OF_DOCUMENT,)
 ) -> bytes:
-    """The content of a tokenizer.json of ``vocab_size`` tokens, learnt from ``texts``.
+    """Return the content of a tokenizer.json of ``vocab_size`` tokens, trained on ``texts``.
 
-    The same texts give the same bytes, on any number of threads. Memory: the different words of the text, never the
+    The same texts give the same bytes, on any number of threads. Memory: the distinct words of the text, never the
     text.
 
     Raises:
-        DataError: ``vocab_size`` is below 257, or the texts hold too little for so many tokens.
+        DataError: ``vocab_size`` is below 257, or the texts are too small for so many tokens.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -80,13 +81,13 @@ def learn_byte_level_bpe(
 
 
 def smallest_byte_level(special_tokens: Sequence[str]) -> tuple[int, str]:
-    """The smallest vocabulary, and what it holds."""
+    """Return the smallest vocabulary size, and a description of this vocabulary."""
     names = [*dict.fromkeys(special_tokens)]
     return _BYTES + len(names), " and ".join(["256 bytes", *([", ".join(names)] if names else [])])
 
 
 def _write(path: Path, content: bytes) -> None:
-    """By a rename, so that nobody ever reads half of it."""
+    """Write aside and rename, so that readers never see half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -97,7 +98,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; 3 if an input cannot be read, the size cannot be reached or the file not be written."""
+    """Run the command; returns 3 if an input, the size or the output cannot be used."""
     options = parse("train-tokenizer", arguments)
     output = options.output.expanduser()
     try:
@@ -112,14 +113,14 @@ def main(arguments: Sequence[str]) -> int:
         _check_output(output, corpus.files)
         _check_library(kind)
         if not corpus.text_bytes:
-            raise DataError("--input: there is no text in it; give other files, or other --json-keys")
+            raise DataError("--input: holds no text; give other files, or other --json-keys")
         is_sample = corpus.wanted < corpus.text_bytes
         if options.check:
             return 0
         if is_sample:
             _say(
-                f"learning from about {corpus.wanted / 1e6:,.0f} of {corpus.text_bytes / 1e6:,.0f} MB of text, spread "
-                "evenly over the files; --sample-bytes says how many"
+                f"training on about {corpus.wanted / 1e6:,.0f} of {corpus.text_bytes / 1e6:,.0f} MB of text, spread "
+                "evenly over the files; change the amount with --sample-bytes"
             )
         with Progress(corpus.size * _PASSES.get(kind, 1), unit="texts") as progress:
             content = do_in_background(lambda: _learn(kind, corpus, options, progress), progress.still)
@@ -147,22 +148,22 @@ def _say(message: str) -> None:
 
 
 def _kind(output: Path, model: str | None) -> str:
-    told = next((kind for kind, end in ENDINGS.items() if end == output.suffix), None)
-    kind = model or told or "byte-level-bpe"
-    if told is not None and output.suffix != ENDINGS[kind]:
-        raise DataError(f"--output: {output} ends as {told} does, but {kind} is kept in {ENDINGS[kind]}; rename it")
+    by_ending = next((kind for kind, end in ENDINGS.items() if end == output.suffix), None)
+    kind = model or by_ending or "byte-level-bpe"
+    if by_ending is not None and output.suffix != ENDINGS[kind]:
+        raise DataError(f"--output: {output} ends like {by_ending}, but {kind} needs {ENDINGS[kind]}; rename it")
     return kind
 
 
 def _check_output(output: Path, inputs: Sequence[InputFile]) -> None:
-    """Refuse at once what could only fail at the end."""
+    """Reject outputs that would fail only at the end."""
     if means_one_of(output, inputs):
-        raise DataError(f"--output: {output} is one of the inputs, and would be lost; choose another name")
+        raise DataError(f"--output: {output} is an input, and would be lost; choose another name")
     if output.is_dir():
-        raise DataError(f"--output: {output} is a folder; add the name of the file")
-    folder = next(place for place in output.absolute().parents if place.exists())
+        raise DataError(f"--output: {output} is a folder; append a file name")
+    folder = next(parent for parent in output.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise DataError(f"{output}: cannot be written: {folder} is no folder that may be written to")
+        raise DataError(f"{output}: cannot be written: {folder} is not a folder with write permission")
 
 
 def _check_library(kind: str) -> None:
@@ -174,10 +175,10 @@ def _check_library(kind: str) -> None:
 
 
 def _check_names(kind: str, names: Sequence[str]) -> None:
-    """Refuse special tokens that text may become: words, marks and spaces are learnt apart, and bytes have names."""
+    """Reject names that encoded text may produce: words, punctuation and spaces are separate, and bytes have names."""
     for name in names:
         is_written = name.isprintable() and not re.search(f"[\\s{SPACE_MARK}]", name)
-        is_apart = _is_cut(name) and not name.startswith(CONTINUATION) and say_byte_piece(name) is None
+        is_apart = _is_cut(name) and not name.startswith(CONTINUATION) and decode_byte_piece(name) is None
         if is_apart and kind == "byte-level-bpe":
             spelled = bytes_of(name)
             is_apart = not _CONTRACTION.fullmatch(name) and (
@@ -185,13 +186,13 @@ def _check_names(kind: str, names: Sequence[str]) -> None:
             )
         if not is_written or not is_apart:
             raise DataError(
-                f"--special-tokens: {name!r} is a name that text may become or no file can hold; choose letters and "
-                "marks without spaces, as <NAME>"
+                f"--special-tokens: {name!r} may occur as a token of text, or cannot be stored; choose letters and "
+                "punctuation without spaces, such as <NAME>"
             )
 
 
 def _is_cut(name: str) -> bool:
-    """Whether there are letters or digits in ``name`` and marks, between which every kind of vocabulary cuts."""
+    """True if ``name`` has both letters or digits and punctuation: every kind of vocabulary splits between them."""
     return bool(re.search("[^\\W_]", name) and re.search(r"[!-/:-@\[-`{-~]", name))
 
 
@@ -211,7 +212,7 @@ def _learn(kind: str, corpus: Corpus, options: argparse.Namespace, progress: Pro
     def read() -> Iterator[str]:
         yield from corpus.texts(progress.advance)
         if next(passes) >= _PASSES.get(kind, 1):
-            progress.then(f"all is read; {size:,} tokens are learnt from it")
+            progress.then(f"all text is read; training {size:,} tokens")
 
     if kind == "byte-level-bpe":
         return learn_byte_level_bpe(read(), size, (END_OF_DOCUMENT, *names))

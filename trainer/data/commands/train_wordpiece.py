@@ -1,4 +1,4 @@
-"""Learning BERT's vocab.txt (Schuster and Nakajima 2012, "Japanese and Korean voice search"; merges by frequency)."""
+"""Train BERT's vocab.txt (Schuster and Nakajima 2012, "Japanese and Korean voice search"; merges by frequency)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from trainer.data.tokenizers.vocabulary_size import check_size, too_little_text
 from trainer.data.tokenizers.wordpiece import CONTINUATION, SPECIAL, wordpiece_content
 
 ALPHABET_SHARE = 8
-"""At most one in so many tokens is a letter, and as many are its form within a word: 4,000 of each in 32,000."""
+"""At most 1/8 of the tokens are letters, and as many their forms within a word: 4,000 of each in 32,000."""
 
 
 def train_wordpiece(
     read: Callable[[], Iterable[str]], vocab_size: int, lower_case: bool, special_tokens: Sequence[str]
 ) -> str:
-    """The content of a vocab.txt of ``vocab_size`` tokens.
+    """Return the content of a vocab.txt of ``vocab_size`` tokens.
 
-    The same texts give the same file, on any number of threads. Memory: the different words of the text.
+    The same texts give the same file, on any number of threads. Memory: the distinct words of the text.
 
     Args:
-        read: gives the texts; called twice, first for their letters, and once more for a text of few words.
-        vocab_size: with [PAD], [UNK], [CLS], [SEP] and [MASK].
-        lower_case: make text lower case, and take its accents away.
-        special_tokens: names of further tokens that no text becomes.
+        read: returns the texts; called twice, first for their letters, and a third time for a text of few words.
+        vocab_size: number of tokens, including [PAD], [UNK], [CLS], [SEP] and [MASK].
+        lower_case: convert text to lower case, and remove accents.
+        special_tokens: names of further special tokens, which never occur in encoded text.
 
     Raises:
-        DataError: the texts hold too little for so many tokens.
+        DataError: the texts are too small for so many tokens.
     """
     from tokenizers import Tokenizer
 
@@ -41,11 +41,11 @@ def train_wordpiece(
     counts: Counter[str] = Counter()
     for text in read():
         counts.update(parts.normalizer.normalize_str(text))
-    letters = sorted((letter for letter in counts if not letter.isspace()), key=lambda one: (-counts[one], one))
+    letters = sorted((letter for letter in counts if not letter.isspace()), key=lambda item: (-counts[item], item))
     vocabulary: dict[str, int] = {}
-    # What is left of a text of few words, when these are learnt, is room for more of its letters.
+    # If the words of the text do not fill the vocabulary, a second attempt takes more letters.
     most = max(1, vocab_size // ALPHABET_SHARE), (vocab_size - len(names)) // 2
-    for number in dict.fromkeys(min(len(letters), one) for one in most):
+    for number in dict.fromkeys(min(len(letters), limit) for limit in most):
         vocabulary = _learn(read(), parts, vocab_size, names, sorted(letters[:number]))
         if len(vocabulary) == vocab_size:
             return "".join(f"{piece}\n" for piece in sorted(vocabulary, key=vocabulary.__getitem__))
@@ -53,19 +53,19 @@ def train_wordpiece(
 
 
 def smallest_wordpiece(special_tokens: Sequence[str]) -> tuple[int, str]:
-    """The smallest vocabulary, and what it holds."""
+    """Return the smallest vocabulary size, and a description of this vocabulary."""
     names = len({*SPECIAL, *special_tokens})
-    return names + 2, f"{names} special tokens, and one letter that begins words and goes on with them"
+    return names + 2, f"{names} special tokens, and one letter at the start of words and within words"
 
 
 def _learn(
     texts: Iterable[str], parts: Any, vocab_size: int, names: Sequence[str], letters: Sequence[str]
 ) -> dict[str, int]:
-    """Tokens and their ids, ``vocab_size`` of them if the texts yield so many."""
+    """Return tokens and their ids: ``vocab_size`` of them if the texts suffice."""
     from tokenizers import Tokenizer, models, trainers
 
-    # Named beforehand, letters have ids that do not depend on the order in which threads meet words; neither then do
-    # merges of equal frequency, which go by id.
+    # Listed beforehand, letters have ids that do not depend on the order in which threads encounter words. Merges of
+    # equal frequency are ordered by id, so they do not depend on this order either.
     fixed = [*dict.fromkeys([*names, *letters, *(CONTINUATION + letter for letter in letters)])]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = parts.normalizer, parts.pre_tokenizer

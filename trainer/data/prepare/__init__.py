@@ -1,1 +1,1 @@
-"""From raw text to .bin/.idx: bounded memory, any number of processes and nodes, resumable at any instant."""
+"""From raw text to .bin/.idx: bounded memory, any number of processes and nodes, resumable after a kill."""

@@ -1,4 +1,4 @@
-"""From the shards of all chunks to the pairs of all keys, put in place only when they are whole."""
+"""Assembly of part files to the datasets of all keys, renamed only when complete."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from trainer.data.prepare.chunk_work import MOST_NAMED, token_dtype
 from trainer.data.prepare.chunks import Chunk
 from trainer.data.prepare.encoding import Block
 from trainer.data.prepare.journal import Journal, Plan
-from trainer.data.prepare.merge import Joining, JoinState, put_in_place
-from trainer.data.prepare.part_file import DamagedShardError, Footer, open_shard
+from trainer.data.prepare.merge import Merger, MergeState, put_in_place
+from trainer.data.prepare.part_file import DamagedPartFileError, Footer, open_part_file
 
 
 @dataclass
 class Assembled:
-    """What came of it.
+    """Result of a preparation.
 
     Attributes:
-        manifests: prefix of each key's pair, and what is known of it.
-        documents: in each pair.
-        bad: how many were passed over.
-        first_bad: the first of them: where, and what is wrong.
+        manifests: prefix and manifest of each key's dataset.
+        documents: number of documents in each dataset.
+        bad: number of skipped documents.
+        first_bad: first skipped documents, with place and reason.
     """
 
     manifests: list[tuple[Path, Manifest]] = field(default_factory=list)
@@ -46,40 +46,40 @@ def assemble(
     skip_bad: bool,
     report: Callable[[int], None],
 ) -> Assembled:
-    """Write the pair of every key from the shards of ``chunks``, and put all of them in place. Memory: some megabytes.
+    """Write the dataset of every key from the part files of ``chunks``, then rename. Memory: some megabytes.
 
-    A shard is removed soon after it is joined. Ended at any instant, the next call goes on with what is joined.
+    A part file is removed soon after it is merged. After a kill at any point, the next call continues the merge.
 
     Args:
-        journal: which has all the shards.
-        plan: of the preparation.
-        chunks: all of them.
-        prefixes: one per key.
-        skip_bad: documents that were passed over are allowed.
-        report: called after each chunk, with how many are done.
+        journal: journal with all part files.
+        plan: plan of the preparation.
+        chunks: all chunks.
+        prefixes: prefixes of the datasets, one per key.
+        skip_bad: allow skipped documents.
+        report: called after each chunk, with the number of merged chunks.
 
     Raises:
-        DataError: a shard is damaged, or holds documents that were passed over, or none holds a token.
-        OSError: the output cannot be written; what was there before still is.
+        DataError: a part file is damaged or has skipped documents, or no part file holds a token.
+        OSError: the output cannot be written; earlier output is kept.
     """
     dtype = token_dtype(plan.vocab_size)
-    with Joining(journal.parts, dtype_code(plan.vocab_size), prefixes) as joining:
-        state = joining.state
+    with Merger(journal.parts, dtype_code(plan.vocab_size), prefixes) as merger:
+        state = merger.state
         for done, chunk in enumerate(chunks[state.chunks :], state.chunks + 1):
-            _check_bad(state, skip_bad)
-            shard = journal.shard(chunk.number)
-            with _undamaged(shard, dtype) as (footer, blocks):
+            _reject_bad(state, skip_bad)
+            part_file = journal.part_file(chunk.number)
+            with _undamaged(part_file, dtype) as (footer, blocks):
                 _note_bad(state, chunk, footer)
-                _check_bad(state, skip_bad)
+                _reject_bad(state, skip_bad)
                 for key, block in blocks:
-                    joining.pairs[key].append(block.tokens, block.lengths, block.ends)
+                    merger.pairs[key].append(block.tokens, block.lengths, block.ends)
             _add(state.footer, footer)
-            joining.add(shard.stat().st_size)
+            merger.add(part_file.stat().st_size)
             report(done)
-        _check_bad(state, skip_bad)
-        finished = _finish(joining, plan) if any(pair.tokens for pair in joining.pairs) else []
+        _reject_bad(state, skip_bad)
+        finished = _finish(merger, plan) if any(pair.tokens for pair in merger.pairs) else []
     if not finished:
-        # Not before what is removed with it is closed: NFS keeps the names of open files.
+        # After the merge's files are closed: NFS keeps the names of open files.
         raise _nothing(journal, plan, state.named, state.footer.bad)
     for (inside, _), prefix in zip(finished, prefixes, strict=True):
         put_in_place(inside, prefix)
@@ -87,12 +87,12 @@ def assemble(
     return Assembled(manifests, state.footer.documents, state.footer.bad, state.named)
 
 
-def _finish(joining: Joining, plan: Plan) -> list[tuple[Path, Manifest]]:
-    """Write index and manifest of every key; gives where each lies, whole, but not yet in place."""
-    footer = joining.state.footer
+def _finish(merger: Merger, plan: Plan) -> list[tuple[Path, Manifest]]:
+    """Write index and manifest of every key; return the temporary prefix and manifest of each."""
+    footer = merger.state.footer
     finished = []
-    for key, (inside, checksums) in enumerate(joining.finish()):
-        pair = joining.pairs[key]
+    for key, (inside, checksums) in enumerate(merger.finish()):
+        pair = merger.pairs[key]
         manifest = Manifest(
             plan.tokenizer_sha256,
             plan.vocab_size,
@@ -109,8 +109,8 @@ def _finish(joining: Joining, plan: Plan) -> list[tuple[Path, Manifest]]:
     return finished
 
 
-def _note_bad(state: JoinState, chunk: Chunk, footer: Footer) -> None:
-    """Line numbers in whole files, from those of spans in the order of the output."""
+def _note_bad(state: MergeState, chunk: Chunk, footer: Footer) -> None:
+    """Add the skipped documents of a chunk, with line numbers in whole files; chunks come in output order."""
     for place, span in enumerate(chunk.spans):
         if span.start == 0:
             state.lines = 0
@@ -121,18 +121,18 @@ def _note_bad(state: JoinState, chunk: Chunk, footer: Footer) -> None:
         state.lines += footer.lines[place] if place < len(footer.lines) else 0
 
 
-def _check_bad(state: JoinState, skip_bad: bool) -> None:
-    """Refuse documents that an earlier run has passed over, where this one is not to."""
+def _reject_bad(state: MergeState, skip_bad: bool) -> None:
+    """Reject documents that an earlier run has skipped, unless this run skips them, too."""
     if state.named and not skip_bad:
         raise DataError(state.named[0])
 
 
 def _nothing(journal: Journal, plan: Plan, named: Sequence[str], bad: int) -> DataError:
-    """What to say where there is no text; what is done goes, that another input is not refused because of it."""
+    """Return the error for an input without text; discards the journal, so that other input is not rejected."""
     journal.discard()
     files = f"{plan.inputs[0].path}{f' and {len(plan.inputs) - 1:,} more' if len(plan.inputs) > 1 else ''}"
     why = (
-        f"{bad:,} {'document was' if bad == 1 else 'documents were'} passed over, the first {named[0]}"
+        f"{bad:,} {'document was' if bad == 1 else 'documents were'} skipped, the first is {named[0]}"
         if bad
         else f"all documents of {files} are empty; give other files, or other --json-keys"
     )
@@ -141,18 +141,18 @@ def _nothing(journal: Journal, plan: Plan, named: Sequence[str], bad: int) -> Da
 
 @contextmanager
 def _undamaged(path: Path, dtype: np.dtype[Any]) -> Iterator[tuple[Footer, Iterator[tuple[int, Block]]]]:
-    """``open_shard``, but a damaged one is removed, that the same command makes it anew."""
+    """Open a part file; remove a damaged part file, so that the same command makes a new one."""
     try:
-        with open_shard(path, dtype) as opened:
+        with open_part_file(path, dtype) as opened:
             yield opened
-    except DamagedShardError as error:
+    except DamagedPartFileError as error:
         path.unlink(missing_ok=True)
-        raise DataError(f"{error}, and was removed; run the same command again, which makes it anew") from None
+        raise DataError(f"{error}, and was removed; run the same command again to make a new one") from None
 
 
 def _add(total: Footer, footer: Footer) -> None:
     total.documents += footer.documents
     total.sequences += footer.sequences
     total.bad += footer.bad
-    total.text_bytes = [one + other for one, other in zip(total.text_bytes, footer.text_bytes, strict=True)]
-    total.largest = [max(one, other) for one, other in zip(total.largest, footer.largest, strict=True)]
+    total.text_bytes = [ours + more for ours, more in zip(total.text_bytes, footer.text_bytes, strict=True)]
+    total.largest = [max(ours, more) for ours, more in zip(total.largest, footer.largest, strict=True)]

@@ -1,4 +1,4 @@
-"""What a process does with one chunk: read, encode, write the shard."""
+"""Work of one process on one chunk: read, encode, write the part file."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from trainer.data.indexed.index_format import DTYPES, dtype_code
 from trainer.data.prepare.chunks import Chunk, Span, TextDocument, line_number
 from trainer.data.prepare.documents import SpanReader, Text
 from trainer.data.prepare.encoding import Block, Recipe, batches, encode_documents
-from trainer.data.prepare.part_file import Footer, ShardWriter
+from trainer.data.prepare.part_file import Footer, PartFileWriter
 from trainer.data.tokenizers.tokenizer import Encoder
 
 MOST_NAMED = 5
-"""Bad documents that are named one by one."""
+"""Number of bad documents that are named individually."""
 
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """All that a process needs to know but the tokenizer and the chunk.
+    """Options of the work on a chunk, without the tokenizer and the chunk itself.
 
     Attributes:
-        folder: of the shards.
-        recipe: what is made of a document.
-        text_document: what is a document in plain text.
-        skip_bad: pass over what is no document, and count it.
+        folder: folder of the part files.
+        recipe: conversion of a document to sequences.
+        text_document: unit of plain text that makes a document.
+        skip_bad: skip and count bad documents.
     """
 
     folder: Path
@@ -37,46 +37,46 @@ class ChunkWork:
     skip_bad: bool
 
 
-def shard_path(folder: Path, number: int) -> Path:
-    """Where the shard of a chunk lies."""
+def part_file_path(folder: Path, number: int) -> Path:
+    """Return the path of a chunk's part file."""
     return folder / f"{number:08d}.shard"
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.int32] | np.dtype[np.uint16]:
-    """The dtype of the .bin."""
+    """Return the dtype of the .bin."""
     return np.dtype(DTYPES[dtype_code(vocab_size)])
 
 
 def do_chunk(chunk: Chunk, work: ChunkWork, tokenizer: Encoder) -> Footer:
-    """Write the shard of ``chunk``. Memory: some megabytes, and a few times the longest document.
+    """Write the part file of ``chunk``. Memory: some megabytes, and a few times the longest document.
 
     Raises:
-        DataError: an input cannot be read, or holds what is no document.
-        OSError: the shard cannot be written; its ``filename`` is the folder.
+        DataError: an input cannot be read, or holds a bad document.
+        OSError: the part file cannot be written; ``filename`` of the error is the folder.
     """
     recipe = work.recipe
     dtype = token_dtype(tokenizer.vocab_size)
     try:
-        with ShardWriter(shard_path(work.folder, chunk.number), dtype, len(recipe.keys)) as shard:
+        with PartFileWriter(part_file_path(work.folder, chunk.number), dtype, len(recipe.keys)) as part_file:
             places: list[_Place] = []
-            for batch in batches(_documents(chunk, work, shard.footer, places)):
-                for key, block in enumerate(_encode(batch, places, chunk, work, tokenizer, shard.footer)):
-                    shard.add(key, block)
+            for batch in batches(_documents(chunk, work, part_file.footer, places)):
+                for key, block in enumerate(_encode(batch, places, chunk, work, tokenizer, part_file.footer)):
+                    part_file.add(key, block)
                 places.clear()
-                # The next document may be as long as these.
+                # Free the batch before reading on: the next document may be as long as this batch.
                 batch.clear()
-            shard.finish()
-            return shard.footer
+            part_file.finish()
+            return part_file.footer
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(work.folder)) from None
 
 
 _Place = tuple[int, "int | None"]
-"""Number of a span, and a line in it."""
+"""Number of a span, and line in the span."""
 
 
 def _documents(chunk: Chunk, work: ChunkWork, footer: Footer, places: list[_Place]) -> Iterator[tuple[Text, ...]]:
-    """The documents of ``chunk``; where each was found is added to ``places``."""
+    """Yield the documents of ``chunk``; appends the place of each to ``places``."""
     for place, span in enumerate(chunk.spans):
         reader = SpanReader(span, work.recipe.keys, work.text_document, chunk.content)
         for document in reader:
@@ -85,17 +85,17 @@ def _documents(chunk: Chunk, work: ChunkWork, footer: Footer, places: list[_Plac
                 places.append((place, reader.lines if reader.by_line else None))
                 yield document
             else:
-                _pass_over(chunk, work, footer, (place, document.line), document.problem)
+                _skip(chunk, work, footer, (place, document.line), document.problem)
         footer.lines.append(reader.lines)
 
 
-def _pass_over(chunk: Chunk, work: ChunkWork, footer: Footer, where: _Place, problem: str) -> None:
+def _skip(chunk: Chunk, work: ChunkWork, footer: Footer, where: _Place, problem: str) -> None:
     if not work.skip_bad:
         raise DataError(
-            f"{place_of(chunk.spans[where[0]], where[1])}: {problem}; --on-error skip passes over such documents"
+            f"{place_of(chunk.spans[where[0]], where[1])}: {problem}; skip such documents with --on-error skip"
         )
     footer.bad += 1
-    # What a tokenizer cannot encode is found after what cannot be read of the same batch.
+    # Documents that the tokenizer rejects are found after the unreadable documents of the same batch.
     found = sorted([*footer.first_bad, (*where, problem)], key=lambda bad: (bad[0], bad[1] or 0))
     footer.first_bad[:] = found[:MOST_NAMED]
 
@@ -108,7 +108,7 @@ def _encode(
     tokenizer: Encoder,
     footer: Footer,
 ) -> list[Block]:
-    """The tokens of ``batch`` under each key; documents that the tokenizer cannot encode are passed over."""
+    """Return the tokens of ``batch`` under each key; skips documents that the tokenizer rejects."""
 
     def blocks(documents: Sequence[tuple[Text, ...]]) -> list[Block]:
         keys = range(len(work.recipe.keys))
@@ -123,13 +123,13 @@ def _encode(
                 blocks([document])
                 good.append(document)
             except DataError as error:
-                _pass_over(chunk, work, footer, where, str(error))
+                _skip(chunk, work, footer, where, str(error))
         footer.documents -= len(batch) - len(good)
         return blocks(good) if good else []
 
 
 def place_of(span: Span, line: int | None) -> str:
-    """File and line number in it of a line of ``span``; reads the file up to there."""
+    """Return "file:line" for a line of ``span``; reads the file up to that line."""
     if line is None:
         return span.path
     try:

@@ -1,6 +1,6 @@
-"""Cuts inputs into chunks of some megabytes that begin and end with documents.
+"""Cut inputs into text chunks of some megabytes, from document boundary to document boundary.
 
-The cuts follow from the files alone, so that any number of processes and nodes, now or after a kill, cut alike.
+The cuts depend only on the files, so any number of processes and nodes, also after a kill, cuts at the same places.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from trainer.data.prepare.inputs import InputFile, bytes_read, open_bytes, readi
 from trainer.data.prepare.parquet import row_group_sizes
 
 TextDocument = Literal["file", "paragraph", "line"]
-"""What is a document in plain text: the whole file, what stands between blank lines, or a line."""
+"""Unit of plain text that makes a document: the whole file, text between blank lines, or a line."""
 LARGEST_CHUNK = 16 << 20
 SMALLEST_CHUNK = 1 << 20
 _CHUNKS = 256
-"""Smaller inputs are cut into about so many chunks, that all processes get some."""
+"""Smaller inputs are cut into about so many chunks, so that every process gets some."""
 _MOST_SPANS = 4096
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a file that begins and ends with documents.
+    """A part of a file, from document boundary to document boundary.
 
     Attributes:
         path: the file.
-        start: its first byte, once decompressed.
-        stop: the byte after its last; None: the file's end.
-        row_group: the first of a Parquet file that is meant, instead of bytes.
-        row_groups: how many of them.
+        start: first byte after decompression.
+        stop: byte after the last; None for the file's end.
+        row_group: first row group of a Parquet file, instead of bytes.
+        row_groups: number of row groups.
     """
 
     path: str
@@ -45,13 +45,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one process does at a time.
+    """Text that one process encodes at a time.
 
     Attributes:
         number: 0, 1, ... in the order of the output.
-        spans: where its text stands.
-        input_bytes: its share of the files' sizes.
-        content: the bytes of its only span, where these had to be decompressed to find it.
+        spans: parts of files with the text.
+        input_bytes: share of the files' sizes.
+        content: bytes of the only span, if they had to be decompressed to find its end.
     """
 
     number: int
@@ -61,30 +61,30 @@ class Chunk:
 
 
 def chunk_bytes(files: Sequence[InputFile]) -> int:
-    """How much text a chunk holds, but for its last document: 1 to 16 MiB, more where there is more."""
+    """Return the target text bytes per chunk: 1/256 of the input, at least 1 MiB, at most 16 MiB."""
     total = sum(file.size for file in files)
     return min(LARGEST_CHUNK, max(SMALLEST_CHUNK, total // _CHUNKS))
 
 
 def cut_chunks(files: Sequence[InputFile], size: int, text_document: TextDocument) -> Iterator[Chunk]:
-    """The chunks of ``files``, in order. Large compressed files are read as they are cut, all others barely touched.
+    """Yield the chunks of ``files``, in order. Large compressed files are read in full, other files hardly at all.
 
     Args:
         files: the inputs.
         size: bytes of text per chunk.
-        text_document: what is a document in plain text.
+        text_document: unit of plain text that makes a document.
 
     Raises:
         DataError: a file cannot be read.
     """
-    for number, (spans, input_bytes, content) in enumerate(_pieces(files, size, text_document)):
+    for number, (spans, input_bytes, content) in enumerate(_cuts(files, size, text_document)):
         yield Chunk(number, spans, input_bytes, content)
 
 
-_Piece = tuple[tuple[Span, ...], int, "bytes | None"]
+_Cut = tuple[tuple[Span, ...], int, "bytes | None"]
 
 
-def _pieces(files: Sequence[InputFile], size: int, text_document: TextDocument) -> Iterator[_Piece]:
+def _cuts(files: Sequence[InputFile], size: int, text_document: TextDocument) -> Iterator[_Cut]:
     small: list[Span] = []
     small_bytes = 0
     for file in files:
@@ -107,7 +107,7 @@ def _pieces(files: Sequence[InputFile], size: int, text_document: TextDocument) 
         yield tuple(small), small_bytes, None
 
 
-def _divide(file: InputFile, size: int, by_line: bool) -> Iterator[_Piece]:
+def _divide(file: InputFile, size: int, by_line: bool) -> Iterator[_Cut]:
     if file.kind == "parquet":
         yield from _divide_table(file.path, size)
     elif file.packing:
@@ -116,7 +116,7 @@ def _divide(file: InputFile, size: int, by_line: bool) -> Iterator[_Piece]:
         yield from _divide_ranges(file, size, by_line)
 
 
-def _divide_table(path: str, size: int) -> Iterator[_Piece]:
+def _divide_table(path: str, size: int) -> Iterator[_Cut]:
     first = read = 0
     sizes = row_group_sizes(path)
     for group, group_bytes in enumerate(sizes):
@@ -126,7 +126,7 @@ def _divide_table(path: str, size: int) -> Iterator[_Piece]:
             first, read = group + 1, 0
 
 
-def _divide_ranges(file: InputFile, size: int, by_line: bool) -> Iterator[_Piece]:
+def _divide_ranges(file: InputFile, size: int, by_line: bool) -> Iterator[_Cut]:
     start = 0
     with open_bytes(file.path) as stream:
         while start < file.size:
@@ -139,7 +139,7 @@ def _divide_ranges(file: InputFile, size: int, by_line: bool) -> Iterator[_Piece
             start = stop
 
 
-def _divide_stream(file: InputFile, size: int, by_line: bool) -> Iterator[_Piece]:
+def _divide_stream(file: InputFile, size: int, by_line: bool) -> Iterator[_Cut]:
     start = read_before = 0
     with open_bytes(file.path) as stream:
         while content := stream.read(size):
@@ -150,7 +150,7 @@ def _divide_stream(file: InputFile, size: int, by_line: bool) -> Iterator[_Piece
 
 
 def rest_of_document(stream: BinaryIO, by_line: bool) -> Iterator[bytes]:
-    """What follows up to the next border of documents; the whole next one where ``stream`` stands at a border."""
+    """Yield text up to the next document boundary; at a boundary, the whole next document."""
     yield from _rest_of_line(stream)
     while not by_line:
         line = b"".join(_rest_of_line(stream))
@@ -160,14 +160,14 @@ def rest_of_document(stream: BinaryIO, by_line: bool) -> Iterator[bytes]:
 
 
 def _rest_of_line(stream: BinaryIO) -> Iterator[bytes]:
-    while piece := stream.readline(_BLOCK):
-        yield piece
-        if piece.endswith(b"\n"):
+    while part := stream.readline(_BLOCK):
+        yield part
+        if part.endswith(b"\n"):
             return
 
 
 def line_number(path: str, offset: int, line: int) -> int:
-    """Number in the whole file of the ``line``-th line (from 1) after byte ``offset``. Reads what is before."""
+    """Return the number, in the file, of line ``line`` (from 1) after byte ``offset``. Reads all before."""
     with open_bytes(path) as stream:
         before = 0
         while offset > 0 and (block := stream.read(min(_BLOCK, offset))):
@@ -177,10 +177,10 @@ def line_number(path: str, offset: int, line: int) -> int:
 
 
 def check_unchanged(files: Sequence[InputFile]) -> None:
-    """Refuse files that were written to since they were found.
+    """Reject files that were modified since they were found.
 
     Raises:
-        DataError: names the first.
+        DataError: the error names the first such file.
     """
     for file in files:
         try:
@@ -189,5 +189,5 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
             raise DataError(f"{file.path}: cannot be read any more: {error.strerror}") from None
         if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
             raise DataError(
-                f"{file.path}: was written to while it was read; begin anew with --restart when nobody writes it"
+                f"{file.path}: was modified while it was read; start over with --restart when nothing writes to it"
             )

@@ -1,4 +1,4 @@
-"""The documents of a span, one by one."""
+"""Iterate over the documents of a span."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from trainer.data.prepare.inputs import check_is_text, kind_of, open_bytes, read
 from trainer.data.prepare.parquet import read_rows
 
 Text = str | list[str]
-"""A document's text, or its sentences."""
+"""Text of a document, or its list of sentences."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_ON_A_LINE = "each document stands on a line of its own"
+_ON_A_LINE = "write each document on its own line"
 _KEYS_NAMED = 5
 _LONGEST_KEY = 40
 
 
 @dataclass(frozen=True)
 class BadDocument:
-    """What is no document.
+    """A document that cannot be read.
 
     Attributes:
-        line: where it begins, from 1 in its span; None where lines mean nothing.
-        problem: what is wrong with it.
+        line: line at which the document begins, from 1 in its span; None for inputs without lines.
+        problem: the reason.
     """
 
     line: int | None
@@ -34,13 +34,13 @@ class BadDocument:
 
 
 class SpanReader:
-    """Iterates over the documents of a span: a text per key, or what is wrong. Memory: one document.
+    """Iterator over the documents of a span: one text per key, or a BadDocument. Memory: one document.
 
     Args:
         span: the part of a file.
-        keys: of JSON objects, or columns; plain text is the same under each.
-        text_document: what is a document in plain text.
-        content: the span's bytes, if they are at hand.
+        keys: keys of JSON objects, or columns; plain text is the same under each key.
+        text_document: unit of plain text that makes a document.
+        content: the span's bytes, if they are already in memory.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class SpanReader:
 
     @property
     def by_line(self) -> bool:
-        """Whether a document is a line, the one last read."""
+        """True if a document is one line, the last line read."""
         if self._span.row_group is not None:
             return False
         return kind_of(self._span.path) == "jsonl" or self._text_document == "line"
 
     def __iter__(self) -> Iterator[tuple[Text, ...] | BadDocument]:
-        """Every document, in order.
+        """Yield every document, in order.
 
         Raises:
             DataError: the file cannot be read.
@@ -71,7 +71,7 @@ class SpanReader:
         if span.row_group is not None:
             groups = range(span.row_group, span.row_group + span.row_groups)
             for row, values in read_rows(span.path, groups, self._keys):
-                # A missing text is a document without tokens, as an empty one is: columns stay beside each other.
+                # A missing text becomes an empty document, so that the columns of a row stay aligned.
                 texts = {key: "" if text is None else text for key, text in zip(self._keys, values, strict=True)}
                 yield self._checked(texts, None, f"row {row:,}")
             return
@@ -87,11 +87,11 @@ class SpanReader:
             raise unreadable(span.path, error) from None
 
     def _stream_lines(self, stream: BinaryIO) -> Iterator[bytes]:
-        # No generator, which would keep a line, and with it perhaps a document of gigabytes, while it is encoded.
+        # Not a generator: a generator would hold the line, perhaps a document of gigabytes, while it is encoded.
         return iter(lambda: self._next_line(stream), b"")
 
     def _next_line(self, stream: BinaryIO) -> bytes:
-        """The next line of the span; b"" at its end."""
+        """Return the next line of the span; b"" at its end."""
         if self._left is not None and self._left <= 0:
             return b""
         line = stream.readline()
@@ -100,7 +100,7 @@ class SpanReader:
         self.lines += bool(line)
         if self.lines > 1 or self._span.start:
             return line
-        # A broken line of JSON is one bad document, whatever it holds.
+        # A broken line of JSON is one bad document, whatever bytes it holds.
         check_is_text(self._span.path, line if kind_of(self._span.path) == "text" else line[:4])
         return line.removeprefix(_BYTE_ORDER_MARK)
 
@@ -115,31 +115,31 @@ class SpanReader:
                 if not line.isspace():
                     yield BadDocument(self.lines, _json_problem(line, error))
             except ValueError:  # a number of more digits than Python reads
-                yield BadDocument(self.lines, "is not a line of JSON that can be read: a number has too many digits")
+                yield BadDocument(self.lines, "is not a readable line of JSON: a number has too many digits")
             except RecursionError:
-                yield BadDocument(self.lines, "is not a line of JSON that can be read: it is nested too deeply")
+                yield BadDocument(self.lines, "is not a readable line of JSON: it is nested too deeply")
             else:
                 document = self._checked(values, self.lines, "the line")
-                # A long one is held once while it is encoded.
+                # Hold a long document only once while it is encoded.
                 del line, values
                 yield document
                 del document
 
     def _checked(self, values: Any, line: int | None, place: str) -> tuple[Text, ...] | BadDocument:
         if not isinstance(values, dict):
-            remedy = f"; {_ON_A_LINE}, as `jq -c '.[]'` makes them of a list" if isinstance(values, list) else ""
+            remedy = f"; {_ON_A_LINE}, for example with `jq -c '.[]'` for a list" if isinstance(values, list) else ""
             like = f"{{{json.dumps(self._keys[0])}: ...}}"
-            return BadDocument(line, f"{place} is no JSON object with texts, as {like}{remedy}")
+            return BadDocument(line, f"{place} is not a JSON object with texts, such as {like}{remedy}")
         found: tuple[Any, ...] = tuple(values.get(key) for key in self._keys)
         for key, text in zip(self._keys, found, strict=True):
             if not isinstance(text, str) and not (
                 isinstance(text, list) and all(isinstance(sentence, str) for sentence in text)
             ):
-                found_instead = _kind_of(text) if key in values else f"there is {_some(values)}"
+                found_instead = _kind_of(text) if key in values else _keys_of(values)
                 if key not in values and isinstance(values.get(key.partition(".")[0]), dict):
-                    found_instead += f"; `jq -c '{{text: .{key}}}'` takes a text out of an object"
+                    found_instead += f"; extract a nested text with `jq -c '{{text: .{key}}}'`"
                 return BadDocument(
-                    line, f"{place} has no text under {key!r}, which --json-keys names, but {found_instead}"
+                    line, f"{place} has no text under the key {key!r} of --json-keys, but {found_instead}"
                 )
         return found
 
@@ -151,13 +151,13 @@ class SpanReader:
             except UnicodeDecodeError as error:
                 yield BadDocument(line, f"is not UTF-8 text: {_utf8_problem(error)}")
                 continue
-            # A long one is held once while it is encoded.
+            # Hold a long document only once while it is encoded.
             del content
             yield (text,) * number
             del text
 
     def _whole(self, stream: BinaryIO) -> bytes:
-        """All of the span, which may be a part of the file."""
+        """Return the whole span, which may be a part of the file."""
         content = stream.read(-1 if self._left is None else self._left)
         self.lines = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
         if self._span.start:
@@ -184,34 +184,36 @@ class SpanReader:
 
 
 def _kind_of(value: Any) -> str:
-    """What stands where a text should, in JSON's words."""
+    """Describe a value that stands in place of a text, in JSON's words."""
     if isinstance(value, list):
-        other = next((one for one in value if not isinstance(one, str)), "")
+        other = next((item for item in value if not isinstance(item, str)), "")
         return f"a list with {'a list' if isinstance(other, list) else _kind_of(other)}"
     names = {type(None): "null", bool: "true or false", dict: "an object", bytes: "bytes"}
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else f"a {type(value).__name__}")
 
 
-def _some(values: dict[str, Any]) -> str:
-    """The keys of an object, of many the first."""
+def _keys_of(values: dict[str, Any]) -> str:
+    """Describe the keys of an object, naming at most the first few."""
+    if not values:
+        return "the object has no keys"
     named = ", ".join(repr(key[:_LONGEST_KEY]) for key in [*values][:_KEYS_NAMED])
-    return f"only {named}{', ...' if len(values) > _KEYS_NAMED else ''}" if values else "none"
+    return f"has only {named}{', ...' if len(values) > _KEYS_NAMED else ''}"
 
 
 def _json_problem(line: bytes, error: json.JSONDecodeError) -> str:
     if not line.strip(b"\0 \t\r\n"):
-        return "is not a line of JSON: it holds NUL bytes alone, as a file that was not written to its end"
+        return "is not a line of JSON: it holds only NUL bytes, like a file that was not written completely"
     remedy = ""
     if b"\r" in line.strip() and error.msg == "Extra data":
-        remedy = "; lines end by LF, or CR and LF, and not by CR alone"
-    elif len(line.strip()) == 1:  # the beginning of an object or list that goes on in the next line
-        remedy = f"; {_ON_A_LINE}, as `jq -c` makes them"
+        remedy = "; end lines with LF or CR LF, not with CR alone"
+    elif len(line.strip()) == 1:  # the beginning of an object or list that continues on the next line
+        remedy = f"; {_ON_A_LINE}, for example with `jq -c`"
     elif error.msg == "Extra data":
         remedy = f"; {_ON_A_LINE}"
     return f"is not a line of JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1:,}{remedy}"
 
 
 def _utf8_problem(error: UnicodeDecodeError) -> str:
-    at = f"byte 0x{error.object[error.start]:02x} at place {error.start + 1:,}"
+    at = f"byte 0x{error.object[error.start]:02x} at position {error.start + 1:,}"
     others = "or -f CP932, EUC-JP, CP949, GB18030"
-    return f"{at} ({error.reason}); convert what is in another encoding, as by iconv -f LATIN1 -t UTF-8 ({others})"
+    return f"{at} ({error.reason}); convert other encodings, for example with iconv -f LATIN1 -t UTF-8 ({others})"

@@ -1,4 +1,4 @@
-"""From documents to the tokens, sequence lengths and document ends that an indexed dataset holds."""
+"""Encode documents to the tokens, sequence lengths and document ends of an indexed dataset."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from trainer.data.prepare.sentences import split_sentences
 from trainer.data.tokenizers.tokenizer import Encoder
 
 BATCH_CHARACTERS = 1 << 18
-"""Text handed to a tokenizer at a time, and all that is held in memory but for longer documents."""
+"""Characters passed to a tokenizer at a time; more only for a longer document."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is made of a document.
+    """Conversion of a document to sequences.
 
     Attributes:
-        keys: where its texts are.
-        append_eod: end it with the end-of-document token, unless it is empty.
-        sentences: make a sequence of each sentence.
-        keep_newlines: white space after a sentence belongs to it; else it is dropped.
+        keys: JSON keys or columns of the texts.
+        append_eod: end the document with the end-of-document token, unless it is empty.
+        sentences: make each sentence a sequence.
+        keep_newlines: keep the white space after a sentence; otherwise it is dropped.
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -37,13 +37,13 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The tokens of some documents under one key.
+    """Tokens of some documents under one key.
 
     Attributes:
-        tokens: of all sequences, one after another [T].
-        lengths: of the sequences, none 0, int64 [S]; sums to T.
-        ends: for each document, after how many of the sequences it ends, int64 [D].
-        text_bytes: of the documents' text in UTF-8.
+        tokens: tokens of all sequences, concatenated [T].
+        lengths: lengths of the sequences, none 0, int64 [S]; sums to T.
+        ends: for each document, the number of sequences up to its end, int64 [D].
+        text_bytes: UTF-8 bytes of the documents' text.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -53,25 +53,25 @@ class Block:
 
 
 def encode_documents(texts: Sequence[Text], tokenizer: Encoder, recipe: Recipe) -> Block:
-    """The tokens of documents, as Megatron-LM's preprocess_data.py makes them.
+    """Encode documents as Megatron-LM's preprocess_data.py does.
 
-    A text is a sequence, and so is each sentence of a list or, by ``recipe``, of a text; one without tokens is none.
-    The end-of-document token belongs to the last sequence; an empty document gets none.
+    A text is a sequence. Each sentence of a list or, by ``recipe``, of a text is also a sequence. Texts without tokens
+    are left out. The end-of-document token belongs to the last sequence; an empty document gets none.
 
     Raises:
-        DataError: the tokenizer gives a token that it says it has not.
+        DataError: the tokenizer returns a token outside its vocabulary.
     """
-    pieces: list[str] = []
+    strings: list[str] = []
     counts = np.ones(len(texts), np.int64)
     for place, text in enumerate(texts):
         if isinstance(text, str):
             if not recipe.sentences:
-                pieces.append(text)
+                strings.append(text)
                 continue
             text = split_sentences(text, recipe.keep_newlines)
-        pieces += text
+        strings += text
         counts[place] = len(text)
-    batch = tokenizer.encode_batch(pieces)
+    batch = tokenizer.encode_batch(strings)
     tokens, lengths = batch.tokens, batch.lengths
     filled = lengths > 0
     documents = np.repeat(np.arange(len(texts)), counts)[filled]
@@ -83,13 +83,13 @@ def encode_documents(texts: Sequence[Text], tokenizer: Encoder, recipe: Recipe) 
         tokens = np.insert(tokens, np.cumsum(lengths)[last], tokenizer.eod)
         lengths = lengths + last
     _check_range(tokens, tokenizer.vocab_size)
-    return Block(tokens, lengths, ends, sum(map(_utf8_length, pieces)))
+    return Block(tokens, lengths, ends, sum(map(_utf8_length, strings)))
 
 
 def _check_range(tokens: npt.NDArray[Any], vocab_size: int) -> None:
     if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
         wrong = int(tokens[(tokens < 0) | (tokens >= vocab_size)][0])
-        raise DataError(f"the tokenizer gives token {wrong}; a vocabulary of {vocab_size} has 0 to {vocab_size - 1}")
+        raise DataError(f"the tokenizer returns token {wrong}; its vocabulary of {vocab_size} ends at {vocab_size - 1}")
 
 
 def _utf8_length(text: str) -> int:
@@ -97,7 +97,7 @@ def _utf8_length(text: str) -> int:
 
 
 def batches(documents: Iterable[tuple[Text, ...]]) -> Iterator[list[tuple[Text, ...]]]:
-    """``documents`` in lists of about BATCH_CHARACTERS."""
+    """Yield ``documents`` in lists of about BATCH_CHARACTERS."""
     batch: list[tuple[Text, ...]] = []
     size = 0
     for document in documents:

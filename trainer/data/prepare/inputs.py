@@ -1,4 +1,4 @@
-"""The files that hold text: which a name or pattern means, and how their bytes are read."""
+"""Input files: expand names and patterns, and read the files' bytes."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ Kind = Literal["jsonl", "text", "parquet"]
 Packing = Literal["", "gz", "zst", "bz2", "xz"]
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
 _IN_FOLDERS = (*_JSON_LINES, ".txt", ".text", ".parquet")
-"""What is taken of a folder that is named as a whole. Not .md: beside data that is its description."""
+"""Endings that are read from a folder. Not .md: a .md file beside data describes the data."""
 _ARCHIVES = {".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".zip", ".7z", ".rar"}
 _PACKINGS: dict[str, Packing] = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".bz2": "bz2", ".xz": "xz"}
 _PAIR = (".bin", ".idx")
 _CACHED = (".index", ".mapping")
 _DESCRIPTION = "description.txt"
-"""How Megatron-LM ends the names of what it writes about the indexes in ``cache``."""
+"""Ending of the names of the files in ``cache`` in which Megatron-LM describes its indexes."""
 _MOST_ENDINGS = 3
-"""Of what a folder leaves out so many endings are named."""
+"""Number of endings named in the warning about files left out of a folder."""
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _UTF32 = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 _LETTERS = 16
-"""So many tell UTF-16 without a mark from what happens to hold NUL bytes."""
+"""So many letters distinguish UTF-16 without a byte-order mark from content that happens to hold NUL bytes."""
 _HEAD = 4096
 _BUFFER = 1 << 20
 _PACKED = 4096
-"""Bytes of a compressed file that are decompressed at once: few, since a byte may hold thousands."""
+"""Bytes of a compressed file to decompress at once: few, because a byte may expand to thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file as it was found.
+    """A file as found.
 
     Attributes:
-        path: absolute.
-        size: bytes on the disk.
-        mtime_ns: when it was last written.
+        path: absolute path.
+        size: bytes on disk.
+        mtime_ns: time of the last write.
     """
 
     path: str
@@ -58,17 +58,17 @@ class InputFile:
 
     @property
     def kind(self) -> Kind:
-        """What it holds, by its name: JSON lines, a Parquet table, or plain text."""
+        """Kind of content, by the file's name: JSON lines, a Parquet table, or plain text."""
         return kind_of(self.path)
 
     @property
     def packing(self) -> Packing:
-        """How it is compressed, by its name."""
+        """Compression, by the file's name."""
         return packing_of(self.path)
 
 
 def kind_of(path: str) -> Kind:
-    """What a file of this name holds; of an unknown ending: plain text."""
+    """Return the kind of content of a file of this name; plain text for an unknown ending."""
     suffix = _suffix_inside(Path(path))
     if suffix in _JSON_LINES:
         return "jsonl"
@@ -76,7 +76,7 @@ def kind_of(path: str) -> Kind:
 
 
 def packing_of(path: str) -> Packing:
-    """How a file of this name is compressed; "" if it is not."""
+    """Return the compression of a file of this name; "" without compression."""
     return _PACKINGS.get(Path(path).suffix.lower(), "")
 
 
@@ -88,38 +88,39 @@ def _suffix_inside(path: Path) -> str:
 
 
 def find_inputs(words: Sequence[str], tell: Callable[[str], object] | None = None) -> list[InputFile]:
-    """The files that ``words`` mean: files, patterns as of the shell (``**`` too) and folders, in this order.
+    """Return the files that ``words`` name: files, shell patterns (``**`` too) and folders, in this order.
 
-    Those of a pattern or folder come by name; of a folder all .jsonl, .json, .ndjson, .txt, .text and .parquet files
-    below it, compressed or not. What prepared data has beside it, unfinished or not, is input only if it is named.
+    The files of a pattern or folder are sorted by name. A folder means all .jsonl, .json, .ndjson, .txt, .text and
+    .parquet files below it, compressed or not. Files that belong to prepared data, finished or not, are input only if
+    they are named.
 
     Args:
-        words: as the user gave them.
-        tell: is given a sentence for each folder with files of other endings or links to folders, which are no input.
+        words: words from the command line.
+        tell: called with a sentence for each folder from which files of other endings or links to folders are left out.
 
     Raises:
-        DataError: a word means no file, or a file that another word means, too, cannot be read or is no text.
+        DataError: a word matches no file, or a file that another word also matches, that cannot be read or is not text.
     """
     found: list[InputFile] = []
     known: dict[tuple[int, int], str] = {}
     for word in words:
         if not word:
-            raise DataError("--input: is empty; name files, patterns or folders")
+            raise DataError("--input: is empty; give files, patterns or folders")
         paths = _paths(word, tell)
         if not paths:
             raise DataError(f"--input: {word} {_nothing(word)}")
         for path in paths:
             file, identity = _examine(path)
             first = known.setdefault(identity, file.path)
-            # A hard link has a name of its own, and some file systems give a number twice.
+            # Compare paths, too: hard links share an inode, and some file systems use an inode number twice.
             if first is not file.path and os.path.realpath(first) == os.path.realpath(path):
-                raise DataError(f"--input: {word} means {path} a second time; its documents would be there twice")
+                raise DataError(f"--input: {word} matches {path} again; its documents would be in the output twice")
             found.append(file)
     return found
 
 
 def means_one_of(output: Path, inputs: Sequence[InputFile]) -> bool:
-    """Whether writing ``output`` would put it in place of an input."""
+    """True if writing ``output`` would replace an input."""
     place = os.path.realpath(output)
     return output.exists() and any(os.path.realpath(file.path) == place for file in inputs)
 
@@ -139,12 +140,14 @@ def _paths(word: str, tell: Callable[[str], object] | None) -> list[str]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is one, or a link to nothing: what that was to be would be missed by nobody."""
+    """True for a file, or a broken link, which must be reported as an error."""
     return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _inside(root: Path) -> tuple[list[str], Counter[str], int]:
-    """The input below a folder, how many files of each other ending, but for hidden ones, and links to folders.
+    """List the input below a folder, and count all other files and links.
+
+    Returns the input files, the number of other files per ending (without hidden files), and of links to folders.
 
     Raises:
         DataError: a folder cannot be read.
@@ -172,20 +175,20 @@ def _inside(root: Path) -> tuple[list[str], Counter[str], int]:
 
 
 def _left_out(word: str, endings: Counter[str], links: int) -> str:
-    by_count = sorted(endings.items(), key=lambda one: (-one[1], one[0]))
+    by_count = sorted(endings.items(), key=lambda item: (-item[1], item[0]))
     named = ", ".join(f"{count:,} {ending}" for ending, count in by_count[:_MOST_ENDINGS])
     more = ", ..." if len(endings) > _MOST_ENDINGS else ""
     total = endings.total()
     parts = [f"{total:,} {'file' if total == 1 else 'files'} of other endings ({named}{more})"] if total else []
     parts += [f"{links:,} {'link to a folder' if links == 1 else 'links to folders'}"] if links else []
     verb = "is" if total + links == 1 else "are"
-    return f"--input: {word}: {' and '.join(parts)} {verb} left out; what is named, or meant by a pattern, is read"
+    return f"--input: {word}: {' and '.join(parts)} {verb} left out; to read them, name them or give a pattern"
 
 
 def _is_ours(path: Path, root: Path) -> bool:
-    """Whether a file belongs to prepared data: to a pair, the journal of a preparation, or a cache of indexes.
+    """True if a file belongs to prepared data: to a dataset, the journal of a preparation, or an index cache.
 
-    Folders count below ``root`` alone, which was named.
+    Only folders below ``root``, the folder that the user named, are considered.
     """
     if path.suffix in (".json", *_PAIR) and all(path.with_suffix(end).exists() for end in _PAIR):
         return True
@@ -199,24 +202,24 @@ def _is_ours(path: Path, root: Path) -> bool:
 def _nothing(word: str) -> str:
     if Path(os.path.expanduser(word)).is_dir():  # noqa: PTH111
         return f"holds no file that ends in {', '.join(_IN_FOLDERS)}, compressed or not; name the files"
-    return "matches no file; patterns are * ? [..] and ** as in the shell, on the machine where this runs"
+    return "matches no file; patterns are * ? [..] and ** as in the shell, on the machine that runs this command"
 
 
 def _examine(path: str) -> tuple[InputFile, tuple[int, int]]:
-    """The file at ``path``, and the numbers of its device and inode."""
+    """Return the file at ``path``, and the numbers of its device and inode."""
     if kind_of(path) == "parquet" and packing_of(path):
         raise DataError(
-            f"{path}: is Parquet that is compressed as a whole, of which no part can be read; decompress it"
+            f"{path}: is a Parquet file compressed as a whole, which cannot be read in parts; decompress the file"
         )
     if _ARCHIVES & {_suffix_inside(Path(path)), Path(path).suffix.lower()}:
-        raise DataError(f"{path}: is an archive of files; unpack it, and name its folder")
+        raise DataError(f"{path}: is an archive of files; unpack it, and name the resulting folder")
     try:
-        with open(path, "rb", buffering=0, opener=_at_once) as file:  # noqa: PTH123 (the path as it was given)
+        with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:  # noqa: PTH123 (the path as given)
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DataError(
-                    f"{path}: is a pipe or device, and text is read from files alone, in parts and again after a kill; "
-                    "write it to a file"
+                    f"{path}: is a pipe or device, but text is read only from files, in parts and again after a kill; "
+                    "write the text to a file"
                 )
             head = file.read(_HEAD) if kind_of(path) == "text" and not packing_of(path) else b""
     except OSError as error:
@@ -227,49 +230,49 @@ def _examine(path: str) -> tuple[InputFile, tuple[int, int]]:
 
 def _remedy(path: str) -> str:
     if path == "-" or path.startswith("/dev/fd/"):
-        return "; standard input and pipes are not read: write what they give to a file"
+        return "; standard input and pipes are not read: write the text to a file"
     if "://" in path:
-        return "; an address is no file of this machine: fetch what is there, and name that"
+        return "; a URL is not a local file: download the data, and give the local path"
     if Path(path).is_symlink():
-        return "; it is a link to nothing that is there: put it back, or remove the link"
+        return "; it is a broken link: restore its target, or remove the link"
     return ""
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Open it without waiting for who writes into it, as a pipe does."""
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Open a file without waiting, as a pipe would wait, for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def check_is_text(path: str, begins: bytes) -> None:
-    """Refuse a file whose first bytes show that it is no text.
+    """Reject a file whose first bytes are not UTF-8 text.
 
     Raises:
-        DataError: it is UTF-16, or holds NUL bytes, as archives, images and compressed files do.
+        DataError: the file is UTF-16 or UTF-32, or holds NUL bytes, as archives, images and compressed files do.
     """
     wide = _wide_encoding(begins)
     if wide:
-        raise DataError(f"{path}: is {wide}, not UTF-8; convert it, as by iconv -f {wide} -t UTF-8")
+        raise DataError(f"{path}: is {wide}, not UTF-8; convert it, for example with iconv -f {wide} -t UTF-8")
     if b"\0" in begins[:_HEAD]:
         raise DataError(
-            f"{path}: is no text, as it holds NUL bytes; text is read from {', '.join(_IN_FOLDERS)} and files of any "
-            f"other ending that are plain text, also compressed, if the name ends in {', '.join(_PACKINGS)}"
+            f"{path}: is not text, because it holds NUL bytes; valid are {', '.join(_IN_FOLDERS)} and plain text with "
+            f"any other ending, also compressed, if the name ends in {', '.join(_PACKINGS)}"
         )
 
 
 def _wide_encoding(begins: bytes) -> str:
-    """UTF-32 or UTF-16, by the mark in front or by letters whose other byte is NUL; "" if it is neither."""
+    """Detect UTF-32 or UTF-16 by byte-order mark or alternating NUL bytes; "" for neither."""
     if begins.startswith(_UTF32):
         return "UTF-32"
     halves = begins[: 2 * _LETTERS : 2], begins[1 : 2 * _LETTERS : 2]
     for half, other, name in zip(halves, reversed(halves), ("UTF-16BE", "UTF-16LE"), strict=True):
-        # One letter says little, but for the one that begins JSON lines.
+        # One letter is not enough evidence, except the brace that begins JSON lines.
         if half and not half.strip(b"\0") and b"\0" not in other and (len(other) > 1 or other == b"{"):
             return name
     return "UTF-16" if begins.startswith(_UTF16) else ""
 
 
 class _Unpacked(io.BufferedReader):
-    """A decompressed stream that closes its file, too."""
+    """A decompressed stream that also closes its file."""
 
     def __init__(self, stream: io.RawIOBase, file: BinaryIO) -> None:
         super().__init__(stream, _BUFFER)
@@ -287,12 +290,12 @@ class _Unpacked(io.BufferedReader):
 class _Members(io.RawIOBase):
     """The members of a compressed file, one after another, up to the file's end.
 
-    The streams of bz2 and lzma end at what they do not know behind a member, though another may follow that is damaged,
-    and zstandard's does not tell where the last is cut off.
+    The streams of bz2 and lzma stop without error at unknown bytes after a member, although a damaged member may
+    follow, and the stream of zstandard does not report a truncated last member.
 
     Args:
-        file: the compressed one.
-        begin: gives what decompresses the next member.
+        file: the compressed file.
+        begin: creates the decompressor of the next member.
         padding: bytes that may stand between members.
     """
 
@@ -309,12 +312,12 @@ class _Members(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._content:
-            # Those of bz2 and lzma hold back what was not asked for: little input may be gigabytes of text.
+            # The decompressors of bz2 and lzma hold back unrequested output: little input may be gigabytes of text.
             if not self._packed and getattr(self._member, "needs_input", True):
                 self._packed = self._file.read(_PACKED)
                 if not self._packed:
                     if self._member is not None:
-                        raise EOFError("it ends within compressed data")
+                        raise EOFError("the file ends within compressed data")
                     return 0
             if self._member is None:
                 self._packed = self._packed.lstrip(self._padding)
@@ -334,14 +337,14 @@ class _Members(io.RawIOBase):
 
 
 def open_bytes(path: str) -> BinaryIO:
-    """The content of ``path``, decompressed, with a buffer of a megabyte.
+    """Open ``path`` for reading, decompressed, with a buffer of a megabyte.
 
     Raises:
-        DataError: it is compressed by zstd, and the package that reads it is not installed.
-        OSError: it cannot be opened.
+        DataError: the file is compressed by zstd, and the package zstandard is not installed.
+        OSError: the file cannot be opened.
     """
     packing = packing_of(path)
-    file = Path(path).open("rb", buffering=_BUFFER)  # noqa: SIM115 (closed with what is returned)
+    file = Path(path).open("rb", buffering=_BUFFER)  # noqa: SIM115 (closed with the returned stream)
     if packing == "":
         return file
     try:
@@ -352,7 +355,10 @@ def open_bytes(path: str) -> BinaryIO:
 
 
 def bytes_read(stream: BinaryIO) -> int:
-    """How many bytes of its file a stream of ``open_bytes`` has read, or a little more."""
+    """Return the bytes of its file that an ``open_bytes`` stream has read, approximately.
+
+    The buffer makes the number a little too large.
+    """
     return stream.position if isinstance(stream, _Unpacked) else stream.tell()
 
 
@@ -370,12 +376,12 @@ def _decompressor(path: str, packing: Packing, file: BinaryIO) -> io.RawIOBase:
         raise DataError(
             f"{path}: needs the package zstandard; install it (pip install zstandard), or decompress the file (zstd -d)"
         ) from None
-    # 2 GiB: files of `zstd --long=31` cannot be read with less.
+    # Window of 2 GiB: the maximum that `zstd --long=31` writes.
     return _Members(file, lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj())
 
 
 def reading_errors() -> tuple[type[Exception], ...]:
-    """What reading raises: of the system, and of decompressors on a damaged or cut-off file."""
+    """Return the errors of reading: of the system, and of decompressors on a damaged or truncated file."""
     known: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
     try:
         import zstandard
@@ -385,8 +391,8 @@ def reading_errors() -> tuple[type[Exception], ...]:
 
 
 def unreadable(path: str, error: Exception) -> DataError:
-    """What to say of one of ``reading_errors``."""
+    """Return the error for the user for one of ``reading_errors``."""
     packing = packing_of(path)
     is_content = bool(packing) and getattr(error, "errno", None) is None
-    remedy = f"; it is damaged, cut off, or no .{packing} at all: get it anew, or rename it" if is_content else ""
+    remedy = f"; it is damaged, truncated, or not .{packing}: get it again, or rename it" if is_content else ""
     return DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}{remedy}")

@@ -1,8 +1,8 @@
-"""The pairs of all keys while they grow in the journal, where every shard goes as soon as its content is in them.
+"""Merge of part files into indexed datasets, which grow in the journal.
 
-So the disk never holds more than SAVE_BYTES of tokens twice, and at the end the tables of the index. What is joined is
-known by a file that is written when it is on the disk, and before its shards are removed; what was written after that,
-until a kill, is cut off and joined once more.
+A part file is removed as soon as its content is merged, so the disk never holds more than SAVE_BYTES of tokens twice,
+and at the end the tables of the index. A state file records how much is merged. The state file is written after the
+data is on disk and before the part files are removed; data after the recorded size is truncated and merged again.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from trainer.data.indexed.index_format import files_of
 from trainer.data.indexed.manifest import manifest_path
 from trainer.data.indexed.parts import PairParts, PartFiles
 from trainer.data.indexed.writer import PairChecksums, flush_to_disk
-from trainer.data.prepare.chunk_work import shard_path
+from trainer.data.prepare.chunk_work import part_file_path
 from trainer.data.prepare.part_file import Footer
 from trainer.data.prepare.progress import say
 
 SAVE_BYTES = 64 << 20
-"""Of tokens, between two states that are on the disk: a second of writing."""
+"""Bytes of tokens between two states on disk: about a second of writing."""
 _STATE = "joined.json"
 _BUFFER = 1 << 20
 _MANY_BYTES = 1 << 30
 
 
 @dataclass
-class JoinState:
-    """What is joined.
+class MergeState:
+    """Progress of the merge.
 
     Attributes:
-        chunks: how many, from the first.
-        sizes: of each key's tokens, lengths and document ends, in bytes.
-        footer: of all of them together.
-        named: the first documents that were passed over: where, and what is wrong.
-        lines: of the last file that was begun.
-        is_finished: all chunks are in the pairs, which may be in place already.
+        chunks: number of merged chunks, from the first.
+        sizes: bytes of each key's tokens, lengths and document ends.
+        footer: summary of all merged chunks.
+        named: first skipped documents, with place and reason.
+        lines: number of lines so far of the current file.
+        is_finished: all chunks are merged, and the datasets may already have their final names.
     """
 
     chunks: int = 0
@@ -56,43 +56,43 @@ class JoinState:
     is_finished: bool = False
 
 
-def joined_chunks(folder: Path) -> int:
-    """How many chunks have no shard in ``folder`` any more, as they are joined; of other nodes, too.
+def merged_chunks(folder: Path) -> int:
+    """Return the number of merged chunks of all nodes; their part files are removed.
 
     Raises:
-        DataError: what says it is damaged.
+        DataError: the state file is damaged.
     """
     state = _read(folder)
     return 0 if state is None else state.chunks
 
 
-def _read(folder: Path) -> JoinState | None:
+def _read(folder: Path) -> MergeState | None:
     path = folder / _STATE
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return JoinState(**{**values, "footer": Footer(**values["footer"])})
+        return MergeState(**{**values, "footer": Footer(**values["footer"])})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError):
-        raise DataError(f"{path}: is damaged; remove {folder.parent} to begin anew") from None
+        raise DataError(f"{path}: is damaged; remove {folder.parent} to start over") from None
 
 
 def forget(folder: Path) -> None:
-    """Nothing is joined any more: what lies in ``folder`` is about to go."""
+    """Remove the state file of ``folder``, before the folder itself is removed."""
     (folder / _STATE).unlink(missing_ok=True)
 
 
-class Joining:
-    """The pairs in ``folder``, as far as they are joined.
+class Merger:
+    """The growing indexed datasets in ``folder``.
 
     Args:
-        folder: of the shards.
-        code: of the tokens' dtype.
-        prefixes: of the pairs when they are finished, one per key.
+        folder: folder of the part files.
+        code: code of the tokens' dtype.
+        prefixes: final prefixes of the datasets, one per key.
 
     Raises:
-        DataError: a file is not as it was left.
-        OSError: the files cannot be made.
+        DataError: a file is shorter than recorded.
+        OSError: the files cannot be created.
     """
 
     def __init__(self, folder: Path, code: int, prefixes: Sequence[Path]) -> None:
@@ -101,13 +101,13 @@ class Joining:
         self._prefixes = prefixes
         state = _read(folder)
         empty = Footer(text_bytes=[0] * len(prefixes), largest=[-1] * len(prefixes))
-        self.state = state or JoinState(sizes=[(0, 0, 0)] * len(prefixes), footer=empty)
+        self.state = state or MergeState(sizes=[(0, 0, 0)] * len(prefixes), footer=empty)
         self._saved = self.state.chunks
         self._since = 0
         self._files = ExitStack()
-        joined = sum(tokens for tokens, _, _ in self.state.sizes)
-        if joined >= _MANY_BYTES:
-            say(f"{folder.parent}: reading {joined / 1e9:,.3g} GB that are joined already")
+        merged = sum(tokens for tokens, _, _ in self.state.sizes)
+        if merged >= _MANY_BYTES:
+            say(f"{folder.parent}: reading {merged / 1e9:,.3g} GB of merged tokens")
         try:
             self._opened = [self._open(key, is_left=state is not None) for key in range(len(prefixes))]
             names = [files_of(prefix)[0] for prefix in prefixes]
@@ -115,7 +115,7 @@ class Joining:
         except BaseException:
             self._files.close()
             raise
-        self._remove_shards(0)
+        self._remove_part_files(0)
 
     def _open(self, key: int, is_left: bool) -> PartFiles:
         tokens = files_of(self._inside[key])[0]
@@ -133,32 +133,32 @@ class Joining:
         return PartFiles(*opened)
 
     def _take_back(self, key: int, tokens: Path) -> None:
-        """A kill came while finished pairs were put in place; the index goes first, as it would be without tokens."""
-        there, index = files_of(self._prefixes[key])
-        is_there = self.state.is_finished and there.exists()
-        if not is_there or there.stat().st_size != self.state.sizes[key][0]:
+        """Move tokens back after a kill during the final renames; the index goes first, to never lack its tokens."""
+        final, index = files_of(self._prefixes[key])
+        is_final = self.state.is_finished and final.exists()
+        if not is_final or final.stat().st_size != self.state.sizes[key][0]:
             raise _damaged(tokens)
         manifest_path(self._prefixes[key]).unlink(missing_ok=True)
         index.unlink(missing_ok=True)
-        there.replace(tokens)
+        final.replace(tokens)
 
-    def add(self, shard_bytes: int) -> None:
-        """All of the next chunk is in the pairs, and its shard of so many bytes will not be needed again.
+    def add(self, part_file_bytes: int) -> None:
+        """Count the next chunk as appended; its part file can be removed.
 
         Raises:
-            OSError: the disk is full; what was joined before is kept.
+            OSError: the disk is full; earlier merged chunks are kept.
         """
         self.state.chunks += 1
-        self._since += shard_bytes
-        # Where there is little room, the shard that was joined makes some for the next.
+        self._since += part_file_bytes
+        # On a nearly full disk, save at once: each removed part file makes room for the next.
         if self._since >= SAVE_BYTES or disk_usage(self._folder).free < 2 * SAVE_BYTES:
             self.save()
 
     def save(self) -> None:
-        """Make what is joined last, and remove its shards.
+        """Flush merged data and state to disk, then remove the merged part files.
 
         Raises:
-            OSError: the disk is full; what was joined before is kept.
+            OSError: the disk is full; earlier merged chunks are kept.
         """
         for files in self._opened:
             for file in files:
@@ -175,18 +175,18 @@ class Joining:
         finally:
             partial.unlink(missing_ok=True)
         flush_folder(self._folder)
-        self._remove_shards(self._saved)
+        self._remove_part_files(self._saved)
         self._saved, self._since = self.state.chunks, 0
 
-    def _remove_shards(self, first: int) -> None:
+    def _remove_part_files(self, first: int) -> None:
         for number in range(first, self.state.chunks):
-            shard_path(self._folder, number).unlink(missing_ok=True)
+            part_file_path(self._folder, number).unlink(missing_ok=True)
 
     def finish(self) -> list[tuple[Path, PairChecksums]]:
-        """Write the indexes; gives where each pair lies, under a name of its own, and its checksums.
+        """Write the indexes; return each dataset's temporary prefix and checksums.
 
         Raises:
-            OSError: the disk is full; what was joined is kept.
+            OSError: the disk is full; the merged chunks are kept.
         """
         self.state.is_finished = True
         self.save()
@@ -204,28 +204,28 @@ class Joining:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What did not fit on the disk is written once more by closing, which closes all the same.
+        # After a full disk, close() tries to write the buffer again and fails, but closes the file all the same.
         with suppress(OSError):
             self._files.close()
 
 
 def _damaged(path: Path) -> DataError:
-    return DataError(f"{path}: is not as it was left; remove {path.parent.parent} to begin anew")
+    return DataError(f"{path}: is missing or shorter than recorded; remove {path.parent.parent} to start over")
 
 
 def put_in_place(finished: Path, prefix: Path) -> None:
-    """Rename the three files. What was there goes index first, that no two halves ever look whole."""
+    """Rename the three files of a dataset. The old index is removed first, so that halves never look whole."""
     manifest_path(prefix).unlink(missing_ok=True)
     files_of(prefix)[1].unlink(missing_ok=True)
-    for here, there in zip(files_of(finished), files_of(prefix), strict=True):
-        here.replace(there)
+    for source, target in zip(files_of(finished), files_of(prefix), strict=True):
+        source.replace(target)
     manifest_path(finished).replace(manifest_path(prefix))
     flush_folder(prefix.parent)
 
 
 def flush_folder(path: Path) -> None:
-    """Wait until the disk has the names in a folder."""
-    # Some systems cannot open a folder, and need not.
+    """Flush the names in a folder to disk."""
+    # Some systems cannot open a folder, and do not need the flush.
     with suppress(OSError):
         folder = os.open(path, os.O_RDONLY)
         try:

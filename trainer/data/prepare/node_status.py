@@ -1,4 +1,4 @@
-"""What nodes that share a preparation tell each other: small files in its folder, named by node and attempt."""
+"""Node status files, by which nodes of a preparation report to each other; named by node and attempt."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from types import FrameType
 
 from trainer.data.errors import DataError
 
-TOLD_TO_END = "told to end by SIGTERM"
+TERMINATED = "ended by SIGTERM"
 _BEAT_SECONDS = 10.0
-_SECONDS_TO_TELL = 3.0
-"""So long is waited for what another node has written: Slurm gives 30 s from SIGTERM to SIGKILL (KillWait)."""
+_SECONDS_TO_REPORT = 3.0
+"""Wait for another node's failure report: Slurm gives 30 s from SIGTERM to SIGKILL (KillWait)."""
 
 
-class ToldToEnd(BaseException):
-    """SIGTERM has come: from a scheduler or a user, or from a launcher that ends all nodes once one has failed."""
+class Terminated(BaseException):
+    """SIGTERM: from a scheduler or a user, or from a launcher that ends all nodes after one has failed."""
 
 
 @contextmanager
-def heeding_sigterm() -> Iterator[None]:
-    """Raise ToldToEnd where SIGTERM comes."""
+def raise_on_sigterm() -> Iterator[None]:
+    """Raise Terminated on SIGTERM, within the context."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        raise ToldToEnd
+        raise Terminated
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python has no signals there
+        yield  # Python delivers signals only to the main thread
         return
     before = signal.signal(signal.SIGTERM, end)
     try:
@@ -41,13 +41,13 @@ def heeding_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class NodeMarks:
-    """The marks of one start of all nodes. Of a preparation on one node there are none.
+class NodeStatusFiles:
+    """The status files of one attempt. A preparation on one node has none.
 
     Args:
-        folder: of the preparation.
-        node: our number among ``nodes``.
-        nodes: that work in it.
+        folder: folder of the preparation.
+        node: number of this node among ``nodes``.
+        nodes: number of nodes.
         attempt: see Preparation.
     """
 
@@ -56,38 +56,38 @@ class NodeMarks:
         self.node = node
         self.nodes = nodes
         self._attempt = hashlib.sha256(attempt.encode()).hexdigest()[:16]
-        self._beaten = 0.0
+        self._last_beat = 0.0
 
     def _path(self, kind: str, node: int) -> Path:
         return self.folder / f"node-{node}-{self._attempt}.{kind}"
 
     def forget(self) -> None:
-        """Take back what an earlier process of ours told the others."""
+        """Remove the status files of an earlier process of this node."""
         for kind in ("failed", "done"):
             self._path(kind, self.node).unlink(missing_ok=True)
-        self._tell_alive()
+        self._touch_alive()
 
     def beat(self) -> None:
-        """Tell the others that we are at work; to be called now and then.
+        """Report that this node is at work; call periodically.
 
         Raises:
-            DataError: we are the first node, and another one has failed, without which there is no output.
+            DataError: this is the first node, and another node, needed for the output, has failed.
         """
-        if self.nodes == 1 or time.monotonic() - self._beaten < _BEAT_SECONDS:
+        if self.nodes == 1 or time.monotonic() - self._last_beat < _BEAT_SECONDS:
             return
-        self._tell_alive()
+        self._touch_alive()
         failure = self.failure() if self.node == 0 else None
         if failure is not None:
             raise DataError(failure)
 
-    def _tell_alive(self) -> None:
+    def _touch_alive(self) -> None:
         if self.nodes > 1:
-            self._beaten = time.monotonic()
-            with suppress(OSError):  # the disk may be full, which is not told by this
+            self._last_beat = time.monotonic()
+            with suppress(OSError):  # a full disk is reported elsewhere
                 self._path("alive", self.node).touch()
 
-    def signs_of_life(self) -> list[int | None]:
-        """When each node last told that it is at work, in nanoseconds of the file system's clock; None: never."""
+    def heartbeats(self) -> list[int | None]:
+        """Return the last heartbeat of each node, in nanoseconds of the file system's clock; None for never."""
         times: list[int | None] = []
         for node in range(self.nodes):
             try:
@@ -97,17 +97,17 @@ class NodeMarks:
         return times
 
     def arrive(self) -> None:
-        """Tell the others that we write no more in this attempt."""
+        """Report that this node writes no more in this attempt."""
         self._path("done", self.node).touch()
 
-    def absent(self) -> list[int]:
-        """The nodes that have not said so."""
+    def unfinished_nodes(self) -> list[int]:
+        """Return the nodes that have not arrived."""
         with os.scandir(self.folder) as entries:
             found = {entry.name for entry in entries}
         return [node for node in range(self.nodes) if self._path("done", node).name not in found]
 
     def fail(self, reason: str) -> None:
-        """Tell the others why we end before we are done; they may not have made the folder yet."""
+        """Report why this node ends early; the journal's folder may not exist yet."""
         if self.nodes > 1:
             partial = self._path("failed", self.node).with_suffix(".partial")
             with suppress(OSError):
@@ -116,27 +116,27 @@ class NodeMarks:
                 partial.replace(self._path("failed", self.node))
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Tell the others why what is done within ends, if an error ends it."""
+    def reported_failure(self) -> Iterator[None]:
+        """Report an error that ends the context to the other nodes."""
         try:
             yield
-        except ToldToEnd:
-            raise  # why stands with the node that failed
+        except Terminated:
+            raise  # the failed node has reported the reason
         except BaseException as error:
             self.fail("interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__)
             raise
 
-    def why_told_to_end(self) -> str | None:
-        """What a node has said that failed, and takes the others along; waits a little for it. None: it was none."""
+    def wait_for_failure(self) -> str | None:
+        """Wait briefly for the failure that caused the SIGTERM; None without a report."""
         if self.nodes == 1:
             return None
-        deadline = time.monotonic() + _SECONDS_TO_TELL
+        deadline = time.monotonic() + _SECONDS_TO_REPORT
         while (found := self.failure()) is None and time.monotonic() < deadline:
             time.sleep(0.2)
         return found
 
     def failure(self) -> str | None:
-        """What a node has said so."""
+        """Return the failure report of the first failed node, if any."""
         for node in range(self.nodes):
             with suppress(FileNotFoundError):
                 return f"node {node} failed: {self._path('failed', node).read_text(encoding='utf-8')}"

@@ -1,4 +1,4 @@
-"""What several nodes that share a preparation must know of each other, told by files in its journal."""
+"""Coordination of several nodes that share a preparation, through files in its journal."""
 
 from __future__ import annotations
 
@@ -14,71 +14,71 @@ from trainer.data.prepare.journal import Journal, Plan
 from trainer.data.prepare.progress import say
 
 SILENT_SECONDS = 600.0
-"""After so long without a sign of life a node is not waited for any longer: some start minutes after the others, and a
-network file system may tell of a file a minute late."""
-_LOOK_SECONDS = 1.0
+"""Time without a heartbeat after which a node is considered lost: nodes may start minutes apart, and a network file
+system may show a file a minute late."""
+_POLL_SECONDS = 1.0
 
 
 def wait_for_nodes(journal: Journal, chunks: int, report: Callable[[int, str], None]) -> None:
-    """Wait until all chunks are done and all nodes have arrived: who comes later than the end would begin anew.
+    """Wait until all chunks are done and all nodes have finished; a later node would start over.
 
     Args:
-        journal: of the preparation.
-        chunks: how many there are, of all nodes.
-        report: called now and then with the number of chunks done, and what is waited for.
+        journal: journal of the preparation.
+        chunks: number of chunks of all nodes.
+        report: called periodically with the number of chunks done and the reason for waiting.
 
     Raises:
-        DataError: a node has failed, or there has been no sign of life for long.
+        DataError: a node has failed, or no node made progress for SILENT_SECONDS.
     """
     known, since = None, time.monotonic()
     while True:
-        done, absent = journal.done(), journal.marks.absent()
+        done, unfinished = journal.done(), journal.node_status.unfinished_nodes()
         missing = [number for number in range(chunks) if number not in done]
-        if not missing and not absent:
+        if not missing and not unfinished:
             return
-        failure = journal.marks.failure()
+        failure = journal.node_status.failure()
         if failure is not None:
             raise DataError(failure)
-        signs = (len(done), absent, journal.marks.signs_of_life())
-        if signs != known:
-            known, since = signs, time.monotonic()
-        awaited = _awaited(missing, chunks, absent, journal.marks.nodes)
+        state = (len(done), unfinished, journal.node_status.heartbeats())
+        if state != known:
+            known, since = state, time.monotonic()
+        awaited = _awaited(missing, chunks, unfinished, journal.node_status.nodes)
         if time.monotonic() - since > SILENT_SECONDS:
             raise DataError(
-                f"waited for {awaited}, and in {SILENT_SECONDS:.0f} s there was no sign of life; see what that node "
-                "says, and start all of them again"
+                f"waited for {awaited}, and there was no sign of life for {SILENT_SECONDS:.0f} s; read that node's "
+                "log, and start all nodes again"
             )
         report(len(done), f"waiting for {awaited}")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
-def _awaited(missing: Sequence[int], chunks: int, absent: Sequence[int], nodes: int) -> str:
+def _awaited(missing: Sequence[int], chunks: int, unfinished: Sequence[int], nodes: int) -> str:
     if not missing:
-        return f"the end of node {', '.join(map(str, absent))}"
+        return f"the end of node {', '.join(map(str, unfinished))}"
     of_nodes = Counter(number % nodes for number in missing)
     shares = ", ".join(f"{count:,} of node {node}" for node, count in sorted(of_nodes.items()))
     return f"{len(missing):,} of {chunks:,} parts ({shares})"
 
 
 def is_late(journal: Journal, plan: Plan, prefixes: Sequence[Path]) -> bool:
-    """Whether a node was started after the end, as by a scheduler that starts one node again.
+    """True if this node starts after the end, as when a scheduler restarts it.
 
-    Where the output looks finished, and nobody has begun to make it anew, the first node is given as much time to do so
-    as that one would wait for us: it may be the one that is late.
+    If the output looks finished and no node has started over, wait SILENT_SECONDS for the first node to do so: the
+    first node may be the late one.
     """
     if journal.is_begun or not all(_is_finished(prefix, plan) for prefix in prefixes):
         return False
-    say(f"{prefixes[0]}: looks finished; waiting {SILENT_SECONDS:.0f} s for node 0, which may begin it anew")
+    say(f"{prefixes[0]}: looks finished; waiting {SILENT_SECONDS:.0f} s for node 0 to start over")
     deadline = time.monotonic() + SILENT_SECONDS
     while not journal.is_begun:
         if time.monotonic() > deadline:
             return True
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return False
 
 
 def _is_finished(prefix: Path, plan: Plan) -> bool:
-    """Whether there is a pair of this tokenizer that is younger than all of the input."""
+    """True if a dataset of this tokenizer exists, younger than all of the input."""
     try:
         manifest = read_manifest(prefix)
         written = min(path.stat().st_mtime_ns for path in files_of(prefix))

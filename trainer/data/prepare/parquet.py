@@ -1,4 +1,4 @@
-"""Texts in Parquet files, read by pyarrow where one is named."""
+"""Texts in Parquet files, read by pyarrow, which is imported only for Parquet inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from trainer.data.errors import DataError
 
 _ROWS = 64
-"""Read at a time: web pages of a few kilobytes fill some hundred kilobytes, books some megabytes."""
+"""Rows read at a time: a few hundred kilobytes of web pages, some megabytes of books."""
 
 
 def _open(path: str) -> Any:
@@ -21,18 +21,18 @@ def _open(path: str) -> Any:
     import pyarrow
 
     try:
-        # Else a row group is read ahead, whole.
+        # Pre-buffering would read ahead a whole row group.
         return ParquetFile(path, memory_map=True, pre_buffer=False, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
-        said = str(error).rstrip(".")
+        reason = str(error).rstrip(".")
         raise DataError(
-            f"{path}: cannot be read as Parquet: {said}; it is damaged, cut off, or no Parquet at all: get it anew, or "
+            f"{path}: cannot be read as Parquet: {reason}; it is damaged, truncated, or not Parquet: get it again, or "
             "rename it"
         ) from None
 
 
 def row_group_sizes(path: str) -> list[int]:
-    """Compressed bytes of each row group.
+    """Return the compressed bytes of each row group.
 
     Raises:
         DataError: the file cannot be read, or pyarrow is not installed.
@@ -46,7 +46,7 @@ def row_group_sizes(path: str) -> list[int]:
 
 
 def row_counts(path: str) -> list[int]:
-    """Rows of each row group.
+    """Return the number of rows of each row group.
 
     Raises:
         DataError: the file cannot be read, or pyarrow is not installed.
@@ -57,7 +57,7 @@ def row_counts(path: str) -> list[int]:
 
 
 def read_rows(path: str, groups: range, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """The rows of row groups that follow each other: number in the file, from 0, and values of the columns ``keys``.
+    """Yield the rows of consecutive row groups: row number in the file, from 0, and the values of ``keys``.
 
     Raises:
         DataError: the file cannot be read, or has no such column.
@@ -69,7 +69,7 @@ def read_rows(path: str, groups: range, keys: Sequence[str]) -> Iterator[tuple[i
         missing = next((key for key in keys if key not in names), None)
         if missing is not None:
             raise DataError(
-                f"{path}: has no column {missing!r}, only {', '.join(names)}; name those of texts with --json-keys"
+                f"{path}: has no column {missing!r}, only {', '.join(names)}; name the text columns with --json-keys"
             )
         row = sum(file.metadata.row_group(group).num_rows for group in range(groups.start))
         try:

@@ -1,4 +1,4 @@
-"""The tokens of one chunk in one file, which is there whole or not at all: the journal of a preparation.
+"""Part file: the tokens of one chunk on disk, present whole or not at all.
 
 "LLMCTLS2" | blocks | footer, JSON | u64 length of the footer | u32 CRC-32 of all before | "LLMCTLS2"
 block: u32 key | u64 T tokens | u64 S sequences | u64 D documents | tokens[T] | i4[S] lengths | i8[D] ends
@@ -30,8 +30,8 @@ _TAIL = struct.Struct("<QI8s")
 _BUFFER = 1 << 20
 
 
-class DamagedShardError(DataError):
-    """A shard is not as it was written; ``path`` names it."""
+class DamagedPartFileError(DataError):
+    """A part file fails its checksum; ``path`` names the file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path}: is damaged")
@@ -40,16 +40,16 @@ class DamagedShardError(DataError):
 
 @dataclass
 class Footer:
-    """What a chunk held.
+    """Summary of a chunk.
 
     Attributes:
-        documents: that became tokens, empty ones included.
-        sequences: of all keys together.
-        text_bytes: of each key's text in UTF-8.
-        largest: token of each key; -1: there is none.
-        lines: of each span.
-        bad: how many documents were passed over.
-        first_bad: the first of them: number of the span, line in it, what is wrong.
+        documents: number of documents that became tokens, including empty ones.
+        sequences: number of sequences of all keys together.
+        text_bytes: UTF-8 bytes of the text of each key.
+        largest: largest token of each key; -1 without tokens.
+        lines: number of lines of each span.
+        bad: number of documents that were skipped.
+        first_bad: first skipped documents: span number, line in the span, reason.
     """
 
     documents: int = 0
@@ -61,11 +61,11 @@ class Footer:
     first_bad: list[tuple[int, int | None, str]] = field(default_factory=list)
 
 
-class ShardWriter:
-    """Writes a shard beside ``path`` and renames it when it is finished and on the disk.
+class PartFileWriter:
+    """Writes a part file beside ``path``; renames it when complete and flushed to disk.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: the file cannot be written; the partial file is removed.
     """
 
     def __init__(self, path: Path, dtype: np.dtype[Any], keys: int) -> None:
@@ -82,7 +82,7 @@ class ShardWriter:
         self._file.write(content)
 
     def add(self, key: int, block: Block) -> None:
-        """Append a block of the key of this number."""
+        """Append a block of key number ``key``."""
         tokens = block.tokens.astype(self._dtype)
         self._put(_BLOCK.pack(key, len(tokens), len(block.lengths), len(block.ends)))
         self._put(tokens.data.cast("B") if len(tokens) else b"")
@@ -94,7 +94,7 @@ class ShardWriter:
             self.footer.largest[key] = max(self.footer.largest[key], int(tokens.max()))
 
     def finish(self) -> None:
-        """Put the shard in place."""
+        """Write footer and checksum, and rename the part file to its final name."""
         footer = json.dumps(asdict(self.footer)).encode()
         self._put(footer)
         crc = zlib.crc32(_LENGTH.pack(len(footer)), self._crc)
@@ -110,21 +110,21 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What did not fit on the disk is written once more by closing, which closes all the same.
+        # After a full disk, close() tries to write the buffer again and fails, but closes the file all the same.
         with suppress(OSError):
             self._file.close()
         self._partial.unlink(missing_ok=True)
 
 
 @contextmanager
-def open_shard(path: Path, dtype: np.dtype[Any]) -> Iterator[tuple[Footer, Iterator[tuple[int, Block]]]]:
-    """What the chunk held, and its blocks with the numbers of their keys, as they were added, to be read within.
+def open_part_file(path: Path, dtype: np.dtype[Any]) -> Iterator[tuple[Footer, Iterator[tuple[int, Block]]]]:
+    """Open a part file: footer, and iterator of (key number, block) in written order.
 
-    Nothing of it is believed before the checksum is compared, for which it is read once more.
+    The checksum of the whole file is verified first, which takes one additional read.
 
     Raises:
-        DamagedShardError: it is not as it was written.
-        OSError: it cannot be read.
+        DamagedPartFileError: the checksum does not match.
+        OSError: the file cannot be read.
     """
     with path.open("rb", buffering=_BUFFER) as file:
         end, length = _check(path, file)
@@ -134,19 +134,19 @@ def open_shard(path: Path, dtype: np.dtype[Any]) -> Iterator[tuple[Footer, Itera
 
 
 def _read_tail(path: Path, file: BinaryIO) -> tuple[int, int, int]:
-    """Where the blocks end, how long the footer after them is, and the checksum."""
+    """Return the end of the blocks, the footer's length, and the checksum."""
     size = os.fstat(file.fileno()).st_size
     file.seek(max(0, size - _TAIL.size))
     tail = file.read()
     length, crc, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0, b"")
     end = size - _TAIL.size - length
     if magic != _MAGIC or end < len(_MAGIC):
-        raise DamagedShardError(path)
+        raise DamagedPartFileError(path)
     return end, length, crc
 
 
 def _check(path: Path, file: BinaryIO) -> tuple[int, int]:
-    """Where the blocks end, and how long the footer after them is."""
+    """Verify the checksum; return the end of the blocks and the length of the footer."""
     end, length, expected = _read_tail(path, file)
     file.seek(0)
     crc, left = 0, end + length
@@ -154,7 +154,7 @@ def _check(path: Path, file: BinaryIO) -> tuple[int, int]:
         crc = zlib.crc32(content, crc)
         left -= len(content)
     if left or zlib.crc32(_LENGTH.pack(length), crc) != expected:
-        raise DamagedShardError(path)
+        raise DamagedPartFileError(path)
     return end, length
 
 

@@ -1,4 +1,4 @@
-"""How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a preparation: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing_extensions import Self
 _SECONDS = 10.0
 _FIRST_SECONDS = 2.0
 _TELLING_BYTES = 1_000_000
-"""What is done before this says nothing of the rate: processes have only just begun."""
+"""No rate is reported before so many bytes are done: the processes have only just started."""
 
 
 class Progress:
-    """Says on standard error how much of the input is read, how fast, and when it will be done.
+    """Reports progress, rate and remaining time of reading on standard error.
 
     Args:
-        total: bytes of input that are ours to do, as far as is known.
-        documents: say a line no more often than after so many; not on a terminal.
-        unit: what is counted besides bytes.
+        total: bytes of input that this node has to do, as far as known.
+        documents: minimum number of documents between two lines; not used on a terminal.
+        unit: the unit counted besides bytes.
     """
 
     def __init__(self, total: int, documents: int = 0, unit: str = "documents") -> None:
@@ -48,23 +48,23 @@ class Progress:
         return self
 
     def expect(self, total: int) -> None:
-        """So much is ours in fact."""
+        """Correct the number of bytes that this node has to do."""
         self._total = total
         if self._bar is not None:
             self._bar.update(self._task, total=total)
 
     def skip(self, input_bytes: int) -> None:
-        """So much was done by an earlier run."""
+        """Count bytes that an earlier run has done."""
         self._done += input_bytes
         self._already += input_bytes
 
     def advance(self, input_bytes: int, documents: int) -> None:
-        """So much more is done."""
+        """Count bytes and documents that are newly done."""
         self._done += input_bytes
         self._documents += documents
         now = time.monotonic()
         rate = (self._done - self._already) / max(1e-9, now - self._started)
-        # What is ours may be more than was expected.
+        # This node's share may exceed the estimate.
         done = min(self._total, self._done)
         ends_in = _ends_in(self._total - done, rate if self._done - self._already >= _TELLING_BYTES else 0.0)
         if self._bar is not None:
@@ -79,7 +79,7 @@ class Progress:
             )
 
     def then(self, work: str) -> None:
-        """All is read, and ``work`` comes next; no line where all was read in no time."""
+        """Announce ``work`` as the next step after reading; prints no line if reading took no time."""
         self._began_work = time.monotonic()
         self._work = work
         if self._bar is not None:
@@ -89,7 +89,7 @@ class Progress:
             self._next = self._began_work + _SECONDS
 
     def still(self) -> None:
-        """That work goes on, of which nothing else is heard; to be called now and then, by any thread."""
+        """Report that the current step continues; call periodically, from any thread."""
         if not self._work:
             return
         text = f"{self._work}; {_clock(time.monotonic() - self._began_work)} so far"
@@ -99,15 +99,15 @@ class Progress:
             self._next = time.monotonic() + _SECONDS
             say(text)
 
-    def joining(self, done: int, total: int) -> None:
-        """So many chunks of all are in the output."""
-        self._tell(done, total, "joining", f"joining: {done:,} of {total:,} parts")
+    def merging(self, done: int, total: int) -> None:
+        """Report the number of chunks merged into the output."""
+        self._report(done, total, "merging", f"merging: {done:,} of {total:,} parts")
 
     def waiting(self, done: int, total: int, reason: str) -> None:
-        """So many chunks of all are done, and nothing can be done here before the others are."""
-        self._tell(done, total, reason, reason)
+        """Report the number of chunks done while this node waits for other nodes."""
+        self._report(done, total, reason, reason)
 
-    def _tell(self, done: int, total: int, text: str, line: str) -> None:
+    def _report(self, done: int, total: int, text: str, line: str) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, text=text)
         elif time.monotonic() >= self._next:
@@ -122,7 +122,7 @@ class Progress:
 
 
 def say(line: str) -> None:
-    """A line for the user, at once."""
+    """Print a line for the user, and flush."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -142,7 +142,7 @@ def _bar() -> Any:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
     except ModuleNotFoundError:
-        # The Python of a job has what training needs.
+        # The Python of a job has only the packages that training needs.
         return None
     return Progress(
         BarColumn(None), TaskProgressColumn(), TextColumn("{task.fields[text]}"), console=Console(stderr=True)

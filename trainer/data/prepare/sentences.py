@@ -1,4 +1,4 @@
-"""Where sentences end, by rules that need no model: Latin and similar scripts, Japanese, Chinese, Korean and others."""
+"""Sentence splitting by rules, without a model: Latin and similar scripts, Japanese, Chinese, Korean and others."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 _CLOSING = "\"'”’»›)\\]}）］｝」』】〉》〕"
 _STOPS = ".!?…։؟۔।॥።"
 _END = re.compile(
-    # Full stops after which no space is written (CJK), then whatever closes a quotation or bracket.
+    # Full stops without a following space (CJK), then closing quotation marks or brackets.
     rf"(?P<full>(?:[。！？｡]|．(?![0-9０-９]))+[{_CLOSING}]*)"
-    # Those that are also used within words and numbers: only before white space. Danda, Arabic, Ethiopic, Armenian too.
-    # Not from the middle of a row of them: a leader of a million dots would be tried from each.
+    # Stops that also occur within words and numbers: only before white space. Danda, Arabic, Ethiopic, Armenian too.
+    # Never from the middle of a row of stops: otherwise a leader of a million dots would be tried from each dot.
     rf"|(?<![{_STOPS}])(?P<stop>[{_STOPS}]+[{_CLOSING}]*)(?=\s)"
-    # A blank line ends whatever was said, as after a heading.
+    # A blank line ends a sentence, as after a heading.
     r"|(?=\n[^\S\n]*\n)"
 )
 _SPACE = re.compile(r"\s*")
@@ -29,13 +29,13 @@ _BEFORE_MORE = _words(
     "mr mrs ms dr drs prof messrs mme mmes mlle st mt rev hon gen brig col sgt capt lt maj cmdr gov sen sens rep reps "
     "pres atty supt e.g i.e cf viz vs v fig figs eq eqs eqn sec ch vol vols z.b d.h"
 )
-"""After these a sentence goes on."""
+"""Abbreviations after which a sentence continues."""
 _BEFORE_NUMBERS = _words(
     "no nos p pp op chap ref art nr jan feb mar apr jun jul aug sep sept oct nov dec approx ca est"
 )
-"""After these it goes on with a number; else they are words."""
+"""Abbreviations before a number; otherwise ordinary words."""
 _BEFORE_NAMES = _words("u.s u.k u.n a.m p.m inc ltd co sr ph.d m.d b.a m.a dept univ al ed eds")
-"""After these it goes on, unless the next word is one that mostly begins a sentence."""
+"""Abbreviations after which a sentence continues, unless the next word is in _BEGINNINGS."""
 _BEGINNINGS = _words(
     "a after all an and as at but by for from he her his how however i if in it its many most no on one our she since "
     "so some such that the their then there these they this those to we what when where while who with you"
@@ -43,12 +43,12 @@ _BEGINNINGS = _words(
 
 
 def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
-    """The sentences of ``text``, none empty.
+    """Return the sentences of ``text``, none empty.
 
     Args:
         text: of any language.
-        keep_newlines: the white space after a sentence belongs to it, that joined they are the text again; else it is
-            dropped.
+        keep_newlines: keep the white space after each sentence, so that the joined sentences are the text again;
+            otherwise the white space is dropped.
     """
     sentences = []
     start = 0
@@ -74,7 +74,7 @@ def _space_end(text: str, place: int) -> int:
 
 
 def _is_end(text: str, start: int, dot: int, stop: str, after: int) -> bool:
-    """Whether the stop at ``dot`` ends the sentence from ``start``, given what stands ``after`` the white space."""
+    """True if the stop at ``dot`` ends the sentence from ``start``; ``after`` is the end of the white space."""
     if after == len(text):
         return True
     if "\n\n" in text[dot:after]:
@@ -87,7 +87,7 @@ def _is_end(text: str, start: int, dot: int, stop: str, after: int) -> bool:
     found = _WORD_BEFORE.search(text[max(start, dot - _LONGEST_ABBREVIATION) : dot])
     word = found[0] if found else ""
     if len(word) == 1 and word.isalpha() and word.isupper():
-        # An initial, but for the pronoun, and a variable or state at the end of a sentence.
+        # An initial. Exceptions: the pronoun I, and a variable or state at the end of a sentence.
         return word == "I" or (_begins_sentence(text, after) and _WORD_AFTER.match(text, after + 1) is not None)
     lowered = word.lower()
     if lowered in _BEFORE_NAMES:

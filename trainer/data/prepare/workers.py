@@ -1,4 +1,4 @@
-"""Processes that each do a chunk at a time, with a tokenizer of their own."""
+"""Worker processes that each encode a chunk at a time, with their own tokenizer."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from trainer.data.tokenizers.tokenizer import Encoder
 from trainer.data.tokenizers.vocabulary import VocabularyTokenizer
 
 FREED_BYTES = 16 << 20
-"""So much growth may be memory that is free, and that the C library keeps: 20 to 40 MB after some chunks. To give it
-back takes a few milliseconds of the 0.1 to 0.5 s that a chunk takes."""
+"""Growth that may be freed memory which the C library keeps: 20 to 40 MB after some chunks. Returning this memory to
+the system takes a few milliseconds of the 0.1 to 0.5 s per chunk."""
 WORN_BYTES = 128 << 20
-"""A process that has grown by so much is replaced: libraries remember words, and fragments stay of long documents."""
+"""Growth after which a process is replaced: libraries cache words, and long documents leave fragmented memory."""
 _READY = "ready"
 _BEAT_SECONDS = 5.0
 _TO_ALL = (signal.SIGINT, signal.SIGTERM)
-"""What a terminal, or a scheduler, sends to every process at once."""
+"""Signals that a terminal, or a scheduler, sends to every process at once."""
 _NOBODY_THERE = (EOFError, BrokenPipeError, ConnectionResetError)
-"""What a pipe says where the process that the user started was killed."""
+"""Errors of a pipe whose other process was killed."""
 
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """What the whole preparation needs to know of the tokenizer.
+    """Properties of the tokenizer that the whole preparation needs.
 
     Attributes:
-        settings: to open it with, the engine included.
+        settings: settings to open the tokenizer with, including the engine.
         sha256: fingerprint.
-        vocab_size: decides the dtype.
-        eod: ends documents.
-        engine: that encodes.
-        notes: for the user.
+        vocab_size: determines the dtype.
+        eod: end-of-document token.
+        engine: engine that encodes.
+        notes: lines for the user.
     """
 
     settings: TokenizerSettings
@@ -63,11 +63,11 @@ def learn_facts(settings: TokenizerSettings) -> TokenizerFacts:
     """Open the tokenizer and choose its engine, in this process.
 
     Raises:
-        DataError: it cannot be used.
+        DataError: the tokenizer cannot be used.
     """
     tokenizer = open_tokenizer(settings)
     return TokenizerFacts(
-        # A NullTokenizer has but itself.
+        # A NullTokenizer has no other engines.
         replace(settings, engine=tokenizer.engine) if settings.has_files else settings,
         tokenizer.sha256,
         tokenizer.vocab_size,
@@ -78,26 +78,26 @@ def learn_facts(settings: TokenizerSettings) -> TokenizerFacts:
 
 
 def open_same(facts: TokenizerFacts) -> Encoder:
-    """What encodes as the tokenizer of ``facts``, from its files.
+    """Open an encoder with the same tokenizer as ``facts``, from its files.
 
     Raises:
-        DataError: it cannot be opened, or is another one by now.
+        DataError: the tokenizer cannot be opened, or has changed.
     """
     tokenizer = open_tokenizer(facts.settings)
     found = (tokenizer.sha256, tokenizer.vocab_size, tokenizer.eod)
     if found != (facts.sha256, facts.vocab_size, facts.eod):
         raise DataError(
-            f"{facts.settings.name}: the tokenizer was changed while it was used (its sha256 was {facts.sha256[:12]}, "
-            f"and is {tokenizer.sha256[:12]}); put back the first, or begin anew with --restart"
+            f"{facts.settings.name}: the tokenizer was changed while it was in use (its sha256 was "
+            f"{facts.sha256[:12]}, and is now {tokenizer.sha256[:12]}); restore it, or start over with --restart"
         )
     return tokenizer.encoder() if isinstance(tokenizer, VocabularyTokenizer) else tokenizer
 
 
 def learn_facts_elsewhere(settings: TokenizerSettings) -> TokenizerFacts:
-    """``learn_facts`` in a process that then ends, and with it the memory that comparing engines takes.
+    """Run ``learn_facts`` in a short-lived process, to free the memory for comparing engines.
 
     Raises:
-        DataError: it cannot be used.
+        DataError: the tokenizer cannot be used.
     """
     worker = _Worker(_tell_facts, settings)
     try:
@@ -142,33 +142,33 @@ def _do_chunks(connection: Connection[Any, Any], work: ChunkWork, facts: Tokeniz
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Start a process that Ctrl-C and SIGTERM do not reach, and that is not left half started by one.
+    """Start a process with Ctrl-C and SIGTERM blocked; defer both signals here meanwhile.
 
-    They are for the process that the user started, which then ends the others. A mask is inherited (signal(7)).
+    The process that the user started receives the signals, and ends the others. A signal mask is inherited (signal(7)).
     """
-    # The first start of a process would also start multiprocessing's tracker of resources, and that unblocks both.
+    # The first start of a process would also start multiprocessing's resource tracker, which unblocks both signals.
     resource_tracker.ensure_running()
     noted: list[int] = []
-    # The mask is this thread's alone, and a library may have others.
+    # The mask applies to this thread alone, and a library may have other threads.
     is_main = threading.current_thread() is threading.main_thread()
-    # One that is not Python's is None, and could not be put back.
+    # getsignal() is None for a handler that Python did not install; such a handler could not be restored.
     known = {number: signal.getsignal(number) for number in _TO_ALL} if is_main else {}
     handlers = {number: handler for number, handler in known.items() if handler is not None}
-    for one in handlers:
-        signal.signal(one, lambda number, _: noted.append(number))
+    for handled in handlers:
+        signal.signal(handled, lambda number, _: noted.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for one, handler in handlers.items():
-            signal.signal(one, handler)
+        for handled, handler in handlers.items():
+            signal.signal(handled, handler)
     for number in noted:
         signal.raise_signal(number)
 
 
 class _Worker:
-    """A process and our end of the pipe to it. Spawned, not forked: what we hold is not its."""
+    """A process and our end of the pipe to it. Spawned, not forked, so that it inherits none of our memory."""
 
     def __init__(self, target: Any, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -180,16 +180,16 @@ class _Worker:
             with _without_interrupts():
                 self._process.start()
         except BaseException:
-            # Nobody else knows of it yet.
+            # No other code holds a reference to the process yet.
             if self._process.pid is not None:
                 close_all([self])
             raise
         finally:
-            # Else the end of the process would not be the end of the pipe.
+            # An open copy here would keep the pipe alive after the process has ended.
             theirs.close()
 
     def give(self, chunk: Chunk) -> None:
-        # What it is, not what it holds: that is the worker's memory now.
+        # Without its content, which is now in the worker's memory.
         self.chunk = replace(chunk, content=None)
         try:
             self.connection.send(chunk)
@@ -197,7 +197,7 @@ class _Worker:
             raise self._died() from None
 
     def receive(self) -> Any:
-        """The next answer; raises OSError and what the process could not open, gives what is wrong with a chunk."""
+        """Return the next answer, including a DataError of a chunk; raises OSError and errors of the start."""
         try:
             answer = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -209,14 +209,14 @@ class _Worker:
     def _died(self) -> DataError:
         self._process.join()
         code = self._process.exitcode or 0
-        what = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
         why = "; the machine may be out of memory: run again with fewer --workers" if code == -signal.SIGKILL else ""
         doing = "" if self.chunk is None else f" while it encoded {self.chunk.spans[0].path}"
-        return DataError(f"a worker process {what}{doing}{why}")
+        return DataError(f"a worker process {how}{doing}{why}")
 
     def end(self) -> None:
         self.connection.close()
-        # What it writes is not there before it is whole.
+        # Safe at any time: a part file gets its final name only when it is complete.
         self._process.kill()
 
     def wait(self) -> None:
@@ -225,7 +225,7 @@ class _Worker:
 
 
 def close_all(workers: Sequence[_Worker]) -> None:
-    """End processes, all at the same time."""
+    """Kill processes, all at the same time, and wait for them."""
     for worker in workers:
         worker.end()
     for worker in workers:
@@ -233,7 +233,7 @@ def close_all(workers: Sequence[_Worker]) -> None:
 
 
 class _Ahead:
-    """The chunks that are next: as many as there are processes, but none after one whose content we hold."""
+    """Queue of the next chunks: one per process, but none after a chunk whose content we hold."""
 
     def __init__(self, chunks: Iterator[Chunk], most: int) -> None:
         self._chunks = chunks
@@ -259,21 +259,21 @@ class _Ahead:
 def do_chunks(
     chunks: Iterator[Chunk], work: ChunkWork, facts: TokenizerFacts, processes: int, beat: Callable[[], None]
 ) -> Generator[tuple[Chunk, Footer], None, None]:
-    """Do ``chunks`` in so many processes; each as it is done, in any order.
+    """Encode ``chunks`` in ``processes`` processes; yields each chunk when it is done, in any order.
 
-    Of several chunks with an error that of the first counts, whichever process was sooner. Processes start at the same
-    time, and are given work only when they have opened the tokenizer, so that none is waited for.
+    If several chunks fail, the error of the first chunk is raised, whichever process failed first. Processes start
+    at the same time, and get work only after they have opened the tokenizer, so that no process waits for another.
 
     Args:
-        chunks: asked for no more than there are processes, and for one at a time where chunks hold their content.
-        work: what is done.
-        facts: of the tokenizer.
-        processes: how many.
+        chunks: read ahead by at most one chunk per process, and one at a time if chunks hold their content.
+        work: options of the work.
+        facts: properties of the tokenizer.
+        processes: number of processes.
         beat: called every few seconds.
 
     Raises:
-        DataError: an input cannot be read, or holds what is no document, or a process died.
-        OSError: a shard cannot be written.
+        DataError: an input cannot be read or holds a bad document, or a process died.
+        OSError: a part file cannot be written.
     """
     workers: list[_Worker] = []
     ahead = _Ahead(chunks, processes)
@@ -299,7 +299,7 @@ def do_chunks(
 
 
 def _start(workers: list[_Worker], ahead: _Ahead, processes: int, work: ChunkWork, facts: TokenizerFacts) -> None:
-    """Start processes: all at first, in the end as many as there are chunks."""
+    """Start processes: all of them at first; after the last chunk was read, at most one per chunk left."""
     busy = sum(worker.chunk is not None for worker in workers)
     wanted = min(processes, busy + len(ahead)) if ahead.is_at_end else processes
     while len(workers) < wanted:
@@ -307,7 +307,7 @@ def _start(workers: list[_Worker], ahead: _Ahead, processes: int, work: ChunkWor
 
 
 def _results(workers: list[_Worker], failed: dict[int, DataError]) -> Iterator[tuple[Chunk, Footer]]:
-    """What processes have done by now, or do next; what is wrong with a chunk goes to ``failed``."""
+    """Yield finished chunks, after waiting for an answer; stores errors of chunks in ``failed``."""
     ready = wait([worker.connection for worker in workers], _BEAT_SECONDS)
     for worker in [worker for worker in workers if worker.connection in ready]:
         answer = worker.receive()

@@ -1,10 +1,10 @@
-"""Samples of one split out of text that is encoded as it is needed.
+"""Samples of one split, from text that is encoded on demand.
 
-Pieces of text (trainer.data.streaming.text_pieces) come in the order of their epoch. As many as fill the buffer make a
-block; the documents of a block are shuffled, joined, and cut into windows of ``seq_length + 1`` tokens that overlap by
-one, as trainer.data.samples.gpt_dataset does. What is left over begins the next block. A block follows from its place
-in the epoch alone, however many processes encode it and whoever asks; so the place of the last block and what was left
-over before it are all that it takes to go on from any sample, bit for bit.
+Pieces of text (trainer.data.streaming.text_pieces) come in the order of their epoch. A block is as many pieces as fill
+the buffer. The documents of a block are shuffled, concatenated, and cut into windows of ``seq_length + 1`` tokens that
+overlap by one, as in trainer.data.samples.gpt_dataset. The remainder begins the next block. A block depends only on its
+place in the epoch, not on the processes that encode it. The place of the last block and the remainder before it are
+therefore sufficient to resume from any sample, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where a block begins.
+    """Start of a block.
 
     Attributes:
-        cursor: its first piece.
-        first: number of the first sample that ends in it.
-        carry: tokens that were left over before it, int32, at most ``seq_length``.
+        cursor: first piece of the block.
+        first: number of the first sample that ends in the block.
+        carry: remaining tokens of the previous block, int32, at most ``seq_length``.
     """
 
     cursor: Cursor
@@ -45,16 +45,16 @@ class Boundary:
 
 @dataclass(frozen=True)
 class _Block:
-    """The tokens of a block's shuffled documents, and the place where the next block begins."""
+    """Tokens of a block's shuffled documents, and the place of the next block."""
 
     tokens: Tokens
     after: Cursor
 
 
 class StreamedSamples:
-    """An endless sequence of samples, which is read forward; going back costs a block to be encoded again.
+    """An endless sequence of samples, read forward; reading backward encodes a block again.
 
-    One thread may ask for samples and another for the state. Memory: about four blocks of tokens, 4 bytes each.
+    One thread may call ``sample`` while another calls ``state``. Memory: about four blocks of tokens, 4 bytes each.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class StreamedSamples:
         kept: int,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Nothing is read yet.
+        """Create the sequence; reads nothing yet.
 
         Args:
             pieces: the text.
-            share: the documents of it that count.
-            encoder: not ours to close.
-            seq_length: tokens of a sample, but for the one after them.
-            seed: of the shuffle within a block.
-            buffer_bytes: text of a block.
-            kept: how far behind the last sample asked for the state may still be asked for.
-            say: takes a line about the first document that was passed over.
+            share: the documents of the split.
+            encoder: encoder of the pieces; the caller closes it.
+            seq_length: tokens of a sample, without the additional last token.
+            seed: seed of the shuffle within a block.
+            buffer_bytes: bytes of text per block.
+            kept: number of samples before the last requested sample for which ``state`` must work.
+            say: called with a line about the first skipped document.
         """
         self._pieces = pieces
         self._share = share
@@ -91,26 +91,26 @@ class StreamedSamples:
         self._say: Callable[[str], None] | None = say
         self._lock = threading.Lock()
         self._boundaries = [Boundary(Cursor(), 0, np.zeros(0, np.int32))]
-        # What is in memory: the samples from ``_first`` to before ``_after.first``.
+        # Samples in memory: from ``_first`` to before ``_after.first``.
         self._tokens: Tokens = np.zeros(0, np.int32)
         self._first = 0
         self._after: Boundary | None = None
         self._next: tuple[Cursor, Future[_Block]] | None = None
-        # What reads on within an epoch, and where it stands: a compressed file would be read from its start again.
+        # Iterator within an epoch, and its place: a new iterator would read a compressed file from its start again.
         self._reader: tuple[Cursor, Iterator[tuple[Piece, Cursor]]] | None = None
 
     def sample(self, number: int) -> npt.NDArray[np.int64]:
-        """Sample ``number``: a window of ``seq_length + 1`` tokens.
+        """Return sample ``number``: a window of ``seq_length + 1`` tokens.
 
         Raises:
-            DataError: the text cannot be read or encoded, or no document of it belongs to the split.
+            DataError: the text cannot be read or encoded, or has no document of the split.
         """
         self._seek(number)
         start = (number - self._first) * self._seq_length
         return self._tokens[start : start + self._seq_length + 1].astype(np.int64)
 
     def state(self, number: int) -> dict[str, Any]:
-        """Plain values from which ``restore`` can go on at sample ``number``."""
+        """Return plain values from which ``restore`` can resume at sample ``number``."""
         with self._lock:
             found = self._boundaries[self._place(number)]
         place = found.cursor
@@ -123,10 +123,10 @@ class StreamedSamples:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state, so that samples from there on need nothing before it.
+        """Resume from a state; samples from its place on need no earlier text.
 
         Raises:
-            DataError: it is damaged, or of another version.
+            DataError: the state is damaged, or of another version.
         """
         try:
             cursor = Cursor(*(int(state[name]) for name in ("epoch", "place", "offset")))
@@ -135,26 +135,26 @@ class StreamedSamples:
             self._check(boundary)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
-                f"data.streaming: the checkpoint's place in the text is damaged, or of another version ({error}); go "
-                "on from another checkpoint, or with the version that wrote it"
+                f"data.streaming: the checkpoint's place in the text is damaged, or of another version ({error}); "
+                "resume from another checkpoint, or with the version that wrote it"
             ) from None
         with self._lock:
             self._boundaries = [self._boundaries[0], boundary]
             self._after = None
 
     def _check(self, boundary: Boundary) -> None:
-        """Raise ValueError if there is no such place."""
+        """Raise ValueError for an impossible place."""
         place, carry = boundary.cursor, boundary.carry
         is_inside = 0 <= place.epoch < 1 << 32 and 0 <= place.place < self._pieces.units and place.offset >= 0
         if not (is_inside and boundary.first >= 0 and carry.ndim == 1 and len(carry) <= self._seq_length):
             raise ValueError(f"{place}, sample {boundary.first}")
 
     def close(self) -> None:
-        """Let another thread that waits for a sample be told that none will come."""
+        """Stop another thread that waits for a sample; its wait ends with an error."""
         self._pieces.close()
 
     def _place(self, number: int) -> int:
-        """Of the last block that sample ``number`` may end in."""
+        """Return the index of the last block in which sample ``number`` may end."""
         return bisect_right(self._boundaries, number, key=lambda boundary: boundary.first) - 1
 
     def _seek(self, number: int) -> None:
@@ -171,7 +171,7 @@ class StreamedSamples:
             elif empty_since is None:
                 empty_since = here.cursor.epoch
             elif self._after.cursor.epoch > empty_since + 1:
-                raise DataError("data.streaming: no document of the text belongs to this split; give it more of it")
+                raise DataError("data.streaming: no document of the text belongs to this split; add text")
         self._forget(number)
 
     def _load(self, boundary: Boundary) -> None:
@@ -184,8 +184,8 @@ class StreamedSamples:
         with self._lock:
             last = self._boundaries[-1]
             if (last.first, last.cursor) != (boundary.first, boundary.cursor):
-                # Gone back: what was known beyond comes again.
-                place = next(n for n, one in enumerate(self._boundaries) if one.cursor == boundary.cursor)
+                # After reading backward: later boundaries are computed again.
+                place = next(n for n, other in enumerate(self._boundaries) if other.cursor == boundary.cursor)
                 del self._boundaries[place + 1 :]
             self._boundaries.append(self._after)
         following = self._encoder.ahead(partial(self._make, block.after))
@@ -194,12 +194,12 @@ class StreamedSamples:
     def _forget(self, number: int) -> None:
         with self._lock:
             oldest = self._place(max(0, number - self._kept))
-            # The beginning is kept for those who start anew.
+            # Boundary 0 is kept for readers that start from the beginning.
             del self._boundaries[1:oldest]
 
     def _block(self, cursor: Cursor) -> _Block:
         ahead, self._next = self._next, None
-        # Never here while the encoder has a thread of its own: that may be at work for another split.
+        # Never in this thread if the encoder has its own thread, which may be working for another split.
         future = ahead[1] if ahead and ahead[0] == cursor else self._encoder.ahead(partial(self._make, cursor))
         return self._make(cursor) if future is None else self._encoder.result(future)
 
@@ -222,12 +222,12 @@ class StreamedSamples:
                     return
 
         found = list(self._encoder.encode(pieces(), self._share, lambda: self._pieces.reads))
-        bad = next((one.first_bad for one in found if one.first_bad), None)
+        bad = next((part.first_bad for part in found if part.first_bad), None)
         if bad is not None and self._say is not None:
-            self._say(f"passed over {bad.told()}; more like it will be, without a word")
+            self._say(f"skipped {bad.describe()}; further bad documents are skipped without a message")
             self._say = None
-        tokens = np.concatenate([one.tokens for one in found]) if found else np.zeros(0, np.int32)
-        lengths = np.concatenate([one.lengths for one in found]) if found else np.zeros(0, np.int64)
+        tokens = np.concatenate([part.tokens for part in found]) if found else np.zeros(0, np.int32)
+        lengths = np.concatenate([part.lengths for part in found]) if found else np.zeros(0, np.int64)
         key = (self._seed, cursor.epoch, cursor.place, cursor.offset % (1 << 32), cursor.offset >> 32)
         order = np.random.RandomState(key).permutation(len(lengths))
         shuffled = _in_order(tokens, lengths, order)
@@ -237,7 +237,7 @@ class StreamedSamples:
 
 
 def _in_order(tokens: Tokens, lengths: npt.NDArray[np.int64], order: npt.NDArray[np.int64]) -> Tokens:
-    """``tokens`` with their documents, of ``lengths``, in another order."""
+    """Return ``tokens`` with their documents, of ``lengths``, in the given order."""
     starts = np.cumsum(lengths) - lengths
     shuffled = np.empty_like(tokens)
     filled = 0

@@ -1,4 +1,4 @@
-"""The streams of text of a run, by split, as its config asks for them."""
+"""Text streams of a run, by split, from its config."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from trainer.data.samples.batches import Split
 from trainer.data.samples.sources import SPLITS
 from trainer.data.streaming.samples import StreamedSamples
 from trainer.data.streaming.text_pieces import Cursor, Pieces
-from trainer.data.streaming.work import PassedOver, Reading, Share, documents_of, shares_of
+from trainer.data.streaming.work import Reading, Share, SkippedDocument, documents_of, shares_of
 from trainer.data.streaming.workers import Encoder, EncoderPool, InlineEncoder
 from trainer.data.tokenizers.factory import load_tokenizer
 from trainer.data.tokenizers.settings import settings_of
 from trainer.data.tokenizers.tokenizer import Tokenizer
 
 _LARGEST_DOCUMENT = 256 << 20
-"""A plain file above is hardly meant to be one document, which is held in memory."""
+"""A larger plain file is probably not meant to be one document, which must fit in memory."""
 
 _PART_OF_TIMEOUT = 0.9
-"""Of parallel.distributed_timeout_minutes a process that encodes may be silent: ranks that wait for the one that it
-belongs to give up no sooner, so that it is the one to say why."""
+"""Share of parallel.distributed_timeout_minutes after which a silent process is given up. Its rank must fail before
+the ranks that wait for it time out, so that its log names the cause."""
 
 
 class TextStream:
-    """What the splits read from. Starts no process before the first sample is asked for."""
+    """Text streams of all splits. Starts no process before the first sample is requested."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class TextStream:
         """Wrap ``samples``.
 
         Args:
-            samples: by split.
-            encoder: ours to close.
-            origin: by name what the samples for training depend on, in plain values.
-            pieces: of the text for training.
-            say: takes a line about text that was written to since a checkpoint.
+            samples: samples by split.
+            encoder: encoder of all splits; closed by ``close``.
+            origin: settings that determine the training samples, by name, as plain values.
+            pieces: pieces of the training text.
+            say: called with a line about text that was modified since a checkpoint.
         """
         self.samples = dict(samples)
         self._encoder = encoder
@@ -56,7 +56,7 @@ class TextStream:
         self._say = say
 
     def state(self, consumed_samples: int) -> dict[str, Any]:
-        """Plain values for a checkpoint, from which training goes on at this sample."""
+        """Return plain values for a checkpoint, from which training resumes at this sample."""
         return {
             "stream": self._origin,
             "times": self._pieces.times,
@@ -64,31 +64,31 @@ class TextStream:
         }
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from what a checkpoint holds; without it all text before is encoded again, to the same samples.
+        """Resume from a checkpoint's state; None encodes all earlier text again, to the same samples.
 
         Raises:
-            DataError: it is of another stream, as of files that have another size since.
+            DataError: the state is of another stream, for example of files with other sizes.
         """
         if state is None:
             return
         before = state.get("stream")
         if before != self._origin:
             if "datasets" in state:
-                what = "the run was on prepared files, and its checkpoint holds no place in text"
+                problem = "the run was on prepared files, so its checkpoint holds no place in text"
             elif not isinstance(before, Mapping):
-                what = "the checkpoint's place in the text is of another version, which does not tell what it is of"
+                problem = "the checkpoint's place in the text is of another version, which does not name its settings"
             else:
                 changed = [name for name, value in self._origin.items() if before.get(name) != value]
-                what = f"the checkpoint's place in the text is of another stream, by {', '.join(changed)}"
+                problem = f"the checkpoint's place in the text is of another stream: {', '.join(changed)} changed"
             raise DataError(
-                f"data.streaming: {what}; go on with what it was made with, or begin another run with its weights, by "
-                "checkpoint.load and checkpoint.finetune"
+                f"data.streaming: {problem}; resume with the original settings, or begin another run with its weights "
+                "by checkpoint.load and checkpoint.finetune"
             )
         if state.get("times", self._pieces.times) != self._pieces.times:
             newest = max(self._pieces.files, key=lambda file: file.mtime_ns)
             self._say(
                 f"files of the text, the newest of which is {newest.path}, were written or copied since the "
-                "checkpoint; their sizes are the same, and samples are, too, if the text is"
+                "checkpoint; their sizes are the same, and the samples too unless the text has changed"
             )
         self.samples["train"].restore(state)
 
@@ -102,20 +102,20 @@ class TextStream:
 def open_stream(
     config: TrainConfig, kept: int, say: Callable[[str], None]
 ) -> tuple[TextStream, Tokenizer, tuple[str, ...]]:
-    """The streams that ``config.data`` asks for, their tokenizer, and a line each for what a reader should know.
+    """Open the streams of ``config.data``; return them, their tokenizer, and notes for the user.
 
     Args:
         config: the run's config, with data.streaming.
-        kept: samples that may be read ahead of training.
-        say: takes a line about the first document that was passed over, and about text that was written to.
+        kept: number of samples that may be read ahead of training.
+        say: called with a line about the first skipped document, and about text that was modified.
 
     Raises:
-        DataError: files or tokenizer cannot be used, or no document is trained on.
+        DataError: files or tokenizer cannot be used, or no document belongs to the training split.
     """
     data, training = config.data, config.training
     tokenizer = load_tokenizer(data, config.model.vocab_size)
     if tokenizer.eod is None:
-        raise DataError("data.eod_token: the tokenizer names no token that ends a document; name it")
+        raise DataError("data.eod_token: the tokenizer declares no token that ends a document; set its name")
     reading = Reading(data.streaming_key, data.streaming_text_document, data.streaming_on_error == "skip")
     settings = settings_of(data, config.model.vocab_size)
     if settings.has_files:
@@ -130,12 +130,12 @@ def open_stream(
     for split, pieces, share in parts:
         if split != "train" and (not training.eval_iters or split == "test"):
             continue
-        bad: list[PassedOver] = []
+        bad: list[SkippedDocument] = []
         if not _has_document(pieces, reading, share, bad):
             if split == "train":
-                also = f"; passed over was {bad[0].told()}" if bad else ""
-                raise DataError(f"data.streaming: no document of the text is to be trained on; name other text{also}")
-            notes.append(f"no evaluation on {split}: no document of the text belongs to it")
+                also = f"; the first skipped document is {bad[0].describe()}" if bad else ""
+                raise DataError(f"data.streaming: no document of the text is in the training split; add text{also}")
+            notes.append(f"no evaluation on {split}: no document of the text belongs to this split")
             continue
         samples[split] = StreamedSamples(
             pieces,
@@ -151,18 +151,18 @@ def open_stream(
     where = f"in {processes} of each replica" if data.num_workers else "in the training process"
     engine = f" by {tokenizer.engine}" if settings.has_files else ""
     notes.append(f"text is encoded{engine} while the model trains, {where}")
-    # The first part is what is trained on: trainer.config.data_checks sees to it that there is something.
+    # The first part is the training split: trainer.config.data_checks rejects a config without one.
     origin = {"the tokenizer": [tokenizer.sha256, tokenizer.eod], **_origin(config, *parts[0][1:])}
     return TextStream(samples, encoder, origin, parts[0][1], say), tokenizer, tuple(notes)
 
 
 def _warn(line: str) -> None:
-    # Each rank has processes of its own, and a log.
+    # On standard error: each rank has its own processes, and its own log.
     print(f"trainer: data.streaming: {line}", file=sys.stderr, flush=True)
 
 
 def _origin(config: TrainConfig, pieces: Pieces, share: Share) -> dict[str, Any]:
-    """By key what the samples for training depend on besides the tokenizer."""
+    """Return the settings, besides the tokenizer, that determine the training samples, by key."""
     data, training = config.data, config.training
     return {
         "training.seq_length": training.seq_length,
@@ -171,7 +171,7 @@ def _origin(config: TrainConfig, pieces: Pieces, share: Share) -> dict[str, Any]
         "data.streaming_key": data.streaming_key,
         "data.streaming_text_document": data.streaming_text_document,
         "files or their sizes": pieces.fingerprint,
-        # JSON has no numbers of 64 bits for every reader.
+        # As text: some JSON readers do not support 64-bit integers.
         "data.split": f"{share.start}-{share.stop}",
     }
 
@@ -185,7 +185,7 @@ def _parts(config: TrainConfig, reading: Reading) -> list[tuple[Split, Pieces, S
             if getattr(data, f"{split}_data_path")
         ]
     if not data.data_path:
-        raise DataError("data.data_path: is unset; name the files of text to stream")
+        raise DataError("data.data_path: is unset; name the text files to stream")
     pieces = _open("data.data_path", data.blend("data_path"), reading, seed)
     return [
         (split, pieces, share)
@@ -200,14 +200,14 @@ def _open(key: str, parts: Sequence[BlendPart], reading: Reading, seed: int) -> 
         large = [file for file in files if file.kind == "text" and file.size > _LARGEST_DOCUMENT]
         if large and reading.text_document == "file":
             raise DataError(
-                f"{large[0].path}: is plain text of {large[0].size / 1e6:,.0f} MB, and would be one document; say what "
-                "is one with data.streaming_text_document: line or paragraph"
+                f"{large[0].path}: is plain text of {large[0].size / 1e6:,.0f} MB, and would be one document; choose "
+                "the unit of a document with data.streaming_text_document: line or paragraph"
             )
         return Pieces(files, reading.text_document, seed)
     except DataError as error:
         raise DataError(f"{key}: {str(error).removeprefix('--input: ')}") from None
 
 
-def _has_document(pieces: Pieces, reading: Reading, share: Share, bad: list[PassedOver]) -> bool:
-    """Whether a document belongs to the split; reads up to the first, and all text if there is none."""
+def _has_document(pieces: Pieces, reading: Reading, share: Share, bad: list[SkippedDocument]) -> bool:
+    """True if a document belongs to the split; reads up to the first such document, or all text."""
     return any(text for piece, _ in pieces.rest_of_epoch(Cursor()) for text in documents_of(piece, reading, share, bad))

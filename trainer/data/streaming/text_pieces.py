@@ -1,8 +1,8 @@
-"""Which text is read when: files cut into pieces, which every epoch takes in an order of its own.
+"""Order of streamed text: files cut into pieces, in a different order for every epoch.
 
-Plain files are cut by arithmetic on their sizes, so that nothing is read before it is needed: a piece holds the
-documents that begin in its range, as a split of Hadoop's TextInputFormat does. A compressed file can be entered at its
-start only; it is one unit, whose pieces follow each other.
+Plain files are cut by arithmetic on their sizes, so that no file is read before it is needed: a piece holds the
+documents that begin in its range, as a split of Hadoop's TextInputFormat does. A compressed file can be read only from
+its start; it is one unit, whose pieces are consecutive.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from trainer.data.prepare.inputs import InputFile, open_bytes, reading_errors, u
 from trainer.data.prepare.parquet import row_group_sizes
 
 PIECE_BYTES = 256 << 10
-"""Sixty-four of these in a block of 16 MiB come from as many places; opening a file for each costs next to nothing."""
+"""A block of 16 MiB has 64 pieces from as many places; opening a file for each costs almost nothing."""
 _MOST_UNITS = 1 << 20
-"""An epoch's order of so many takes 8 MB; larger inputs are cut into larger pieces."""
+"""Maximum number of units, whose order takes 8 MB per epoch; larger inputs are cut into larger pieces."""
 _LINE = 1 << 20
 
 
@@ -36,11 +36,11 @@ class Piece:
     """Text that is read and encoded at a time.
 
     Attributes:
-        spans: where it stands.
-        size: bytes, as far as file sizes tell.
-        file_size: of the files of ``spans``, all of them, when the run began.
-        by_range: the only span is a range that need not begin or end with a document: those that begin in it are meant.
-        content: the bytes of the only span, where they had to be decompressed to find it.
+        spans: parts of files with the text.
+        size: bytes, as far as known from file sizes.
+        file_size: total size of the files of ``spans`` when the run began.
+        by_range: the only span is a range of bytes, and means the documents that begin in this range.
+        content: the bytes of the only span, if they had to be decompressed to find its end.
     """
 
     spans: tuple[Span, ...]
@@ -55,9 +55,9 @@ class Cursor:
     """A place between two pieces.
 
     Attributes:
-        epoch: from 0.
-        place: of the unit that is read next, in the epoch's order.
-        offset: how many decompressed bytes of it have been read.
+        epoch: epoch, from 0.
+        place: index of the next unit in the epoch's order.
+        offset: decompressed bytes of this unit that have been read.
     """
 
     epoch: int = 0
@@ -67,12 +67,12 @@ class Cursor:
 
 @dataclass(frozen=True)
 class _Group:
-    """Units that are told apart by a number.
+    """A run of consecutive unit numbers.
 
     Attributes:
-        files: small ones that make up one unit, or a large one.
-        units: how many.
-        sizes: of a Parquet file's row groups.
+        files: small files that are one unit together, or one large file.
+        units: number of units.
+        sizes: bytes of each row group of a Parquet file.
     """
 
     files: tuple[InputFile, ...]
@@ -81,18 +81,18 @@ class _Group:
 
 
 class Pieces:
-    """The pieces of some files, epoch after epoch. Memory: 8 bytes per unit, and one piece."""
+    """Pieces of some files, epoch after epoch. Memory: 8 bytes per unit, and one piece."""
 
     def __init__(
         self, files: Sequence[InputFile], text_document: TextDocument, seed: int, piece_bytes: int = PIECE_BYTES
     ) -> None:
-        """Arrange ``files``; only Parquet files are opened.
+        """Arrange ``files``; opens only Parquet files.
 
         Args:
-            files: in any order, which the order of the pieces depends on.
-            text_document: what is a document in plain text.
-            seed: of the order.
-            piece_bytes: the least size of a piece, but for what is left over.
+            files: input files; the order of the pieces depends on their order.
+            text_document: unit of plain text that makes a document.
+            seed: seed of the order.
+            piece_bytes: minimum size of a piece, except for remainders.
 
         Raises:
             DataError: a Parquet file cannot be read, or all files are empty.
@@ -106,24 +106,24 @@ class Pieces:
         if not self._groups:
             raise DataError(f"{files[0].path}: is empty, and so is all other text" if files else "there is no text")
         self.units = self._ends[-1]
-        self.reads = ""  # the compressed file that is read at the moment, or was last
+        self.reads = ""  # path of the compressed file that is or was last read
         self._is_closed = False
         self._order: tuple[int, npt.NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
-        # By name, not by folder or time: copied to another place it is the same text.
-        told = [[Path(file.path).name, file.size] for file in files]
-        self.fingerprint = hashlib.blake2b(json.dumps([told, self._size]).encode(), digest_size=8).hexdigest()
+        # By name and size, not by folder or time: a copy elsewhere is the same text.
+        described = [[Path(file.path).name, file.size] for file in files]
+        self.fingerprint = hashlib.blake2b(json.dumps([described, self._size]).encode(), digest_size=8).hexdigest()
         times = json.dumps([file.mtime_ns for file in files])
         self.times = hashlib.blake2b(times.encode(), digest_size=8).hexdigest()
 
     def close(self) -> None:
-        """Let another thread that looks for a place in a compressed file, which may take minutes, leave off."""
+        """Stop another thread's search in a compressed file, which may take minutes."""
         self._is_closed = True
 
     def rest_of_epoch(self, cursor: Cursor) -> Iterator[tuple[Piece, Cursor]]:
-        """The pieces from ``cursor`` to the end of its epoch, each with the place after it.
+        """Yield the rest of an epoch from ``cursor``: pieces, each with the place after.
 
-        A compressed file is entered at its start: to go on within it costs what is before to be decompressed again, and
-        nothing where the same iterator goes on.
+        A compressed file is read from its start: a new iterator within such a file decompresses all that comes before,
+        while continuing the same iterator costs nothing.
 
         Raises:
             DataError: a file cannot be read.
@@ -136,7 +136,7 @@ class Pieces:
                 yield piece, following if read is None else Cursor(cursor.epoch, place, read)
 
     def _order_of(self, epoch: int) -> npt.NDArray[np.int64]:
-        # Several splits read the same pieces, each in an epoch and a thread of its own.
+        # Several splits read the same pieces, each in its own epoch and thread.
         known, order = self._order
         if known != epoch:
             order = np.random.RandomState([self._seed, epoch]).permutation(self.units)
@@ -144,7 +144,7 @@ class Pieces:
         return order
 
     def _unit(self, number: int, offset: int) -> Iterator[tuple[Piece, int | None]]:
-        """The pieces of a unit from ``offset`` on; with each how much is read then, None where that is all."""
+        """Yield the pieces of a unit from ``offset`` on; with each the offset after it, None for the last piece."""
         place = bisect_right(self._ends, number)
         group = self._groups[place]
         within = number - (self._ends[place] - group.units)
@@ -155,13 +155,13 @@ class Pieces:
             start, stop = within * self._size, min(file.size, (within + 1) * self._size)
             yield Piece((Span(file.path, start, stop),), stop - start, file.size, by_range=True), None
         elif _is_stream(file, self._text_document):
-            yield from self._stretches(file, offset)
+            yield from self._compressed_pieces(file, offset)
         else:
-            spans = tuple(Span(one.path) for one in group.files)
-            size = sum(one.size for one in group.files)
+            spans = tuple(Span(member.path) for member in group.files)
+            size = sum(member.size for member in group.files)
             yield Piece(spans, size, size), None
 
-    def _stretches(self, file: InputFile, offset: int) -> Iterator[tuple[Piece, int]]:
+    def _compressed_pieces(self, file: InputFile, offset: int) -> Iterator[tuple[Piece, int]]:
         errors = reading_errors()
         by_line = is_by_line(file, self._text_document) is True
         self.reads = file.path
@@ -196,7 +196,7 @@ def _groups(files: Sequence[InputFile], text_document: TextDocument, size: int) 
             yield _Group((file,), -(-file.size // size))
         else:
             small.append(file)
-            if sum(one.size for one in small) >= size or len(small) >= _MOST_SMALL:
+            if sum(other.size for other in small) >= size or len(small) >= _MOST_SMALL:
                 yield _Group(tuple(small))
                 small = []
     if small:
@@ -211,7 +211,7 @@ def _is_stream(file: InputFile, text_document: TextDocument) -> bool:
 
 
 def is_by_line(file: InputFile, text_document: TextDocument) -> bool | None:
-    """Whether a document ends with its line, or else at a blank one; None: it is the whole file, or a table's row."""
+    """True for documents of one line, False for paragraphs; None for whole files and rows of tables."""
     if file.kind == "parquet":
         return None
     if file.kind == "jsonl" or text_document == "line":
@@ -219,20 +219,20 @@ def is_by_line(file: InputFile, text_document: TextDocument) -> bool | None:
     return None if text_document == "file" else False
 
 
-def aligned(span: Span, by_line: bool) -> Span:
-    """``span``, its two ends moved on to the next border of documents; empty where that is the same one.
+def align(span: Span, by_line: bool) -> Span:
+    """Return ``span`` with both ends moved to the next document boundary; empty if the two are the same.
 
-    Reads the lines across the ends. Where an end comes to lie does not depend on which span is asked about, so that
-    spans which meet never share a document or lose one.
+    Reads the lines across the ends. The new place of an end does not depend on the span, so that adjacent spans never
+    share or lose a document.
     """
     assert span.stop is not None
     with open_bytes(span.path) as stream:
-        return Span(span.path, _border(stream, span.start, by_line), _border(stream, span.stop, by_line))
+        return Span(span.path, _boundary(stream, span.start, by_line), _boundary(stream, span.stop, by_line))
 
 
-def _border(stream: BinaryIO, offset: int, by_line: bool) -> int:
+def _boundary(stream: BinaryIO, offset: int, by_line: bool) -> int:
     if offset == 0:
         return 0
     stream.seek(offset - 1)
-    # Of a line that ends just before the offset this is its last byte, and the border of lines is the offset itself.
+    # If a line ends just before the offset, this byte is its line end, and the boundary is the offset itself.
     return offset - 1 + sum(map(len, rest_of_document(stream, by_line)))

@@ -1,4 +1,4 @@
-"""What a process does with a piece of text: read its documents, keep those of a split, encode them."""
+"""Work of a process on a piece of text: read its documents, keep those of a split, encode them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.data.prepare.chunks import Span, TextDocument
 from trainer.data.prepare.documents import BadDocument, SpanReader, Text
 from trainer.data.prepare.encoding import Block, Recipe, batches, encode_documents
 from trainer.data.prepare.inputs import kind_of
-from trainer.data.streaming.text_pieces import Piece, aligned
+from trainer.data.streaming.text_pieces import Piece, align
 from trainer.data.tokenizers.tokenizer import Tokenizer
 
 WHOLE = 1 << 64
@@ -24,17 +24,17 @@ WHOLE = 1 << 64
 
 @dataclass(frozen=True)
 class Share:
-    """The documents of a split: those whose hash, a number below 2^64, is at least ``start`` and below ``stop``.
+    """The documents of a split: those with a hash, below 2^64, of at least ``start`` and below ``stop``.
 
-    The hash is of the text, so that copies of a document, wherever they stand, are never on both sides of a split, and
-    a document keeps its side when files are added, renamed or cut otherwise.
+    The hash is of the text, so that copies of a document are never in two splits, and a document stays in its split
+    when files are added, renamed or cut otherwise.
     """
 
     start: int = 0
     stop: int = WHOLE
 
     def has(self, text: Text) -> bool:
-        """Whether a document belongs to the split."""
+        """True if a document belongs to the split."""
         if (self.start, self.stop) == (0, WHOLE):
             return True
         whole = text if isinstance(text, str) else "\n".join(text)
@@ -43,12 +43,12 @@ class Share:
 
 
 def shares_of(shares: Sequence[float]) -> list[Share]:
-    """Shares that add up to 1, as parts of all hashes."""
+    """Convert fractions that add up to 1 to ranges of hashes."""
     bounds, total = [0], 0.0
     for share in shares:
         total += share
         bounds.append(min(WHOLE, round(total * WHOLE)))
-    # What rounding left over belongs to the last split that is not empty.
+    # Rounding remainders belong to the last split that is not empty.
     last = max(place for place, share in enumerate(shares) if share) + 1
     bounds[last:] = [WHOLE] * (len(bounds) - last)
     return [Share(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
@@ -56,12 +56,12 @@ def shares_of(shares: Sequence[float]) -> list[Share]:
 
 @dataclass(frozen=True)
 class Reading:
-    """How documents are found in files.
+    """Options for finding documents in files.
 
     Attributes:
-        key: of JSON objects, or column of tables, that holds the text.
-        text_document: what is a document in plain text.
-        skip_bad: pass over what is no document.
+        key: key of JSON objects, or column of tables, with the text.
+        text_document: unit of plain text that makes a document.
+        skip_bad: skip bad documents.
     """
 
     key: str = "text"
@@ -70,46 +70,46 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class PassedOver:
-    """What is no document, or none that the tokenizer can encode.
+class SkippedDocument:
+    """A document that cannot be read, or that the tokenizer cannot encode.
 
     Attributes:
-        span: that it stands in.
-        line: of the span, from 1; None where lines mean nothing.
-        problem: what is wrong with it.
+        span: span of the document.
+        line: line in the span, from 1; None for inputs without lines.
+        problem: the reason.
     """
 
     span: Span
     line: int | None
     problem: str
 
-    def told(self) -> str:
-        """File, line and problem. Reads the file up to there: for the first one, not for each."""
+    def describe(self) -> str:
+        """Return file, line and problem. Reads the file up to this line: call it for one document, not for each."""
         return f"{place_of(self.span, self.line)}: {self.problem}"
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """The documents of a piece that belong to a split, each with its end-of-document token.
+    """Documents of a piece that belong to a split, each with its end-of-document token.
 
     Attributes:
-        tokens: of all of them, int32 [T].
-        lengths: of each, none 0, int64 [D]; sums to T.
-        first_bad: the first that was passed over; None: there is none.
+        tokens: tokens of all documents, int32 [T].
+        lengths: tokens of each document, none 0, int64 [D]; sums to T.
+        first_bad: first skipped document; None without any.
     """
 
     tokens: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int64]
-    first_bad: PassedOver | None = None
+    first_bad: SkippedDocument | None = None
 
 
 def encode_piece(piece: Piece, reading: Reading, share: Share, tokenizer: Tokenizer) -> Encoded:
-    """The tokens of a piece.
+    """Return the tokens of a piece.
 
     Raises:
-        DataError: a file cannot be read, or holds what is no document.
+        DataError: a file cannot be read, or holds a bad document.
     """
-    bad: list[PassedOver] = []
+    bad: list[SkippedDocument] = []
     places: list[_Place] = []
     tokens: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)]
     lengths: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
@@ -128,9 +128,9 @@ _Place = tuple[Span, "int | None"]
 
 
 def _encode(
-    texts: Sequence[Text], places: Sequence[_Place], tokenizer: Tokenizer, reading: Reading, bad: list[PassedOver]
+    texts: Sequence[Text], places: Sequence[_Place], tokenizer: Tokenizer, reading: Reading, bad: list[SkippedDocument]
 ) -> Block:
-    """The tokens of ``texts``, without those that the tokenizer cannot encode."""
+    """Return the tokens of ``texts``, without texts that the tokenizer cannot encode."""
     try:
         return encode_documents(texts, tokenizer, _RECIPE)
     except DataError:
@@ -140,47 +140,47 @@ def _encode(
                 encode_documents([text], tokenizer, _RECIPE)
                 good.append(text)
             except DataError as error:
-                _pass_over(PassedOver(span, line, str(error)), reading, bad)
+                _skip(SkippedDocument(span, line, str(error)), reading, bad)
         return encode_documents(good, tokenizer, _RECIPE)
 
 
-def _pass_over(document: PassedOver, reading: Reading, bad: list[PassedOver]) -> None:
+def _skip(document: SkippedDocument, reading: Reading, bad: list[SkippedDocument]) -> None:
     if not reading.skip_bad:
-        raise DataError(f"{document.told()}; data.streaming_on_error: skip passes over such documents")
+        raise DataError(f"{document.describe()}; to skip such documents set data.streaming_on_error: skip")
     bad.append(document)
 
 
 def documents_of(
-    piece: Piece, reading: Reading, share: Share, bad: list[PassedOver], places: list[_Place] | None = None
+    piece: Piece, reading: Reading, share: Share, bad: list[SkippedDocument], places: list[_Place] | None = None
 ) -> Iterator[Text]:
-    """The documents of a piece that belong to a split.
+    """Yield the documents of a piece that belong to a split.
 
     Args:
         piece: the text.
-        reading: how documents are found in it.
-        share: of the split.
-        bad: what was passed over is added.
-        places: the span of each document, and a line of it, is added.
+        reading: options for finding documents.
+        share: the documents of the split.
+        bad: skipped documents are appended.
+        places: the span and line of each document are appended.
 
     Raises:
-        DataError: a file cannot be read, or holds what is no document.
+        DataError: a file cannot be read, or holds a bad document.
     """
     for span in _spans(piece, reading):
         reader = SpanReader(span, (reading.key,), reading.text_document, piece.content)
         try:
             for document in reader:
                 if isinstance(document, BadDocument):
-                    _pass_over(PassedOver(span, document.line, _in_our_words(document.problem)), reading, bad)
+                    _skip(SkippedDocument(span, document.line, _with_config_key(document.problem)), reading, bad)
                 elif share.has(document[0]):
                     if places is not None:
                         places.append((span, reader.lines if reader.by_line else None))
                     yield document[0]
         except DataError as error:
-            raise DataError(_in_our_words(str(error))) from None
+            raise DataError(_with_config_key(str(error))) from None
 
 
-def _in_our_words(problem: str) -> str:
-    """What is said of the flags of ``preprocess``, of the keys that stand for them here."""
+def _with_config_key(problem: str) -> str:
+    """Replace the flag of ``preprocess`` in a message by its config key."""
     return problem.replace("--json-keys", "data.streaming_key")
 
 
@@ -191,22 +191,22 @@ def _spans(piece: Piece, reading: Reading) -> Iterator[Span]:
         return
     (span,) = piece.spans
     try:
-        found = aligned(span, kind_of(span.path) == "jsonl" or reading.text_document == "line")
+        found = align(span, kind_of(span.path) == "jsonl" or reading.text_document == "line")
     except OSError as error:
         raise DataError(f"{span.path}: cannot be read: {error.strerror}") from None
     assert found.stop is not None
     if found.stop > piece.file_size:
-        # It has grown, and its last document with it.
+        # The file has grown, and so has its last document.
         raise DataError(_changed(piece))
     if found.start < found.stop:
         yield found
 
 
 def _check_sizes(piece: Piece) -> None:
-    """Refuse files that are no longer what they were when they were cut: each replica would read something else.
+    """Reject files whose size has changed since they were cut: each replica would read something else.
 
     Raises:
-        DataError: they are shorter or longer, and not lines or paragraphs that came behind the others; or one is gone.
+        DataError: a file is shorter, longer by more than appended lines or paragraphs, or missing.
     """
     try:
         found = sum(Path(path).stat().st_size for path in {span.path for span in piece.spans})
@@ -220,6 +220,6 @@ def _changed(piece: Piece) -> str:
     others = len(piece.spans) - 1
     also = f" or one of the {others:,} small files that are read with it" if others else ""
     return (
-        f"{piece.spans[0].path}{also} has another size than when the run began; bring it back, and let no file of "
-        "data.data_path change while a run reads it"
+        f"{piece.spans[0].path}{also} has another size than when the run began; restore it, and do not modify files "
+        "of data.data_path while a run reads them"
     )

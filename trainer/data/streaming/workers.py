@@ -1,4 +1,4 @@
-"""The processes that encode pieces, each with a tokenizer of its own, and the thread that drives them."""
+"""Processes that encode pieces, each with a tokenizer, and the thread that drives them."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ from trainer.data.watchdog import SilenceWatch
 
 T = TypeVar("T")
 _FOR_THE_TRAINER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that may reach every process of a job and mean the training process alone, which may go on for a while."""
+"""Signals that may reach every process of a job, but are for the training process, which may continue for a while."""
 _SECONDS_TO_DIE = 10.0
 
 
 class Encoder(Protocol):
-    """Turns pieces into tokens."""
+    """Interface of an encoder of pieces."""
 
     def encode(
         self, pieces: Iterator[Piece], share: Share, reads: Callable[[], str] = lambda: "text"
     ) -> Iterator[Encoded]:
-        """Each of ``pieces``, in order; ``pieces`` is asked for few more than have come back.
+        """Yield the encoding of each piece, in order; reads ahead only few of ``pieces``.
 
         Args:
-            pieces: what is encoded.
-            share: the documents of them that count.
-            reads: what ``pieces`` reads at the moment, for people.
+            pieces: pieces to encode.
+            share: the documents of the split.
+            reads: returns the name of the file that ``pieces`` reads at the moment, for messages.
         """
 
     def ahead(self, work: Callable[[], T]) -> Future[T] | None:
-        """Begin ``work`` in the background; None where there is no background."""
+        """Begin ``work`` in the background; None for an encoder without a background thread."""
 
     def result(self, future: Future[T]) -> T:
-        """What ``ahead`` began, once it is done; or the error that it never will be."""
+        """Return the result of ``ahead`` when it is done; raises an error if the result will never come."""
 
     def close(self) -> None:
-        """End all that is going on. Nothing is left behind."""
+        """End all processes and threads."""
 
 
 class InlineEncoder:
-    """Encodes when it is asked to, in this process."""
+    """Encodes on demand, in this process."""
 
     def __init__(self, settings: TokenizerSettings, reading: Reading) -> None:
         self._settings = settings
@@ -90,7 +90,7 @@ class InlineEncoder:
 
 
 class EncoderPool:
-    """Encodes in processes of its own, which start when there is something to do. ``encode`` is for one thread."""
+    """Encodes in worker processes, which start on demand. ``encode`` is for one thread."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class EncoderPool:
         patience_s: float = 600.0,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Nothing is started yet.
+        """Create the pool; starts nothing yet.
 
         Args:
-            processes: at most at a time.
-            settings: of the tokenizer.
-            reading: how documents are found.
-            patience_s: of silence after which a process is given up.
-            say: takes a line about a process that is silent, or at work for long.
+            processes: maximum number of processes.
+            settings: settings of the tokenizer.
+            reading: options for finding documents.
+            patience_s: seconds of silence after which a process is given up.
+            say: called with a line about a process that is silent, or at work for long.
         """
         self._processes = processes
         self._arguments = (settings, reading)
@@ -128,8 +128,8 @@ class EncoderPool:
         """See Encoder.
 
         Raises:
-            LostWorkerError: our thread hangs.
-            DataError: nothing is encoded any more.
+            LostWorkerError: the thread hangs.
+            DataError: the pool is closed.
         """
         awaited: tuple[Future[Any], ...] = (future, self._lost)
         wait(awaited, return_when=FIRST_COMPLETED)
@@ -141,13 +141,13 @@ class EncoderPool:
         """See Encoder.
 
         Raises:
-            DataError: of a process.
-            LostWorkerError: it died, or hangs.
+            DataError: an error of a process.
+            LostWorkerError: a process died, or hangs.
         """
         busy: deque[_Worker] = deque()
         try:
             for piece in self._watched(pieces, _Reader(reads, self._lost)):
-                # One piece each: who sends while its own result waits to be read would wait for ever.
+                # One piece per process: a sender whose own result waits to be read would deadlock.
                 if len(busy) == self._processes:
                     yield self._receive(busy)
                 worker = self._free.pop() if self._free else self._start()
@@ -159,12 +159,12 @@ class EncoderPool:
                 yield self._receive(busy)
         finally:
             self._watch.begin(None)
-            # What was left in the middle would be taken for the next answer.
+            # A late answer would be mistaken for the answer to the next piece.
             for worker in busy:
                 self._end(worker)
 
     def _watched(self, pieces: Iterator[Piece], reader: _Reader) -> Iterator[Piece]:
-        """``pieces``, which may have to be decompressed by ``reader``, the thread that asks for them."""
+        """Yield ``pieces``, while the watchdog watches ``reader``, the thread that may decompress them."""
         while True:
             self._watch.begin(reader)
             piece = next(pieces, None)
@@ -174,7 +174,7 @@ class EncoderPool:
             yield piece
 
     def _receive(self, busy: deque[_Worker]) -> Encoded:
-        """What the first of ``busy`` has made, which is then no longer among them."""
+        """Return the result of the first of ``busy``, and remove this worker."""
         worker = busy[0]
         self._watch.begin(worker)
         found, is_worn = worker.receive()
@@ -206,20 +206,20 @@ class EncoderPool:
             self._is_closed = True
             workers = list(self._all)
         self._watch.close()
-        # First the processes: a thread that waits for their answers then waits no longer.
+        # Processes first: this wakes a thread that waits for their answers.
         _kill(workers)
-        # A thread that hangs will not end, and the process leaves without it.
+        # A thread that hangs does not end; the process exits without it.
         is_lost = self._lost.done()
         self._thread.shutdown(wait=not is_lost, cancel_futures=True)
         if not is_lost:
-            # Who waits for what was cancelled is not told of that (concurrent.futures.wait).
+            # concurrent.futures.wait does not wake on a cancelled future.
             self._lost.set_exception(DataError("data.streaming: was closed"))
         for worker in workers:
             worker.connection.close()
 
 
 class _Reader:
-    """The thread that it is made in, which reads what has to be decompressed before it can be cut into pieces."""
+    """The creating thread, which decompresses text before it can be cut into pieces."""
 
     name = "the thread that reads compressed text"
 
@@ -230,55 +230,55 @@ class _Reader:
 
     @property
     def work(self) -> str:
-        """See silence.Worker."""
+        """See watchdog.Worker."""
         return f"reads {self._reads()}"
 
     def give_up(self, reason: str) -> None:
-        """See silence.Worker."""
+        """See watchdog.Worker."""
         self._lost.set_exception(LostWorkerError(reason))
 
 
 class _Worker:
-    """A process and our end of the pipe to it. Spawned, not forked: what we hold is not its."""
+    """A process and our end of the pipe to it. Spawned, not forked, so that it inherits none of our memory."""
 
     def __init__(self, settings: TokenizerSettings, reading: Reading) -> None:
         context = multiprocessing.get_context("spawn")
-        # Not a pair of pipes but of sockets, as duplex ones are: ``kill`` relies on it.
+        # A duplex pipe is a pair of sockets, on which ``kill`` relies.
         self.connection, theirs = context.Pipe(duplex=True)
         self._path = ""
         self._has_answered = False
         self._given_up: str | None = None
         arguments = (theirs, settings, reading, os.getpid())
         self._process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
-        # Blocked from its first instant on, and not only when it could say so itself. The first start of a process
-        # also starts multiprocessing's tracker of resources, which would unblock them.
+        # Blocked before the process starts, since the process itself could block the signals only later. The first
+        # start of a process also starts multiprocessing's resource tracker, which would unblock the signals.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_TRAINER)
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # Else the end of the process would not be the end of the pipe.
+        # An open copy here would keep the pipe alive after the process has ended.
         theirs.close()
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id."""
         return self._process.pid or 0
 
     @property
     def name(self) -> str:
-        """See silence.Worker."""
+        """See watchdog.Worker."""
         return f"process {self.pid} of data.num_workers"
 
     @property
     def proc(self) -> Path:
-        """See silence.Worker."""
+        """See watchdog.Worker."""
         return Path(f"/proc/{self.pid}")
 
     @property
     def work(self) -> str:
-        """See silence.Worker."""
+        """See watchdog.Worker."""
         return f"encodes {self._path}" if self._has_answered else f"opens its tokenizer or encodes {self._path}"
 
     def give(self, piece: Piece, share: Share) -> None:
@@ -286,13 +286,13 @@ class _Worker:
         try:
             self.connection.send((piece, share))
         except (BrokenPipeError, ConnectionResetError):
-            self.receive()  # what it may have said before it ended
+            self.receive()  # raises the error that the process sent before its end, if any
             raise self._died() from None
 
     def receive(self) -> tuple[Encoded, bool]:
         try:
             answer = self.connection.recv()
-        except (EOFError, OSError):  # the second one in the middle of an answer
+        except (EOFError, OSError):  # OSError in the middle of an answer
             raise self._died() from None
         self._has_answered = True
         if isinstance(answer, Exception):
@@ -305,24 +305,24 @@ class _Worker:
             return LostWorkerError(self._given_up)
         self._process.join(_SECONDS_TO_DIE)
         code = self._process.exitcode or 0
-        what = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
         why = "; the machine may be out of memory: set data.num_workers lower" if code == -signal.SIGKILL else ""
-        return LostWorkerError(f"a process of data.num_workers {what} while it encoded {self._path}{why}")
+        return LostWorkerError(f"a process of data.num_workers {how} while it encoded {self._path}{why}")
 
     def give_up(self, reason: str) -> None:
-        """See silence.Worker."""
+        """See watchdog.Worker."""
         self._given_up = reason
         self.kill()
 
     def kill(self) -> None:
-        """End it, without a wait for its end: it holds nothing that is worth more than the time to end in order."""
+        """Kill the process without waiting: it has no work that an orderly end would save."""
         self._process.kill()
-        # One that waits for a disk does not die of that before the disk answers. Who waits for it no longer does.
+        # A process that waits for a disk dies only when the disk answers. Shutting down the socket wakes its readers.
         with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 
     def join(self, seconds: float) -> None:
-        """Wait for its end, at most so long."""
+        """Wait for the end of the process, at most ``seconds``."""
         self._process.join(seconds)
 
 
@@ -353,4 +353,4 @@ def _serve(connection: Connection[Any, Any], settings: TokenizerSettings, readin
     except DataError as error:
         connection.send(error)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # who asked is gone
+        return  # the training process has ended

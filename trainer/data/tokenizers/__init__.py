@@ -1,1 +1,1 @@
-"""Tokenizers of every kind that published models come with, read from local files and nowhere else."""
+"""Tokenizers of every kind that published models use, read only from local files."""

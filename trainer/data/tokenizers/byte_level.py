@@ -1,7 +1,7 @@
-"""Bytes as letters: how byte-level BPE vocabularies spell their tokens (GPT-2's vocab.json and every later one).
+"""Spelling of bytes as letters in byte-level BPE vocabularies (GPT-2's vocab.json and its successors).
 
-Each byte that is a visible character of Latin-1 is that character; the others are the characters from U+0100 on, in the
-order of their values, so that a space is U+0120 and a line end U+010A.
+A byte that is a visible character of Latin-1 is spelled as this character. The other bytes, in the order of their
+values, are the characters from U+0100 on, so that a space is U+0120 and a line end U+010A.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _VISIBLE = (range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100))
 
 @cache
 def byte_letters() -> tuple[str, ...]:
-    """The letter of each of the 256 bytes."""
+    """Return the letter of each of the 256 bytes."""
     letters: list[str] = []
     hidden = 0
     for value in range(256):
@@ -32,7 +32,7 @@ def _values() -> dict[str, int]:
 
 
 def bytes_of(piece: str) -> bytes | None:
-    """The bytes that ``piece`` spells; None if it has a letter that stands for no byte."""
+    """Return the bytes that ``piece`` spells; None if a letter in it stands for no byte."""
     values = _values()
     try:
         return bytes(values[letter] for letter in piece)
@@ -41,5 +41,5 @@ def bytes_of(piece: str) -> bytes | None:
 
 
 def missing_bytes(pieces: Container[str]) -> int:
-    """How many of the 256 bytes are no piece of their own in ``pieces``."""
+    """Return the number of bytes that have no single-byte piece in ``pieces``."""
     return sum(letter not in pieces for letter in byte_letters())

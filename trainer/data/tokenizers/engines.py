@@ -1,8 +1,8 @@
-"""The libraries that encode: which are tried for a vocabulary, and which is taken.
+"""Engines, the libraries that encode: candidates of a vocabulary, and the choice among them.
 
-A vocabulary names its engines, the fastest first and the reference, whose output the others must equal, last. A faster
-one is taken if it is installed, can load the vocabulary and agrees with the reference on texts that are hard to agree
-on.
+A vocabulary lists its engines, the fastest first, and last the reference, whose output the others must equal. A faster
+engine is chosen if it is installed, can load the vocabulary and agrees with the reference on texts on which tokenizers
+tend to differ.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ import numpy as np
 from trainer.data.errors import DataError
 from trainer.data.tokenizers.tokenizer import TokenBatch
 
-REFUSALS_TOLD = 10
-"""A fast engine that fails so often in a process is too slow to be silent about."""
+REFUSALS_BEFORE_WARNING = 10
+"""Failures of a fast engine in one process before a warning that it slows the run down."""
 
 
 class Engine(Protocol):
     """A library with one vocabulary loaded."""
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokens of each text; all of them can be said in UTF-8.
+        """Return the tokens of each text; the caller passes only valid UTF-8.
 
         Raises:
-            EngineRefusal: it fails on one of them; never raised by a reference.
-            DataError: one of them cannot be encoded at all, or not in as much memory as there should be for it.
+            EngineRefusal: the engine fails on a text; never raised by a reference.
+            DataError: a text cannot be encoded at all, or only with too much memory.
         """
 
 
 class EngineRefusal(Exception):
-    """An engine cannot do a vocabulary, or a text; the message says why."""
+    """Failure of an engine on a vocabulary or a text; the message has the reason."""
 
 
 @dataclass(frozen=True)
-class EngineOffer:
-    """An engine that may do.
+class EngineCandidate:
+    """An engine that may be used.
 
     Attributes:
-        name: of the package that it needs.
-        make: loads the vocabulary; raises ModuleNotFoundError without the package and EngineRefusal if it cannot.
+        name: name of the required package.
+        make: loads the vocabulary; raises ModuleNotFoundError without the package, EngineRefusal on failure.
     """
 
     name: str
@@ -54,54 +54,55 @@ class EngineOffer:
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine taken, its name, and a sentence per faster one that is not."""
+    """The chosen engine, its name, and one sentence per faster engine that was rejected."""
 
     engine: Engine
     name: str
     notes: tuple[str, ...] = ()
 
 
-def choose_engine(offers: Sequence[EngineOffer], wanted: str | None, origin: str) -> Choice:
-    """The first of ``offers`` that is installed and agrees with the last.
+def choose_engine(candidates: Sequence[EngineCandidate], wanted: str | None, origin: str) -> Choice:
+    """Choose the first of ``candidates`` that is installed and agrees with the last.
 
     Args:
-        offers: the fastest first, the reference last.
-        wanted: name of the one to take without comparing; None: compare.
+        candidates: the fastest first, the reference last.
+        wanted: name of the engine to use without comparison; None to compare.
         origin: the vocabulary's file, for messages.
 
     Raises:
-        DataError: the one that is wanted, or the reference, is not installed.
+        DataError: the wanted engine, or the reference, is not installed.
     """
     if wanted is not None:
-        offer = next((offer for offer in offers if offer.name == wanted), None)
-        if offer is None:
-            known = " and ".join(offer.name for offer in offers)
+        candidate = next((candidate for candidate in candidates if candidate.name == wanted), None)
+        if candidate is None:
+            known = " and ".join(candidate.name for candidate in candidates)
             raise DataError(f"{origin}: cannot be encoded by {wanted!r}, only by {known}")
-        engine = _make(offer, origin)
-        if offer is offers[-1]:
+        engine = _make(candidate, origin)
+        if candidate is candidates[-1]:
             return Choice(engine, wanted)
-        # That one alone is held: the others may hold vocabularies.
-        last = offers[-1]
-        return Choice(_Spared(wanted, engine, lambda: _make(last, origin)), wanted)
-    reference = _make(offers[-1], origin)
+        # Capture only the last candidate: the others may hold vocabularies.
+        last = candidates[-1]
+        return Choice(_WithFallback(wanted, engine, lambda: _make(last, origin)), wanted)
+    reference = _make(candidates[-1], origin)
     notes: list[str] = []
     expected = None
-    for offer in offers[:-1]:
+    for candidate in candidates[:-1]:
+        name = candidate.name
         try:
-            engine = offer.make()
+            engine = candidate.make()
             expected = expected or reference.encode_batch(hard_texts())
             if _equal(engine.encode_batch(hard_texts()), expected):
-                return Choice(_Spared(offer.name, engine, lambda: reference), offer.name, _by(offer.name, notes))
-            notes.append(f"{offer.name} is not used, as its tokens differ")
+                return Choice(_WithFallback(name, engine, lambda: reference), name, _slower(name, notes))
+            notes.append(f"{name} is not used, because its tokens differ")
         except ModuleNotFoundError:
-            notes.append(f"{offer.name} not installed (pip install {offer.name})")
+            notes.append(f"{name} is not installed (pip install {name})")
         except EngineRefusal as error:
-            notes.append(f"{offer.name} is not used: {_one_line(error)}")
-    return Choice(reference, offers[-1].name, _by(offers[-1].name, notes))
+            notes.append(f"{name} is not used: {_one_line(error)}")
+    return Choice(reference, candidates[-1].name, _slower(candidates[-1].name, notes))
 
 
-class _Spared:
-    """A fast engine that is spared the texts on which it fails: those the reference encodes, to the same tokens."""
+class _WithFallback:
+    """A fast engine, and the reference for batches on which the fast engine fails."""
 
     def __init__(self, name: str, engine: Engine, make_reference: Callable[[], Engine]) -> None:
         self._name = name
@@ -118,32 +119,32 @@ class _Spared:
             return self._engine.encode_batch(texts)
         except EngineRefusal as error:
             self._refusals += 1
-            if self._refusals == REFUSALS_TOLD:
+            if self._refusals == REFUSALS_BEFORE_WARNING:
                 print(
-                    f"{self._name} has failed {REFUSALS_TOLD} times, now with: {_one_line(error)}; such texts are "
-                    "encoded without it, to the same tokens but slower",
+                    f"{self._name} has failed {REFUSALS_BEFORE_WARNING} times, now with: {_one_line(error)}; such "
+                    "texts are encoded without it, to the same tokens but slower",
                     file=sys.stderr,
                     flush=True,
                 )
             return self._reference.encode_batch(texts)
 
 
-def _make(offer: EngineOffer, origin: str) -> Engine:
+def _make(candidate: EngineCandidate, origin: str) -> Engine:
     try:
-        return offer.make()
+        return candidate.make()
     except ModuleNotFoundError:
-        raise missing_package(origin, offer.name) from None
+        raise missing_package(origin, candidate.name) from None
     except EngineRefusal as error:
-        raise DataError(f"{origin}: cannot be encoded by {offer.name}: {error}") from None
+        raise DataError(f"{origin}: cannot be encoded by {candidate.name}: {error}") from None
 
 
 def missing_package(origin: str, name: str) -> DataError:
-    """What to say where nothing else can read ``origin``."""
+    """Return the error for a file that only the missing package can read."""
     return DataError(f"{origin}: needs the package {name}; install it: pip install {name}")
 
 
-def _by(taken: str, notes: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{note}; {taken} encodes, to the same tokens but slower" for note in notes)
+def _slower(taken: str, notes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{note}; {taken} encodes instead, to the same tokens but slower" for note in notes)
 
 
 def _one_line(error: EngineRefusal) -> str:
@@ -183,7 +184,7 @@ _LONGEST_REASON = 200
 
 
 def hard_texts() -> list[str]:
-    """Texts on which tokenizers that differ anywhere are likely to differ; always the same."""
+    """Return fixed texts on which tokenizers that differ anywhere are likely to differ."""
     draw = random.Random(1)
     texts = list(_SENTENCES)
     for _ in range(_RANDOM_TEXTS):

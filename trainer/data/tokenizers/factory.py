@@ -1,4 +1,4 @@
-"""From settings to a tokenizer: which kind the files are, and what reads them. No network is ever asked."""
+"""Tokenizer factory: recognise the kind of the files, and read them. Never uses the network."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 _WORDPIECE = ("BertWordPieceLowerCase", "BertWordPieceCase")
 _MOST_IDS = (1 << 31) - 1
-"""With one more, to end documents: tokens have 31 bits."""
-_SAID = (
+"""Largest vocabulary: ids have 31 bits, and one more id ends documents."""
+_REMEDY = (
     "name a tokenizer.json, a SentencePiece .model, a .tiktoken file or a folder that holds a tokenizer, or "
     "vocab_file (and merge_file)"
 )
 
 
 def load_tokenizer(data: DataConfig, vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer that a config's data section names.
+    """Open the tokenizer that a config's data section names.
 
     Args:
         data: the section.
-        vocab_size: the model's, which is how many numbers a NullTokenizer takes.
+        vocab_size: vocabulary size of the model, the number of ids of a NullTokenizer.
 
     Raises:
-        DataError: there is none, or it cannot be used.
+        DataError: no tokenizer is named, or the tokenizer cannot be used.
     """
     if data.tokenizer_type == "NullTokenizer" and vocab_size is None:
         raise DataError("data.tokenizer_type: NullTokenizer needs model.vocab_size; set it")
     settings = settings_of(data, vocab_size)
     if not settings.is_set:
-        raise DataError(f"data.tokenizer_model: is unset; {_SAID}")
+        raise DataError(f"data.tokenizer_model: is unset; {_REMEDY}")
     return open_tokenizer(settings)
 
 
@@ -54,44 +54,44 @@ def open_tokenizer(settings: TokenizerSettings) -> Tokenizer:
     """Read the files that ``settings`` name.
 
     Raises:
-        DataError: nothing is named, a file is missing or damaged, is of another kind than asked for, or the package
-            that reads it is not installed.
+        DataError: no tokenizer is named, a file is missing, damaged or of another kind than requested, or the package
+            that reads the file is not installed.
     """
     kind = settings.tokenizer_type
     if kind is not None and kind not in TOKENIZER_TYPES:
-        raise DataError(f"tokenizer_type: {kind!r} is not available here; there are {', '.join(TOKENIZER_TYPES)}")
+        raise DataError(f"tokenizer_type: {kind!r} is not available; valid are {', '.join(TOKENIZER_TYPES)}")
     if kind == "NullTokenizer":
         if settings.vocab_size is None or not 1 <= settings.vocab_size < _MOST_IDS:
-            raise DataError(f"vocab_size: NullTokenizer needs it, 1 to {_MOST_IDS - 1}")
+            raise DataError(f"vocab_size: NullTokenizer needs it, from 1 to {_MOST_IDS - 1}")
         return NullTokenizer(settings.vocab_size)
     if not settings.is_set:
-        raise DataError(f"tokenizer_model: is unset; {_SAID}")
-    return VocabularyTokenizer(_vocabulary(kind or _told_by(settings), settings), settings, open_tokenizer)
+        raise DataError(f"tokenizer_model: is unset; {_REMEDY}")
+    return VocabularyTokenizer(_vocabulary(kind or _type_of(settings), settings), settings, open_tokenizer)
 
 
-def _told_by(settings: TokenizerSettings) -> str:
-    """The type of tokenizer that the names of the files tell."""
+def _type_of(settings: TokenizerSettings) -> str:
+    """Recognise the type of tokenizer by the names of the files."""
     path = _path(settings.tokenizer_model or settings.vocab_file)
     if settings.merge_file or path.name == "vocab.json" or (path.suffix == ".json" and not settings.tokenizer_model):
         return "GPT2BPETokenizer"
     if not settings.tokenizer_model:
         return _wordpiece_case(path)
     if path.is_dir():
-        return _told_by_folder(path)
+        return _type_of_folder(path)
     if path.suffix == ".model" or ".model." in path.name:
-        return _told_by_content(path)
+        return _type_of_content(path)
     if path.suffix == ".tiktoken" or path.name.startswith("tekken"):
         return "TikTokenizer"
     return _wordpiece_case(path) if path.suffix == ".txt" else "HuggingFaceTokenizer"
 
 
-def _told_by_folder(folder: Path) -> str:
+def _type_of_folder(folder: Path) -> str:
     if (folder / "tokenizer.json").is_file():
         return "HuggingFaceTokenizer"
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return "GPT2BPETokenizer"
     if (folder / "tokenizer.model").is_file():
-        return _told_by_content(folder / "tokenizer.model")
+        return _type_of_content(folder / "tokenizer.model")
     if any(folder.glob("tekken*.json")) or any(folder.glob("*.tiktoken")):
         return "TikTokenizer"
     if (folder / "vocab.txt").is_file():
@@ -104,8 +104,8 @@ def _told_by_folder(folder: Path) -> str:
     )
 
 
-def _told_by_content(path: Path) -> str:
-    # Llama 3's tokenizer.model holds ranks, in lines of base64 and a number; SentencePiece's begins with 0x0A.
+def _type_of_content(path: Path) -> str:
+    # Llama 3's tokenizer.model holds ranks, as lines of base64 and a number; SentencePiece's begins with 0x0A.
     try:
         with path.open("rb") as file:
             line = file.readline(100)
@@ -118,7 +118,7 @@ def _wordpiece_case(vocab_file: Path) -> str:
     lower = read_json_beside(vocab_file.parent / "tokenizer_config.json").get("do_lower_case")
     if not isinstance(lower, bool):
         raise DataError(
-            f"{vocab_file}: does not say whether text is made lower case; set tokenizer_type to "
+            f"{vocab_file}: its folder has no tokenizer_config.json with do_lower_case; set tokenizer_type to "
             f"{' or '.join(_WORDPIECE)}"
         )
     return _WORDPIECE[0] if lower else _WORDPIECE[1]
@@ -137,7 +137,7 @@ def _vocabulary(kind: str, settings: TokenizerSettings) -> Vocabulary:
         content = read_wordpiece(vocab_file, lower_case=kind == _WORDPIECE[0])
         return HuggingFaceVocabulary(content, str(vocab_file), declared_names(vocab_file.parent))
     if model is None:
-        raise DataError(f"tokenizer_model: {kind} needs it; {_SAID}")
+        raise DataError(f"tokenizer_model: {kind} needs it; {_REMEDY}")
     if kind == "TikTokenizer":
         return RanksVocabulary(_only(model, ("*.tiktoken", "tekken*.json", "tokenizer.model")), settings)
     if kind in _SENTENCEPIECE:
@@ -157,19 +157,19 @@ def _read_content(file: Path) -> Any:
         ) from None
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{file}: is not a tokenizer.json that can be used: {error}; name a tokenizer.json or its folder"
+            f"{file}: is not a valid tokenizer.json: {error}; name a tokenizer.json or its folder"
         ) from None
 
 
 def _of_hub(file: Path) -> str:
-    """What to do where a model of a hub was meant, which is OWNER/NAME and no file's name."""
+    """Return the remedy for a name of the Hugging Face hub (OWNER/NAME); else empty."""
     if file.is_absolute() or len(file.parts) != 2 or file.suffix in (".json", ".model", ".tiktoken", ".txt"):
         return ""
-    return f", as `hf download {file} --include 'tokenizer*' --local-dir FOLDER` fetches it: nothing is fetched here"
+    return f"; download it with `hf download {file} --include 'tokenizer*' --local-dir FOLDER` (no automatic download)"
 
 
 def _add_tokens_beside(content: dict[str, Any], folder: Path) -> None:
-    """Tokens that transformers' tokenizer_config.json adds to a vocabulary without a tokenizer.json."""
+    """Add the tokens of transformers' tokenizer_config.json to a vocabulary without a tokenizer.json."""
     added = read_json_beside(folder / "tokenizer_config.json").get("added_tokens_decoder")
     known = {token["id"] for token in content["added_tokens"]}
     for key, token in (added if isinstance(added, dict) else {}).items():
@@ -180,12 +180,12 @@ def _add_tokens_beside(content: dict[str, Any], folder: Path) -> None:
 
 def _path(name: str | None) -> Path:
     if name is None:
-        raise DataError(f"vocab_file: is unset; {_SAID}")
+        raise DataError(f"vocab_file: is unset; {_REMEDY}")
     return Path(name).expanduser()
 
 
 def _file(named: str | None, model: Path | None, usual: str, key: str) -> Path:
-    """The file of ``key``, or the one of its usual name in or beside the tokenizer."""
+    """Return the file of ``key``; by default the usual name in or beside the tokenizer."""
     if named is not None:
         return _path(named)
     if model is None:
@@ -196,7 +196,7 @@ def _file(named: str | None, model: Path | None, usual: str, key: str) -> Path:
 
 
 def _only(model: Path, patterns: tuple[str, ...]) -> Path:
-    """``model``, or the one file in it that fits the first of ``patterns`` that any file fits."""
+    """Return ``model`` if it is a file; else the only file in it that matches the first matching pattern."""
     if not model.is_dir():
         return model
     for pattern in patterns:

@@ -1,7 +1,7 @@
-"""gigatoken: byte-level and SentencePiece BPE at tens of megabytes per second and core.
+"""Engine gigatoken: byte-level and SentencePiece BPE at tens of megabytes per second and core.
 
-It remembers the tokens of every word that it meets, so that its memory grows with the text; it is loaded anew when
-that has become too much.
+gigatoken caches the tokens of every word, so that its memory grows with the text. The engine is loaded again when its
+memory has grown too much.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from trainer.data.tokenizers.engines import EngineRefusal
 from trainer.data.tokenizers.tokenizer import TokenBatch, join_arrays
 
 CHECK_CHARACTERS = 2_000_000
-"""Memory is looked at after about so much text: often enough at 20 MB per MB of random words, seldom enough to cost
-nothing."""
+"""Characters between two checks of the memory: often enough for 20 MB of growth per MB of random words, rarely enough
+to cost nothing."""
 GROWTH_BYTES = 44 << 20
-"""So much more than when it was loaded is too much: 50 MB of source code make it 13 MB, 8 MB of random words 20 MB.
-With this, two processes and those around them stay below 300 MB; to load it anew takes 0.2 s."""
+"""Growth since loading after which the engine is loaded again: 50 MB of source code add 13 MB, 8 MB of random words 20
+MB. With this limit, two processes and their parents stay below 300 MB; loading again takes 0.2 s."""
 BLIND_CHARACTERS = 128_000_000
-"""Where the system does not tell a process its memory, the engine is loaded anew after so much text."""
+"""Characters after which the engine is loaded again on a system that does not report a process's memory."""
 
 
 class GigatokenEngine:
     """A vocabulary in gigatoken.
 
     Args:
-        load: loads it, from memory or a file; called again to be rid of what it remembers.
+        load: loads the vocabulary, from memory or a file; called again to empty the cache.
         before: ids to put before the tokens of each text.
-        after: ids to put after them.
+        after: ids to put after the tokens of each text.
 
     Raises:
         ModuleNotFoundError: gigatoken is not installed.
-        EngineRefusal: it cannot do this vocabulary.
+        EngineRefusal: gigatoken cannot load this vocabulary.
     """
 
     def __init__(self, load: Callable[[], Any], before: Sequence[int] = (), after: Sequence[int] = ()) -> None:
@@ -49,10 +49,10 @@ class GigatokenEngine:
         self._reload()
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokens of each text, on the calling thread.
+        """Return the tokens of each text, computed on the calling thread.
 
         Raises:
-            EngineRefusal: gigatoken fails on one of them.
+            EngineRefusal: gigatoken fails on a text.
         """
         if self._unseen >= CHECK_CHARACTERS:
             self._bound_memory()
@@ -60,7 +60,7 @@ class GigatokenEngine:
         try:
             documents = _refusing(lambda: [encode(text) for text in texts])
         except _Panic:
-            # A lock that was held then is never free again.
+            # A lock that was held during the panic is never released.
             self._reload()
             raise
         if len(self._before) or len(self._after):
@@ -77,7 +77,7 @@ class GigatokenEngine:
             self._reload()
 
     def _reload(self) -> None:
-        # The old one must go first, and wholly, or the new one would begin where it ended. Loading leaves waste, too.
+        # Free the old engine completely first, or memory would grow with each reload. Loading leaves garbage, too.
         self._encode = None
         return_freed_memory()
         self._encode = _refusing(self._load).encode
@@ -87,18 +87,18 @@ class GigatokenEngine:
 
 
 class _Panic(EngineRefusal):
-    """What stops Rust itself."""
+    """A panic of gigatoken's Rust code."""
 
 
 def load_tokenizer_json(content: str) -> Any:
-    """A gigatoken tokenizer of a tokenizer.json's content."""
+    """Load a gigatoken tokenizer from the content of a tokenizer.json."""
     from gigatoken import Tokenizer
 
     return Tokenizer.from_json(content)
 
 
 def load_ranks(path: Path, scheme: str) -> Any:
-    """A gigatoken tokenizer of a .tiktoken file, cut into words by gigatoken's ``scheme``; without special tokens."""
+    """Load a .tiktoken file with gigatoken's ``scheme`` for words; without special tokens."""
     from gigatoken import Tokenizer
 
     return Tokenizer.from_tiktoken(path, pretokenizer=scheme, special_tokens={})
@@ -110,7 +110,7 @@ def _refusing(call: Callable[[], Any]) -> Any:
     except (ModuleNotFoundError, MemoryError):
         raise
     except BaseException as error:
-        # It raises whatever it finds; what stops Rust itself is a PanicException of pyo3's, which is no Exception.
+        # gigatoken raises many classes; a Rust panic is a PanicException of pyo3, which is no subclass of Exception.
         is_panic = type(error).__name__ == "PanicException"
         if not isinstance(error, Exception) and not is_panic:
             raise
@@ -118,7 +118,7 @@ def _refusing(call: Callable[[], Any]) -> Any:
 
 
 def return_freed_memory() -> None:
-    """Give the system back what this process has freed, where the C library keeps it and can (glibc)."""
+    """Return this process's freed memory to the system, if the C library can (glibc's malloc_trim)."""
     if os.name == "posix":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -126,7 +126,7 @@ def return_freed_memory() -> None:
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process that is in RAM; None where the system has no /proc."""
+    """Return the resident memory of this process; None on a system without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""GPT-2's two files: vocab.json, piece -> id, and merges.txt, one pair per line in the order of learning."""
+"""GPT-2's two files: vocab.json, piece -> id, and merges.txt, one merge per line in the order of training."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from trainer.data.tokenizers.special_names import NAMES
 
 _HEADER = "#version"
 _SPECIAL = re.compile(r"<.*>|\[.*\]|madeupword\d+")
-"""What no merge makes, nor need."""
+"""Pieces that need no merge: names of special and reserved tokens."""
 _MOST_UNMADE = 0.01
-"""Share of a vocabulary that may hold further names, as reserved ones."""
+"""Allowed share of other pieces without a merge, such as reserved names."""
 
 
 def read_gpt2(vocab_file: Path, merge_file: Path) -> dict[str, Any]:
-    """The content of the tokenizer.json that says the same as the two files.
+    """Return the content of a tokenizer.json equivalent to the two files.
 
     Raises:
-        DataError: one cannot be read, ids are missing or given twice, a byte has no token, a merge makes a token that
-            the vocabulary does not have, or merges are missing.
+        DataError: a file cannot be read, ids are missing or duplicate, a byte has no token, a merge produces a token
+            that is not in the vocabulary, or merges are missing.
     """
     vocabulary = _read_vocabulary(vocab_file)
     merges = _read_merges(merge_file, vocabulary, vocab_file)
     _check_all_made(vocabulary, merges, merge_file, vocab_file)
     content = byte_level_content(vocabulary, merges)
-    # What merges make is an ordinary piece, whatever it looks like.
+    # A piece that a merge produces is an ordinary piece, even if it looks like a special token.
     names = {name for role in NAMES.values() for name in role} & vocabulary.keys()
     names -= {left + right for left, right in merges}
     content["added_tokens"] = [
@@ -46,13 +46,13 @@ def _check_all_made(
     unmade = sum(len(piece) > 1 and piece not in made and not _SPECIAL.fullmatch(piece) for piece in vocabulary)
     if unmade > _MOST_UNMADE * len(vocabulary):
         raise DataError(
-            f"{merge_file}: does not make {unmade:,} of the {len(vocabulary):,} tokens of {vocab_file}; it is cut off, "
-            "or belongs to another vocabulary: get it anew"
+            f"{merge_file}: does not make {unmade:,} of the {len(vocabulary):,} tokens of {vocab_file}; it is "
+            "truncated, or belongs to another vocabulary: get it again"
         )
 
 
 def added_token(name: str, token: int) -> dict[str, Any]:
-    """A special token as a tokenizer.json has it."""
+    """Return a special token in the format of a tokenizer.json."""
     off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token, "content": name, "special": True, **off}
 
@@ -65,14 +65,14 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     except ValueError as error:
         raise DataError(f"{path}: is not JSON: {error}; name GPT-2's vocab.json") from None
     if not isinstance(vocabulary, dict) or not all(type(token) is int for token in vocabulary.values()):
-        raise DataError(f"{path}: is no object of tokens and their ids; name GPT-2's vocab.json")
+        raise DataError(f"{path}: is not an object of tokens and their ids; name GPT-2's vocab.json")
     check_distinct(vocabulary, str(path))
     hole = next((token for token, known in enumerate(sorted(vocabulary.values())) if token != known), None)
     if hole is not None:
-        raise DataError(f"{path}: has {len(vocabulary)} tokens, but none of id {hole}; the file is damaged or cut")
+        raise DataError(f"{path}: has {len(vocabulary)} tokens, but none with id {hole}; it is damaged or truncated")
     absent = missing_bytes(vocabulary)
     if absent:
-        raise DataError(f"{path}: has no token for {absent} of the 256 bytes; it is no byte-level vocabulary")
+        raise DataError(f"{path}: has no token for {absent} of the 256 bytes; it is not a byte-level vocabulary")
     return vocabulary
 
 
@@ -89,9 +89,9 @@ def _read_merges(path: Path, vocabulary: dict[str, int], vocab_file: Path) -> li
             continue
         pair = line.rstrip("\r").split(" ")
         if len(pair) != 2:
-            raise DataError(f"{path}:{number}: is no pair of tokens with a space between: {line[:60]!r}")
+            raise DataError(f"{path}:{number}: is not a pair of tokens separated by a space: {line[:60]!r}")
         unknown = next((piece for piece in (*pair, "".join(pair)) if piece not in vocabulary), None)
         if unknown is not None:
-            raise DataError(f"{path}:{number}: merges to or from {unknown!r}, which {vocab_file} does not have")
+            raise DataError(f"{path}:{number}: merges to or from {unknown!r}, which {vocab_file} does not contain")
         merges.append((pair[0], pair[1]))
     return merges

@@ -1,6 +1,6 @@
-"""tokenizer.json: the tokenizers library's one file for every kind of vocabulary.
+"""tokenizer.json: the file format of the tokenizers library for every kind of vocabulary.
 
-The other kinds that the library knows, GPT-2's and BERT's, are turned into the content of such a file and come here.
+Vocabularies of GPT-2 and BERT are converted to the content of such a file first.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 from trainer.data.errors import DataError
 from trainer.data.tokenizers.byte_level import bytes_of
-from trainer.data.tokenizers.engines import EngineOffer
+from trainer.data.tokenizers.engines import EngineCandidate
 from trainer.data.tokenizers.gigatoken_engine import GigatokenEngine, load_tokenizer_json
 from trainer.data.tokenizers.long_texts import WholeTexts
 from trainer.data.tokenizers.tokenizer import TokenBatch, join_lists
 from trainer.data.tokenizers.words import WordPieces, words_by_prefix, words_by_suffix, words_by_text
 
 SPACE_MARK = "\u2581"
-"""What SentencePiece and its imitators write for a space."""
+"""Character that SentencePiece and compatible vocabularies write for a space."""
 _BYTES_EACH = 190
-"""Of memory that the library takes for a byte of a text: 136 of prose, 190 of random letters."""
+"""Memory that the library takes per byte of text: 136 for prose, 190 for random letters."""
 
 
 class HuggingFaceVocabulary:
@@ -30,12 +30,12 @@ class HuggingFaceVocabulary:
 
     Args:
         content: the parsed file.
-        origin: its name, for messages.
-        special_names: meaning -> name of a token, where files beside it say it.
-        around: add what the file puts around a text, and read names of special tokens in it as those tokens.
+        origin: name of the file, for messages.
+        special_names: meaning -> name of a token, from files beside it.
+        around: add the template's tokens around a text, and read names of special tokens in it as these tokens.
 
     Raises:
-        DataError: the content is no tokenizer, or one whose result is drawn by lot, or gives one id to two tokens.
+        DataError: the content is not a tokenizer, is a tokenizer with random results, or has duplicate ids.
     """
 
     def __init__(
@@ -46,21 +46,21 @@ class HuggingFaceVocabulary:
         self.special_ids: Mapping[str, int] = {}
         self._around = around
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-            raise DataError(f"{origin}: is not a tokenizer.json that can be used: it has no model")
-        # Saved limits must neither cut texts nor fill them up.
+            raise DataError(f"{origin}: is not a valid tokenizer.json: it has no model")
+        # A saved truncation or padding must not apply.
         self._content = content | {"truncation": None, "padding": None}
         if content["model"].get("dropout"):
-            raise DataError(f"{origin}: drops merges by lot (model.dropout); set it to null")
+            raise DataError(f"{origin}: drops merges at random (model.dropout); set it to null")
         self._ids = _ids_of_pieces(self._model, origin)
         _check_merges(self._model.get("merges"), self._model.get("continuing_subword_prefix"), origin)
         self._added: list[dict[str, Any]] = content.get("added_tokens") or []
         _check_added(self._added, self._ids, origin)
         added = {token["content"]: token["id"] for token in self._added}
         self._names = self._ids | added
-        # A file without added tokens does not say which are special.
+        # A file without added tokens does not declare special tokens.
         self.named: Mapping[str, int] = added or self._ids
         if not self._names:
-            raise DataError(f"{origin}: is not a tokenizer.json that can be used: its vocabulary is empty")
+            raise DataError(f"{origin}: is not a valid tokenizer.json: its vocabulary is empty")
         self.size = 1 + max(self._names.values())
 
     @property
@@ -77,17 +77,17 @@ class HuggingFaceVocabulary:
 
         try:
             library = Library.from_str(json.dumps(self._content))
-        except Exception as error:  # it raises no narrower class
-            raise DataError(f"{self.origin}: is not a tokenizer.json that can be used: {error}") from None
-        # Text that happens to spell a special token must not become one.
+        except Exception as error:  # the library raises no narrower class
+            raise DataError(f"{self.origin}: is not a valid tokenizer.json: {error}") from None
+        # Text that happens to spell a special token must remain text.
         library.encode_special_tokens = not self._around
         return library
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the parts that decide which ids a text becomes, however they are written down."""
-        parts = {name: _told(self._content.get(name)) for name in ("normalizer", "pre_tokenizer")}
-        model = {name: value for name, value in self._model.items() if not _says_nothing(name, value)}
+        """Digest of the parts that determine the ids of a text, not their formatting."""
+        parts = {name: _canonical(self._content.get(name)) for name in ("normalizer", "pre_tokenizer")}
+        model = {name: value for name, value in self._model.items() if not _is_default(name, value)}
         if "merges" in model:
             model["merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
         parts["model"] = model
@@ -97,16 +97,16 @@ class HuggingFaceVocabulary:
         return hashlib.sha256(written.encode()).hexdigest()
 
     def id_of(self, name: str) -> int | None:
-        """Id of the token of this name."""
+        """Return the id of the token ``name``."""
         return self._names.get(name)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens``, without special ones."""
+        """Return the text of ``tokens``, without special tokens."""
         text: str = self._decoder.decode(list(tokens), skip_special_tokens=True)
         return text
 
     def word_pieces(self) -> WordPieces:
-        """By the mark that this kind of vocabulary has."""
+        """Find words by the marks of this kind of vocabulary."""
         pieces: list[str] = [""] * self.size
         for piece, token in self._names.items():
             pieces[token] = piece
@@ -115,8 +115,8 @@ class HuggingFaceVocabulary:
         if self._model.get("end_of_word_suffix"):
             return words_by_suffix(pieces, self._model["end_of_word_suffix"])
         special = {token["id"] for token in self._added if token.get("special")}
-        say = _say_bytes if self._is_byte_level else _say_marks
-        return words_by_text(None if token in special else say(piece) for token, piece in enumerate(pieces))
+        decode = _decode_bytes if self._is_byte_level else _decode_marks
+        return words_by_text(None if token in special else decode(piece) for token, piece in enumerate(pieces))
 
     @property
     def _is_byte_level(self) -> bool:
@@ -124,12 +124,12 @@ class HuggingFaceVocabulary:
         steps += _steps(self._content.get("decoder"), "decoders")
         return any(step.get("type") == "ByteLevel" for step in steps)
 
-    def engines(self) -> Sequence[EngineOffer]:
-        """Use gigatoken for BPE; the tokenizers library is the reference."""
-        offers = [EngineOffer("tokenizers", self._reference)]
+    def engines(self) -> Sequence[EngineCandidate]:
+        """List gigatoken for BPE; the tokenizers library is the reference."""
+        candidates = [EngineCandidate("tokenizers", self._reference)]
         if self._model.get("type") == "BPE":
-            offers.insert(0, EngineOffer("gigatoken", self._gigatoken))
-        return offers
+            candidates.insert(0, EngineCandidate("gigatoken", self._gigatoken))
+        return candidates
 
     def _reference(self) -> LibraryEngine:
         return LibraryEngine(self._load_library(), self._around)
@@ -141,7 +141,7 @@ class HuggingFaceVocabulary:
         return GigatokenEngine(lambda: load_tokenizer_json(content), before, after)
 
     def _template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids that the file puts before and after every text."""
+        """Return the ids that the template adds before and after every text."""
         library = self._load_library()
         found = library.encode("a", add_special_tokens=True)
         bare = len(library.encode("a", add_special_tokens=False).ids)
@@ -150,11 +150,11 @@ class HuggingFaceVocabulary:
 
 
 class LibraryEngine:
-    """The tokenizers library, on as many threads as it likes (TOKENIZERS_PARALLELISM).
+    """The tokenizers library, on as many threads as it chooses (TOKENIZERS_PARALLELISM).
 
     Args:
-        library: with its vocabulary loaded.
-        around: add what the file puts around a text.
+        library: the library's tokenizer with its vocabulary.
+        around: add the template's tokens around a text.
     """
 
     def __init__(self, library: Any, around: bool) -> None:
@@ -163,10 +163,10 @@ class LibraryEngine:
         self._whole = WholeTexts("tokenizers", _BYTES_EACH)
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokens of each text.
+        """Return the tokens of each text.
 
         Raises:
-            DataError: one would take too much memory.
+            DataError: a text would take too much memory.
         """
         for text in texts:
             self._whole.check(text)
@@ -179,47 +179,45 @@ def _ids_of_pieces(model: Mapping[str, Any], origin: str) -> dict[str, int]:
     if isinstance(vocabulary, list):  # Unigram: pieces with their scores
         wrong = next((e for e in vocabulary if not (isinstance(e, list) and e and isinstance(e[0], str))), None)
         if wrong is not None:
-            raise DataError(f"{origin}: is not a tokenizer.json that can be used: {_cut(wrong)} is no piece and score")
+            raise DataError(f"{origin}: is not a valid tokenizer.json: {_cut(wrong)} is not a piece and score")
         return {entry[0]: token for token, entry in enumerate(vocabulary)}
     if not isinstance(vocabulary, dict) or not all(type(token) is int for token in vocabulary.values()):
-        raise DataError(f"{origin}: is not a tokenizer.json that can be used: its vocabulary has no ids")
+        raise DataError(f"{origin}: is not a valid tokenizer.json: its vocabulary has no ids")
     check_distinct(vocabulary, origin)
     return vocabulary
 
 
 def check_distinct(vocabulary: Mapping[str, int], origin: str) -> None:
-    """Refuse a vocabulary that gives one id to two tokens, or a negative one.
+    """Reject a vocabulary with duplicate or negative ids.
 
     Raises:
-        DataError: names both.
+        DataError: the message names the tokens.
     """
     owners: dict[int, str] = {}
     for piece, token in vocabulary.items():
         if token < 0 or token in owners:
-            what = f"to {owners[token]!r} and {piece!r}" if token in owners else f"to {piece!r}"
-            raise DataError(f"{origin}: gives id {token} {what}; every token needs an id of its own, from 0 up")
+            owner = f"to {owners[token]!r} and {piece!r}" if token in owners else f"to {piece!r}"
+            raise DataError(f"{origin}: gives id {token} {owner}; every token needs a unique id, 0 or more")
         owners[token] = piece
 
 
 def _check_merges(merges: Any, prefix: Any, origin: str) -> None:
-    """Refuse what is no list of merges, and those with whose second piece the library would end the process."""
+    """Reject invalid merges, including those that would make the library abort the process."""
     for pair in merges if isinstance(merges, list) else [] if merges is None else [merges]:
         pieces = pair.split(" ") if isinstance(pair, str) else pair
         if not isinstance(pieces, list) or len(pieces) != 2 or not all(isinstance(piece, str) for piece in pieces):
             if isinstance(pair, str):
-                continue  # of the header, or refused by the library
-            raise DataError(
-                f"{origin}: is not a tokenizer.json that can be used: {_cut(pair)} is no merge of two pieces"
-            )
+                continue  # a header line, or an error that the library reports
+            raise DataError(f"{origin}: is not a valid tokenizer.json: {_cut(pair)} is not a merge of two pieces")
         if isinstance(prefix, str) and not pieces[1].startswith(prefix):
             raise DataError(
-                f"{origin}: is not a tokenizer.json that can be used: the second piece of merge {_cut(pair)} does not "
+                f"{origin}: is not a valid tokenizer.json: the second piece of merge {_cut(pair)} does not "
                 f"begin with model.continuing_subword_prefix, {prefix!r}"
             )
 
 
 def _cut(value: Any) -> str:
-    """A value of JSON as a message shows it."""
+    """Shorten a value of JSON for a message."""
     return repr(value)[:60]
 
 
@@ -227,17 +225,17 @@ def _check_added(added: Any, ids: Mapping[str, int], origin: str) -> None:
     owners = {token: piece for piece, token in ids.items()}
     for token in added if isinstance(added, list) else [added]:
         if not isinstance(token, dict) or type(token.get("id")) is not int or not isinstance(token.get("content"), str):
-            raise DataError(f"{origin}: is not a tokenizer.json that can be used: {_cut(token)} is no added token")
+            raise DataError(f"{origin}: is not a valid tokenizer.json: {_cut(token)} is not an added token")
         owner = owners.setdefault(token["id"], token["content"])
         if owner != token["content"]:
             raise DataError(
-                f"{origin}: gives id {token['id']} to {owner!r} and {token['content']!r}; every token needs an id of "
-                "its own, from 0 up"
+                f"{origin}: gives id {token['id']} to {owner!r} and {token['content']!r}; every token needs a unique "
+                "id, 0 or more"
             )
 
 
-def _says_nothing(name: str, value: Any) -> bool:
-    # By identity: the unk_id of a unigram model may be 0, which equals False. No dropout is a dropout of 0.
+def _is_default(name: str, value: Any) -> bool:
+    # By identity: the unk_id of a unigram model may be 0, which equals False. A dropout of 0 equals no dropout.
     return value is None or value is False or value == "" or (name == "dropout" and not value)
 
 
@@ -248,30 +246,30 @@ def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
     return [step for step in steps or [] if isinstance(step, dict)]
 
 
-def _told(part: Any) -> Any:
-    """A step of a tokenizer.json with defaults written out and without what changes no id."""
+def _canonical(part: Any) -> Any:
+    """Write out the defaults of a tokenizer.json's step; remove settings that change no id."""
     if isinstance(part, list):
-        return [_told(inner) for inner in part]
+        return [_canonical(inner) for inner in part]
     if not isinstance(part, dict):
         return part
-    told = {name: _told(value) for name, value in part.items()}
-    if told.get("type") == "ByteLevel":
-        told.pop("trim_offsets", None)
-        told.setdefault("use_regex", True)
-    return told
+    step = {name: _canonical(value) for name, value in part.items()}
+    if step.get("type") == "ByteLevel":
+        step.pop("trim_offsets", None)
+        step.setdefault("use_regex", True)
+    return step
 
 
-def _say_bytes(piece: str) -> str:
+def _decode_bytes(piece: str) -> str:
     spelled = bytes_of(piece)
     return piece if spelled is None else spelled.decode("utf-8", "replace")
 
 
-def _say_marks(piece: str) -> str:
-    return say_byte_piece(piece) or piece.replace(SPACE_MARK, " ")
+def _decode_marks(piece: str) -> str:
+    return decode_byte_piece(piece) or piece.replace(SPACE_MARK, " ")
 
 
-def say_byte_piece(piece: str) -> str | None:
-    """What a byte piece of SentencePiece, such as ``<0x0A>``, says; None for any other piece."""
+def decode_byte_piece(piece: str) -> str | None:
+    """Return the text of a byte piece of SentencePiece, such as ``<0x0A>``; None for any other piece."""
     if len(piece) != 6 or not piece.startswith("<0x") or piece[5] != ">":
         return None
     try:
@@ -281,7 +279,7 @@ def say_byte_piece(piece: str) -> str | None:
 
 
 def byte_level_content(vocabulary: Mapping[str, int], merges: Iterable[Sequence[str]]) -> dict[str, Any]:
-    """The tokenizer.json of a GPT-2 BPE: its regular expression, no normalisation, no special tokens."""
+    """Return the tokenizer.json of a GPT-2 BPE: its regular expression, no normalisation, no special tokens."""
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     model = {"type": "BPE", "vocab": dict(vocabulary), "merges": [list(pair) for pair in merges]}
     unset = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))

@@ -1,7 +1,7 @@
-"""A SentencePiece .model, read without its library: a message in protocol buffers' wire format.
+"""Parser of a SentencePiece .model, a protocol-buffers message, without the library.
 
-Field numbers are those of sentencepiece_model.proto (github.com/google/sentencepiece, src/), the encoding that of
-protobuf.dev/programming-guides/encoding.
+Field numbers are from sentencepiece_model.proto (github.com/google/sentencepiece, src/); the wire format is documented
+at protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from trainer.data.errors import DataError
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of a piece."""
 UNIGRAM, BPE = 1, 2
-"""Types of a model; 3 is whole words and 4 single characters."""
+"""Types of a model; 3 is whole words, and 4 is single characters."""
 _SPECIAL_FIELDS = {45: ("unk", b"<unk>"), 46: ("bos", b"<s>"), 47: ("eod", b"</s>"), 48: ("pad", b"<pad>")}
-"""Field of the trainer's settings -> the meaning of the piece that it names, and its name by default."""
+"""Field of the trainer's settings -> meaning of the piece that the field names, and its default name."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One piece: how it is written, how likely it is, and its type."""
+    """One piece: its spelling, its score (log probability), and its type."""
 
     text: str
     score: float
@@ -31,18 +31,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class ModelProto:
-    """What decides how a model encodes.
+    """Properties of a model that determine its encoding.
 
     Attributes:
-        pieces: in the order of their ids.
+        pieces: pieces in the order of their ids.
         model_type: UNIGRAM, BPE or another.
-        suffix_space: a space is written at the end of a word, not in front.
-        charsmap: rules of normalisation, compiled; empty: none.
-        dummy_prefix: a space is put in front of every text.
-        fewer_spaces: runs of spaces become one, and those at the ends go.
-        escaped_spaces: spaces are written as U+2581.
-        special_ids: meaning (unk, bos, eod, pad) -> id, of those that there are.
-        rules: the normalisation as a whole, as it stands in the file.
+        suffix_space: write a space at the end of a word, not at its beginning.
+        charsmap: compiled rules of normalisation; empty for none.
+        dummy_prefix: add a space before every text.
+        fewer_spaces: merge runs of spaces, and strip spaces at the ends.
+        escaped_spaces: write spaces as U+2581.
+        special_ids: meaning (unk, bos, eod, pad) -> id, as far as the model has them.
+        rules: the whole normaliser field of the file.
     """
 
     pieces: tuple[Piece, ...]
@@ -60,7 +60,7 @@ def read_model_proto(content: bytes, origin: str) -> ModelProto:
     """Parse a .model.
 
     Raises:
-        DataError: it is none.
+        DataError: the content is not a SentencePiece model.
     """
     try:
         pieces: list[Piece] = []
@@ -76,9 +76,9 @@ def read_model_proto(content: bytes, origin: str) -> ModelProto:
         normalizer = dict(_fields(rules))
         model_type = _number(trainer, 3, UNIGRAM)
     except (ValueError, IndexError, struct.error) as error:
-        raise DataError(f"{origin}: is no SentencePiece model: {error}") from None
+        raise DataError(f"{origin}: is not a SentencePiece model: {error}") from None
     if not pieces:
-        raise DataError(f"{origin}: is no SentencePiece model: it has no pieces")
+        raise DataError(f"{origin}: is not a SentencePiece model: it has no pieces")
     charsmap = normalizer.get(2, b"")
     return ModelProto(
         tuple(pieces),
@@ -94,7 +94,7 @@ def read_model_proto(content: bytes, origin: str) -> ModelProto:
 
 
 def _special_ids(pieces: list[Piece], trainer: dict[int, int | bytes]) -> dict[str, int]:
-    """As the library finds them: by name, if the piece is of the right type."""
+    """Find special pieces as the library does: by name, if the piece has the right type."""
     found: dict[str, int] = {}
     for field, (role, usual) in _SPECIAL_FIELDS.items():
         name = trainer.get(field, usual)
@@ -116,12 +116,12 @@ def _piece(content: bytes) -> Piece:
 def _number(values: Mapping[int, int | bytes], field: int, usual: int) -> int:
     value = values.get(field, usual)
     if not isinstance(value, int):
-        raise ValueError(f"field {field} is no number")
+        raise ValueError(f"field {field} is not a number")
     return value
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field: an int where it is a varint, else the bytes."""
+    """Yield number and value of each field: an int for a varint, else bytes."""
     place = 0
     while place < len(content):
         key, place = _varint(content, place)

@@ -1,4 +1,4 @@
-"""Text that is already ids: Megatron-LM's NullTokenizer."""
+"""NullTokenizer of Megatron-LM, for text that already consists of ids."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainer.data.tokenizers.tokenizer import SpecialTokens, TokenBatch, join_li
 from trainer.data.tokenizers.words import WordPieces
 
 _SHOWN = 60
-"""Characters of a word that are shown of it."""
+"""Maximum characters of a word in a message."""
 
 
 class NullTokenizer:
-    """Text that is already ids in decimal, separated by spaces.
+    """Tokenizer of decimal ids separated by spaces.
 
-    ``numbers`` ids 0 .. numbers - 1 and one more, which ends a document.
+    The ids are 0 .. ``numbers`` - 1, and ``numbers``, which ends a document.
     """
 
     engine = "none"
@@ -29,29 +29,29 @@ class NullTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The numbers and the end of a document."""
+        """Number of ids, including the end-of-document token."""
         return self._numbers + 1
 
     @property
     def specials(self) -> SpecialTokens:
-        """The end of a document alone."""
+        """The end-of-document token only."""
         return SpecialTokens(eod=self._numbers)
 
     @property
     def eod(self) -> int | None:
-        """The id after the last number."""
+        """End-of-document token: the id after the last number."""
         return self._numbers
 
     @property
     def sha256(self) -> str:
-        """Digest of the size, which is all there is."""
+        """Digest of the vocabulary size, the only setting."""
         return hashlib.sha256(f"NullTokenizer {self._numbers}".encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The numbers that ``text`` spells.
+        """Return the numbers in ``text``.
 
         Raises:
-            DataError: something in it is no number of this vocabulary.
+            DataError: a word is not a number of this vocabulary.
         """
         words = text.split()
         try:
@@ -65,15 +65,15 @@ class NullTokenizer:
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """``encode`` of each text."""
+        """Return ``encode`` of each text."""
         return join_lists([self.encode(text) for text in texts])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The numbers, separated by spaces, without the ends of documents."""
+        """Return the numbers separated by spaces, without end-of-document tokens."""
         return " ".join(str(token) for token in tokens if token != self._numbers)
 
     def word_pieces(self) -> WordPieces:
-        """Every number is a word."""
+        """Return flags by which every number is a word."""
         return WordPieces(np.ones(self.vocab_size, np.bool_), np.zeros(self.vocab_size, np.bool_))
 
 

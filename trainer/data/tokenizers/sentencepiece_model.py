@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.errors import DataError
-from trainer.data.tokenizers.engines import EngineOffer, EngineRefusal, missing_package
+from trainer.data.tokenizers.engines import EngineCandidate, EngineRefusal, missing_package
 from trainer.data.tokenizers.gigatoken_engine import GigatokenEngine, load_tokenizer_json
-from trainer.data.tokenizers.huggingface import SPACE_MARK, say_byte_piece
+from trainer.data.tokenizers.huggingface import SPACE_MARK, decode_byte_piece
 from trainer.data.tokenizers.long_texts import WholeTexts
 from trainer.data.tokenizers.model_proto import (
     BPE,
@@ -34,10 +34,10 @@ class SentencePieceVocabulary:
 
     Args:
         path: the file.
-        special_names: meaning -> name of a token, where files beside it say it.
+        special_names: meaning -> name of a token, from files beside it.
 
     Raises:
-        DataError: it cannot be read or is no model.
+        DataError: the file cannot be read, or is not a model.
     """
 
     def __init__(self, path: Path, special_names: Mapping[str, str]) -> None:
@@ -67,8 +67,8 @@ class SentencePieceVocabulary:
             return SentencePieceProcessor(model_proto=self._content)
         except ModuleNotFoundError:
             raise missing_package(self.origin, "sentencepiece") from None
-        except Exception as error:  # it raises RuntimeError for whatever is wrong
-            raise DataError(f"{self.origin}: is no SentencePiece model: {error}") from None
+        except Exception as error:  # the library raises RuntimeError for every problem
+            raise DataError(f"{self.origin}: is not a SentencePiece model: {error}") from None
 
     @cached_property
     def sha256(self) -> str:
@@ -82,31 +82,31 @@ class SentencePieceVocabulary:
         return digest.hexdigest()
 
     def id_of(self, name: str) -> int | None:
-        """Id of the piece of this name."""
+        """Return the id of the piece ``name``."""
         return self._ids.get(name)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens``, without control pieces and the space that is put in front of every text."""
+        """Return the text of ``tokens``, without control pieces and the initial dummy space."""
         pieces = self._model.pieces
-        said = [token for token in tokens if pieces[token].kind not in (CONTROL, UNKNOWN)]
-        text: str = self._decoder.decode(said)
+        kept = [token for token in tokens if pieces[token].kind not in (CONTROL, UNKNOWN)]
+        text: str = self._decoder.decode(kept)
         return text
 
     def word_pieces(self) -> WordPieces:
-        """By the space in front."""
+        """Find words by the space before them."""
         return words_by_text(
             None
             if piece.kind in (CONTROL, UNKNOWN)
-            else say_byte_piece(piece.text) or piece.text.replace(SPACE_MARK, " ")
+            else decode_byte_piece(piece.text) or piece.text.replace(SPACE_MARK, " ")
             for piece in self._model.pieces
         )
 
-    def engines(self) -> Sequence[EngineOffer]:
-        """Use gigatoken for BPE that falls back to bytes; the sentencepiece library is the reference."""
-        reference = EngineOffer("sentencepiece", lambda: LibraryEngine(self._load_library()))
+    def engines(self) -> Sequence[EngineCandidate]:
+        """List gigatoken for BPE with byte fallback; the sentencepiece library is the reference."""
+        reference = EngineCandidate("sentencepiece", lambda: LibraryEngine(self._load_library()))
         if self._model.model_type != BPE:
             return [reference]
-        return [EngineOffer("gigatoken", self._gigatoken), reference]
+        return [EngineCandidate("gigatoken", self._gigatoken), reference]
 
     def _gigatoken(self) -> GigatokenEngine:
         content = json.dumps(merges_content(self._model))
@@ -114,14 +114,14 @@ class SentencePieceVocabulary:
 
 
 _BYTES_EACH = 45
-"""Of memory for a byte of a text: 25 of prose, 41 of nothing but spaces."""
+"""Memory that the library takes per byte of text: 25 for prose, 41 for spaces only."""
 
 
 class LibraryEngine:
     """The sentencepiece library, on the calling thread.
 
     Args:
-        library: with its model loaded.
+        library: the library's processor with its model.
     """
 
     def __init__(self, library: Any) -> None:
@@ -129,10 +129,10 @@ class LibraryEngine:
         self._whole = WholeTexts("sentencepiece", _BYTES_EACH)
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokens of each text.
+        """Return the tokens of each text.
 
         Raises:
-            DataError: one would take too much memory.
+            DataError: a text would take too much memory.
         """
         for text in texts:
             self._whole.check(text)
@@ -140,36 +140,36 @@ class LibraryEngine:
 
 
 def _check_ties(texts: Sequence[str], scores: Mapping[str, float]) -> None:
-    """Refuse pieces that are equally likely, unless they are runs of one letter."""
+    """Reject pieces of equal score, unless they are runs of one letter."""
     owners: dict[float, str] = {}
     for text in texts:
         owner = owners.setdefault(scores[text], text)
         if owner != text and len({*owner, *text}) > 1:
-            raise EngineRefusal(f"its pieces {owner!r} and {text!r} are equally likely")
+            raise EngineRefusal(f"its pieces {owner!r} and {text!r} have the same score")
 
 
 def merges_content(model: ModelProto) -> dict[str, Any]:
-    """A BPE model as the tokenizer.json that encodes alike.
+    """Return the tokenizer.json that encodes like a BPE model.
 
-    SentencePiece joins the two neighbours whose union is the piece of the highest score. So does a list of merges, if
-    every cut of every piece into two pieces stands in it in the order of the scores.
+    SentencePiece merges the two neighbours whose union is the piece of the highest score. A list of merges does the
+    same if it contains every split of every piece into two pieces, in the order of the scores.
 
     Raises:
-        EngineRefusal: something in the model makes the two differ.
+        EngineRefusal: a property of the model makes the two differ.
     """
     if model.charsmap or model.fewer_spaces or model.suffix_space or not model.escaped_spaces:
         raise EngineRefusal("it normalises text")
     kinds = {piece.kind for piece in model.pieces}
     if not kinds <= {NORMAL, UNKNOWN, CONTROL, BYTE} or BYTE not in kinds:
-        raise EngineRefusal("it has pieces that users defined, or none for bytes")
+        raise EngineRefusal("it has user-defined pieces, or no byte pieces")
     scores = {piece.text: piece.score for piece in model.pieces if piece.kind == NORMAL}
     longer = [text for text in scores if len(text) > 1]
     _check_ties(longer, scores)
     if any(letter not in scores for text in longer for letter in text):
-        raise EngineRefusal("a piece has letters that are no pieces")
+        raise EngineRefusal("a piece has letters that are not pieces")
     cuts = [(text[:cut], text[cut:]) for text in longer for cut in range(1, len(text))]
     merges = [(left, right) for left, right in cuts if left in scores and right in scores]
-    # Of pieces that are equally likely the leftmost comes first: a run of spaces grows from its left end.
+    # Among pieces of equal score the leftmost comes first: a run of spaces grows from its left end.
     merges.sort(key=lambda pair: (-scores[pair[0] + pair[1]], -len(pair[0]), -len(pair[1])))
     front = [{"type": "Prepend", "prepend": SPACE_MARK}] if model.dummy_prefix else []
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}

@@ -1,4 +1,4 @@
-"""What a tokenizer is opened from, under Megatron-LM's names."""
+"""Settings of a tokenizer, under Megatron-LM's names."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """All that decides how a tokenizer works, except the files' content.
+    """All settings that determine the output of a tokenizer, besides the files' content.
 
     Attributes:
-        tokenizer_type: one of trainer.config.data_flags.TOKENIZER_TYPES; None: told from the files.
+        tokenizer_type: one of trainer.config.data_flags.TOKENIZER_TYPES; None to recognise the files.
         tokenizer_model: the file, or a folder that holds the files.
         vocab_file: vocab.json of a GPT-2 BPE, or vocab.txt of a WordPiece.
         merge_file: merges.txt of a GPT-2 BPE.
-        vocab_size: how many numbers a NullTokenizer takes, or how many ids a TikTokenizer's list is cut to.
-        vocab_extra_ids: number of <extra_id_i>, added after the vocabulary where it does not have them.
-        tokenizer_special_tokens: further names, added likewise; text never becomes one of them.
-        tiktoken_pattern: name of a way to cut text into words, or a regular expression that does it; None: told from
-            the file.
+        vocab_size: number of ids of a NullTokenizer, or the maximum number of ids of a TikTokenizer's list.
+        vocab_extra_ids: number of <extra_id_i> tokens, added after the vocabulary unless they are in it.
+        tokenizer_special_tokens: names of further tokens, added likewise; encoded text never contains them.
+        tiktoken_pattern: name of a pattern that splits text into words, or a regular expression; None to take the
+            file's pattern.
         tiktoken_num_special_tokens: ids before the first rank of a TikTokenizer's list.
-        tokenizer_hf_include_special_tokens: add what a tokenizer.json puts around a text, and read names of special
-            tokens in it as those tokens.
-        eod_token: name of the token that ends a document; None: told from the files.
-        engine: name of the library that encodes; None: the fastest that is installed and agrees with the reference.
+        tokenizer_hf_include_special_tokens: add the tokens of a tokenizer.json's template around a text, and read
+            names of special tokens in it as these tokens.
+        eod_token: name of the token that ends a document; None to take the file's token.
+        engine: name of the library that encodes; None for the fastest installed that agrees with the reference.
     """
 
     tokenizer_type: str | None = None
@@ -47,22 +47,22 @@ class TokenizerSettings:
 
     @property
     def is_set(self) -> bool:
-        """Whether a tokenizer is named at all."""
+        """True if a tokenizer is named."""
         return self.has_files or self.tokenizer_type == "NullTokenizer"
 
     @property
     def has_files(self) -> bool:
-        """Whether files are named, and not only numbers."""
+        """True if files are named, unlike for a NullTokenizer."""
         return bool(self.tokenizer_model or self.vocab_file)
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Name of the tokenizer for messages."""
         return self.tokenizer_model or self.vocab_file or self.tokenizer_type or "no tokenizer"
 
 
 def settings_of(data: DataConfig, vocab_size: int | None = None) -> TokenizerSettings:
-    """The settings that a config's data section asks for; ``vocab_size`` is the model's."""
+    """Return the settings of a config's data section; ``vocab_size`` is the model's."""
     return TokenizerSettings(
         tokenizer_type=data.tokenizer_type,
         tokenizer_model=data.tokenizer_model,
@@ -79,7 +79,7 @@ def settings_of(data: DataConfig, vocab_size: int | None = None) -> TokenizerSet
 
 
 def settings_from_flags(options: argparse.Namespace) -> TokenizerSettings:
-    """What the flags of ``add_tokenizer_flags`` say."""
+    """Return the settings of the flags of ``add_tokenizer_flags``."""
     return TokenizerSettings(
         tokenizer_type=options.tokenizer_type,
         tokenizer_model=_text(options.tokenizer_model),

@@ -1,4 +1,4 @@
-"""Which tokens of a vocabulary mean the end of a document, padding and so on: by what its files say, then by name."""
+"""Special tokens of a vocabulary (end of document, padding, ...): by its files' declarations, then by name."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ NAMES: dict[str, tuple[str, ...]] = {
     "mask": ("[MASK]", "<mask>", "<MASK>", "<|mask|>"),
     "unk": ("[UNK]", "<unk>", "<UNK>"),
 }
-"""Names that published vocabularies give to tokens of each meaning, the most telling first."""
+"""Names of tokens of each meaning in published vocabularies, the least ambiguous first."""
 
 _KEYS = {role: f"{'eos' if role == 'eod' else role}_token" for role in NAMES}
 _FILES = ("special_tokens_map.json", "tokenizer_config.json")
 
 
 def sentinel_name(number: int) -> str:
-    """T5's name of the token that stands for masked span ``number``."""
+    """Return T5's name of the token that stands for masked span ``number``."""
     return f"<extra_id_{number}>"
 
 
 def declared_names(folder: Path) -> dict[str, str]:
-    """Meaning -> name of the token, as transformers' files in ``folder`` say it.
+    """Return meaning -> name of a token, as declared in transformers' files in ``folder``.
 
     Raises:
-        DataError: one of them is not JSON.
+        DataError: a file is not JSON.
     """
     found: dict[str, str] = {}
     for name in _FILES:
@@ -47,19 +47,19 @@ def declared_names(folder: Path) -> dict[str, str]:
 
 
 def read_json_beside(path: Path) -> dict[str, object]:
-    """The object in ``path``; empty if there is no such file.
+    """Return the object in ``path``; empty without the file.
 
     Raises:
-        DataError: it is there and holds no JSON object.
+        DataError: the file holds no JSON object.
     """
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {error}; mend it or take it away") from None
+        raise DataError(f"{path}: cannot be read as JSON: {error}; repair or remove it") from None
     if not isinstance(settings, dict):
-        raise DataError(f"{path}: holds no JSON object; mend it or take it away")
+        raise DataError(f"{path}: holds no JSON object; repair or remove it")
     return settings
 
 
@@ -71,29 +71,29 @@ def find_specials(
     eod_token: str | None,
     origin: str,
 ) -> SpecialTokens:
-    """Ids of the special tokens.
+    """Find the ids of the special tokens.
 
     Args:
-        id_of: id of any token by its name; None: there is none.
-        named: ids of special tokens by their names. A name of NAMES may also be an ordinary piece, which text becomes.
-        by_id: meaning -> id, where the vocabulary itself says it.
-        by_name: meaning -> name, where files beside it say it; stronger than ``by_id``.
-        eod_token: name of the token that ends a document, as the user gave it; None: not given.
+        id_of: returns the id of any token by its name; None for an unknown name.
+        named: ids of special tokens by name. A name of NAMES may also be an ordinary piece of text.
+        by_id: meaning -> id, declared by the vocabulary itself.
+        by_name: meaning -> name, declared by files beside it; overrides ``by_id``.
+        eod_token: name of the token that ends a document, from the user; None if not given.
         origin: the vocabulary's file, for messages.
 
     Raises:
-        DataError: there is no token of the name that is to end a document.
+        DataError: the vocabulary has no token with the requested name for the end of a document.
     """
     wanted = dict(by_name)
     if eod_token is not None:
         wanted["eod"] = eod_token
     if "eod" in wanted and id_of(wanted["eod"]) is None:
-        raise DataError(f"{origin}: has no token {wanted['eod']!r} to end a document with; name one that it has")
+        raise DataError(f"{origin}: has no token {wanted['eod']!r} to end a document with; name an existing token")
     ids: dict[str, int | None] = {}
     for role, names in NAMES.items():
         declared = id_of(wanted[role]) if role in wanted else None
         ids[role] = declared if declared is not None else by_id.get(role, _first(named, names))
-    # As in Megatron-LM (megatron/core/tokenizers/text/libraries/huggingface_tokenizer.py): a BERT's documents end with
+    # As in Megatron-LM (megatron/core/tokenizers/text/libraries/huggingface_tokenizer.py): documents for BERT end with
     # [SEP] and begin with [CLS].
     eod = ids["eod"] if ids["eod"] is not None else ids["sep"]
     bos = ids["bos"] if ids["bos"] is not None else ids["cls"]

@@ -1,8 +1,8 @@
-"""tiktoken's vocabularies: byte strings with their ranks, and a regular expression that cuts text into words.
+"""tiktoken's vocabularies: byte strings with their ranks, and a regular expression that splits text into words.
 
-Three kinds of file hold them: OpenAI's .tiktoken (base64 and rank per line), the JSON list that Megatron-LM's
-TikTokenizer reads, and Mistral's tekken.json, the same list with its settings. In both lists special tokens come before
-the ranks. Neither of the first two says its regular expression.
+Three file formats hold such vocabularies: OpenAI's .tiktoken (base64 and rank per line), the JSON list that
+Megatron-LM's TikTokenizer reads, and Mistral's tekken.json, the same list with its settings. In both lists special
+tokens come before the ranks. The first two formats do not hold the regular expression.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.errors import DataError
-from trainer.data.tokenizers.engines import EngineOffer, EngineRefusal
+from trainer.data.tokenizers.engines import EngineCandidate, EngineRefusal
 from trainer.data.tokenizers.gigatoken_engine import GigatokenEngine, load_ranks
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.tokenizer import TokenBatch, join_arrays
@@ -49,9 +49,9 @@ PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     "v2": _cased("", r"\p{N}", r"[\r\n/]*"),
 }
-"""OpenAI's (tiktoken_ext/openai_public.py) and Megatron-LM's two (--tiktoken-pattern)."""
+"""OpenAI's patterns (tiktoken_ext/openai_public.py) and Megatron-LM's two (--tiktoken-pattern)."""
 _SCHEMES = {"r50k": "gpt2", "cl100k": "gpt4", "o200k": "o200k"}
-"""gigatoken's names of those that it knows."""
+"""Patterns that gigatoken knows -> gigatoken's names."""
 _FILES = {
     "r50k_base": ("r50k", {"<|endoftext|>": 50256}),
     "gpt2": ("r50k", {"<|endoftext|>": 50256}),
@@ -69,9 +69,9 @@ _FILES = {
     ),
     "o200k_base": ("o200k", {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
 }
-"""Names of published files -> pattern and special tokens, which no .tiktoken file holds."""
+"""Names of published files -> pattern and special tokens, which a .tiktoken file does not hold."""
 _LIST_SPECIALS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
-"""What Megatron-LM puts before the ranks of a list, in this order."""
+"""Special tokens that Megatron-LM puts before the ranks of a list, in this order."""
 _TEKKEN_SPECIALS = ("<unk>", "<s>", "</s>")
 _LIST_IDS = 1 << 17
 _BYTES = 256
@@ -79,10 +79,10 @@ _BYTES = 256
 
 @dataclass(frozen=True)
 class Ranks:
-    """What a file holds.
+    """Content of a file.
 
     Attributes:
-        ids: byte string -> id; the order of the ids is that of the ranks.
+        ids: byte string -> id; ids are in the order of the ranks.
         pattern: name in PATTERNS, or a regular expression.
         specials: name -> id.
     """
@@ -96,7 +96,8 @@ def read_ranks(path: Path, settings: TokenizerSettings) -> Ranks:
     """Read a .tiktoken file, or a list in JSON.
 
     Raises:
-        DataError: it cannot be read, is neither, lacks a byte, gives a rank twice, or does not tell its pattern.
+        DataError: the file cannot be read, has neither format, lacks a byte, has a duplicate rank, or has no known
+            pattern.
     """
     try:
         content = path.read_bytes()
@@ -109,7 +110,7 @@ def read_ranks(path: Path, settings: TokenizerSettings) -> Ranks:
     )
     absent = sum(bytes([value]) not in ranks.ids for value in range(_BYTES))
     if absent:
-        raise DataError(f"{path}: has no token for {absent} of the 256 bytes; the file is damaged or cut")
+        raise DataError(f"{path}: has no token for {absent} of the 256 bytes; it is damaged or truncated")
     return ranks
 
 
@@ -123,22 +124,22 @@ def _read_lines(path: Path, content: bytes, settings: TokenizerSettings) -> Rank
             spelled, rank = line.split()
             piece, token = base64.b64decode(spelled, validate=True), int(rank)
         except (ValueError, binascii.Error):
-            raise DataError(f"{path}:{number}: is no base64 and rank: {line[:60]!r}; name a .tiktoken file") from None
+            raise DataError(f"{path}:{number}: is not base64 and rank: {line[:60]!r}; name a .tiktoken file") from None
         if piece in ids or token in seen or token < 0:
-            raise DataError(f"{path}:{number}: gives {piece!r} the rank {token}, and one of the two is taken already")
+            raise DataError(f"{path}:{number}: gives {piece!r} the rank {token}, but one of the two is already in use")
         ids[piece] = token
         seen.add(token)
     known = _FILES.get(path.name.removesuffix(".tiktoken"))
-    # Published files leave at most one rank out before the special tokens.
+    # Published files skip at most one rank before the special tokens.
     if known and min(known[1].values()) > max(seen, default=-1) + 2:
         raise DataError(
-            f"{path}: ends at rank {max(seen, default=-1)}, and files of this name have one before "
-            f"{min(known[1].values())}; it is cut off: get it anew"
+            f"{path}: ends at rank {max(seen, default=-1)}, but a file of this name continues to "
+            f"{min(known[1].values())}; it is truncated: get it again"
         )
     pattern = settings.tiktoken_pattern or (known[0] if known else None)
     if pattern is None:
         raise DataError(
-            f"{path}: does not say how text is cut into words, and is none of {', '.join(_FILES)}; set "
+            f"{path}: does not define how text is split into words, and is none of {', '.join(_FILES)}; set "
             f"tiktoken_pattern to {', '.join(PATTERNS)} or a regular expression"
         )
     specials = {name: token for name, token in known[1].items() if token not in seen} if known else {}
@@ -157,7 +158,7 @@ def _read_list(path: Path, content: bytes, settings: TokenizerSettings) -> Ranks
     first = _count(path, config, "default_num_special_tokens", settings.tiktoken_num_special_tokens)
     size = _count(path, config, "default_vocab_size", settings.vocab_size or _LIST_IDS)
     if size <= first:
-        raise DataError(f"{path}: its {first} special tokens leave no room among {size} ids; give more of these")
+        raise DataError(f"{path}: its {first} special tokens leave no room in {size} ids; raise vocab_size")
     ids: dict[bytes, int] = {}
     for rank, entry in enumerate(entries[: size - first]):
         try:
@@ -174,24 +175,24 @@ def _read_list(path: Path, content: bytes, settings: TokenizerSettings) -> Ranks
 def _count(path: Path, config: Mapping[str, Any], key: str, usual: int) -> int:
     number = config.get(key, usual)
     if type(number) is not int or number < 0:
-        raise DataError(f"{path}: its config.{key} is {str(number)[:60]!r}, and must be a number of tokens")
+        raise DataError(f"{path}: its config.{key} is {str(number)[:60]!r}, but must be a number of tokens")
     return number
 
 
 def _list_specials(path: Path, values: Any, first: int, given: Sequence[str]) -> dict[str, int]:
     stated = values.get("special_tokens") if isinstance(values, dict) else None
-    if isinstance(stated, list):  # newer tekken files name them
+    if isinstance(stated, list):  # newer tekken files list their special tokens
         for entry in stated:
-            told = isinstance(entry, dict) and (type(entry.get("rank")), type(entry.get("token_str")))
-            if told != (int, str):
+            kinds = isinstance(entry, dict) and (type(entry.get("rank")), type(entry.get("token_str")))
+            if kinds != (int, str):
                 raise DataError(f"{path}: special token {str(entry)[:60]} has no rank and token_str")
         return {entry["token_str"]: entry["rank"] for entry in stated if 0 <= entry["rank"] < first}
     names: Sequence[str] = _TEKKEN_SPECIALS if isinstance(values, dict) else _LIST_SPECIALS
     if isinstance(values, list) and set(names) <= set(given):
-        # Megatron-LM's --tokenizer-special-tokens: all of these in another order, and further ones.
+        # Megatron-LM's --tokenizer-special-tokens: all of these names in any order, and further names.
         names = list(dict.fromkeys(given))
         if len(names) > first:
-            raise DataError(f"{path}: has {first} special tokens, and {len(names)} are named; name fewer")
+            raise DataError(f"{path}: has {first} special tokens, but {len(names)} are named; name fewer")
     return {name: token for token, name in enumerate(names[:first])}
 
 
@@ -199,8 +200,8 @@ class RanksVocabulary:
     """A tiktoken vocabulary.
 
     Args:
-        path: its file.
-        settings: with the pattern, and the number of special tokens of a list.
+        path: file of the vocabulary.
+        settings: settings with the pattern, and the number of special tokens of a list.
 
     Raises:
         DataError: see read_ranks.
@@ -228,7 +229,7 @@ class RanksVocabulary:
         return digest.hexdigest()
 
     def id_of(self, name: str) -> int | None:
-        """Id of a special token, or of the bytes of ``name``."""
+        """Return the id of a special token, or of the bytes of ``name``."""
         special = self._ranks.specials.get(name)
         return self._ranks.ids.get(name.encode()) if special is None else special
 
@@ -237,31 +238,33 @@ class RanksVocabulary:
         return {token: piece for piece, token in self._ranks.ids.items()}
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens``, without special ones."""
+        """Return the text of ``tokens``, without special tokens."""
         return b"".join(self._pieces.get(token, b"") for token in tokens).decode("utf-8", "replace")
 
     def word_pieces(self) -> WordPieces:
-        """By the space in front."""
+        """Find words by the space before them."""
         pieces = self._pieces
         return words_by_text(
             pieces[token].decode("utf-8", "replace") if token in pieces else None for token in range(self.size)
         )
 
-    def engines(self) -> Sequence[EngineOffer]:
-        """Use gigatoken where it knows the pattern; tiktoken is the reference."""
-        offers = [EngineOffer("tiktoken", lambda: TikTokenEngine(self._ranks.ids, self._pattern, self.origin))]
+    def engines(self) -> Sequence[EngineCandidate]:
+        """List gigatoken if it knows the pattern; tiktoken is the reference."""
+        candidates = [EngineCandidate("tiktoken", lambda: TikTokenEngine(self._ranks.ids, self._pattern, self.origin))]
         path, scheme = self._path, _SCHEMES.get(self._ranks.pattern)
         if scheme is not None and 0 in self._pieces:
-            offers.insert(0, EngineOffer("gigatoken", lambda: GigatokenEngine(lambda: load_ranks(path, scheme))))
-        return offers
+            candidates.insert(
+                0, EngineCandidate("gigatoken", lambda: GigatokenEngine(lambda: load_ranks(path, scheme)))
+            )
+        return candidates
 
 
 class TikTokenEngine:
     """The tiktoken library, on the calling thread.
 
     Raises:
-        ModuleNotFoundError: it is not installed.
-        EngineRefusal: the pattern is no regular expression.
+        ModuleNotFoundError: tiktoken is not installed.
+        EngineRefusal: the pattern is not a valid regular expression.
     """
 
     def __init__(self, ids: Mapping[bytes, int], pattern: str, origin: str) -> None:
@@ -270,16 +273,16 @@ class TikTokenEngine:
         self._origin = origin
         try:
             self._encoding = Encoding(origin, pat_str=pattern, mergeable_ranks=dict(ids), special_tokens={})
-        except Exception as error:  # it raises no narrower class
-            raise EngineRefusal(f"tiktoken_pattern is no regular expression of tiktoken's: {error}") from None
+        except Exception as error:  # the library raises no narrower class
+            raise EngineRefusal(f"tiktoken_pattern is not a regular expression of tiktoken: {error}") from None
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokens of each text."""
+        """Return the tokens of each text."""
         encode = self._encoding.encode_to_numpy
         try:
             return join_arrays([encode(text, disallowed_special=()) for text in texts])
         except ValueError as error:
             raise DataError(
-                f"{self._origin}: tiktoken cannot cut a text into words, most often for a million spaces in a row; "
-                f"take it out, or pip install gigatoken: {error}"
+                f"{self._origin}: tiktoken cannot split a text into words, usually because of a million spaces in a "
+                f"row; remove this text, or pip install gigatoken: {error}"
             ) from None

@@ -1,4 +1,4 @@
-"""What the data side asks of a tokenizer, whatever its files are."""
+"""Interface of a tokenizer, for any kind of vocabulary."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Lengths = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
-    """The tokens of several documents.
+    """Tokens of several documents.
 
     Attributes:
-        tokens: of all documents, one after the other, int32 [T].
-        lengths: how many are each document's, int64 [D]; sums to T.
+        tokens: tokens of all documents, concatenated, int32 [T].
+        lengths: number of tokens of each document, int64 [D]; sums to T.
     """
 
     tokens: Tokens
@@ -31,7 +31,7 @@ class TokenBatch:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[Tokens]:
-        """Each document's tokens, as views."""
+        """Yield each document's tokens, as views."""
         start = 0
         for length in self.lengths.tolist():
             yield self.tokens[start : start + length]
@@ -39,30 +39,30 @@ class TokenBatch:
 
 
 def join_arrays(documents: Sequence[np.ndarray[Any, Any]]) -> TokenBatch:
-    """A batch of one array of ids per document, of any integer type that holds them."""
+    """Return a batch from one integer array of ids per document, of any width."""
     lengths = np.fromiter(map(len, documents), np.int64, len(documents))
     tokens = np.concatenate(documents) if documents else np.zeros(0, np.int32)
     return TokenBatch(tokens.view(np.int32) if tokens.dtype == np.uint32 else tokens.astype(np.int32), lengths)
 
 
 def join_lists(documents: Sequence[Sequence[int]]) -> TokenBatch:
-    """A batch of one list of ids per document."""
+    """Return a batch from one list of ids per document."""
     lengths = np.fromiter(map(len, documents), np.int64, len(documents))
     return TokenBatch(np.fromiter(chain.from_iterable(documents), np.int32, int(lengths.sum())), lengths)
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids with a meaning of their own; None where the vocabulary has no such token.
+    """Ids of special tokens; None if the vocabulary has no such token.
 
     Attributes:
         eod: ends a document.
         bos: begins a text.
-        pad: fills up.
+        pad: padding.
         cls: stands for a whole sample (BERT).
         sep: ends a segment (BERT).
-        mask: stands for a hidden token (BERT).
-        unk: stands for what the vocabulary does not know.
+        mask: stands for a masked token (BERT).
+        unk: stands for text that the vocabulary cannot encode.
         sentinels: <extra_id_0>, <extra_id_1>, ... in this order (T5).
     """
 
@@ -77,7 +77,7 @@ class SpecialTokens:
 
 
 class Encoder(Protocol):
-    """Text to ids, and no more than that takes."""
+    """Conversion of text to ids, without the rest of a tokenizer, to save memory."""
 
     @property
     def vocab_size(self) -> int:
@@ -88,11 +88,11 @@ class Encoder(Protocol):
         """Id of the token that ends a document; None if the vocabulary has none."""
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokens of each text, as of Tokenizer."""
+        """Return the tokens of each text, as Tokenizer.encode_batch does."""
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. It can be pickled, and is then opened again from its files on the other side."""
+    """Conversion of text to ids and back. A pickled tokenizer is opened again from its files when unpickled."""
 
     @property
     def vocab_size(self) -> int:
@@ -100,7 +100,7 @@ class Tokenizer(Protocol):
 
     @property
     def specials(self) -> SpecialTokens:
-        """Ids with a meaning of their own."""
+        """Ids of special tokens."""
 
     @property
     def eod(self) -> int | None:
@@ -108,7 +108,7 @@ class Tokenizer(Protocol):
 
     @property
     def sha256(self) -> str:
-        """Digest of everything that decides which ids a text becomes, in hexadecimal: not of any path."""
+        """Digest, in hexadecimal, of everything that determines the ids of a text; independent of paths."""
 
     @property
     def engine(self) -> str:
@@ -116,19 +116,19 @@ class Tokenizer(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for the user about the choice of the engine."""
+        """Sentences for the user about the chosen engine."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text``, without beginning or end tokens; names of special tokens in it are ordinary text.
+        """Return the ids of ``text``, without bos or eod; names of special tokens in it are ordinary text.
 
-        Halves of surrogate pairs that stand alone, which no UTF-8 can say, are read as U+FFFD.
+        Lone surrogates, which UTF-8 cannot encode, are read as U+FFFD.
         """
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """``encode`` of each text."""
+        """Return ``encode`` of each text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens``, special tokens left out; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ``tokens``, without special tokens; bytes that are not UTF-8 become U+FFFD."""
 
     def word_pieces(self) -> WordPieces:
-        """Which tokens begin a word, for masking whole words."""
+        """Return flags of the tokens that begin a word, for whole-word masking."""

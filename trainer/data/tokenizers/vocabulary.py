@@ -1,4 +1,4 @@
-"""A vocabulary of any kind, with the engine that encodes for it, as a tokenizer."""
+"""Tokenizer from a vocabulary of any kind and an engine that encodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from trainer.data.errors import DataError
-from trainer.data.tokenizers.engines import Choice, Engine, EngineOffer, choose_engine
+from trainer.data.tokenizers.engines import Choice, Engine, EngineCandidate, choose_engine
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.special_names import find_specials, sentinel_name
 from trainer.data.tokenizers.tokenizer import Encoder, SpecialTokens, TokenBatch, Tokenizer
@@ -30,44 +30,44 @@ class Vocabulary(Protocol):
 
     @property
     def sha256(self) -> str:
-        """Digest, in hexadecimal, of all that decides which ids a text becomes."""
+        """Digest, in hexadecimal, of everything that determines the ids of a text."""
 
     @property
     def named(self) -> Mapping[str, int]:
-        """Ids of special tokens by their names."""
+        """Ids of special tokens by name."""
 
     @property
     def special_ids(self) -> Mapping[str, int]:
-        """Meaning (as in SpecialTokens) -> id, where the vocabulary itself says it."""
+        """Meaning (as in SpecialTokens) -> id, declared by the vocabulary itself."""
 
     @property
     def special_names(self) -> Mapping[str, str]:
-        """Meaning -> name of a token, where files beside the vocabulary say it."""
+        """Meaning -> name of a token, declared by files beside the vocabulary."""
 
     def id_of(self, name: str) -> int | None:
-        """Id of any token by its name; None: there is none."""
+        """Return the id of any token by its name; None for an unknown name."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens``, all below ``size``, without special tokens."""
+        """Return the text of ``tokens``, all below ``size``, without special tokens."""
 
     def word_pieces(self) -> WordPieces:
-        """Which of the ``size`` tokens begin a word."""
+        """Return flags of the tokens, below ``size``, that begin a word."""
 
-    def engines(self) -> Sequence[EngineOffer]:
-        """What can encode, the fastest first, the reference last."""
+    def engines(self) -> Sequence[EngineCandidate]:
+        """Return the engines that may encode, the fastest first, the reference last."""
 
 
 class VocabularyTokenizer:
-    """A vocabulary and the tokens added after it. Its engine is chosen when it is first asked for.
+    """A vocabulary, and tokens added after it. The engine is chosen on first use.
 
     Args:
-        vocabulary: what the files hold.
-        settings: what they were opened with.
-        reopen: opens them again, in the process that unpickles this.
+        vocabulary: content of the files.
+        settings: settings by which the files were opened.
+        reopen: opens the files again, in the process that unpickles this tokenizer.
 
     Raises:
-        DataError: there is no token to end a document of the name that is asked for; later, no engine is installed or
-            can load the vocabulary.
+        DataError: the vocabulary has no token with the requested name for the end of a document; on first use, no
+            engine is installed or can load the vocabulary.
     """
 
     def __init__(
@@ -90,31 +90,31 @@ class VocabularyTokenizer:
 
     @cached_property
     def _choice(self) -> Choice:
-        # Who only wants ids or the fingerprint, as every rank of a training run, loads no library.
+        # Chosen on demand: a rank of a training run, which needs only ids and the fingerprint, loads no library.
         return choose_engine(self._vocabulary.engines(), self._settings.engine, self._vocabulary.origin)
 
     def encoder(self) -> Encoder:
-        """What encodes, alone: who lets go of this object is rid of the vocabulary, which takes 27 MB for GPT-2's."""
-        offers = [*self._vocabulary.engines()]
-        reference, settings, reopen, sha256 = offers[-1].name, self._settings, self._reopen, self.sha256
+        """Return an encoder without the vocabulary, which takes 27 MB for GPT-2's."""
+        candidates = [*self._vocabulary.engines()]
+        reference, settings, reopen, sha256 = candidates[-1].name, self._settings, self._reopen, self.sha256
 
         def open_reference() -> Engine:
             opened = reopen(replace(settings, engine=reference))
             if opened.sha256 != sha256:
                 raise DataError(
-                    f"{settings.name}: the tokenizer was changed while it was used (its sha256 was {sha256[:12]}, and "
-                    f"is {opened.sha256[:12]}); put back the first, or begin anew with --restart"
+                    f"{settings.name}: the tokenizer was changed while it was in use (its sha256 was {sha256[:12]}, "
+                    f"and is now {opened.sha256[:12]}); restore it, or start over with --restart"
                 )
             return opened
 
         wanted = settings.engine or self.engine
         if wanted != reference:
-            offers[-1] = EngineOffer(reference, open_reference)
-        engine = choose_engine(offers, wanted, self._vocabulary.origin).engine
+            candidates[-1] = EngineCandidate(reference, open_reference)
+        engine = choose_engine(candidates, wanted, self._vocabulary.origin).engine
         return _EngineEncoder(self.vocab_size, self.eod, engine)
 
     def __reduce__(self) -> tuple[Callable[[TokenizerSettings], Tokenizer], tuple[TokenizerSettings]]:
-        # The other side need not choose again.
+        # The unpickling process uses the same engine, and need not compare again.
         return self._reopen, (replace(self._settings, engine=self._choice.name),)
 
     def _id_of(self, name: str) -> int | None:
@@ -128,7 +128,7 @@ class VocabularyTokenizer:
 
     @property
     def specials(self) -> SpecialTokens:
-        """Ids with a meaning of their own."""
+        """Ids of special tokens."""
         return self._specials
 
     @property
@@ -138,7 +138,7 @@ class VocabularyTokenizer:
 
     @property
     def sha256(self) -> str:
-        """Digest of what decides which ids a text becomes; tokens added after the vocabulary do not."""
+        """Digest of everything that determines the ids of a text; tokens added after the vocabulary do not."""
         return self._vocabulary.sha256
 
     @property
@@ -148,28 +148,28 @@ class VocabularyTokenizer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about faster engines that are not there."""
+        """Sentences about faster engines that are not used."""
         return self._choice.notes
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text``, without beginning or end tokens; names of special tokens in it are ordinary text."""
+        """Return the ids of ``text``, without bos or eod; names of special tokens in it are ordinary text."""
         found: list[int] = self.encode_batch([text]).tokens.tolist()
         return found
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        """``encode`` of each text."""
-        return self._choice.engine.encode_batch([sayable(text) for text in texts])
+        """Return ``encode`` of each text."""
+        return self._choice.engine.encode_batch([without_surrogates(text) for text in texts])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens``, special tokens left out; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ``tokens``, without special tokens; bytes that are not UTF-8 become U+FFFD."""
         size = self._vocabulary.size
         return self._vocabulary.decode([token for token in tokens if token < size])
 
     def word_pieces(self) -> WordPieces:
-        """Which tokens begin a word; added ones are words of their own."""
+        """Return flags of the tokens that begin a word; each added token is a word."""
         found = self._vocabulary.word_pieces()
-        own = np.ones(len(self._added), np.bool_)
-        return WordPieces(np.concatenate((found.begins, own)), np.concatenate((found.ends, own)))
+        added = np.ones(len(self._added), np.bool_)
+        return WordPieces(np.concatenate((found.begins, added)), np.concatenate((found.ends, added)))
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,11 @@ class _EngineEncoder:
     engine: Engine
 
     def encode_batch(self, texts: Sequence[str]) -> TokenBatch:
-        return self.engine.encode_batch([sayable(text) for text in texts])
+        return self.engine.encode_batch([without_surrogates(text) for text in texts])
 
 
-def sayable(text: str) -> str:
-    """``text`` as UTF-8 can say it: surrogates, which JSON's escapes may leave, become their character or U+FFFD."""
+def without_surrogates(text: str) -> str:
+    """Return ``text`` as valid UTF-8: surrogates from JSON escapes become their character, or U+FFFD if alone."""
     if text.isascii():
         return text
     try:

@@ -1,23 +1,23 @@
-"""Sizes that a vocabulary cannot have, said in one sentence."""
+"""Checks of vocabulary sizes, and their error messages."""
 
 from __future__ import annotations
 
 from trainer.data.errors import DataError
 
 LARGEST = (1 << 31) - 1
-"""Ids are 31 bits wide in the files that tokens are kept in."""
+"""Largest id: the files of tokens hold 31-bit ids."""
 
 
 def check_size(vocab_size: int, smallest: int, holds: str) -> None:
-    """Refuse a size that no text can fill.
+    """Reject a size that no text can fill.
 
     Args:
-        vocab_size: that is asked for.
-        smallest: that can be.
-        holds: what a vocabulary of that size holds.
+        vocab_size: requested size.
+        smallest: smallest valid size.
+        holds: description of the smallest vocabulary.
 
     Raises:
-        DataError: it is below ``smallest``, or above LARGEST.
+        DataError: the size is below ``smallest``, or above LARGEST.
     """
     if vocab_size < smallest:
         raise DataError(f"--vocab-size: {vocab_size} is below {smallest}: {holds}; raise it")
@@ -26,9 +26,9 @@ def check_size(vocab_size: int, smallest: int, holds: str) -> None:
 
 
 def too_little_text(found: int, vocab_size: int, smallest: int, holds: str) -> DataError:
-    """What to say where a text yields only ``found`` tokens, all of which a vocabulary of that size would hold."""
+    """Return the error for a text that yields only ``found`` tokens; advises this size if it is valid."""
     lower = f"lower it to {found} or " if found >= smallest else ""
     more = "" if lower else f" (the smallest vocabulary has {smallest}: {holds})"
     return DataError(
-        f"--vocab-size: the text yields only {found} tokens of the {vocab_size} asked for; {lower}give more text{more}"
+        f"--vocab-size: the text yields only {found} of the {vocab_size} requested tokens; {lower}give more text{more}"
     )

@@ -1,7 +1,7 @@
-"""BERT's vocab.txt: one piece per line, whose number is its id.
+"""BERT's vocab.txt: one piece per line; the line number, from 0, is the id.
 
-Cut and normalised as in Devlin et al. 2018 (arXiv:1810.04805) and as transformers' BertTokenizer does it: control
-characters go, Chinese characters stand alone, and without case accents go too.
+Splitting and normalisation as in Devlin et al. 2018 (arXiv:1810.04805) and in transformers' BertTokenizer: control
+characters are removed, each Chinese character is a word, and lower-casing also removes accents.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def read_wordpiece(vocab_file: Path, lower_case: bool) -> dict[str, Any]:
-    """The content of the tokenizer.json that says the same as ``vocab_file``.
+    """Return the content of a tokenizer.json equivalent to ``vocab_file``.
 
     Raises:
-        DataError: it cannot be read, a line is empty or stands twice, or there is no [UNK].
+        DataError: the file cannot be read, a line is empty or duplicate, or [UNK] is missing.
     """
     try:
         lines = vocab_file.read_text(encoding="utf-8").split("\n")
@@ -36,20 +36,20 @@ def read_wordpiece(vocab_file: Path, lower_case: bool) -> dict[str, Any]:
     for number, line in enumerate(lines):
         piece = line.rstrip("\r")
         if not piece:
-            raise DataError(f"{vocab_file}:{number + 1}: is empty, so that id {number} has no token")
+            raise DataError(f"{vocab_file}:{number + 1}: is empty, so that id {number} has no token; get it again")
         if piece in vocabulary:
             raise DataError(
-                f"{vocab_file}:{number + 1}: {piece!r} stands in line {vocabulary[piece] + 1} already; every token "
-                "needs one id"
+                f"{vocab_file}:{number + 1}: {piece!r} is already in line {vocabulary[piece] + 1}; every token needs "
+                "a unique id"
             )
         vocabulary[piece] = number
     if "[UNK]" not in vocabulary:
-        raise DataError(f"{vocab_file}: has no [UNK], which stands for what it does not know; name BERT's vocab.txt")
+        raise DataError(f"{vocab_file}: has no [UNK], the token for unknown text; name BERT's vocab.txt")
     return wordpiece_content(vocabulary, lower_case)
 
 
 def wordpiece_content(vocabulary: dict[str, int], lower_case: bool) -> dict[str, Any]:
-    """The tokenizer.json of a BERT vocabulary."""
+    """Return the tokenizer.json of a BERT vocabulary."""
     return {
         "version": "1.0",
         "added_tokens": [added_token(name, vocabulary[name]) for name in SPECIAL if name in vocabulary],

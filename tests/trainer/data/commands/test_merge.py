@@ -1,4 +1,4 @@
-"""Joining pairs: Megatron-LM's bytes, the manifests' sums, and what is refused before anything is written."""
+"""Merging datasets: Megatron-LM's bytes, the sums of the manifests, and errors before any file is written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_merged_manifests_are_those_of_the_whole(tmp_path: Path, capsys: pytest.
     assert merged.text_bytes == 30
     assert {**vars(merged), "text_bytes": 10} == vars(whole)
     assert (tmp_path / "all.idx").read_bytes() == (tmp_path / "whole.idx").read_bytes()
-    assert "all.bin, .idx and .json: 3 pairs, 60 documents, 120 tokens" in capsys.readouterr().out
+    assert "all.bin, .idx and .json: 3 datasets, 60 documents, 120 tokens" in capsys.readouterr().out
 
 
 def test_a_folder_without_pairs_is_refused_and_home_is_found(
@@ -70,17 +70,17 @@ def test_a_pair_that_is_named_by_all_its_files_counts_once(
     describe(tmp_path / "a.b", DOCUMENTS)
     named = ["a.b.bin", "a.b.idx", "a.b.json", "./a.b", "."]
     assert main(["data", "merge", "--input", *named, "--output-prefix", "out"]) == 0
-    assert "out.bin, .idx and .json: 1 pair, 60 documents" in capsys.readouterr().out
+    assert "out.bin, .idx and .json: 1 dataset, 60 documents" in capsys.readouterr().out
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "a.b.bin").read_bytes()
     assert main(["data", "inspect", *named[:4], "--samples", "0"]) == 0
     assert capsys.readouterr().out.count("documents   60") == 1
     assert main(["data", "merge", "--input", "a.b", "a.b", "--output-prefix", "twice"]) == 0
-    assert "2 pairs, 120 documents" in capsys.readouterr().out
+    assert "2 datasets, 120 documents" in capsys.readouterr().out
     for path in tmp_path.glob("twice.*"):
         path.unlink()
     for output in ("new/", ".", "new/.."):
         assert main(["data", "merge", "--input", "a.b", "--output-prefix", output]) == 3
-        assert capsys.readouterr().err.endswith("is a folder; add a name for the pair\n")
+        assert capsys.readouterr().err.endswith("is a folder; append a dataset name\n")
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".bin", ".bin", ".idx", ".idx", ".json", ".json"]
 
 
@@ -120,21 +120,21 @@ def test_what_does_not_go_together_is_refused_before_anything_is_written(tmp_pat
     (tmp_path / "cut.bin").write_bytes(b"")
     before = files(tmp_path)
     refusals = {
-        ("a", "other"): r"other: was prepared with tokenizer_sha256 cdcdcdcdcdcd and .*a with abababababab",
-        ("a", "endless"): r"endless: was prepared with eod None and .*a with 0",
-        ("a", "plain"): r"plain: has no manifest, and .*a has one",
-        ("plain", "wide"): r"wide: has int32 tokens and .*plain has uint16",
+        ("a", "other"): r"other: was prepared with tokenizer_sha256 cdcdcdcdcdcd but .*a with abababababab",
+        ("a", "endless"): r"endless: was prepared with eod None but .*a with 0",
+        ("a", "plain"): r"plain: has no manifest, but .*a has one",
+        ("plain", "wide"): r"wide: has int32 tokens but .*plain has uint16",
         ("plain", "cut"): r"cut\.bin: has 0 bytes",
         ("plain", "out"): r"out\.bin and .*out\.idx: no such file",
-        (): r"there is no \.bin/\.idx pair to merge",
+        (): r"no \.bin/\.idx dataset to merge",
     }
     for names, says in refusals.items():
         with pytest.raises(DataError, match=says):
             merge_pairs([tmp_path / name for name in names], tmp_path / "out")
-    with pytest.raises(DataError, match="is one of the pairs to merge"):
+    with pytest.raises(DataError, match="is one of the datasets to merge"):
         merge_pairs([tmp_path / "plain"], tmp_path / "plain")
     (tmp_path / "same").symlink_to(tmp_path)
-    with pytest.raises(DataError, match="is one of the pairs to merge"):
+    with pytest.raises(DataError, match="is one of the datasets to merge"):
         merge_pairs([tmp_path / "plain"], tmp_path / "same" / "plain")
     (tmp_path / "same").unlink()
     assert files(tmp_path) == before
@@ -150,7 +150,7 @@ def test_damage_that_only_a_checksum_shows_is_not_merged(tmp_path: Path, capsys:
     assert main(["data", "merge", "--input", str(tmp_path / "a"), "--output-prefix", str(tmp_path / "out")]) == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "a.bin: is damaged: its SHA-256 is not that of its manifest" in said
+    assert "a.bin: is damaged: its SHA-256 differs from its manifest's" in said
     assert files(tmp_path) == before
 
 
@@ -185,9 +185,9 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_disk_that_is_too_small_is_seen_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a", DOCUMENTS)
-    place = type("Usage", (), {"free": 100})
-    monkeypatch.setattr("trainer.data.commands.merge.shutil.disk_usage", lambda _: place)
-    with pytest.raises(DataError, match=r"has 0\.0 GB free, and .*new/out takes 0\.0 GB"):
+    usage = type("Usage", (), {"free": 100})
+    monkeypatch.setattr("trainer.data.commands.merge.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(DataError, match=r"has 0\.0 GB free, but .*new/out takes 0\.0 GB"):
         merge_pairs([tmp_path / "a"], tmp_path / "new/out")
     assert not (tmp_path / "new").exists()
 

@@ -1,4 +1,4 @@
-"""Learning vocabularies: the same text gives the same file, and sizes that cannot be are refused in one sentence."""
+"""Training vocabularies: the same text gives the same file, and impossible sizes are one sentence."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def test_further_special_tokens(tmp_path: Path) -> None:
 def test_sizes_and_names_that_cannot_be(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DataError, match="256 is below 257"):
         train_byte_level_bpe(TEXTS, 256, tmp_path / "t.json")
-    with pytest.raises(DataError, match="yields only .* of the 100000 asked for"):
+    with pytest.raises(DataError, match="yields only .* of the 100000 requested tokens"):
         train_byte_level_bpe(TEXTS, 100_000, tmp_path / "t.json")
-    with pytest.raises(DataError, match="yields only .* of the 100000 asked for"):
+    with pytest.raises(DataError, match="yields only .* of the 100000 requested tokens"):
         train_wordpiece(lambda: TEXTS, 100_000, True, [])
     wrong = ["--output", str(tmp_path / "t.json"), "--model", "bpe"]
     assert main(["--input", str(source), "--vocab-size", "400", *wrong]) == 3
-    said = "t.json ends as byte-level-bpe does, but bpe is kept in .model; rename it"
+    said = "t.json ends like byte-level-bpe, but bpe needs .model; rename it"
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -103,7 +103,7 @@ def test_the_text_itself_is_not_written_over(tmp_path: Path, source: Path, capsy
     before = source.read_bytes()
     output = str(tmp_path / "link" / source.name)
     assert main(["--input", str(source), "--output", output, "--vocab-size", "300"]) == 3
-    assert "is one of the inputs, and would be lost; choose another name" in capsys.readouterr().err
+    assert "is an input, and would be lost; choose another name" in capsys.readouterr().err
     assert source.read_bytes() == before
 
 
@@ -113,7 +113,7 @@ def test_the_text_itself_is_not_written_over(tmp_path: Path, source: Path, capsy
         ("byte-level-bpe", 258, "256 bytes and <|endoftext|>, <X>"),
         ("unigram", 263, "256 bytes, <unk>, <s>, </s>, <pad>, <X>, a space and one letter"),
         ("bpe", 263, "256 bytes, <unk>, <s>, </s>, <pad>, <X>, a space and one letter"),
-        ("wordpiece", 8, "6 special tokens, and one letter that begins words and goes on with them"),
+        ("wordpiece", 8, "6 special tokens, and one letter at the start of words and within words"),
     ],
 )
 def test_sizes_that_no_text_fills_are_refused_at_once(
@@ -141,9 +141,9 @@ def test_sizes_that_no_text_fills_are_refused_at_once(
     "name",
     [
         *("", "a", "the", "日", "12", "##a", "<0x41>", "\u2581", "<\u2581x>", "a b", "<x\ny>", "<\ud800>", "<<"),
-        # As byte-level vocabularies spell a word, " -" and a dash in front of a mark.
+        # Byte-level spellings of " the", " -" and a dash before punctuation.
         *("\u0120the", "\u0120-", "\u00e2\u0122\u0136-"),
-        # What GPT-2 takes for a word, and what one begins with.
+        # GPT-2's contractions, and a prefix of one.
         *("'s", "'t", "'re", "'ll", "'v"),
     ],
 )
@@ -153,7 +153,7 @@ def test_names_that_text_may_become_are_refused(
     command = ["--input", str(source), "--vocab-size", "400", "--output", str(tmp_path / "t.json"), "--check"]
     assert main([*command, "--special-tokens", "<X>", "[END]", "end_of_text", name]) == 3
     said = capsys.readouterr().err
-    assert f"--special-tokens: {name!r} is a name that text may become or no file can hold; choose letters and" in said
+    assert f"--special-tokens: {name!r} may occur as a token of text, or cannot be stored; choose letters and" in said
     assert said.count("\n") == 1
     assert main([*command, "--special-tokens", "<X>", "[END]", "end_of_text", "<終わり>", "<1>", "'S"]) == 0
 
@@ -165,20 +165,20 @@ def test_a_size_that_is_advised_for_a_small_text_can_be(text: str) -> None:
     (advised,) = re.findall(r"lower it to (\d+) or give more text", str(caught.value))
     found = train_wordpiece(lambda: [text], int(advised), True, []).splitlines()
     assert len(found) == int(advised)
-    # Nothing of the text is unknown.
+    # No letter of the text is unknown.
     assert {letter for letter in text if not letter.isspace()} <= {*found}
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_sizes_that_sentencepiece_refuses_are_said_with_one_that_it_takes(kind: Literal["unigram", "bpe"]) -> None:
-    with pytest.raises(DataError, match="100000 asked for; lower it to") as caught:
+    with pytest.raises(DataError, match="100000 requested tokens; lower it to") as caught:
         train_sentencepiece(TEXTS, 100_000, kind, [])
     (advised,) = re.findall(
-        r"yields only (\d+) tokens of the 100000 asked for; lower it to \1 or give more text", str(caught.value)
+        r"yields only (\d+) of the 100000 requested tokens; lower it to \1 or give more text", str(caught.value)
     )
     assert train_sentencepiece(TEXTS, int(advised), kind, [])
     with pytest.raises(
-        DataError, match=r"270 is below \d+: .* and the letters of the text, but for the rarest; raise it"
+        DataError, match=r"270 is below \d+: .* and the letters of the text, except the rarest; raise it"
     ) as caught:
         train_sentencepiece(TEXTS, 270, kind, [])
     (advised,) = re.findall(r"270 is below (\d+)", str(caught.value))
@@ -187,7 +187,7 @@ def test_sizes_that_sentencepiece_refuses_are_said_with_one_that_it_takes(kind: 
 
 def test_a_text_without_letters_is_given_no_advice_that_leads_nowhere() -> None:
     with pytest.raises(
-        DataError, match=r"only 5 tokens of the 300 asked for; give more text \(the smallest voc.* has 7:"
+        DataError, match=r"only 5 of the 300 requested tokens; give more text \(the smallest voc.* has 7:"
     ):
         train_wordpiece(lambda: [" "], 300, True, [])
 
@@ -196,12 +196,12 @@ def test_learning_is_heard_of_until_it_ends(source: Path, tmp_path: Path, monkey
     for name in ("_FIRST_SECONDS", "_SECONDS"):
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(background, "_BEAT_SECONDS", 0.0)
-    is_told = threading.Event()
-    monkeypatch.setattr(progress, "say", lambda line: is_told.set() if line.endswith(" so far") else None)
+    is_reported = threading.Event()
+    monkeypatch.setattr(progress, "say", lambda line: is_reported.set() if line.endswith(" so far") else None)
 
     def slow(texts: Iterable[str], *_: object) -> bytes:
         assert len(list(texts)) == len(TEXTS)
-        assert is_told.wait(60)
+        assert is_reported.wait(60)
         return b"{}"
 
     monkeypatch.setattr(train_tokenizer, "learn_byte_level_bpe", slow)
@@ -244,13 +244,13 @@ def test_a_sample_is_said_and_a_check_writes_nothing(
     arguments = ["--input", str(source), "--vocab-size", "300", "--output", str(tmp_path / "new/t.json")]
     assert main([*arguments, "--check"]) == 0
     assert main([*arguments, "--check", "--output", str(tmp_path)]) == 3
-    assert f"--output: {tmp_path} is a folder; add the name of the file" in capsys.readouterr().err
+    assert f"--output: {tmp_path} is a folder; append a file name" in capsys.readouterr().err
     assert main([*arguments, "--check", "--output", str(source / "t.json")]) == 3
     assert "t.json: cannot be written: " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     assert main([*arguments, "--sample-bytes", "0.009M"]) == 0
     said = capsys.readouterr().err
-    assert "learning from about 0 of 0 MB of text, spread evenly over the files; --sample-bytes says how many" in said
+    assert "training on about 0 of 0 MB of text, spread evenly over the files; change the amount with --sam" in said
 
 
 def test_home_is_found_and_progress_shown(
@@ -267,7 +267,7 @@ def test_home_is_found_and_progress_shown(
         assert said.out == f"{tmp_path}/new/{name}: 300 tokens\n"
         lines = said.err.splitlines()
         assert [f"{len(TEXTS) * number} texts, " in line for number, line in enumerate(lines[:-1], 1)] == [True] * reads
-        assert "(100%)" in lines[-2] and lines[-1] == "all is read; 300 tokens are learnt from it"
+        assert "(100%)" in lines[-2] and lines[-1] == "all text is read; training 300 tokens"
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
@@ -275,7 +275,7 @@ def test_nothing_is_learnt_from_no_text(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "in.jsonl").touch()
     command = ["--input", str(tmp_path / "in.jsonl"), "--vocab-size", "257", "--output", str(tmp_path / "t.json")]
     assert main(command) == 3
-    assert "--input: there is no text in it; give other files, or other --json-keys" in capsys.readouterr().err
+    assert "--input: holds no text; give other files, or other --json-keys" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
@@ -323,7 +323,7 @@ def test_a_sample_is_a_number_of_bytes(source: Path, capsys: pytest.CaptureFixtu
 _DEAF = """
 import sys, time
 from trainer import __main__
-from trainer.data import train_tokenizer
+from trainer.data.commands import train_tokenizer
 
 def deaf(*_):
     print("begun", flush=True)
@@ -359,7 +359,7 @@ def test_a_sample_of_a_table_comes_from_all_parts_of_it(
 ) -> None:
     monkeypatch.setattr(corpus, "_LEAST_PIECE", 1000)
     texts = [f"line {number:05}\n" for number in range(30_000)]
-    # What else the table holds is no text.
+    # The other column of the table is not text.
     table = pyarrow.table({"text": texts, "other": [os.urandom(20) for _ in texts]})
     parquet.write_table(table, tmp_path / "in.parquet", row_group_size=row_group)
     whole = Corpus(tuple(find_inputs([str(tmp_path)])), ("text",))

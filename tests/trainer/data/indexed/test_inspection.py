@@ -53,16 +53,16 @@ def test_counts_and_samples(
     shown = capsys.readouterr().out
     assert "documents   5, 2 of them empty" in shown
     assert '"計算ノード"' in shown
-    assert "checksums   are those of the manifest" in shown
+    assert "checksums   match the manifest" in shown
 
 
 def test_without_a_manifest_or_tokenizer_ids_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "d", [[], list(range(100, 200)), [7]])
     assert main(["data", "inspect", str(tmp_path / "d.idx"), "--samples", "1", "--verify"]) == 0
     shown = capsys.readouterr().out
-    assert "unknown: there is no manifest" in shown
+    assert "unknown: no manifest" in shown
     assert "document 1, 100 tokens\n    100 101 102" in shown
-    assert "there are none to compare with" in shown
+    assert "none in the manifest to compare with" in shown
     assert "token ids   7 to 199" in shown
 
 

@@ -121,9 +121,9 @@ def test_reading_that_hangs_is_told_of(
     assert loader.micro_batches("train", data.step)
     loader.close()
     assert said.startswith("trainer: the thread that reads data sleeps and has been silent for ")
-    assert said.endswith(f" s while it reads the batch at sample {data.step:,}; see to what it waits for\n")
+    assert said.endswith(f" s while it reads the batch at sample {data.step:,}; check what it waits for\n")
     assert said.count("\n") == 1
-    assert not [thread for thread in threading.enumerate() if thread.name == "silence"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
 
 
 def test_only_ends_of_the_pipeline_need_tokens() -> None:

@@ -1,4 +1,4 @@
-"""Inputs of every kind give the same documents, however they are cut; what cannot be read is said in one sentence."""
+"""Inputs of every kind give the same documents, at any cut; each unreadable input is one sentence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TEXTS = [
     *(f"text {number} " * (number % 9) for number in range(60)),
 ]
 SKIPPED_FRAME = b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
-"""Of a .zst file: bytes of somebody else's (RFC 8878, section 3.1.2)."""
+"""A skippable frame of a .zst file, which a reader ignores (RFC 8878, section 3.1.2)."""
 NUMBERS = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000"]
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -56,7 +56,7 @@ def json_lines(texts: list[Any]) -> bytes:
 
 
 def documents(path: Path, size: int, text_document: TextDocument = "file") -> list[Text | BadDocument]:
-    """All documents of chunks of so many bytes."""
+    """Return all documents of chunks of ``size`` bytes."""
     found: list[Text | BadDocument] = []
     for number, chunk in enumerate(cut_chunks(find_inputs([str(path)]), size, text_document)):
         assert chunk.number == number
@@ -67,7 +67,7 @@ def documents(path: Path, size: int, text_document: TextDocument = "file") -> li
 
 
 def _paragraphs(text: str) -> list[str]:
-    """As the words say it: what stands between lines that are blank."""
+    """Independent definition of paragraphs: text between blank lines."""
     return [part.rstrip("\r\n") for part in re.split(r"(?:^|(?<=\n))(?:[^\S\n]*\n)+", f"{text}\n") if part.strip()]
 
 
@@ -126,7 +126,7 @@ def test_missing_texts_are_empty_and_rows_are_numbered_in_the_whole_table(tmp_pa
     found = documents(path, 1)
     assert found[:2] == [["a"], ""]
     bad = [document.problem for document in found if isinstance(document, BadDocument)]
-    says = "has no text under 'text', which --json-keys names, but a list with null"
+    says = "has no text under the key 'text' of --json-keys, but a list with null"
     assert bad == [f"row {row} {says}" for row in (2, 6)]
 
 
@@ -136,7 +136,7 @@ def test_a_zst_file_that_is_cut_off_is_told_from_a_whole_one(tmp_path: Path) -> 
     packed = zstandard.compress(content)
     for length in (1, 3, 5, 200_000, len(packed) - 1):
         path.write_bytes(zstandard.compress(b"first") + packed[:length])
-        with open_bytes(str(path)) as stream, pytest.raises(EOFError, match="it ends within compressed data"):
+        with open_bytes(str(path)) as stream, pytest.raises(EOFError, match="the file ends within compressed data"):
             stream.read()
     path.write_bytes(packed * 2)
     with open_bytes(str(path)) as stream:
@@ -190,7 +190,7 @@ def test_patterns_and_folders_come_by_name(tmp_path: Path) -> None:
     assert found == ["b/10.jsonl.gz", "b/2.jsonl", "b/deep/x.txt", "c/3.jsonl", "b/not.py", "a.md"]
     (tmp_path / "link").symlink_to(tmp_path / "b")
     for again in (tmp_path / "b/2.jsonl", tmp_path / "b/../**/2.*", tmp_path / "link"):
-        with pytest.raises(DataError, match=r"--input: .* means .* a second time; its documents would be there twice"):
+        with pytest.raises(DataError, match=r"--input: .* matches .* again; its documents would be in the "):
             find_inputs([str(tmp_path / "b"), str(again)])
 
 
@@ -203,7 +203,7 @@ def test_what_lies_beside_prepared_data_is_no_input(tmp_path: Path) -> None:
         assert [Path(file.path).name for file in find_inputs([str(word)])] == ["in.json", "o.txt"]
     named = tmp_path / "o_text_document.json"
     assert [file.path for file in find_inputs([str(named)])] == [str(named)]
-    # A name alone makes nothing ours, nor does what lies above the folder that was named.
+    # A name alone does not make a file prepared data, nor does a folder above the named folder.
     (tmp_path / "cache/more").mkdir()
     (tmp_path / "cache/more/a.jsonl").touch()
     (tmp_path / "o.preparing/b.jsonl").touch()
@@ -220,7 +220,7 @@ def test_what_a_folder_leaves_out_is_said(tmp_path: Path, capsys: pytest.Capture
     assert main([*command, str(tmp_path)]) == 0
     assert capsys.readouterr().err == (
         f"llmctl data prepare: --input: {tmp_path}: 4 files of other endings (2 .rst, 1 .py, 1 without an ending) are "
-        "left out; what is named, or meant by a pattern, is read\n"
+        "left out; to read them, name them or give a pattern\n"
     )
     for word in ("a.txt", "*.txt", "*.rst"):
         assert main([*command, str(tmp_path / word)]) == 0
@@ -233,11 +233,11 @@ def test_links_of_a_folder_are_not_passed_over_in_silence(tmp_path: Path, capsys
     (tmp_path / "in/more").symlink_to(tmp_path)
     command = ["--output-prefix", str(tmp_path / "o"), *NUMBERS, "--check", "--input"]
     assert main([*command, str(tmp_path / "in")]) == 0
-    assert ": 1 link to a folder is left out; what is named" in capsys.readouterr().err
+    assert ": 1 link to a folder is left out; to read them, name" in capsys.readouterr().err
     (tmp_path / "in/b.txt").symlink_to("nothing")
     for word in ("in", "in/*.txt", "in/b.txt"):
         assert main([*command, str(tmp_path / word)]) == 3
-        assert "in/b.txt: cannot be read: No such file or directory; it is a link to nothing" in capsys.readouterr().err
+        assert "in/b.txt: cannot be read: No such file or directory; it is a broken link" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

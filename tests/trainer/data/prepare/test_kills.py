@@ -1,4 +1,4 @@
-"""A preparation that is killed at the instants that matter: before each rename and each removal."""
+"""Kill a preparation at each critical point: before each rename and each removal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import pytest
 from trainer.data.commands.preprocess import main
 from trainer.data.prepare import chunks, merge
 from trainer.data.prepare.encoding import Block
-from trainer.data.prepare.part_file import DamagedShardError, ShardWriter, open_shard
+from trainer.data.prepare.part_file import DamagedPartFileError, PartFileWriter, open_part_file
 
 CHANGES = ("os.rename", "os.remove", "os.rmdir")
 
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Two chunks, each of which is joined by itself."""
+    """Command for two chunks, each of which is merged and saved individually."""
     monkeypatch.setattr(chunks, "SMALLEST_CHUNK", 4096)
     monkeypatch.setattr(merge, "SAVE_BYTES", 0)
     source = tmp_path / "in.jsonl"
@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def run_and_die(arguments: Sequence[str], place: int) -> None:
-    """Be killed just before change number ``place``."""
+    """Run a preparation that is killed just before change number ``place``."""
     seen = 0
 
     def look(event: str, _: object) -> None:
@@ -64,16 +64,16 @@ def is_killed(arguments: Sequence[str], place: int) -> bool:
 
 
 def begin(arguments: Sequence[str], folder: Path) -> Path:
-    """Be killed soon after a first shard is there, which is given."""
+    """Kill a preparation soon after its first part file exists; return the part file."""
     place = 0
-    while not (shards := list(folder.glob("*/*.shard"))):
+    while not (part_files := list(folder.glob("*/*.shard"))):
         assert is_killed(arguments, place)
         place += 1
-    return shards[0]
+    return part_files[0]
 
 
 def check_whole_or_none(key: str, found: dict[str, bytes], *pairs: dict[str, bytes]) -> None:
-    """An index never stands beside tokens, nor a manifest beside an index, of another preparation."""
+    """Check that index and tokens, and manifest and index, come from the same preparation."""
     index, tokens, manifest = (f"n_{key}_document.{part}" for part in ("idx", "bin", "json"))
     whole = next((pair for pair in pairs if pair[index] == found.get(index)), None)
     if whole is None:
@@ -109,7 +109,7 @@ def test_killed_before_any_change_it_goes_on_to_the_same_bytes(
 
 
 def test_killed_while_it_begins_anew_it_mixes_nothing(tmp_path: Path, command: list[str]) -> None:
-    """Shards of another recipe lie there: whatever is left of them is refused or gone."""
+    """The folder holds part files of another recipe: the rest of them is rejected or removed."""
     arguments = [*command, "--output-prefix", str(tmp_path / "out/n")]
     other = [*command[:-1], "--output-prefix", str(tmp_path / "out/n")]
     assert main([*command, "--output-prefix", str(tmp_path / "new/n")]) == 0
@@ -126,13 +126,13 @@ def test_killed_while_it_begins_anew_it_mixes_nothing(tmp_path: Path, command: l
 def test_a_damaged_shard_is_made_anew(tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*command, "--output-prefix", str(tmp_path / "out/n")]
     assert main([*command, "--output-prefix", str(tmp_path / "new/n")]) == 0
-    shard = begin(arguments, tmp_path / "out/n.preparing")
-    content = bytearray(shard.read_bytes())
+    part_file = begin(arguments, tmp_path / "out/n.preparing")
+    content = bytearray(part_file.read_bytes())
     content[-30] ^= 1
-    shard.write_bytes(content)
+    part_file.write_bytes(content)
     capsys.readouterr()
     assert main(arguments) == 3
-    assert f"{shard}: is damaged, and was removed; run the same command again" in capsys.readouterr().err
+    assert f"{part_file}: is damaged, and was removed; run the same command again" in capsys.readouterr().err
     assert main(arguments) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "new")
 
@@ -140,19 +140,19 @@ def test_a_damaged_shard_is_made_anew(tmp_path: Path, command: list[str], capsys
 def test_any_damage_of_a_shard_is_found_before_it_is_believed(tmp_path: Path) -> None:
     path = tmp_path / "0.shard"
     dtype = np.dtype("<u2")
-    with ShardWriter(path, dtype, 1) as writer:
+    with PartFileWriter(path, dtype, 1) as writer:
         ends = np.array([1, 2], np.int64)
         writer.add(0, Block(np.arange(5, dtype=np.int32), np.array([2, 3], np.int64), ends, 9))
         writer.finish()
     whole = path.read_bytes()
-    with open_shard(path, dtype) as (footer, blocks):
+    with open_part_file(path, dtype) as (footer, blocks):
         (block,) = [block for _, block in blocks]
         assert (footer.text_bytes, footer.largest, block.tokens.tolist()) == ([9], [4], [0, 1, 2, 3, 4])
     for place in range(len(whole)):
         flipped = bytes([whole[place] ^ 1])
         for damaged in (whole[:place] + flipped + whole[place + 1 :], whole[:place]):
             path.write_bytes(damaged)
-            with pytest.raises(DamagedShardError, match="is damaged"), open_shard(path, dtype):
+            with pytest.raises(DamagedPartFileError, match="is damaged"), open_part_file(path, dtype):
                 pass
 
 
@@ -162,13 +162,13 @@ def test_what_is_joined_is_removed_and_the_disk_holds_it_once(
     arguments = [*command, "--output-prefix", str(tmp_path / "out/n")]
     assert main([*command, "--output-prefix", str(tmp_path / "new/n")]) == 0
     left: list[list[str]] = []
-    save = merge.Joining.save
+    save = merge.Merger.save
 
-    def noting(self: merge.Joining) -> None:
+    def noting(self: merge.Merger) -> None:
         save(self)
         left.append(sorted(path.name for path in (tmp_path / "out").glob("n.preparing/*/*.shard")))
 
-    monkeypatch.setattr(merge.Joining, "save", noting)
+    monkeypatch.setattr(merge.Merger, "save", noting)
     assert main(arguments) == 0
     # After each chunk, and at the end.
     assert left == [["00000001.shard"], [], []]
@@ -185,7 +185,7 @@ def test_a_disk_that_is_full_while_parts_are_joined_keeps_what_is_done(
     def full(file: BinaryIO) -> None:
         nonlocal calls
         calls += 1
-        # Three tables and the state of a chunk, and a table of the next.
+        # After three tables and the state of one chunk, and one table of the next.
         if calls == 6:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         flush(file)
@@ -193,7 +193,7 @@ def test_a_disk_that_is_full_while_parts_are_joined_keeps_what_is_done(
     monkeypatch.setattr(merge, "flush_to_disk", full)
     assert main(arguments) == 3
     said = capsys.readouterr().err
-    assert f"{tmp_path}/out/n: cannot be written: No space left on device; make room on its disk (2 parts are d" in said
+    assert f"{tmp_path}/out/n: cannot be written: No space left on device; free space on its disk (2 pa" in said
     assert [path.name for path in (tmp_path / "out").glob("n.preparing/*/*.shard")] == ["00000001.shard"]
     assert main(arguments) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "new")
@@ -207,14 +207,14 @@ def test_bad_documents_of_joined_parts_are_not_forgotten(
     arguments = [*command, "--output-prefix", str(tmp_path / "out/n")]
     skip = [*arguments, "--on-error", "skip"]
     with monkeypatch.context() as patch:
-        patch.setattr(merge.Joining, "finish", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "no disk")))
+        patch.setattr(merge.Merger, "finish", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "no disk")))
         assert main(skip) == 3
     assert not list((tmp_path / "out").glob("n.preparing/*/*.shard"))
     capsys.readouterr()
     assert main(arguments) == 3
     assert f"{source}:1: is not a line of JSON" in capsys.readouterr().err
     assert main(skip) == 0
-    assert f"1 documents were passed over:\n  {source}:1: " in capsys.readouterr().err
+    assert f"1 documents were skipped:\n  {source}:1: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["joined-0.bin", "joined-0.lengths", "joined-0.documents", "joined.json"])
@@ -237,5 +237,5 @@ def test_joined_parts_that_are_not_as_they_were_left_are_refused(
     assert main(arguments) == 3
     said = capsys.readouterr().err
     assert f"{path}: is " in said
-    assert f"remove {tmp_path}/out/n.preparing to begin anew" in said
+    assert f"remove {tmp_path}/out/n.preparing to start over" in said
     assert main([*arguments, "--restart"]) == 0

@@ -1,4 +1,4 @@
-"""Flags of Megatron-LM's preprocess_data.py and merge_datasets.py: each works, or one line says why not."""
+"""Flags of Megatron-LM's preprocess_data.py and merge_datasets.py: each works, or one line says why it does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from trainer.commands.pretrain import UsageError, parse_command_line
 from trainer.data.commands import inspect_command, merge, preprocess
 
-# All of them, of its releases from 2020 to 2026, but for those that name what is read and written.
+# All flags of its releases from 2020 to 2026, except those that name inputs and outputs.
 WORKS = [
     *("--json-keys", "text"),
     "--append-eod",

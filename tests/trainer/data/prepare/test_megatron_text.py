@@ -1,4 +1,4 @@
-"""``preprocess`` writes the very bytes that Megatron-LM's preprocess_data.py wrote of the same text."""
+"""``preprocess`` writes the same bytes as Megatron-LM's preprocess_data.py for the same text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.data.indexed.manifest import read_manifest
 
 @pytest.fixture
 def gpt2(tmp_path: Path) -> Path:
-    """GPT-2's vocabulary, with fillers for those of its tokens that the text does not need and that are not kept."""
+    """GPT-2's vocabulary, with fillers for the unused tokens, which are not recorded."""
     vocabulary = json.loads((RECORDED / "gpt2_vocab.json").read_text(encoding="utf-8"))
     known = set(vocabulary.values())
     vocabulary |= {f"<filler {number}>": number for number in range(max(known)) if number not in known}

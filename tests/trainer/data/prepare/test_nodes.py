@@ -1,4 +1,4 @@
-"""Several nodes that prepare the same data: what they tell each other, and what happens when one of them fails."""
+"""Several nodes that prepare the same data: their status files, and the failure of one node."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ NUMBERS = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "70000", "--appe
 
 @pytest.fixture(autouse=True)
 def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of some kilobytes, and nobody waits for longer than a moment."""
+    """Make chunks of some kilobytes, and waits of a moment."""
     monkeypatch.setattr(chunks, "SMALLEST_CHUNK", 4096)
-    monkeypatch.setattr(nodes, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(nodes, "_POLL_SECONDS", 0.001)
     monkeypatch.setattr(nodes, "SILENT_SECONDS", 0.01)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Some chunks of JSON lines."""
+    """Write JSON lines that fill some chunks."""
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps({"text": f"{number} 1 2 3"}) + "\n" for number in range(900)))
     return path
@@ -57,7 +57,7 @@ def test_the_first_node_ends_with_what_another_met(source: Path, capsys: pytest.
     said = capsys.readouterr().err
     assert f"node 1 failed: {problem}" in said
     assert "parts are done and kept" in said
-    # Another attempt is not told of it.
+    # Another attempt does not see the failure.
     for node in (1, 0):
         assert run(source, node, "--attempt", "run.2", "--on-error", "skip") == 0
     assert sorted(contents(source)) == [f"n_text_document.{part}" for part in ("bin", "idx", "json")]
@@ -80,22 +80,22 @@ def test_the_first_node_hears_of_it_while_it_encodes(
 def test_a_node_that_a_launcher_ends_says_which_one_failed(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """srun ends all tasks at the first that fails, and gives the highest of their exit codes."""
+    """After the first failure srun ends all tasks, and returns the highest exit code."""
 
-    def be_told_to_end(_: object) -> None:
+    def terminate(_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(node_status, "_SECONDS_TO_TELL", 0.0)
+    monkeypatch.setattr(node_status, "_SECONDS_TO_REPORT", 0.0)
     before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as at_the_start:
-        at_the_start.setattr(pipeline, "_check_text_files", be_told_to_end)
+        at_the_start.setattr(pipeline, "_check_text_files", terminate)
         assert run(source, 0, "--attempt", "run.1") == 143
-        assert capsys.readouterr().err == "llmctl data prepare: told to end by SIGTERM\n"
+        assert capsys.readouterr().err == "llmctl data prepare: ended by SIGTERM\n"
     lines = source.read_bytes().splitlines(keepends=True)
     source.write_bytes(b"".join([*lines[:200], b"{\n", *lines[200:]]))
     assert run(source, 1, "--attempt", "run.1") == 3
     capsys.readouterr()
-    monkeypatch.setattr(pipeline, "wait_for_nodes", lambda *_: be_told_to_end(None))
+    monkeypatch.setattr(pipeline, "wait_for_nodes", lambda *_: terminate(None))
     assert run(source, 0, "--attempt", "run.1") == 3
     assert f"llmctl data prepare: node 1 failed: {source}:201: is not a line" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
@@ -106,7 +106,7 @@ def test_a_node_that_a_launcher_ends_says_which_one_failed(
     [
         (("--input", "none.jsonl"), "none.jsonl: cannot be read: No such file or directory"),
         (("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "none.json"), "none.json: cannot read"),
-        (("--input", "lines"), "lines: begins as JSON lines do"),
+        (("--input", "lines"), "lines: begins like JSON lines"),
     ],
 )
 def test_a_node_that_fails_before_it_begins_is_heard(
@@ -116,7 +116,7 @@ def test_a_node_that_fails_before_it_begins_is_heard(
     more: tuple[str, ...],
     says: str,
 ) -> None:
-    """What one node cannot see, as where a disk is not mounted, the others may; it may be the first of all."""
+    """A file may be missing on one node only, for example without a mount; this node may start first."""
     monkeypatch.chdir(source.parent)
     Path("lines").write_text('{"text": "1"}\n')
     assert run(source, 1, "--attempt", "run.1", "--check", *more) == 3
@@ -140,10 +140,8 @@ def test_nodes_without_a_name_for_their_start_are_refused(source: Path, capsys: 
 def test_a_silent_node_is_not_waited_for_without_end(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(source, 0) == 3
     said = capsys.readouterr().err
-    assert (
-        "waited for 2 of 5 parts (2 of node 1), and in 0 s there was no sign of life; see what that node says" in said
-    )
-    # All parts are done, and the node has not said that it writes no more in this attempt.
+    assert "waited for 2 of 5 parts (2 of node 1), and there was no sign of life for 0 s; read that node's log" in said
+    # All parts are done, but the node has not reported its end in this attempt.
     assert run(source, 1) == 0
     assert run(source, 0, "--attempt", "another") == 3
     assert "waited for the end of node 1" in capsys.readouterr().err
@@ -157,7 +155,7 @@ def test_a_node_is_one_process(source: Path, capsys: pytest.CaptureFixture[str])
         capsys.readouterr()
         assert run(source, 1) == 3
         said = capsys.readouterr().err
-        assert "another process is already node 1; give each node a --node of its own" in said
+        assert "another process is already node 1; give each node a different --node" in said
         assert run(source, 0) == 0
 
 
@@ -166,9 +164,9 @@ def test_a_node_that_starts_after_the_end_begins_nothing(source: Path, capsys: p
     before = contents(source)
     capsys.readouterr()
     assert run(source, 1) == 0
-    assert "out/n: is finished already; there is nothing left for node 1" in capsys.readouterr().err
+    assert "out/n: is already finished; node 1 has nothing to do" in capsys.readouterr().err
     assert contents(source) == before
-    # Of other data it is begun, whichever node is first.
+    # With other data, the preparation begins, whichever node is first.
     source.write_text(source.read_text() * 2)
     assert [run(source, node) for node in (1, 0)] == [0, 0]
     assert contents(source)["n_text_document.bin"] == before["n_text_document.bin"] * 2
@@ -177,7 +175,7 @@ def test_a_node_that_starts_after_the_end_begins_nothing(source: Path, capsys: p
 def test_a_first_node_that_comes_minutes_after_the_others_is_waited_for(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The output looks finished, and the first node begins it anew and waits for the others."""
+    """The output looks finished, but the first node starts over and awaits the others."""
     assert run(source, 1) == 0
     plan = source.parent / "out/n.preparing/plan.json"
     content = plan.read_text()
@@ -192,12 +190,12 @@ def test_a_first_node_that_comes_minutes_after_the_others_is_waited_for(
             plan.write_text(content)
 
     monkeypatch.setattr(nodes, "SILENT_SECONDS", 600.0)
-    monkeypatch.setattr(nodes, "_LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(nodes, "_POLL_SECONDS", 1.0)
     monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: clock, sleep=sleep))
     assert run(source, 1) == 0
     said = capsys.readouterr().err
     assert "looks finished; waiting 600 s for node 0" in said
-    assert "is finished already" not in said
+    assert "is already finished" not in said
     assert list(plan.parent.glob("*/*.shard"))
 
 
@@ -230,12 +228,12 @@ def test_another_plan_of_several_nodes_names_the_folder_to_remove(
     capsys.readouterr()
     assert run(source, 0, "--json-keys", "other") == 3
     folder = source.parent / "out/n.preparing"
-    assert f"or remove {folder} to begin anew" in capsys.readouterr().err
-    # The first node is told of it, too.
+    assert f"or remove {folder} to start over" in capsys.readouterr().err
+    # The failure is reported to the first node, too.
     assert run(source, 1, "--json-keys", "other", "--attempt", "run.2") == 3
     capsys.readouterr()
     assert run(source, 0, "--attempt", "run.2") == 3
-    assert f"node 1 failed: {folder}: holds what was begun with another --json-keys" in capsys.readouterr().err
+    assert f"node 1 failed: {folder}: holds work that was begun with a different --json-keys" in capsys.readouterr().err
 
 
 def test_shards_without_their_plan_are_nobodys(source: Path) -> None:

@@ -1,4 +1,4 @@
-"""Preparing data: Megatron-LM's bytes, the same with any number of processes, and after a kill at any instant."""
+"""Preparing data: Megatron-LM's bytes, the same with any number of processes, and after a kill at any point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from trainer.data.commands.preprocess import main
-from trainer.data.prepare.part_file import ShardWriter, open_shard
+from trainer.data.prepare.part_file import PartFileWriter, open_part_file
 
 ROOT = Path(__file__).parents[4]
 RECORDED = ROOT / "tests" / "recorded" / "megatron_data"
@@ -30,7 +30,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_lists_of_sentences_are_megatrons(tmp_path: Path) -> None:
-    """Texts are in test_megatron_text."""
+    """Plain texts are tested in test_megatron_text."""
     command = ["--input", str(RECORDED / "corpus.jsonl"), "--output-prefix", str(tmp_path / "sentencepiece")]
     flags = ["--append-eod", "--workers", "1", "--partitions", "1", "--json-keys", "text", "sentences"]
     assert main([*command, *flags, *PIECES]) == 0
@@ -53,7 +53,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, numbers: Path) -> dict[str, bytes]:
-    """What two processes make of them."""
+    """Output of two processes for ``numbers``."""
     folder = tmp_path_factory.mktemp("expected")
     assert main(["--input", str(numbers), "--output-prefix", str(folder / "n"), "--workers", "2", *NUMBERS]) == 0
     return contents(folder)
@@ -84,12 +84,12 @@ def wait_for(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def with_other_tokens(shard: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Make all tokens of ``shard`` one more, under a right checksum; what they were, and what they are."""
+def with_other_tokens(part_file: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Increase all tokens of ``part_file`` by one, with a valid checksum; return the tokens before and after."""
     dtype = np.dtype("<i4")
-    with open_shard(shard, dtype) as (footer, blocks):
+    with open_part_file(part_file, dtype) as (footer, blocks):
         found = list(blocks)
-    with ShardWriter(shard, dtype, 1) as writer:
+    with PartFileWriter(part_file, dtype, 1) as writer:
         for key, block in found:
             writer.add(key, replace(block, tokens=block.tokens + 1))
         writer.footer = footer
@@ -115,7 +115,7 @@ def test_killed_and_run_again_it_keeps_what_is_done(tmp_path: Path, numbers: Pat
 
 @pytest.fixture
 def stopped(tmp_path: Path, numbers: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, list[str]]:
-    """An input whose last line is broken, and a command that has ended there."""
+    """An input with a broken last line, and a command that failed there."""
     source = tmp_path / "in.jsonl"
     source.write_bytes(numbers.read_bytes() + b"{\n")
     command = ["--input", str(source), "--output-prefix", str(tmp_path / "out/n"), "--workers", "1", *NUMBERS]
@@ -130,17 +130,17 @@ def test_another_plan_is_refused_and_touches_nothing(
     tmp_path: Path, stopped: tuple[Path, list[str]], expected: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, command = stopped
-    shards = tmp_path / "out/n.preparing"
-    before = {path.name: path.stat().st_mtime_ns for path in shards.rglob("*.shard")}
+    folder = tmp_path / "out/n.preparing"
+    before = {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.shard")}
     assert before
     for more in ([], ["--check"]):
         assert main([*command, "--append-eod", "--json-keys", "other", *more]) == 3
-        assert "was begun with another --json-keys" in capsys.readouterr().err
+        assert "was begun with a different --json-keys" in capsys.readouterr().err
     assert main([*command, "--json-keys", "other", "--restart", "--check"]) == 0
     assert main([*command, "--check"]) == 0
-    assert {path.name: path.stat().st_mtime_ns for path in shards.rglob("*.shard")} == before
+    assert {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.shard")} == before
     assert main([*command, "--on-error", "skip"]) == 0
-    assert f"1 documents were passed over:\n  {source}:4001: " in capsys.readouterr().err
+    assert f"1 documents were skipped:\n  {source}:4001: " in capsys.readouterr().err
     assert contents(tmp_path / "out") == expected
 
 
@@ -154,7 +154,7 @@ def test_a_changed_input_is_refused_until_it_is_begun_anew(
     source, command = stopped
     source.write_bytes(numbers.read_bytes())
     assert main(command) == 3
-    assert f"holds what was begun with {source} as it was before it was written to" in capsys.readouterr().err
+    assert f"holds work that was begun with {source} before its last modification" in capsys.readouterr().err
     assert main([*command, "--restart"]) == 0
     assert contents(tmp_path / "out") == expected
 
@@ -162,7 +162,7 @@ def test_a_changed_input_is_refused_until_it_is_begun_anew(
 def test_a_full_disk_is_one_sentence_and_leaves_the_old_pair(
     tmp_path: Path, numbers: Path, expected: dict[str, bytes]
 ) -> None:
-    """The kernel refuses to let a file grow over a limit; shards are below it and the .bin is not."""
+    """The kernel limits the size of a file: part files stay below the limit, the .bin does not."""
     for name in expected:
         (tmp_path / name).write_text("old")
     command = ["--input", str(numbers), "--output-prefix", str(tmp_path / "n"), "--workers", "1", *NUMBERS]
@@ -205,10 +205,10 @@ def test_two_at_once_do_not_mix(
 @pytest.mark.parametrize(
     ("prefix", "key", "says"),
     [
-        (".", "text", "--output-prefix: . is a folder; add how the names in it shall begin"),
+        (".", "text", "--output-prefix: . is a folder; append a beginning for the file names in it"),
         ("a/..", "text", "--output-prefix: a/.. is a folder"),
-        ("n" * 200, "k" * 60, "would have 274 bytes, and a file's name at most 255"),
-        ("n", "taken", "n_taken_document.idx is a folder; remove it, or choose other names"),
+        ("n" * 200, "k" * 60, "would have 274 bytes, but a file name at most 255"),
+        ("n", "taken", "n_taken_document.idx is a folder; remove it, or choose another prefix"),
     ],
 )
 def test_an_output_that_could_only_fail_in_the_end_is_refused_at_once(

@@ -1,4 +1,4 @@
-"""``llmctl data prepare``: what it writes, byte for byte the same twice, and what it refuses."""
+"""``llmctl data prepare``: its output, the same bytes each time, and its errors."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_numbers(tmp_path: Path) -> None:
     ("content", "says"),
     [
         (b'{"text": "a"}\n{"text": \n', "in.jsonl:2: is not a line of JSON"),
-        (b'{"text": "a"}\n{"txt": "b"}\n', "in.jsonl:2: the line has no text under 'text'"),
-        (b'["text"]\n', "in.jsonl:1: the line is no JSON object with texts"),
-        (b'{"text": "\xff"}\n', "in.jsonl:1: is not UTF-8 text: byte 0xff at place 11"),
+        (b'{"text": "a"}\n{"txt": "b"}\n', "in.jsonl:2: the line has no text under the key 'text'"),
+        (b'["text"]\n', "in.jsonl:1: the line is not a JSON object with texts"),
+        (b'{"text": "\xff"}\n', "in.jsonl:1: is not UTF-8 text: byte 0xff at position 11"),
         (None, "in.jsonl: cannot be read: No such file"),
     ],
 )

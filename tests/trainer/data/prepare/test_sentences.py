@@ -1,4 +1,4 @@
-"""Where sentences end, in several scripts; nothing of the text is lost."""
+"""Sentence ends in several scripts; no text is lost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_no_letter_is_lost_or_moved(text: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("row", [".", "?!", "\n", '."', "…)"])
 def test_long_rows_take_no_longer_than_other_text(row: str) -> None:
-    """They took the square of their length: half a million dots, half an hour."""
+    """Time used to grow with the square of the row's length: half an hour for half a million dots."""
     text = row * (500_000 // len(row)) + "x"
     assert "".join(split_sentences(text, keep_newlines=True)) == text
 

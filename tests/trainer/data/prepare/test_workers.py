@@ -1,4 +1,4 @@
-"""The processes that encode: when they start, what they refuse, and how they end."""
+"""Worker processes: their start, their errors, and their end."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from trainer.data.prepare import pipeline, workers
 from trainer.data.prepare.chunk_work import ChunkWork
 from trainer.data.prepare.chunks import Chunk, Span
 from trainer.data.prepare.encoding import Recipe
-from trainer.data.prepare.node_status import ToldToEnd, heeding_sigterm
+from trainer.data.prepare.node_status import Terminated, raise_on_sigterm
 from trainer.data.prepare.part_file import Footer
 from trainer.data.prepare.workers import TokenizerFacts, do_chunks, learn_facts
 from trainer.data.tokenizers.settings import TokenizerSettings
 
-WORK = ChunkWork(Path("shards"), Recipe(), "file", False)
+WORK = ChunkWork(Path("parts"), Recipe(), "file", False)
 
 
 FACTS = learn_facts(TokenizerSettings("NullTokenizer", vocab_size=9))
 
 
 class Scripted:
-    """Stands for two processes: each is ready when both have been started, and then does what it is given."""
+    """Stands for two processes: each is ready after both were started, and then does its chunks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.slow: dict[int, Exception] = {}
-        """Chunks that are answered later, and how."""
+        """Chunks that are answered late, and their answers."""
         self.quick: dict[int, Exception] = {}
         self._late: list[Callable[[], None]] = []
         self._started: list[Any] = []
@@ -59,10 +59,10 @@ class Scripted:
         worker.connection, theirs = Pipe()
         worker.is_ready, worker.chunk = False, None
         number = len(self._started)
-        self.told.append(f"start {number}")
+        self.events.append(f"start {number}")
 
         def give(chunk: Chunk) -> None:
-            self.told.append(f"give {chunk.number} to {number}")
+            self.events.append(f"give {chunk.number} to {number}")
             worker.chunk = replace(chunk, content=None)
             if chunk.number in self.slow:
                 self._late.append(lambda: theirs.send(self.slow[chunk.number]))
@@ -85,19 +85,19 @@ class Scripted:
 
 
 def test_processes_start_together_before_any_is_given_what_is_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is given megabytes before it is ready stops the others, as a pipe holds some kilobytes."""
+    """Megabytes sent to an unready process would block the others: a pipe holds kilobytes."""
     script = Scripted(monkeypatch)
     held: list[int] = []
 
     def compressed() -> Iterator[Chunk]:
         for number in range(5):
-            held.append(number - sum(word.startswith("give") for word in script.told))
+            held.append(number - sum(word.startswith("give") for word in script.events))
             yield Chunk(number, (Span("in.gz"),), 1, b"text")
 
     done = [chunk.number for chunk, _ in do_chunks(compressed(), WORK, FACTS, 2, script.beat)]
     assert sorted(done) == list(range(5))
-    assert script.told[:2] == ["start 0", "start 1"]
-    # Of what holds its content one chunk is in our memory at a time.
+    assert script.events[:2] == ["start 0", "start 1"]
+    # At most one chunk with content is in our memory at a time.
     assert max(held) == 0
 
 
@@ -107,13 +107,13 @@ def test_the_first_bad_document_is_named_whichever_process_is_sooner(monkeypatch
     chunks = [Chunk(number, (Span("in.jsonl"),), 1) for number in range(4)]
     with pytest.raises(DataError, match="of the first chunk"):
         list(do_chunks(iter(chunks), WORK, FACTS, 2, script.beat))
-    assert [word for word in script.told if word.startswith("give")] == ["give 0 to 0", "give 1 to 1"]
+    assert [word for word in script.events if word.startswith("give")] == ["give 0 to 0", "give 1 to 1"]
 
 
 def test_another_tokenizer_in_the_meantime_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tokenizer_file: Path
 ) -> None:
-    """In this process, and in one that is started later."""
+    """Both in this process, and in a process that is started later."""
     file = tmp_path / "tokenizer.json"
     file.write_bytes(tokenizer_file.read_bytes())
     (tmp_path / "in.txt").write_text("some text")
@@ -129,18 +129,18 @@ def test_another_tokenizer_in_the_meantime_is_refused(
     command = ["--input", str(tmp_path / "in.txt"), "--output-prefix", str(tmp_path / "o")]
     assert main([*command, "--tokenizer-model", str(file)]) == 3
     said = capsys.readouterr().err
-    assert f"{file}: the tokenizer was changed while it was used (its sha256 was " in said
+    assert f"{file}: the tokenizer was changed while it was in use (its sha256 was " in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "tokenizer.json"]
     chunk = Chunk(0, (Span(str(tmp_path / "in.txt")),), 1)
-    with pytest.raises(DataError, match="the tokenizer was changed while it was used"):
+    with pytest.raises(DataError, match="the tokenizer was changed while it was in use"):
         list(do_chunks(iter([chunk]), WORK, replace(FACTS, sha256="0" * 64), 1, lambda: None))
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, ToldToEnd)])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
 def test_an_interrupt_while_a_process_starts_ends_it(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, error: type[BaseException]
 ) -> None:
-    told: list[str] = []
+    calls: list[str] = []
 
     class Started:
         pid = None
@@ -150,20 +150,20 @@ def test_an_interrupt_while_a_process_starts_ends_it(
             os.kill(os.getpid(), number)
 
         def __getattr__(self, name: str) -> Callable[[], None]:
-            return lambda: told.append(name)
+            return lambda: calls.append(name)
 
     context = SimpleNamespace(Pipe=Pipe, Process=lambda **_: Started())
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
-    with heeding_sigterm():
+    with raise_on_sigterm():
         before = signal.getsignal(number)
         with pytest.raises(error):
             workers._Worker(None)
-        assert told == ["kill", "join", "close"]
+        assert calls == ["kill", "join", "close"]
         assert signal.getsignal(number) is before
 
 
 def test_what_encodes_needs_neither_torch_nor_the_models_of_a_config() -> None:
-    """Every process has what it imports: a hundred megabytes, and ten."""
+    """Every worker process imports the same modules: torch takes a hundred megabytes, pydantic ten."""
     heavy = "{'torch', 'transformers', 'pydantic', 'pyarrow'}"
     code = f"import sys, trainer.data.commands.preprocess; sys.exit(str({heavy} & {{*sys.modules}} or ''))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -184,10 +184,10 @@ def test_memory_that_is_free_is_given_back_and_who_keeps_too_much_is_worn(
     monkeypatch.setattr(workers, "resident_bytes", lambda: resident[0])
     monkeypatch.setattr(workers, "return_freed_memory", give_back)
     sizes = iter([100, 100, 120, 300])
-    told: list[bool] = []
+    worn: list[bool] = []
 
     class Scripted:
-        """Gives a chunk at a time, and notes what is said of it."""
+        """Gives one chunk at a time, and records the answers."""
 
         def recv(self) -> Chunk:
             size = next(sizes, None)
@@ -198,18 +198,18 @@ def test_memory_that_is_free_is_given_back_and_who_keeps_too_much_is_worn(
 
         def send(self, answer: object) -> None:
             if isinstance(answer, tuple):
-                told.append(answer[1])
+                worn.append(answer[1])
 
     workers._do_chunks(Scripted(), ChunkWork(tmp_path, Recipe(), "file", False), FACTS)  # type: ignore[arg-type]
-    # After the first chunk, and whenever it has grown.
+    # After the first chunk, and after each growth.
     assert freed == [100, 120, 300]
-    assert told == [False, False, False, True]
+    assert worn == [False, False, False, True]
 
 
 def opened_for_writing(pipe: Path, is_alive: Callable[[], bool]) -> int:
-    """A descriptor of ``pipe``, as soon as somebody reads it."""
+    """Return a descriptor of ``pipe``, as soon as a process reads it."""
     while True:
-        assert is_alive(), "nobody reads it any more"
+        assert is_alive(), "no process reads the pipe any more"
         try:
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -222,8 +222,8 @@ def opened_for_writing(pipe: Path, is_alive: Callable[[], bool]) -> int:
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whoever_ends_it_sees_no_traceback(tmp_path: Path, end: signal.Signals) -> None:
-    """Ctrl-C reaches every process of a terminal, a scheduler's SIGTERM those of a job; SIGKILL the one alone, whose
-    process still reads the tokenizer."""
+    """Ctrl-C reaches all processes of a terminal, a scheduler's SIGTERM all of a job; SIGKILL only one process, while
+    its worker still reads the tokenizer."""
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": "1 " * 1_000_000}) + "\n")
     file = tmp_path / "tokenizer.json"
     os.mkfifo(file)
@@ -239,13 +239,13 @@ def test_whoever_ends_it_sees_no_traceback(tmp_path: Path, end: signal.Signals) 
             os.write(tokenizer, b"{}")
         os.close(tokenizer)
         said = process.communicate(timeout=60)[1]
-    whys = {signal.SIGINT: "interrupted", signal.SIGTERM: "told to end by SIGTERM"}
+    whys = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
     assert said == (f"llmctl data prepare: {whys[end]}\n" if end in whys else "")
     assert process.returncode == (128 + end if end in whys else -end)
 
 
 def test_sigterm_to_all_processes_leaves_what_is_done(tmp_path: Path) -> None:
-    """No process is said to have failed, and the same command goes on."""
+    """No process reports a failure, and the same command resumes."""
     line = json.dumps({"text": "1 2 3 " * 100_000}) + "\n"
     (tmp_path / "in.jsonl").write_text(line * 12)
     command = ["--input", str(tmp_path / "in.jsonl"), "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"]
@@ -259,8 +259,8 @@ def test_sigterm_to_all_processes_leaves_what_is_done(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGTERM)
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + signal.SIGTERM
-    kept = r"(1 part is|\d+ parts are) done and kept: the same command goes on from there"
-    assert re.fullmatch(rf"llmctl data prepare: told to end by SIGTERM \({kept}\)\n", said), said
+    kept = r"(1 part is|\d+ parts are) done and kept: run the same command again to continue"
+    assert re.fullmatch(rf"llmctl data prepare: ended by SIGTERM \({kept}\)\n", said), said
     assert not list((tmp_path / "ended").rglob("*.partial"))
     assert main(arguments) == 0
     whole, ended = ({file.name: file.read_bytes() for file in Path(prefix).parent.iterdir()} for prefix in prefixes)

@@ -1,4 +1,4 @@
-"""Files that are written to while a run reads them: what came behind is left alone, all else ends the run."""
+"""Files modified while a run reads them: appended text is ignored, any other change ends the run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def table(first: int, stop: int) -> Write:
     [
         ("whole.jsonl", plain(lines(0, 5)), plain(lines(0, 6))),
         ("cut.jsonl", plain(lines(0, 60)), plain(lines(0, 59))),
-        # Who was writing it had not yet come to the end of the line.
+        # The writer had not yet finished the last line.
         ("unfinished.jsonl", plain(lines(0, 60) + '{"text": "6'), plain(lines(0, 60) + '{"text": "60"}\n')),
         ("longer.jsonl.gz", packed(0, 60), packed(0, 80)),
         ("shorter.jsonl.gz", packed(0, 60), packed(0, 30)),
@@ -55,7 +55,7 @@ def test_a_file_that_is_no_longer_what_it_was_is_refused(
     before(file)
     pieces = pieces_of(tmp_path)
     after(file)
-    with pytest.raises(DataError, match=f"{name} has another size than when the run began; bring it back"):
+    with pytest.raises(DataError, match=f"{name} has another size than when the run began; restore it"):
         read(pieces, Cursor())
 
 

@@ -1,4 +1,4 @@
-"""Training straight from text: every document once per epoch, the same samples whoever reads, from any place."""
+"""Training from raw text: every document once per epoch, and the same samples from any reader and any place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainer.data.prepare.inputs import find_inputs, open_bytes
 from trainer.data.samples.batches import TrainData
 from trainer.data.streaming.samples import StreamedSamples
 from trainer.data.streaming.text_pieces import Cursor, Piece, Pieces
-from trainer.data.streaming.work import Encoded, PassedOver, Reading, Share, documents_of, shares_of
+from trainer.data.streaming.work import Encoded, Reading, Share, SkippedDocument, documents_of, shares_of
 from trainer.data.streaming.workers import Encoder, EncoderPool, InlineEncoder
 from trainer.data.tokenizers.settings import TokenizerSettings
 
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     lines = [json.dumps({"text": text}) + "\n" for text in DOCUMENTS]
     (folder / "a.jsonl").write_text("".join(lines[:90]))
-    # No end of the last line, and an empty one.
+    # The last line has no line end, and one line is empty.
     (folder / "b.jsonl").write_text("\n" + "".join(lines[90:120]).rstrip("\n"))
     (folder / "c.jsonl.gz").write_bytes(gzip.compress("".join(lines[120:195]).encode()))
     for number in range(195, 200):
@@ -62,7 +62,7 @@ def pieces_of(folder: Path, size: int = 300, text_document: TextDocument = "file
 
 
 def read(pieces: Pieces, cursor: Cursor, reading: Reading = PLAIN, share: Share = ALL) -> list[str]:
-    bad: list[PassedOver] = []
+    bad: list[SkippedDocument] = []
     found = [text for piece, _ in pieces.rest_of_epoch(cursor) for text in documents_of(piece, reading, share, bad)]
     assert not bad
     return [text for text in found if isinstance(text, str)]
@@ -73,7 +73,7 @@ def test_an_epoch_reads_every_document_once_however_files_are_cut(folder: Path, 
     pieces = pieces_of(folder, size)
     orders = [read(pieces, Cursor(epoch)) for epoch in (0, 1)]
     assert [sorted(order) for order in orders] == [sorted(DOCUMENTS)] * 2
-    assert size > 300 or orders[0] != orders[1]  # of large pieces there are two
+    assert size > 300 or orders[0] != orders[1]  # the largest size has only two pieces
 
 
 @pytest.mark.parametrize("text_document", ["paragraph", "line"])
@@ -103,7 +103,7 @@ def test_splits_divide_the_documents_by_their_text(folder: Path) -> None:
     parts = [sorted(read(pieces_of(folder), Cursor(), share=share)) for share in shares]
     assert sorted(itertools.chain(*parts)) == sorted(DOCUMENTS)
     assert 110 < len(parts[0]) < 170 and 20 < len(parts[1]) < 65 and parts[2]
-    # However they are cut and named.
+    # Independent of the cuts and the order.
     assert sorted(read(pieces_of(folder, 7, seed=2), Cursor(), share=shares[1])) == parts[1]
     assert shares_of((1.0, 0.0, 0.0))[0] == Share()
     assert shares_of((0.9, 0.1, 0.0))[1].stop == 1 << 64
@@ -121,7 +121,7 @@ def inline() -> Encoder:
 
 
 def tokens_of(samples: StreamedSamples, count: int) -> list[int]:
-    """The joined tokens of the first ``count`` samples."""
+    """Return the concatenated tokens of the first ``count`` samples."""
     found = [samples.sample(number) for number in range(count)]
     assert all(len(sample) == SEQ_LENGTH + 1 and sample.dtype == np.int64 for sample in found)
     assert all(one[-1] == other[0] for one, other in itertools.pairwise(found))
@@ -137,7 +137,7 @@ def test_samples_hold_every_token_of_every_epoch(folder: Path, inline: Encoder) 
     assert found == expected
     assert tokens[:an_epoch] != tokens[an_epoch : 2 * an_epoch]
     first = [int(part.split()[0]) for part in text.split(f" {EOD}") if part]
-    # Neighbours in a file are strangers in the stream.
+    # Neighbours in a file are rarely neighbours in the stream.
     assert sum(abs(one - other) == 1 for one, other in itertools.pairwise(first)) < 20
 
 
@@ -153,7 +153,7 @@ def test_going_on_from_any_sample_gives_the_same_ones(folder: Path, inline: Enco
         other = samples_of(folder, inline)
         other.restore(json.loads(states[number + 20 if number else 0]))
         assert [other.sample(place).tolist() for place in range(number, number + 20)] == whole[number : number + 20]
-    # Not even the place is needed; back and forth.
+    # Without a state, too, and in any direction.
     other = samples_of(folder, inline)
     assert [other.sample(place).tolist() for place in (600, 3, 350)] == [whole[place] for place in (600, 3, 350)]
 
@@ -172,14 +172,14 @@ def test_any_number_of_processes_gives_the_same_samples(folder: Path, pool: Enco
         for ours, theirs in zip(one, two, strict=True):
             assert np.array_equal(ours.sample(number), theirs.sample(number))
         if number == 50:
-            # A scheduler's warning reaches them too, and is not for them.
+            # A scheduler's warning signal reaches the workers, too, and must not end them.
             for worker in pool._all:
                 assert worker._process.pid is not None
                 os.kill(worker._process.pid, signal.SIGTERM)
 
 
 class OneThread(InlineEncoder):
-    """Works ahead in a thread, and notes who encodes."""
+    """Works ahead in a thread, and records the threads that encode."""
 
     def __init__(self) -> None:
         super().__init__(NUMBERS, Reading())
@@ -197,7 +197,7 @@ class OneThread(InlineEncoder):
 def test_splits_take_turns_and_a_compressed_file_is_read_once_per_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of them at a time would take the processes, and the order of an epoch, from each other."""
+    """Concurrent splits would compete for the processes and the cached order of an epoch."""
     opened: list[str] = []
 
     def noted(path: str) -> BinaryIO:
@@ -214,7 +214,7 @@ def test_splits_take_turns_and_a_compressed_file_is_read_once_per_epoch(
         valid.sample(number // 20)
     encoder.pool.shutdown()
     assert encoder.threads == {"encoder_0"}
-    # Another one of each may have been begun ahead.
+    # Each split may have opened the next epoch ahead.
     assert 2 <= len(opened) <= train.state(300)["epoch"] + 1 + 1 + 2
 
 
@@ -264,9 +264,10 @@ def test_errors_of_a_process_come_home(tmp_path: Path) -> None:
         (EOD, 1, 2, EOD, 1),
     }
     assert len(said) == 1 and "bad.jsonl:4" in said[0]
-    # What can be read and not encoded.
+    # Readable documents that the tokenizer cannot encode.
     (tmp_path / "bad.jsonl").write_text('{"text": "1 2"}\n{"text": "1 b"}\n' * 2)
-    with pytest.raises(DataError, match=r"bad\.jsonl:2: NullTokenizer reads .* not 'b'; data.streaming_on_error: skip"):
+    says = r"bad\.jsonl:2: NullTokenizer reads .* not 'b'; to skip such documents set data.streaming_on_error: skip"
+    with pytest.raises(DataError, match=says):
         samples_of(tmp_path, InlineEncoder(NUMBERS, Reading())).sample(0)
     assert set(samples_of(tmp_path, skipping).sample(0).tolist()) == {1, 2, EOD}
 
@@ -279,10 +280,10 @@ def test_files_that_change_while_they_are_read(tmp_path: Path) -> None:
     whole = len(read(pieces, Cursor()))
     with large.open("a") as added:
         added.write('{"text": "3"}\n')
-    assert len(read(pieces, Cursor())) == whole == 63  # what came later belongs to no piece
+    assert len(read(pieces, Cursor())) == whole == 63  # appended lines belong to no piece
     with small.open("a") as added:
         added.write('{"text": "3"}\n')
-    with pytest.raises(DataError, match=r"a\.jsonl has another size than when the run began; bring it back"):
+    with pytest.raises(DataError, match=r"a\.jsonl has another size than when the run began; restore it"):
         read(pieces, Cursor())
     os.truncate(small, 48)
     os.truncate(large, 500)
@@ -344,7 +345,7 @@ def test_a_run_goes_on_from_its_checkpoint_on_another_dp(folder: Path) -> None:
     for name, change in changes:
         other = built(folder, **change).stream
         assert other is not None
-        with pytest.raises(DataError, match=rf"another stream, by {name}; go on .* begin another run with its weights"):
+        with pytest.raises(DataError, match=rf"another stream: {name} changed; resume .* another run with its weights"):
             other.restore(state)
     for none, says in (
         ({"first": 0, "datasets": []}, "was on prepared files"),
@@ -382,9 +383,9 @@ def test_documents_and_splits_of_a_run(folder: Path) -> None:
         ({"streaming": False, "streaming_key": "body"}, "data.streaming_key: goes with data.streaming"),
         ({"data_path": "{f}/none*.jsonl"}, "data.data_path: .*none.* matches no file"),
         ({"data_path": "{f}/e.jsonl"}, "data.data_path: .*e.jsonl: is empty"),
-        ({"data_path": "{f}/t.parquet"}, "no column 'text', only body; name those of texts with data.streaming_key"),
-        ({"streaming_key": "body"}, "no text under 'body'.*data.streaming_key"),
-        ({"split": "1,0,0", "data_path": "{f}/blank.jsonl"}, "no document of the text is to be trained on"),
+        ({"data_path": "{f}/t.parquet"}, "no column 'text', only body; name the text columns with data.streaming_key"),
+        ({"streaming_key": "body"}, "no text under the key 'body' of data.streaming_key"),
+        ({"split": "1,0,0", "data_path": "{f}/blank.jsonl"}, "no document of the text is in the training split"),
     ],
 )
 def test_streams_that_cannot_be_trained_on(folder: Path, tmp_path: Path, data: dict[str, Any], says: str) -> None:

@@ -1,4 +1,4 @@
-"""Text between two attempts of a run: other sizes are refused, other times are told."""
+"""Text that changes between two attempts of a run: other sizes are rejected, other times reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def packed(lines: list[str]) -> bytes:
-    """Of the same number of bytes whatever the lines are."""
+    """Compress ``lines`` without compression, so that the size does not depend on the content."""
     return gzip.compress("".join(lines).encode(), compresslevel=0, mtime=0)
 
 
@@ -49,7 +49,7 @@ def built(folder: Path) -> TrainData:
 
 
 def state_of(folder: Path) -> State:
-    """What a checkpoint would hold, after batches were read ahead."""
+    """Return a checkpoint's state, after batches were read ahead."""
     data = built(folder)
     for consumed in (0, CONSUMED, CONSUMED + 8):
         data.micro_batches("train", consumed)
@@ -78,7 +78,7 @@ def test_text_of_other_names_or_sizes_is_refused(folder: Path, change: Callable[
     state = state_of(folder)
     change(folder)
     with pytest.raises(
-        DataError, match=r"is of another stream, by files or their sizes; go on with .*finetune$"
+        DataError, match=r"is of another stream: files or their sizes changed; resume with .*finetune$"
     ) as caught:
         gone_on(folder, state)
     assert "\n" not in str(caught.value)
@@ -99,7 +99,7 @@ def test_text_of_another_time_is_told_and_goes_on(folder: Path, capsys: pytest.C
     assert all(same(found[index], expected[index]) for index in expected)
     said = f"data.streaming: files of the text, the newest of which is {copy}/a.jsonl, were written or copied since"
     assert capsys.readouterr().out.startswith(said)
-    # A checkpoint of before times were kept.
+    # A checkpoint of an earlier version has no times.
     del state["times"]
     assert by_number([gone_on(copy, state)], consumed=CONSUMED).keys() == found.keys()
     assert capsys.readouterr().out == ""
@@ -131,5 +131,5 @@ def test_compressed_text_that_is_cut_off_is_said_with_what_to_do(tmp_path: Path)
     packed = gzip.compress(b'{"text": "1 2"}\n' * 5000, mtime=0)
     (tmp_path / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     pieces = Pieces(find_inputs([str(tmp_path)]), "file", 1)
-    with pytest.raises(DataError, match=r"a\.jsonl\.gz: cannot be read: .*; it is damaged, cut off, .*get it anew"):
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz: cannot be read: .*; it is damaged, truncated, .*get it again"):
         list(pieces.rest_of_epoch(Cursor()))

@@ -1,4 +1,4 @@
-"""A run on raw text, killed and gone on with in another layout: the same losses, and no process left behind."""
+"""A run on raw text, killed and resumed in another layout: the same losses, and no process left behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def begin(folder: Path, text: Path, num_workers: int = 1, train_iters: int = ITERATIONS, **parallel: Any) -> Path:
-    """The run directory of a run on ``text``, or the same with another layout."""
+    """Write the config of a run on ``text``, in any layout; return the run directory."""
     data = {
         "streaming": True,
         "data_path": str(text),
@@ -46,7 +46,7 @@ def begin(folder: Path, text: Path, num_workers: int = 1, train_iters: int = ITE
 
 
 def die() -> None:
-    """Let this rank be killed in the middle of the run, after a checkpoint was written, while text is read ahead."""
+    """Kill this rank mid-run, after a checkpoint was written, while text is read ahead."""
     from trainer.training.loop import TrainingLoop
 
     log = TrainingLoop._log
@@ -54,7 +54,7 @@ def die() -> None:
     def log_and_die(loop: TrainingLoop, *arguments: Any) -> None:
         log(loop, *arguments)
         if loop.progress.iteration == KILLED_AT:
-            assert processes_of(Path(os.environ["LLMCTL_RUN_DIR"])), "nobody encodes"
+            assert processes_of(Path(os.environ["LLMCTL_RUN_DIR"])), "no process encodes"
             os.kill(os.getpid(), signal.SIGKILL)
 
     TrainingLoop._log = log_and_die  # type: ignore[assignment]
@@ -67,7 +67,7 @@ def losses(run: Path) -> dict[tuple[int, str], float]:
 
 
 def processes_of(run: Path) -> list[int]:
-    """Those that were started for a run: its directory stands in their environment."""
+    """Return the processes of a run, found by the run directory in their environment."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -94,14 +94,14 @@ def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path, text: Path) -> N
     run = begin(tmp_path / "run", text, tensor_model_parallel_size=2)
     with Job(run, 2, faults={0: die}) as job:
         assert job.ends([0], 120) == [-signal.SIGKILL]
-    # All ranks were killed: who encoded for them finds nobody to answer.
+    # All ranks were killed, so their worker processes must end.
     assert left_after(run, 20) == []
     begin(run, text, pipeline_model_parallel_size=2)
     with Job(run, 2, number=2) as job:
         assert job.ends([0, 1], 120) == [0, 0]
     assert left_after(run, 5) == []
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert min(row["iteration"] for row in rows if row["attempt"] == 2) == KILLED_AT  # not from the beginning
+    assert min(row["iteration"] for row in rows if row["attempt"] == 2) == KILLED_AT  # resumed, not restarted
     assert losses(run) == pytest.approx(expected, abs=2e-5)
 
 
@@ -117,7 +117,7 @@ def test_a_broken_line_ends_the_run_and_its_processes(tmp_path: Path, text: Path
 
 
 def lose_workers() -> None:
-    """Let processes that encode for this rank be ended as soon as they have something to do, as for want of memory."""
+    """Kill this rank's workers at their first piece, as the OOM killer might."""
     from trainer.data.streaming.workers import _Worker
 
     give = _Worker.give
@@ -133,7 +133,7 @@ def lose_workers() -> None:
 def test_a_lost_process_ends_all_ranks(tmp_path: Path, text: Path) -> None:
     run = begin(tmp_path / "run", text, tensor_model_parallel_size=2)
     with Job(run, 2, faults={0: lose_workers}) as job:
-        assert job.ends([0, 1], 60) == [1, 1]  # no mistake of the config
+        assert job.ends([0, 1], 60) == [1, 1]  # not an error of the config
     assert left_after(run, 5) == []
     first, second = ((run / "attempts/1" / f"rank-0000{rank}.log").read_text() for rank in range(2))
     why = f"was ended by signal 9 (SIGKILL) while it encoded {text}; the machine may be out of memory"
@@ -161,7 +161,7 @@ def test_what_a_run_cannot_go_on_with_is_a_mistake_in_its_config(tmp_path: Path,
 
 
 def test_an_interrupt_ends_it_at_once_and_quietly(tmp_path: Path, text: Path) -> None:
-    """Ctrl-C of a terminal reaches all of its processes."""
+    """Ctrl-C in a terminal reaches all of its processes."""
     run = begin(tmp_path / "run", text, train_iters=100_000, num_workers=2)
     with Job(run, 1) as job:
         job.wait_for_iteration(2)

@@ -1,4 +1,4 @@
-"""Processes that encode for a stream and hang: they are told of, given up in the end, and never left behind."""
+"""Worker processes of a stream that hang: they are reported, finally given up, and never left behind."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from trainer.data.watchdog import SilenceWatch
 NUMBERS = TokenizerSettings(tokenizer_type="NullTokenizer", vocab_size=1000)
 PATIENCE_S = 2.0
 LIMIT_S = 60.0
-"""Of waiting for what must come."""
+"""Limit of every wait for an expected event."""
 
 
 @pytest.fixture(params=["text.jsonl", "text.jsonl.gz"])
 def text(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """8 MB. What is decompressed goes to the processes, in messages larger than a socket takes at once."""
+    """8 MB of text. Decompressed text goes to the processes in messages larger than a socket buffer."""
     lines = (json.dumps({"text": " ".join(map(str, range(number % 700)))}) + "\n" for number in range(6000))
     content = "".join(lines).encode()
     path = tmp_path / str(request.param)
@@ -69,9 +69,9 @@ def test_a_process_that_hangs_is_told_of_and_then_given_up(text: Path, processes
                 samples.sample(number)
     finally:
         pool.close()
-    # To start on a busy machine may take long, too, which is another line.
+    # On a busy machine a slow start may be reported, too, in another line.
     (line,) = (line for line in said if "silent" in line)
-    assert re.match(rf"{silent}; after 2 s the run is ended$", line)
+    assert re.match(rf"{silent}; the run ends after 2 s of silence$", line)
     assert worker._process.exitcode == -signal.SIGKILL
 
 
@@ -83,7 +83,7 @@ def test_one_that_dies_in_the_middle_of_an_answer_is_named(tmp_path: Path) -> No
         worker = pool._start()
         ((piece, _), *_) = Pieces(find_inputs([str(text)]), "file", 1, 1 << 30).rest_of_epoch(Cursor())
         worker.give(piece, Share())
-        # 1.6 MB, more than a socket holds: it waits for somebody to take the rest.
+        # 1.6 MB exceed the socket buffer, so the sender waits until the rest is read.
         assert worker.connection.poll(LIMIT_S)
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(LostWorkerError, match=rf"was ended by signal 9 \(SIGKILL\) while it encoded {text}"):
@@ -95,7 +95,7 @@ def test_one_that_dies_in_the_middle_of_an_answer_is_named(tmp_path: Path) -> No
 def test_what_waits_for_one_that_cannot_be_killed_ends_with_the_rest(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that waits for a disk, until the disk answers."""
+    """Like a process that waits for a disk, until the disk answers."""
     monkeypatch.setattr(workers, "_SECONDS_TO_DIE", 0.1)
     pool = EncoderPool(1, NUMBERS, Reading())
     samples = samples_of(text, pool)
@@ -117,7 +117,7 @@ def test_what_waits_for_one_that_cannot_be_killed_ends_with_the_rest(
 
 
 def exhaust(samples: StreamedSamples) -> None:
-    """Ask for samples until there is an error."""
+    """Request samples until an error occurs."""
     with suppress(DataError, RuntimeError, CancelledError):
         for number in range(10**6):
             samples.sample(number)
@@ -144,7 +144,7 @@ def test_a_file_that_hangs_while_it_is_decompressed_is_named(tmp_path: Path, mon
         with pytest.raises(LostWorkerError, match=silent):
             for number in range(10**6):
                 samples.sample(number)
-        pool.close()  # does not wait for it
+        pool.close()  # does not wait for the thread
     finally:
         goes_on.set()
         pool.close()
@@ -153,7 +153,7 @@ def test_a_file_that_hangs_while_it_is_decompressed_is_named(tmp_path: Path, mon
 
 
 def stop_workers() -> None:
-    """Let processes that encode for this rank be stopped once they have something to do for the second time."""
+    """Stop worker processes of this rank when they get their second piece."""
     from trainer.data.streaming.workers import _Worker
 
     give = _Worker.give
@@ -180,7 +180,7 @@ def test_a_run_whose_processes_hang_ends_and_says_why(tmp_path: Path) -> None:
 
 
 class Stranger:
-    """A process that does what a program tells it to."""
+    """A process that runs a given program."""
 
     work = "counts"
 
@@ -203,7 +203,7 @@ class Stranger:
 
 @pytest.fixture
 def slow() -> Iterator[Stranger]:
-    """One that works a little now and then."""
+    """A process that does a little work every few milliseconds."""
     stranger = Stranger("import time\nwhile True: time.sleep(0.002)")
     yield stranger
     stranger.close()
@@ -221,12 +221,12 @@ def test_one_that_is_slow_is_not_taken_for_one_that_hangs(slow: Stranger) -> Non
     try:
         watch.begin(slow)
         assert is_long.wait(LIMIT_S)
-        assert said[0].startswith(f"process {slow.pid} is at work for 2 s already while it counts")
+        assert said[0].startswith(f"process {slow.pid} has been at work for 2 s while it counts")
         os.kill(slow.pid, signal.SIGSTOP)
         assert slow.is_given_up.wait(LIMIT_S)
     finally:
         watch.close()
-    assert len(said) == 2 and "after 2 s the run is ended" in said[1]
+    assert len(said) == 2 and "the run ends after 2 s of silence" in said[1]
     assert len(slow.reasons) == 1 and "was stopped by a signal and has been silent" in slow.reasons[0]
 
 
@@ -245,7 +245,7 @@ def test_nothing_is_said_of_one_that_nobody_waits_for(slow: Stranger) -> None:
 ORPHAN = """
 import os, signal, sys
 from pathlib import Path
-from tests.trainer.data.test_streaming_workers import NUMBERS, samples_of
+from tests.trainer.data.streaming.test_workers import NUMBERS, samples_of
 from trainer.data.streaming.work import Reading
 from trainer.data.streaming.workers import EncoderPool
 
@@ -271,16 +271,16 @@ def test_one_that_hangs_does_not_outlive_the_trainer(text: Path, tmp_path: Path)
     assert done.returncode == -signal.SIGKILL
     pid, end = int(done.stdout), time.monotonic() + LIMIT_S
     try:
-        while _is_there(pid):
-            assert time.monotonic() < end, "it is left behind"
+        while _is_alive(pid):
+            assert time.monotonic() < end, "the process is left behind"
             time.sleep(0.02)
     finally:
-        if _is_there(pid):
+        if _is_alive(pid):
             os.kill(pid, signal.SIGKILL)
 
 
-def _is_there(pid: int) -> bool:
-    """Whether a process has not ended: who has, and whom nobody waits for, is a zombie."""
+def _is_alive(pid: int) -> bool:
+    """True if a process has not ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

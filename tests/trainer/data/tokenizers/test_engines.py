@@ -1,4 +1,4 @@
-"""Engines: the fast ones say what the references say, are left out where they do not, and keep within their memory."""
+"""Engines: fast engines agree with the references, are rejected if they differ, and respect their memory limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.trainer.data.vocabularies import KINDS, TEXTS, Vocabularies
 from trainer.data.errors import DataError
 from trainer.data.tokenizers import gigatoken_engine
-from trainer.data.tokenizers.engines import EngineOffer, EngineRefusal, choose_engine, hard_texts
+from trainer.data.tokenizers.engines import EngineCandidate, EngineRefusal, choose_engine, hard_texts
 from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.gigatoken_engine import GigatokenEngine, load_tokenizer_json
 from trainer.data.tokenizers.settings import TokenizerSettings
@@ -33,7 +33,7 @@ PAIRS = [
 
 
 def awkward_texts() -> list[str]:
-    """Runs, mixtures of scripts, control characters and words that never end."""
+    """Return runs, mixtures of scripts, control characters and endless words."""
     draw = random.Random(3)
     letters = "aab  \n\t_=-'s1x.,日本ㅎ한é\u0301👩\u200d\x00\x7f\ufeff<|>"
     texts = ["".join(draw.choices(letters, k=draw.randrange(120))) for _ in range(200)]
@@ -57,7 +57,7 @@ def test_fast_engines_say_what_the_references_say(
 
 
 def test_tiktoken_and_tokenizers_agree_on_one_vocabulary(vocabularies: Vocabularies) -> None:
-    # The same merges as ranks and as a tokenizer.json: <|endoftext|> is 0 in one, and the bytes are in another order.
+    # The same merges as ranks and as a tokenizer.json, in which <|endoftext|> is 0, and the order of bytes differs.
     ranks = TokenizerSettings(**(vars(vocabularies.settings("ranks")) | {"tiktoken_pattern": "r50k"}))
     one, other = open_tokenizer(ranks), vocabularies.open("gpt2")
     for text in awkward_texts():
@@ -75,9 +75,8 @@ def test_without_the_fast_engine_the_next_is_taken_and_said(
     for kind, engine in (("gpt2", "tokenizers"), ("ranks", "tiktoken"), ("bpe", "sentencepiece")):
         slow = vocabularies.open(kind)
         assert slow.engine == engine
-        assert slow.notes == (
-            f"gigatoken not installed (pip install gigatoken); {engine} encodes, to the same tokens but slower",
-        )
+        missing = "gigatoken is not installed (pip install gigatoken)"
+        assert slow.notes == (f"{missing}; {engine} encodes instead, to the same tokens but slower",)
         assert np.array_equal(slow.encode_batch(TEXTS).tokens, fast[kind].encode_batch(TEXTS).tokens)
     assert vocabularies.open("wordpiece").notes == ()
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
@@ -96,7 +95,7 @@ def test_what_encodes_lets_go_of_its_vocabulary(vocabularies: Vocabularies, kind
     assert (encoder.vocab_size, encoder.eod) == (tokenizer.vocab_size, tokenizer.eod)
     del fast
     gc.collect()
-    # A reference that encodes may be made of it.
+    # An encoder with a reference engine may be made of the vocabulary.
     assert vocabulary() is None or tokenizer.engine != "gigatoken"
     assert np.array_equal(encoder.encode_batch(TEXTS).tokens, expected.tokens)
 
@@ -114,12 +113,12 @@ def test_what_encodes_opens_the_reference_for_what_the_fast_engine_refuses(
     assert np.array_equal(encoder.encode_batch(TEXTS).tokens, expected.tokens)
     late = tokenizer.encoder()
     monkeypatch.setattr(VocabularyTokenizer, "sha256", property(lambda _: "0" * 64))
-    with pytest.raises(DataError, match="the tokenizer was changed while it was used"):
+    with pytest.raises(DataError, match="the tokenizer was changed while it was in use"):
         late.encode_batch(TEXTS)
 
 
 class Fixed:
-    """An engine that says one token for every text."""
+    """An engine that returns one token for every text."""
 
     def __init__(self, token: int) -> None:
         self.token = token
@@ -129,7 +128,7 @@ class Fixed:
 
 
 class Failing(Fixed):
-    """An engine that fails on texts that say so, and on empty ones."""
+    """An engine that fails on the text "fail", and on empty texts."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -141,13 +140,13 @@ class Failing(Fixed):
 
 
 def test_texts_on_which_the_fast_engine_fails_are_encoded_by_the_reference() -> None:
-    offers = [EngineOffer("fast", Failing), EngineOffer("reference", lambda: Fixed(7))]
-    engine = choose_engine(offers, "fast", "v").engine
+    candidates = [EngineCandidate("fast", Failing), EngineCandidate("reference", lambda: Fixed(7))]
+    engine = choose_engine(candidates, "fast", "v").engine
     assert [engine.encode_batch([text]).tokens.tolist() for text in ("a", "fail", "b")] == [[1], [7], [1]]
 
 
 class PanicException(BaseException):
-    """As pyo3 names its own, which no module has."""
+    """Same class name as pyo3's exception, which no module exports."""
 
 
 @pytest.mark.parametrize("error", [ValueError("why"), PanicException("why")])
@@ -174,8 +173,8 @@ def test_whatever_stops_gigatoken_is_a_refusal_and_a_panic_loads_it_anew(error: 
 
 
 def test_an_engine_that_fails_again_and_again_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
-    offers = [EngineOffer("fast", Failing), EngineOffer("reference", lambda: Fixed(7))]
-    engine = choose_engine(offers, "fast", "v").engine
+    candidates = [EngineCandidate("fast", Failing), EngineCandidate("reference", lambda: Fixed(7))]
+    engine = choose_engine(candidates, "fast", "v").engine
     for number in range(30):
         assert engine.encode_batch(["fail"]).tokens.tolist() == [7]
         assert ("fast has failed 10 times, now with: it fails" in capsys.readouterr().err) == (number == 9)
@@ -185,22 +184,23 @@ def test_only_an_engine_that_agrees_is_taken() -> None:
     def refuse() -> Fixed:
         raise EngineRefusal("it cannot")
 
-    reference = EngineOffer("reference", lambda: Fixed(1))
-    for fast, why in ((lambda: Fixed(2), ", as its tokens differ"), (refuse, ": it cannot"), (Failing, ": it fails")):
-        choice = choose_engine([EngineOffer("fast", fast), reference], None, "v")
+    reference = EngineCandidate("reference", lambda: Fixed(1))
+    cases = ((lambda: Fixed(2), ", because its tokens differ"), (refuse, ": it cannot"), (Failing, ": it fails"))
+    for fast, why in cases:
+        choice = choose_engine([EngineCandidate("fast", fast), reference], None, "v")
         assert choice.name == "reference"
-        assert choice.notes == (f"fast is not used{why}; reference encodes, to the same tokens but slower",)
-    assert choose_engine([EngineOffer("fast", lambda: Fixed(1)), reference], None, "v").name == "fast"
-    assert choose_engine([EngineOffer("fast", lambda: Fixed(2)), reference], "fast", "v").name == "fast"
+        assert choice.notes == (f"fast is not used{why}; reference encodes instead, to the same tokens but slower",)
+    assert choose_engine([EngineCandidate("fast", lambda: Fixed(1)), reference], None, "v").name == "fast"
+    assert choose_engine([EngineCandidate("fast", lambda: Fixed(2)), reference], "fast", "v").name == "fast"
     with pytest.raises(DataError, match=r"v: cannot be encoded by 'other', only by fast and reference"):
-        choose_engine([EngineOffer("fast", refuse), reference], "other", "v")
+        choose_engine([EngineCandidate("fast", refuse), reference], "other", "v")
     with pytest.raises(DataError, match=r"v: cannot be encoded by fast: it cannot"):
-        choose_engine([EngineOffer("fast", refuse), reference], "fast", "v")
+        choose_engine([EngineCandidate("fast", refuse), reference], "fast", "v")
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("is_known", [True, False])
 def test_an_engine_that_has_grown_is_loaded_anew(
-    vocabularies: Vocabularies, monkeypatch: pytest.MonkeyPatch, told: bool
+    vocabularies: Vocabularies, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     content = (vocabularies.folder / "tokenizer.json").read_text()
     loads, resident = [], [0]
@@ -209,18 +209,18 @@ def test_an_engine_that_has_grown_is_loaded_anew(
         loads.append(len(loads))
         return load_tokenizer_json(content)
 
-    monkeypatch.setattr(gigatoken_engine, "resident_bytes", lambda: resident[0] if told else None)
+    monkeypatch.setattr(gigatoken_engine, "resident_bytes", lambda: resident[0] if is_known else None)
     monkeypatch.setattr(gigatoken_engine, "CHECK_CHARACTERS", 1000)
     monkeypatch.setattr(gigatoken_engine, "BLIND_CHARACTERS", 5000)
     engine = GigatokenEngine(load)
     first = engine.encode_batch(TEXTS).tokens
     assert len(loads) == 1
     engine.encode_batch(["a"])
-    assert len(loads) == (1 if told else 2)
+    assert len(loads) == (1 if is_known else 2)
     resident[0] = gigatoken_engine.GROWTH_BYTES
     for _ in range(3):
         assert np.array_equal(engine.encode_batch(TEXTS).tokens, first)
-    assert len(loads) == (2 if told else 4)
+    assert len(loads) == (2 if is_known else 4)
 
 
 def test_memory_in_use_is_known_here() -> None:

@@ -1,4 +1,4 @@
-"""The memory of long texts is told beforehand, and bounded."""
+"""The memory of a long text is limited, and reported before encoding."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def test_memory_of_a_long_text_is_told_and_has_an_end(
     library: str,
     each: int,
 ) -> None:
-    monkeypatch.setattr(long_texts, "TOLD_BYTES", 9000 * each)
+    monkeypatch.setattr(long_texts, "WARNING_BYTES", 9000 * each)
     monkeypatch.setattr(long_texts, "MOST_BYTES", 90_000 * each)
     tokenizer = open_tokenizer(replace(vocabularies.settings(kind), engine=library))
-    for letters, is_told in ((3000, False), (3001, True), (6000, False), (6003, True), (30_000, True)):
+    for letters, is_reported in ((3000, False), (3001, True), (6000, False), (6003, True), (30_000, True)):
         assert len(tokenizer.encode("語" * letters))
-        assert capfd.readouterr().err.count(f"GB of memory, as {library} encodes a document at a time") == is_told
+        line = f"GB of memory, because {library} encodes a whole document at a time"
+        assert capfd.readouterr().err.count(line) == is_reported
     with pytest.raises(DataError, match=r"divide the document \(plain text: --text-document paragraph or line\)"):
         tokenizer.encode("語" * 30_001)

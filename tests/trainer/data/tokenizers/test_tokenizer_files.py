@@ -1,4 +1,4 @@
-"""Files of tokenizers that cannot be used: one sentence that names the file and what is wrong."""
+"""Unusable tokenizer files: each error is one sentence with the file and the problem."""
 
 from __future__ import annotations
 
@@ -30,12 +30,10 @@ def test_nothing_named_and_names_that_lead_nowhere(tmp_path: Path) -> None:
         load_tokenizer(DataConfig())
     with pytest.raises(DataError, match=r"NullTokenizer needs model.vocab_size"):
         load_tokenizer(DataConfig(tokenizer_type="NullTokenizer"))
-    refused("there are HuggingFaceTokenizer", tokenizer_type="x")
+    refused("valid are HuggingFaceTokenizer", tokenizer_type="x")
     for name in ("none.json", "none.model", "none.tiktoken"):
         refused(f"{name}: cannot read the tokenizer", tokenizer_model=tmp_path / name)
-    refused(
-        r"openai/gpt2: cannot read .*, as `hf download openai/gpt2 .* nothing is fetched", tokenizer_model="openai/gpt2"
-    )
+    refused(r"openai/gpt2: cannot read .*; download it with `hf download openai/gpt2 ", tokenizer_model="openai/gpt2")
     refused("holds no tokenizer.json, vocab.json", tokenizer_model=tmp_path)
     refused(r"holds no tokenizer.model or \*.model", tokenizer_model=tmp_path, tokenizer_type="Llama2Tokenizer")
     refused("vocab.json: cannot be read", tokenizer_model=tmp_path, tokenizer_type="GPT2BPETokenizer")
@@ -48,44 +46,44 @@ def test_nothing_named_and_names_that_lead_nowhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("t.json", b"{}", "is not a tokenizer.json that can be used: it has no model"),
-        ("t.json", b"{", "is not a tokenizer.json that can be used: Expecting"),
+        ("t.json", b"{}", "is not a valid tokenizer.json: it has no model"),
+        ("t.json", b"{", "is not a valid tokenizer.json: Expecting"),
         ("t.json", b'{"model": {"type": "BPE", "vocab": {"a": "b"}}}', "its vocabulary has no ids"),
         ("t.json", b'{"model": {"type": "BPE", "vocab": {}}}', "its vocabulary is empty"),
         ("t.json", b'{"model": {"vocab": {"a": 0, "b": 0}}}', "gives id 0 to 'a' and 'b'"),
         ("t.json", b'{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 0, "content": "b"}]}', "id 0 to 'a' and"),
-        ("t.json", b'{"model": {"vocab": {"a": 0}, "dropout": 0.1}}', "drops merges by lot"),
-        ("t.json", b'{"model": {"type": "Mystery", "vocab": {"a": 0}}}', "is not a tokenizer.json that can be used"),
-        ("t.json", b'{"model": {"vocab": {"a": 0}}, "added_tokens": 1}', "1 is no added token"),
-        ("t.json", b'{"model": {"vocab": {"a": 0}, "merges": [["a", 1]]}}', r"\['a', 1\] is no merge of two pieces"),
+        ("t.json", b'{"model": {"vocab": {"a": 0}, "dropout": 0.1}}', "drops merges at random"),
+        ("t.json", b'{"model": {"type": "Mystery", "vocab": {"a": 0}}}', "is not a valid tokenizer.json"),
+        ("t.json", b'{"model": {"vocab": {"a": 0}}, "added_tokens": 1}', "1 is not an added token"),
+        ("t.json", b'{"model": {"vocab": {"a": 0}, "merges": [["a", 1]]}}', r"\['a', 1\] is not a merge of two pieces"),
         (
             "t.json",
             b'{"model": {"vocab": {"a": 0}, "continuing_subword_prefix": "##", "merges": [["a", "a"]]}}',
             r"the second piece of merge \['a', 'a'\] does not begin with model.continuing_subword_prefix, '##'",
         ),
-        ("t.json", b'{"model": {"vocab": [["a", 0.5], []]}}', r"\[\] is no piece and score"),
-        ("t.json", b"[" * 100_000, "is not a tokenizer.json that can be used"),
-        ("t.model", b"\x0a\x03\x0a\x01a\x12\x02\x1a\x00", "is no SentencePiece model: field 3 is no number"),
-        ("t.model", b"\x0a\x04\x0a\x01a\x1a\x00", "is no SentencePiece model"),
-        ("t.model", b"not a model", "is no SentencePiece model"),
-        ("t.model", b"", "is no SentencePiece model: it has no pieces"),
-        ("r50k_base.tiktoken", b"IQ== 0\nIg==\n", "r50k_base.tiktoken:2: is no base64 and rank"),
-        ("r50k_base.tiktoken", b"IQ== 0\nIg== 0\n", "gives b'\"' the rank 0, and one of the two is taken"),
-        ("r50k_base.tiktoken", b"IQ== 0\n", "ends at rank 0, and files of this name have one before 50256; it is cut"),
+        ("t.json", b'{"model": {"vocab": [["a", 0.5], []]}}', r"\[\] is not a piece and score"),
+        ("t.json", b"[" * 100_000, "is not a valid tokenizer.json"),
+        ("t.model", b"\x0a\x03\x0a\x01a\x12\x02\x1a\x00", "is not a SentencePiece model: field 3 is not a number"),
+        ("t.model", b"\x0a\x04\x0a\x01a\x1a\x00", "is not a SentencePiece model"),
+        ("t.model", b"not a model", "is not a SentencePiece model"),
+        ("t.model", b"", "is not a SentencePiece model: it has no pieces"),
+        ("r50k_base.tiktoken", b"IQ== 0\nIg==\n", "r50k_base.tiktoken:2: is not base64 and rank"),
+        ("r50k_base.tiktoken", b"IQ== 0\nIg== 0\n", "gives b'\"' the rank 0, but one of the two is already in use"),
+        ("r50k_base.tiktoken", b"IQ== 0\n", "ends at rank 0, but a file of this name continues to 50256; it is trunc"),
         ("tekken.json", b'[{"rank": 0, "token_bytes": "AA=="}]', "has no token for 255 of the 256 bytes"),
         ("tekken.json", b'{"config": {}}', "is neither a list of ranks nor a tekken.json"),
         ("tekken.json", b"[", "is not JSON"),
         (
             "tekken.json",
             b'{"config": {"default_vocab_size": "x"}, "vocab": []}',
-            "config.default_vocab_size is 'x', and",
+            "config.default_vocab_size is 'x', but",
         ),
         ("tekken.json", b'{"config": {}, "vocab": [], "special_tokens": [{"rank": 0}]}', "has no rank and token_str"),
-        ("tekken.json", b'{"config": {"default_vocab_size": 5}, "vocab": []}', "leave no room among 5 ids"),
+        ("tekken.json", b'{"config": {"default_vocab_size": 5}, "vocab": []}', "leave no room in 5 ids"),
         ("tekken.json", b'{"config": {}, "vocab": [{"rank": 1, "token_bytes": "AA=="}]}', "entry 0 has rank 1"),
         ("tekken.json", b'{"config": {}, "vocab": [{"rank": 0}]}', "entry 0 has no rank and token_bytes"),
         ("vocab.txt", b"[UNK]\na\n\nb\n", "vocab.txt:3: is empty, so that id 2 has no token"),
-        ("vocab.txt", b"[UNK]\na\na\n", "vocab.txt:3: 'a' stands in line 2 already"),
+        ("vocab.txt", b"[UNK]\na\na\n", "vocab.txt:3: 'a' is already in line 2"),
         ("vocab.txt", b"a\n", r"has no \[UNK\]"),
         ("vocab.txt", b"\xff\n", "is not UTF-8 text"),
     ],
@@ -121,13 +119,13 @@ def _drop_byte(path: Path) -> None:
     ("name", "damage", "says"),
     [
         ("vocab.json", _cut, "vocab.json: is not JSON"),
-        ("vocab.json", _drop_id, "has 499 tokens, but none of id 301"),
+        ("vocab.json", _drop_id, "has 499 tokens, but none with id 301"),
         ("vocab.json", _drop_byte, "has no token for 1 of the 256 bytes"),
-        ("vocab.json", lambda path: path.write_text("[]"), "is no object of tokens and their ids"),
-        ("merges.txt", lambda path: path.write_text("#version: 0.2\na b c\n"), "merges.txt:2: is no pair of tokens"),
+        ("vocab.json", lambda path: path.write_text("[]"), "is not an object of tokens and their ids"),
+        ("merges.txt", lambda path: path.write_text("#version: 0.2\na b c\n"), "merges.txt:2: is not a pair of tokens"),
         ("merges.txt", lambda path: path.write_text("a zzz\n"), "merges.txt:1: merges to or from 'zzz', which .*json"),
         ("merges.txt", lambda path: path.unlink(), "merges.txt: cannot be read"),
-        ("merges.txt", _drop_merges, "merges.txt: does not make 9 of the 500 tokens of .*vocab.json; it is cut off"),
+        ("merges.txt", _drop_merges, "merges.txt: does not make 9 of the 500 tokens of .*vocab.json; it is truncated"),
     ],
 )
 def test_damaged_gpt2(
@@ -141,18 +139,18 @@ def test_damaged_gpt2(
 
 def test_wrong_kinds(vocabularies: Vocabularies) -> None:
     model, ranks = vocabularies.folder / "unigram.model", vocabularies.folder / "ranks.tiktoken"
-    refused("unigram.model: is not a tokenizer.json", tokenizer_model=model, tokenizer_type="HuggingFaceTokenizer")
-    refused(r"unigram.model:\d+: is no base64 and rank", tokenizer_model=model, tokenizer_type="TikTokenizer")
-    refused("is no SentencePiece model", tokenizer_model=ranks, tokenizer_type="SentencePieceTokenizer")
-    refused("ranks.tiktoken: does not say how text is cut into words", tokenizer_model=ranks)
-    refused("tiktoken_pattern is no regular expression", tokenizer_model=ranks, tiktoken_pattern="(")
-    refused("does not say whether text is made lower case", tokenizer_model=vocabularies.folder / "vocab.txt")
+    refused("unigram.model: is not a valid tokenizer.", tokenizer_model=model, tokenizer_type="HuggingFaceTokenizer")
+    refused(r"unigram.model:\d+: is not base64 and rank", tokenizer_model=model, tokenizer_type="TikTokenizer")
+    refused("is not a SentencePiece model", tokenizer_model=ranks, tokenizer_type="SentencePieceTokenizer")
+    refused("ranks.tiktoken: does not define how text is split into words", tokenizer_model=ranks)
+    refused("tiktoken_pattern is not a regular expression", tokenizer_model=ranks, tiktoken_pattern="(")
+    refused("no tokenizer_config.json with do_lower_case", tokenizer_model=vocabularies.folder / "vocab.txt")
 
 
 def test_truncated_sentencepiece_model(vocabularies: Vocabularies, tmp_path: Path) -> None:
     content = (vocabularies.folder / "bpe.model").read_bytes()
     (tmp_path / "t.model").write_bytes(content[: len(content) // 2])
-    refused("t.model: is no SentencePiece model: it ends at byte", tokenizer_model=tmp_path / "t.model")
+    refused("t.model: is not a SentencePiece model: it ends at byte", tokenizer_model=tmp_path / "t.model")
 
 
 def test_settings_beside_that_are_damaged(vocabularies: Vocabularies, tmp_path: Path) -> None:
@@ -168,5 +166,5 @@ def test_documents_without_an_end(vocabularies: Vocabularies, tmp_path: Path) ->
     bare = [f"{base64.b64encode(bytes([value])).decode()} {value}\n" for value in range(256)]
     (tmp_path / "bytes.tiktoken").write_text("".join(bare))
     settings = TokenizerSettings(tokenizer_model=str(tmp_path / "bytes.tiktoken"), tiktoken_pattern="r50k")
-    with pytest.raises(DataError, match=r"--append-eod: the tokenizer has no end-of-document token; name one with"):
+    with pytest.raises(DataError, match=r"--append-eod: the tokenizer has no end-of-document token; name a token with"):
         tokenize_documents(["a"], open_tokenizer(settings), tmp_path / "d")

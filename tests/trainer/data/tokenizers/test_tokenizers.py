@@ -1,4 +1,4 @@
-"""Tokenizers of every kind: texts come back, special tokens are told apart, and a copy elsewhere is the same."""
+"""Tokenizers of every kind: texts are restored, special tokens recognised, and pickled copies identical."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
 @pytest.mark.parametrize("kind", LOSSLESS)
 def test_hard_texts_come_back(vocabularies: Vocabularies, kind: str) -> None:
     tokenizer = vocabularies.open(kind)
-    # SentencePiece writes its mark for a space, and reads it as one.
+    # SentencePiece writes its space mark for a space, and decodes the mark as a space.
     texts = [text.replace(SPACE_MARK, "_") for text in [*hard_texts(), *TEXTS[:8]]]
     batch = tokenizer.encode_batch(texts)
     assert (batch.tokens.dtype, batch.lengths.sum()) == (np.int32, len(batch.tokens))
@@ -59,7 +59,7 @@ def test_japanese_and_korean_words_are_known(vocabularies: Vocabularies) -> None
         tokenizer = vocabularies.open(kind)
         for text in ("日本語の文章は空白がありません。", "한국어 문장입니다."):
             tokens = tokenizer.encode(text)
-            assert len(tokens) < len(text) + 4, (kind, tokens)  # in bytes there are three times as many
+            assert len(tokens) < len(text) + 4, (kind, tokens)  # bytes would take three times as many
             assert tokenizer.decode(tokens) == text
 
 
@@ -109,9 +109,9 @@ def test_special_tokens_of_a_list_are_named_in_the_order_that_is_given(vocabular
     settings = replace(vocabularies.settings("list"), tokenizer_special_tokens=names)
     plain, named = vocabularies.open("list"), open_tokenizer(settings)
     assert (plain.eod, named.eod) == (2, 0)
-    assert named.vocab_size == plain.vocab_size  # none of them comes after the ranks
+    assert named.vocab_size == plain.vocab_size  # all special tokens come before the ranks
     assert named.encode("a value") == plain.encode("a value")
-    with pytest.raises(DataError, match="has 5 special tokens, and 8 are named; name fewer"):
+    with pytest.raises(DataError, match="has 5 special tokens, but 8 are named; name fewer"):
         open_tokenizer(replace(settings, tiktoken_num_special_tokens=5))
 
 
