@@ -13,12 +13,11 @@ from trainer.planning.schedule.table import Action, ActionKind, ActivationBound,
 def zb_h1(pp: int, num_micro_batches: int) -> PipelineSchedule:
     """ZB-H1: 1F1B with weight gradients delayed into the bubble, in 1F1B's memory (section 2.3).
 
-    Until the gradient of its input rank i holds no more than 1F1B does, ``pp - i`` activations. Until the gradients of
-    the weights no rank keeps anything of more than ``pp`` micro-batches, which is what 1F1B keeps on its first rank.
-    Between the two other things are kept than before: gradients of outputs, and under sequence parallelism the gathered
-    inputs (trainer.pipeline.weight_gradients), so that these activations may weigh more than the others.
-    The bubble is ``(pp - 1) * (forward + backward_input - backward_weight)``, a third of that of 1F1B if all three
-    take the same time.
+    Until the gradient of its input rank i holds ``pp - i`` activations, as in 1F1B. Until the gradients of the weights
+    no rank keeps more than ``pp`` micro-batches, the number that 1F1B keeps on its first rank. Between the two a rank
+    keeps different tensors: gradients of outputs, and with sequence parallelism the gathered inputs
+    (trainer.pipeline.weight_gradients), which may need more memory than the activations. The bubble is
+    ``(pp - 1) * (forward + backward_input - backward_weight)``, a third of 1F1B's if all three take the same time.
     """
     turns = [(micro_batch, 0) for micro_batch in range(num_micro_batches)]
     bounds = [ActivationBound(live=pp - rank, kept=pp) for rank in range(pp)]
