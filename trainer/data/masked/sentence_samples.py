@@ -2,8 +2,8 @@
 
 Without ``num_samples`` every epoch has the same samples, so that a run can be extended and can start anywhere without
 delay; the first epoch has Megatron-LM's order, epoch e the order of ``RandomState([seed, e])``. With ``num_samples``
-all epochs of the run are shuffled together, as in Megatron-LM, and another number gives another order. The draws within a
-sample (masked tokens, order of the parts) differ in each epoch.
+all epochs of the run are shuffled together, as in Megatron-LM, and another number gives another order. The draws within
+a sample (masked tokens, order of the parts) differ in each epoch.
 """
 
 from __future__ import annotations
