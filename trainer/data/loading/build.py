@@ -234,7 +234,7 @@ class _SplitBuilder:
             raise DataError(f"{problem}; raise its share in data.split, or set training.eval_iters to 0")
         if len(short) == len(parts):
             return f"no evaluation on {self._split}: {problem}"
-        more = f" (and {len(short) - 1} more datasets)" if len(short) > 1 else ""
+        more = f"; the same holds for {len(short) - 1} more" if len(short) > 1 else ""
         return f"evaluation on {self._split} skips a dataset: {problem}{more}"
 
     def _repeats(self, parts: Sequence[Part], weights: Sequence[float]) -> str | None:
