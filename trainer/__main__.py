@@ -1,7 +1,7 @@
-"""``python -m trainer COMMAND``: the one place of the trainer that reads the environment.
+"""``python -m trainer COMMAND``: the only part of the trainer that reads the environment.
 
-The order matters: who we are, then where our output goes, and only then the command's module and with it torch, so
-that whatever a rank prints, warnings of imports included, is in that rank's own file.
+The order matters: first find this process's rank, then redirect the output, and only then import the command's module
+and with it torch. So everything that a rank prints, import warnings included, lands in the rank's own log file.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from trainer.process.launch_environment import LaunchEnvironment, LaunchError, r
 from trainer.process.rank_log import ConsoleCopy, redirect_output
 from trainer.process.run_directory import RunDirectory
 
-# command -> (module, what it does). The module has main(arguments); of those that must know the environment
-# main(arguments, environment), and of the parallel ones main(arguments, launch, run, environment).
+# command -> (module, help text). The module has main(arguments), or main(arguments, environment) for the commands in
+# _WITH_ENVIRONMENT, or main(arguments, launch, run, environment) for the commands in _PARALLEL.
 COMMANDS = {
     "pretrain": ("trainer.commands.pretrain", "train a model: --config FILE and Megatron-LM's flags"),
-    "data prepare": ("trainer.data.commands.preprocess", "what llmctl data prepare runs"),
-    "data inspect": ("trainer.data.commands.inspect_command", "what llmctl data inspect runs"),
-    "data merge": ("trainer.data.commands.merge", "what llmctl data merge runs"),
-    "data train-tokenizer": ("trainer.data.commands.train_tokenizer", "what llmctl data train-tokenizer runs"),
-    "masked-samples": ("trainer.data.masked.masked_command", "show what BERT or T5 would be given of a .bin/.idx pair"),
+    "data prepare": ("trainer.data.commands.preprocess", "the program behind llmctl data prepare"),
+    "data inspect": ("trainer.data.commands.inspect_command", "the program behind llmctl data inspect"),
+    "data merge": ("trainer.data.commands.merge", "the program behind llmctl data merge"),
+    "data train-tokenizer": ("trainer.data.commands.train_tokenizer", "the program behind llmctl data train-tokenizer"),
+    "masked-samples": ("trainer.data.masked.masked_command", "show the samples that BERT or T5 would see"),
     "generate": ("trainer.commands.generate", "continue a prompt with a checkpoint"),
     "evaluate": ("trainer.commands.evaluate", "loss and perplexity of a checkpoint on held-out text"),
-    "draw-pipeline": ("trainer.commands.draw_pipeline", "paint a pipeline schedule with its bubble, here and as SVG"),
-    "kernels": ("trainer.ops.tools.command", "build the fused kernels, or say what runs on what and why"),
-    "rendezvous": ("trainer.process.rendezvous", "print a free port for the ranks of a job to meet at"),
+    "draw-pipeline": ("trainer.commands.draw_pipeline", "draw a pipeline schedule and its bubble, as text and as SVG"),
+    "kernels": ("trainer.ops.tools.command", "build, inspect and benchmark the fused kernels"),
+    "rendezvous": ("trainer.process.rendezvous", "print a free port for the rendezvous of a job's ranks"),
 }
 _PARALLEL = ("pretrain",)
 _ENCODING = ("data prepare", "pretrain")
@@ -50,10 +50,10 @@ def main(arguments: Sequence[str]) -> int:
             print(f"  {command:20} {what}")
         return 0
     if name not in COMMANDS:
-        print(f"trainer: unknown command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"trainer: unknown command {name!r}; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
         return _USAGE
     if name in _ENCODING:
-        # In several processes; threads of the tokenizers library in each would only be in each other's way.
+        # These commands encode in several processes; threads of the tokenizers library in each would only compete.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if name in _PARALLEL:
         return _run_parallel(COMMANDS[name][0], rest)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         module = importlib.import_module(COMMANDS[name][0])
         return int(module.main(rest, os.environ) if name in _WITH_ENVIRONMENT else module.main(rest))
     except KeyboardInterrupt:
-        # Users know the data commands as those of llmctl.
+        # Users know the data commands as llmctl's.
         print(f"{'llmctl' if words == 2 else 'trainer'} {name}: interrupted", file=sys.stderr)
         return _INTERRUPTED
 
@@ -80,7 +80,7 @@ def _run_parallel(module: str, arguments: Sequence[str]) -> int:
     try:
         code = int(importlib.import_module(module).main(arguments, launch, run, os.environ))
     except KeyboardInterrupt:
-        # While torch is imported, or what ends is ended.
+        # Ctrl-C during the import of torch or during shutdown.
         code = _INTERRUPTED
     if code == _INTERRUPTED:
         print("trainer: interrupted", file=sys.stderr)
@@ -90,8 +90,8 @@ def _run_parallel(module: str, arguments: Sequence[str]) -> int:
 
 
 def _leave_at_once(code: int, console: ConsoleCopy | None) -> NoReturn:
-    # After a failure a collective may be pending whose other side is dead; the interpreter's own end would wait for
-    # it until the timeout, and the launcher with it.
+    # After a failure a collective with a dead peer may be pending. A normal interpreter exit would wait for it until
+    # the timeout, and the launcher would wait too.
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if console is not None:
@@ -108,7 +108,7 @@ def _complete_environment(launch: LaunchEnvironment) -> None:
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
-    # What leaves has its own exit code. A launcher that ends all at the first failure would put its signal in the place
-    # of it, and srun takes the highest for that of all.
+    # Keep this process's own exit code. A launcher that terminates all ranks at the first failure would replace the
+    # code by its signal, and srun reports the highest exit code of all ranks.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(status)

@@ -1,1 +1,1 @@
-"""Config keys and flags: values only. Free of torch; imports no other room."""
+"""Config keys and flags: values only. Torch-free; imports no other package of the trainer."""

@@ -1,4 +1,4 @@
-"""A parser of flags that says what is wrong in one sentence, and the output of commands."""
+"""Argument parser with one-line errors, and printing for commands."""
 
 from __future__ import annotations
 
@@ -12,48 +12,49 @@ _USAGE = 2
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Ends with one line on standard error and exit code 2 where argparse shows every flag there is."""
+    """Parser that reports an error in one line instead of argparse's full usage; exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Say ``message`` and end."""
+        """Print ``message`` on standard error and exit with code 2."""
         self.exit(_USAGE, f"{self.prog.removeprefix('python -m ')}: {message} (--help shows all flags)\n")
 
 
 class Refused(argparse.Action):
-    """A flag of another program that cannot do here what it does there: ``const`` says why, and what to do."""
+    """A flag of Megatron-LM that is refused; ``const`` says why, and what to do instead."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, const: str) -> None:
-        """``const`` is the sentence, without the flag."""
+        """Register the flag; ``const`` is the sentence without the flag's name."""
         super().__init__(
             option_strings, dest, nargs="*", const=const, default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        """End with the sentence."""
+        """Print the sentence and exit with code 2."""
         prog = parser.prog.removeprefix("python -m ")
         parser.exit(_USAGE, f"{prog}: {self.option_strings[0]}: {self.const}\n")
 
 
 class WithoutEffect(argparse.Action):
-    """A flag of another program that changes nothing here; ``help`` says why."""
+    """A flag of Megatron-LM that is accepted and ignored; ``help`` says why."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str, nargs: int = 0) -> None:
-        """It takes ``nargs`` values."""
+        """Register the flag, which takes ``nargs`` values."""
         metavar = ("VALUE",) * nargs if nargs else None
         super().__init__(option_strings, dest, nargs=nargs, default=argparse.SUPPRESS, help=help, metavar=metavar)
 
     def __call__(self, *_: Any) -> None:
-        """Pass it over."""
+        """Ignore the flag."""
 
 
 def print_text(text: str) -> None:
-    """Print a line or more; characters that the terminal's encoding has not got are spelled out.
+    """Print ``text``; characters outside the terminal's encoding become backslash escapes.
 
-    Whoever reads it may stop, as ``head`` does: https://docs.python.org/3/library/signal.html#note-on-sigpipe.
+    A reader that closes the pipe early, such as ``head``, is no error:
+    https://docs.python.org/3/library/signal.html#note-on-sigpipe.
     """
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:
-        # Else the interpreter would complain when it flushes once more at its end.
+        # Otherwise the interpreter would report the error when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

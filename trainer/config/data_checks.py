@@ -1,4 +1,4 @@
-"""What the keys of the data section mean together: blends of datasets, splits, and what excludes what. Torch-free."""
+"""Blends, splits and incompatible keys of the data section. Torch-free."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class BlendPart:
 
     prefix: str
     weight: float | None = None
-    """Its share of the samples, in proportion to the others'; None: it counts by its size."""
+    """Share of the samples relative to the other datasets' weights. None: in proportion to the dataset's size."""
 
 
 def path_entries(value: Any) -> Any:
-    """The entries of a data path, as text, from what YAML or a shell made of ``0.3 A 0.7 B``: one string or a list.
+    """Entries of a data path as strings, from a string or a list such as ``0.3 A 0.7 B``.
 
-    A string with spaces is one prefix unless its words are pairs of a number and something else. What is no data path
-    at all comes back as it is.
+    A string with spaces is one prefix unless its words are pairs of a number and a prefix. A value of any other type
+    is returned unchanged.
     """
     if isinstance(value, str):
         value = [value]
@@ -46,7 +46,7 @@ def path_entries(value: Any) -> Any:
 
 
 def weight_places(entries: Sequence[str]) -> range:
-    """Which of ``entries`` are weights: every other one, or none.
+    """Indices of the weights in ``entries``: every second entry, or empty.
 
     Megatron-LM's rule (get_blend_from_list in megatron/core/datasets/utils.py).
     """
@@ -55,14 +55,14 @@ def weight_places(entries: Sequence[str]) -> range:
 
 
 def parse_blend(key: str, entries: Sequence[str]) -> tuple[BlendPart, ...]:
-    """The datasets of a data path, as in ``0.3 A 0.7 B`` or ``A B``; those of weight 0 too.
+    """Datasets of a data path such as ``0.3 A 0.7 B`` or ``A B``, including those of weight 0.
 
     Raises:
-        ConfigError: weights and prefixes are mixed up, or the weights cannot be used.
+        ConfigError: only some prefixes have a weight, or a weight is negative, NaN or infinite, or all are 0.
     """
     places = weight_places(entries)
     if not places:
-        # A weight before the first of several prefixes, which a shell or YAML has left in one piece.
+        # Only the first of several prefixes has a weight, and a shell or YAML passed all of them as one string.
         words = entries[0].split() if len(entries) == 1 else []
         joined = entries[0] if len(words) > 1 and _is_number(words[0]) else None
         stray = next((entry for entry in entries if _is_number(entry)), joined)
@@ -70,7 +70,7 @@ def parse_blend(key: str, entries: Sequence[str]) -> tuple[BlendPart, ...]:
             raise ConfigError(
                 key,
                 f"{' '.join(entries)!r} is neither prefixes alone nor pairs of a weight and a prefix, as in 0.3 A 0.7 "
-                f"B; give every prefix a weight, or none (a file that is called {stray} is ./{stray})",
+                f"B; give a weight to every prefix or to none (for a file named {stray} write ./{stray})",
             )
         return tuple(BlendPart(entry) for entry in entries)
     parts = tuple(BlendPart(entries[place + 1], float(entries[place])) for place in places)
@@ -78,13 +78,13 @@ def parse_blend(key: str, entries: Sequence[str]) -> tuple[BlendPart, ...]:
         assert part.weight is not None
         if not (0 <= part.weight < math.inf):
             raise ConfigError(
-                key, f"the weight {part.weight:g} of {part.prefix} is not a number of 0 or more; use its share, as 0.3"
+                key, f"the weight {part.weight:g} of {part.prefix} is not a number >= 0; use a share such as 0.3"
             )
     total = sum(part.weight or 0.0 for part in parts)
     if total == math.inf:
-        raise ConfigError(key, "its weights add up to more than a float64 can hold; use shares, as in 0.3 A 0.7 B")
+        raise ConfigError(key, "the sum of the weights overflows float64; use shares, as in 0.3 A 0.7 B")
     if not total:
-        raise ConfigError(key, "its weights add up to 0; give at least one prefix a share above 0")
+        raise ConfigError(key, "all weights are 0; give at least one prefix a weight above 0")
     return parts
 
 
@@ -93,16 +93,16 @@ def _is_number(entry: str) -> bool:
 
 
 def parse_split(split: str) -> tuple[float, float, float]:
-    """Shares of the train, valid and test split, summing to 1, from Megatron's ``949,50,1``.
+    """Shares of the train, valid and test split, normalised to sum 1, from a string such as ``949,50,1``.
 
     Raises:
-        ConfigError: anything but one to three non-negative numbers, separated by commas, with a sum above zero.
+        ConfigError: ``split`` is not one to three non-negative numbers, separated by commas, with a sum above zero.
     """
     parts = [part.strip() for part in split.split(",")]
     weights = [float(part) if _NUMBER.fullmatch(part) else -1.0 for part in parts]
     weights += [0.0] * (3 - len(weights))
-    # From left to right, as numpy does in Megatron-LM: Python's sum rounds otherwise since 3.12, and the last bit of a
-    # share can decide on which side of a bound a document lies.
+    # Add from left to right, as numpy does in Megatron-LM. Python's sum rounds differently since 3.12, and the last
+    # bit of a share can decide to which split a document belongs.
     total = 0.0
     for weight in weights:
         total += weight
@@ -114,22 +114,24 @@ def parse_split(split: str) -> tuple[float, float, float]:
 
 
 def check_data(data: DataConfig) -> None:
-    """Refuse keys of the data section that contradict each other.
+    """Refuse contradicting keys of the data section.
 
     Raises:
-        ConfigError: names the key and what to do.
+        ConfigError: names the key and the remedy.
     """
     sources = [name for name in ("data_path", "train_data_path", "mock_data") if getattr(data, name)]
     if len(sources) > 1:
-        raise ConfigError(f"data.{sources[1]}", f"excludes data.{sources[0]}; set only one of the two")
+        raise ConfigError(f"data.{sources[1]}", f"cannot be combined with data.{sources[0]}; set only one of the two")
     for name in PATH_KEYS:
         parse_blend(f"data.{name}", getattr(data, name))
     for name in SPLIT_PATH_KEYS[1:]:
         if getattr(data, name) and not data.train_data_path:
-            raise ConfigError(f"data.{name}", "goes with data.train_data_path, which is unset")
+            raise ConfigError(
+                f"data.{name}", "needs data.train_data_path, which is unset; set it, or use data.data_path"
+            )
     train_share, _, _ = parse_split(data.split)
     if data.data_path and not train_share:
-        raise ConfigError("data.split", f"{data.split!r} leaves nothing to train on; give the first share more than 0")
+        raise ConfigError("data.split", f"{data.split!r} leaves nothing to train on; make the first share more than 0")
     _check_packing(data)
     _check_streaming(data)
 
@@ -139,29 +141,36 @@ def _check_streaming(data: DataConfig) -> None:
         fields = type(data).model_fields
         set_anyway = [key for key in STREAMING_KEYS if getattr(data, key) != fields[key].default]
         if set_anyway:
-            raise ConfigError(f"data.{set_anyway[0]}", "goes with data.streaming, which is unset; set it")
+            raise ConfigError(f"data.{set_anyway[0]}", "needs data.streaming, which is off; switch it on")
         return
     if data.mock_data:
-        raise ConfigError("data.streaming", "excludes data.mock_data; set only one of the two")
+        raise ConfigError("data.streaming", "cannot be combined with data.mock_data; set only one of the two")
     if data.sample_packing:
-        raise ConfigError("data.sample_packing", "needs documents whose lengths are known; prepare the text first")
+        raise ConfigError(
+            "data.sample_packing",
+            "needs prepared data, not data.streaming; run llmctl data prepare first",
+        )
     if data.sample_order == "megatron":
-        raise ConfigError("data.sample_order", "megatron is an order of prepared data; use stable with data.streaming")
+        raise ConfigError("data.sample_order", "megatron needs prepared data; use stable with data.streaming")
     if not (data.tokenizer_model or data.vocab_file or data.tokenizer_type == "NullTokenizer"):
-        raise ConfigError("data.tokenizer_model", "is unset, and data.streaming needs it; name the tokenizer's files")
+        raise ConfigError("data.tokenizer_model", "is unset, but data.streaming needs it; name the tokenizer's files")
     for name in PATH_KEYS:
         if weight_places(getattr(data, name)):
-            raise ConfigError(f"data.{name}", "takes no weights with data.streaming: all text is one; prepare a blend")
+            raise ConfigError(
+                f"data.{name}", "cannot have weights with data.streaming; leave them out, or prepare the data"
+            )
 
 
 def _check_packing(data: DataConfig) -> None:
     if data.answer_only_loss and not data.sample_packing:
-        raise ConfigError("data.answer_only_loss", "goes with data.sample_packing, which keeps documents whole; set it")
+        raise ConfigError(
+            "data.answer_only_loss", "needs data.sample_packing, which keeps documents whole; switch it on"
+        )
     if not data.sample_packing:
         return
     if data.mock_data:
-        raise ConfigError("data.sample_packing", "has nothing to pack in mock data; name data in data.data_path")
+        raise ConfigError("data.sample_packing", "cannot pack data.mock_data; name prepared data in data.data_path")
     if data.sample_order == "megatron":
         raise ConfigError(
-            "data.sample_order", "megatron is an order of samples that cut documents; use stable with sample_packing"
+            "data.sample_order", "megatron cuts documents between samples; use stable with data.sample_packing"
         )

@@ -1,6 +1,6 @@
-"""Flags of ``llmctl data``, declared once: llmctl checks them, ``python -m trainer data`` takes them. Torch-free.
+"""Flags of ``llmctl data``, shared by llmctl, which checks them, and ``python -m trainer data``. Torch-free.
 
-Names are those of Megatron-LM's tools/preprocess_data.py and merge_datasets.py, and shorter aliases.
+The names are those of Megatron-LM's tools/preprocess_data.py and merge_datasets.py, with shorter aliases.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from trainer.config.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_SAID, REFUSED
 
 TOKENIZER_TYPES: tuple[str, ...] = get_args(TokenizerType)
 ENDINGS = {"byte-level-bpe": ".json", "unigram": ".model", "bpe": ".model", "wordpiece": ".txt"}
-"""Kind of vocabulary -> what the name of its file ends in; the first kind of an ending is its default."""
-_TOLD = "unset: told from the files"
-_PADDED = "vocabularies are padded for a model, by its config"
-_PASSED_OVER = (
+"""Vocabulary model -> file extension. The first model of an extension is the default for that extension."""
+_INFERRED = "default: inferred from the files"
+_PADDED = "the training config pads the vocabulary"
+_IGNORED = (
     "use-gigatoken",
     "tokenizer-hf-use-fast",
     "tokenizer-hf-no-use-fast",
@@ -36,73 +36,75 @@ _REFUSED = (
     "disable-tokenizer-sentencepiece-ignore-extra-whitespaces",
 )
 _NO_TRIALS = (
-    "numbers of workers are not tried out: without --workers each CPU of the job has one, and any number writes the "
-    "same bytes; leave it out"
+    "the number of workers is not tuned: the default is one per CPU of the job, and every number writes the same "
+    "bytes; leave the flag out"
 )
-_ALL_DOCUMENTS = "all documents are prepared; leave it out, or cut the input, as by head -n N in.jsonl >less.jsonl"
+_ALL_DOCUMENTS = "all documents are prepared; leave the flag out, or cut the input: head -n N in.jsonl >less.jsonl"
 _INPUT = (
-    "files, quoted patterns or folders: .jsonl, .json and .ndjson hold a document per line, .parquet one per row, all "
-    "others are plain text; .gz, .zst, .bz2 and .xz of them"
+    "files, quoted patterns or folders: .jsonl, .json and .ndjson with a document per line, .parquet with a document "
+    "per row, any other file as plain text; also compressed as .gz, .zst, .bz2 or .xz"
 )
-_PAIRS = "prefixes of .bin/.idx pairs, one of their files, or folders of pairs"
+_PAIRS = "prefixes of indexed datasets, their .bin or .idx files, or folders of them"
 _Values = int | str
-"""How many values a repeatable flag takes at a time, as of argparse: 1, or "+" as in Megatron-LM's scripts."""
+"""argparse's nargs of a repeatable flag: 1, or "+" as in Megatron-LM's scripts."""
 
 
 def parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags of ``llmctl data COMMAND``; ends the process with a sentence and exit code 2 where they are wrong.
+    """Parse the flags of ``llmctl data COMMAND``; a wrong flag ends the process with exit code 2.
 
-    Inputs may be named without a flag. Flags that can be repeated then take one value each; with Megatron-LM's
-    ``--input`` they take several at a time.
+    Inputs may be positional arguments; repeatable flags then take one value each. With Megatron-LM's ``--input``
+    repeatable flags take several values at a time.
     """
     is_megatrons = any(word == "--input" or word.startswith("--input=") for word in arguments)
     parser = parser_of(command, "+" if is_megatrons else 1)
     options = parser.parse_intermixed_args(arguments)
     options.input = [*options.paths, *options.input]
     if not options.input:
-        parser.error("there is no input; name files or folders")
+        parser.error("no input was given; name files or folders")
     return options
 
 
 def parser_of(command: str, several: _Values = 1) -> CommandParser:
-    """The parser of one command: prepare, train-tokenizer, inspect or merge."""
+    """Parser of one command: prepare, train-tokenizer, inspect or merge."""
     add, description = _COMMANDS[command]
     metavar, text = ("PATH", _PAIRS) if command in ("inspect", "merge") else ("INPUT", _INPUT)
     parser = CommandParser(prog=f"llmctl data {command}", description=description, allow_abbrev=False, add_help=False)
     parser.add_argument("paths", nargs="*", metavar=metavar, help=text)
-    parser.add_argument("--input", nargs="+", default=[], action="extend", metavar="PATH", help="the same")
+    parser.add_argument("--input", nargs="+", default=[], action="extend", metavar="PATH", help="further inputs")
     add(parser, several)
     return parser
 
 
 def _add_prepare(parser: argparse.ArgumentParser, several: _Values) -> None:
     parser.add_argument(
-        "--output", "--output-prefix", dest="output_prefix", required=True, metavar="PREFIX", help="of the pairs' names"
+        "--output", "--output-prefix", dest="output_prefix", required=True, metavar="PREFIX", help="of the datasets"
     )
     _add_keys(parser, several)
     parser.add_argument(
-        "--text-document", choices=["file", "paragraph", "line"], help="what is a document in plain text (default file)"
+        "--text-document", choices=["file", "paragraph", "line"], help="one document of plain text (default file)"
     )
     parser.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
     parser.add_argument(
-        "--split-sentences", action="store_true", help="make each sentence a sequence, as BERT and T5 want it"
+        "--split-sentences", action="store_true", help="make each sentence a sequence, as BERT and T5 need"
     )
     parser.add_argument("--keep-newlines", action="store_true", help="keep the white space after sentences")
-    parser.add_argument("--on-error", choices=["stop", "skip"], default="stop", help="at what is no document")
-    parser.add_argument("--restart", action="store_true", help="throw away what an unfinished run has done")
+    parser.add_argument("--on-error", choices=["stop", "skip"], default="stop", help="at an invalid document")
+    parser.add_argument("--restart", action="store_true", help="discard the work of an unfinished run")
     parser.add_argument("--workers", type=_count, metavar="N", help="processes per node (default: its CPUs)")
-    parser.add_argument("--log-interval", type=int, default=1, metavar="N", help="documents between lines of progress")
-    # llmctl gives these: of its job's nodes, and before it.
+    parser.add_argument("--log-interval", type=int, default=1, metavar="N", help="documents between progress lines")
+    # Set by llmctl for the nodes of a job.
     parser.add_argument("--nodes", type=_count, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--node", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--attempt", default="", help=argparse.SUPPRESS)
     _add_check(parser)
     accepted = parser.add_argument_group("accepted and without effect")
-    accepted.add_argument("--partitions", type=_count, metavar="N", help="inputs are always cut for the workers")
+    accepted.add_argument("--partitions", type=_count, metavar="N", help="inputs are always divided over the workers")
     accepted.add_argument("--keep-sequential-samples", action="store_true", help="the order is always kept")
-    accepted.add_argument("--lang", metavar="NAME", help="sentences end by rules for all languages")
+    accepted.add_argument("--lang", metavar="NAME", help="one set of sentence rules covers all languages")
     accepted.add_argument("--dataset-impl", choices=["mmap"], help="the only format")
-    accepted.add_argument("--chunk-size", action=WithoutEffect, nargs=1, help="chunks are cut by bytes")
+    accepted.add_argument(
+        "--chunk-size", action=WithoutEffect, nargs=1, help="the size of a text chunk is counted in bytes"
+    )
     for flag in ("--find-optimal-num-workers", "--workers-to-check", "--performance-dir"):
         parser.add_argument(flag, action=Refused, const=_NO_TRIALS)
     parser.add_argument("--max-documents", action=Refused, const=_ALL_DOCUMENTS)
@@ -117,9 +119,11 @@ def _add_train_tokenizer(parser: argparse.ArgumentParser, several: _Values) -> N
         metavar="FILE",
         help="tokenizer.json, a SentencePiece .model or BERT's vocab.txt",
     )
-    parser.add_argument("--vocab-size", type=int, required=True, metavar="N", help="tokens, special ones included")
     parser.add_argument(
-        "--model", choices=list(ENDINGS), help="unset: byte-level-bpe; unigram for .model, wordpiece for .txt"
+        "--vocab-size", type=int, required=True, metavar="N", help="number of tokens, including special tokens"
+    )
+    parser.add_argument(
+        "--model", choices=list(ENDINGS), help="default: byte-level-bpe, unigram for .model, wordpiece for .txt"
     )
     _add_keys(parser, several)
     parser.add_argument(
@@ -128,22 +132,24 @@ def _add_train_tokenizer(parser: argparse.ArgumentParser, several: _Values) -> N
         default=[],
         action="extend",
         metavar="NAME",
-        help="further tokens that no text becomes",
+        help="special tokens, which text is never encoded as",
     )
     parser.add_argument("--keep-case", action="store_true", help="wordpiece: keep capitals and accents")
     parser.add_argument(
         "--sample-bytes",
         type=_bytes,
         metavar="N",
-        help="learn from so much text, in stretches spread evenly over the files, as 500M or 2G; unset: 4G, or 400M "
-        "for unigram and bpe, which hold all of it in memory",
+        help="amount of text to learn from, sampled evenly over the files, such as 500M or 2G; default: 4G, or 400M "
+        "for unigram and bpe, which hold the whole sample in memory",
     )
     _add_check(parser)
 
 
 def _add_inspect(parser: argparse.ArgumentParser, several: _Values) -> None:
-    parser.add_argument("--samples", type=_number, default=3, metavar="N", help="beginnings of documents (default 3)")
-    parser.add_argument("--verify", action="store_true", help="read every token, and compare with the checksums")
+    parser.add_argument(
+        "--samples", type=_number, default=3, metavar="N", help="number of documents to show (default 3)"
+    )
+    parser.add_argument("--verify", action="store_true", help="read every token and compare the checksums")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_tokenizer_flags(parser, several)
 
@@ -151,29 +157,31 @@ def _add_inspect(parser: argparse.ArgumentParser, several: _Values) -> None:
 def _add_merge(parser: argparse.ArgumentParser, several: _Values) -> None:
     del several
     parser.add_argument(
-        "--output", "--output-prefix", dest="output_prefix", required=True, metavar="PREFIX", help="the pair to write"
+        "--output", "--output-prefix", dest="output_prefix", required=True, metavar="PREFIX", help="dataset to write"
     )
-    parser.add_argument("--multimodal", action=Refused, const="pairs of text alone are read here; leave it out")
+    parser.add_argument(
+        "--multimodal", action=Refused, const="multimodal datasets are not supported; leave the flag out"
+    )
 
 
 _COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser, _Values], None], str]] = {
     "prepare": (
         _add_prepare,
-        "Turn text into Megatron-LM's .bin/.idx: PREFIX_KEY_document, or _sentence, with a manifest. Killed or "
-        "cancelled at any instant, the same command goes on where it was, and makes the same bytes. On another "
-        "cluster than this machine it is a job: llmctl resume RUN goes on with it.",
+        "Tokenize text into Megatron-LM's .bin/.idx files, PREFIX_KEY_document or PREFIX_KEY_sentence, with a "
+        "manifest. After an interruption the same command continues and writes the same bytes. On a cluster it runs "
+        "as a job, which llmctl resume RUN continues.",
     ),
     "train-tokenizer": (
         _add_train_tokenizer,
-        "Learn a vocabulary of text; the same text gives the same file. On a cluster it is a job.",
+        "Train a tokenizer; the same text gives the same file. On a cluster it runs as a job.",
     ),
     "inspect": (
         _add_inspect,
-        "Show documents, tokens, lengths and samples, and say what is damaged; exit code 3 if anything is.",
+        "Show documents, tokens, lengths and samples, and report damage; exit code 3 if anything is damaged.",
     ),
     "merge": (
         _add_merge,
-        "Join pairs that were made with one tokenizer into one, in the order in which they are named.",
+        "Merge indexed datasets of the same tokenizer into one, in the given order.",
     ),
 }
 
@@ -185,30 +193,34 @@ def _add_keys(parser: argparse.ArgumentParser, several: _Values) -> None:
         default=[],
         action="extend",
         metavar="KEY",
-        help="key, or column, of the text (default text); repeatable",
+        help="JSON key or table column of the text (default text); repeatable",
     )
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
-    # Looks at what the flags name, and writes nothing: llmctl's look before a job is submitted.
+    # Checks the inputs and writes nothing: llmctl runs the command with --check before it submits a job.
     parser.add_argument("--check", action="store_true", help=argparse.SUPPRESS)
 
 
 def add_tokenizer_flags(parser: argparse.ArgumentParser, several: _Values = "+") -> None:
-    """Add the flags of a command that tokenizes, under Megatron-LM's names."""
+    """Add the tokenizer flags to ``parser``, under Megatron-LM's names."""
     group = parser.add_argument_group("tokenizer")
-    group.add_argument("--tokenizer-type", type=_type, metavar="TYPE", help=f"{', '.join(TOKENIZER_TYPES)}; {_TOLD}")
+    group.add_argument(
+        "--tokenizer-type", type=_type, metavar="TYPE", help=f"{', '.join(TOKENIZER_TYPES)}; {_INFERRED}"
+    )
     group.add_argument(
         "--tokenizer-model",
         "--tokenizer",
         type=Path,
         metavar="FILE",
-        help="tokenizer.json, SentencePiece .model, .tiktoken ranks, or a folder that holds a tokenizer's files",
+        help="tokenizer.json, SentencePiece .model, .tiktoken ranks, or a folder with a tokenizer's files",
     )
     group.add_argument("--vocab-file", type=Path, metavar="FILE", help="vocab.json (GPT-2) or vocab.txt (BERT)")
     group.add_argument("--merge-file", type=Path, metavar="FILE", help="merges.txt (GPT-2)")
-    group.add_argument("--vocab-size", type=int, metavar="N", help="how many numbers a NullTokenizer takes")
-    group.add_argument("--vocab-extra-ids", type=_number, default=0, metavar="N", help="T5: number of <extra_id_i>")
+    group.add_argument("--vocab-size", type=int, metavar="N", help="NullTokenizer: number of token ids")
+    group.add_argument(
+        "--vocab-extra-ids", type=_number, default=0, metavar="N", help="T5: number of <extra_id_i> tokens"
+    )
     group.add_argument(
         "--tokenizer-special-tokens",
         "--tiktoken-special-tokens",
@@ -217,7 +229,7 @@ def add_tokenizer_flags(parser: argparse.ArgumentParser, several: _Values = "+")
         default=[],
         action="extend",
         metavar="NAME",
-        help="tokens to add after the vocabulary; repeatable",
+        help="special tokens to append to the vocabulary; repeatable",
     )
     group.add_argument(
         "--tiktoken-pattern", metavar="PATTERN", help="r50k, p50k, cl100k, o200k, v1, v2 or a regular expression"
@@ -227,27 +239,27 @@ def add_tokenizer_flags(parser: argparse.ArgumentParser, several: _Values = "+")
         type=_number,
         default=1000,
         metavar="N",
-        help="ids before the first rank of a list",
+        help="ids reserved before the first rank of a JSON vocabulary",
     )
     group.add_argument(
         "--tokenizer-hf-include-special-tokens",
         action="store_true",
-        help="add what a tokenizer.json puts around a text, and read special tokens in it, as Megatron-LM does",
+        help="add a tokenizer.json's special tokens around a text and recognise them in it; Megatron-LM's default",
     )
     group.add_argument(
         "--tokenizer-hf-no-include-special-tokens",
         dest="tokenizer_hf_include_special_tokens",
         action="store_false",
-        help="text is only text: the default",
+        help="never add or recognise special tokens: the default",
     )
-    group.add_argument("--eod-token", metavar="NAME", help="name of the token that ends a document, if not told")
+    group.add_argument("--eod-token", metavar="NAME", help="token that ends a document; default: inferred")
     _add_megatrons(parser)
 
 
 def _add_megatrons(parser: argparse.ArgumentParser) -> None:
-    """Its flags that scripts give, and that change nothing here or cannot be."""
+    """Add Megatron-LM's flags that are accepted without effect or refused."""
     accepted = parser.add_argument_group("tokenizer: accepted and without effect")
-    for name in _PASSED_OVER:
+    for name in _IGNORED:
         flag = WITHOUT_EFFECT[name]
         accepted.add_argument(f"--{name}", action=WithoutEffect, nargs=flag.values, help=flag.reason)
     accepted.add_argument("--no-pad-vocab-size", "--disable-pad-vocab-size", action=WithoutEffect, help=_PADDED)
@@ -259,7 +271,7 @@ def _add_megatrons(parser: argparse.ArgumentParser) -> None:
 
 def _number(word: str) -> int:
     if not re.fullmatch(r"\d+", word, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of tokens, 0 or more")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number >= 0")
     return int(word)
 
 
@@ -267,7 +279,7 @@ def _type(name: str) -> str:
     if name in NOT_OF_TEXT:
         raise argparse.ArgumentTypeError(f"{name}: {NOT_OF_TEXT_SAID}")
     if name not in TOKENIZER_TYPES:
-        raise argparse.ArgumentTypeError(f"{name!r} is not available here; there are {', '.join(TOKENIZER_TYPES)}")
+        raise argparse.ArgumentTypeError(f"{name!r} is not supported; the types are {', '.join(TOKENIZER_TYPES)}")
     return name
 
 
@@ -275,19 +287,19 @@ def _count(word: str) -> int:
     try:
         number = int(word)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"{word} is less than 1")
     return number
 
 
 def _bytes(word: str) -> int:
-    """A number of bytes, as 500M or 2G."""
+    """Parse a number of bytes such as 500M or 2G."""
     unit = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(word[-1:].upper(), 1)
     try:
         number = int(float(word[:-1]) * unit) if unit > 1 else int(word)
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of bytes, as 500M or 2G") from None
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of bytes such as 500M or 2G") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"{word} is less than 1")
     return number

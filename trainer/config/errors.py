@@ -1,12 +1,12 @@
-"""The one error that a training config is refused with. Torch-free."""
+"""Error for an invalid training config. Torch-free."""
 
 
 class ConfigError(ValueError):
-    """A value of the training config that cannot be used.
+    """An invalid value of the training config.
 
     Attributes:
-        key: dotted key of the culprit, as in ``parallel.tensor_model_parallel_size``; empty if none can be named.
-        problem: one sentence: what is wrong, what is valid, what to do. Names no file: the caller knows it.
+        key: dotted key of the value, such as ``parallel.tensor_model_parallel_size``; empty if no key can be named.
+        problem: one sentence: what is wrong, what is valid, what to do. Names no file, because the caller knows it.
     """
 
     def __init__(self, key: str, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""The names of backends. Torch-free and without imports, because the sections of the config name them."""
+"""Names of the op backends. Torch-free and without imports, because the config sections use them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from typing import Literal, get_args
 
 Backend = Literal["native", "nvrtc", "compile", "torch", "reference"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-"""In the order in which ``auto`` takes them: see trainer.ops.operation."""
+"""In the order of preference of ``auto``; see trainer.ops.operation."""
 
 BackendChoice = Literal["auto", "native", "nvrtc", "compile", "torch", "reference"]

@@ -1,6 +1,6 @@
-"""Keys of the data section that say which tokenizer there is, under Megatron-LM's names. Torch-free."""
+"""Tokenizer keys of the data section, under Megatron-LM's names. Torch-free."""
 
-# Annotations are evaluated here on purpose, as in config_sections.
+# No "from __future__ import annotations" here, for the reason given in sections.py.
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, field_validator
@@ -9,32 +9,32 @@ from trainer.config.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_SAID, Tokeniz
 
 
 class TokenizerKeys(BaseModel):
-    """Which files the tokenizer is read from; trainer.data.tokenizers reads them."""
+    """Kind and files of the tokenizer, which trainer.data.tokenizers opens."""
 
     model_config = ConfigDict(defer_build=True)
 
     tokenizer_type: TokenizerType | None = None
-    """Unset: told from the files."""
+    """Unset: inferred from the files."""
     tokenizer_model: str | None = None
-    """A tokenizer.json, SentencePiece .model or .tiktoken file, or a folder that holds a tokenizer's files. Not needed
-    where the data's manifest or vocab_size tells all."""
+    """A tokenizer.json, SentencePiece .model or .tiktoken file, or a folder with a tokenizer's files. Not needed if the
+    data's manifest or vocab_size gives the vocabulary size and the end-of-document token."""
     vocab_file: str | None = None
     """GPT-2's vocab.json or BERT's vocab.txt."""
     merge_file: str | None = None
     """GPT-2's merges.txt."""
     vocab_extra_ids: NonNegativeInt = 0
-    """T5: number of <extra_id_i>, added after the vocabulary where it does not have them."""
+    """T5: number of <extra_id_i> tokens, appended to the vocabulary if it lacks them."""
     tokenizer_special_tokens: list[str] = []
-    """Further tokens, added likewise; no text becomes one of them."""
+    """Further special tokens, appended in the same way. Text is never encoded as one of them."""
     tiktoken_pattern: str | None = None
-    """r50k, p50k, cl100k, o200k, Megatron-LM's v1 and v2, or a regular expression. Unset: told from the file."""
+    """r50k, p50k, cl100k, o200k, Megatron-LM's v1 and v2, or a regular expression. Unset: inferred from the file."""
     tiktoken_num_special_tokens: NonNegativeInt = 1000
-    """Ids before the first rank of a list of ranks in JSON."""
+    """Ids reserved before the first rank of a JSON vocabulary."""
     tokenizer_hf_include_special_tokens: bool = False
-    """Add what a tokenizer.json puts around a text, and read names of special tokens in it as those tokens, as
-    Megatron-LM does unless told not to. Off: text is only text."""
+    """Add the special tokens that a tokenizer.json puts around a text, and encode the names of special tokens in the
+    text as these tokens; Megatron-LM's default. Off: text never becomes a special token."""
     eod_token: str | None = None
-    """Name of the token that ends a document. Unset: told from the files, or by the names in use."""
+    """Name of the token that ends a document. Unset: taken from the files, else the usual name in the vocabulary."""
 
     @field_validator("tokenizer_type", mode="before")
     @classmethod

@@ -1,8 +1,8 @@
-"""TrainConfig: the values of a training run, as one frozen value.
+"""TrainConfig: all settings of a training run as one frozen value.
 
-Keys are Megatron-LM's flag names in snake_case, with Megatron-LM's defaults, so that a published script moves over as
-it stands. A field holds its own range; trainer.planning.checks holds relations between keys and to the size of the job.
-This room is free of torch and imports nothing else of ours.
+Keys are Megatron-LM's flag names in snake_case, with Megatron-LM's defaults, so that published scripts work unchanged.
+A field checks its own range; trainer.planning.checks checks relations between keys and to the size of the job. This
+package is torch-free and imports no other package of the trainer.
 """
 
 from trainer.config.sections import (
@@ -32,7 +32,7 @@ class TrainConfig(Section):
 
     @property
     def max_position_embeddings(self) -> int:
-        """Longest sequence that the position embedding knows."""
+        """Longest sequence that the position embedding supports."""
         return self.model.max_position_embeddings or self.training.seq_length
 
     def data_parallel_size(self, world_size: int) -> int:
@@ -43,9 +43,9 @@ class TrainConfig(Section):
         )
 
     def global_batch_size(self, dp: int) -> int:
-        """Samples per iteration over all ``dp`` replicas."""
+        """Samples per iteration, summed over all ``dp`` replicas."""
         return self.training.global_batch_size or self.training.micro_batch_size * dp
 
     def num_micro_batches(self, dp: int) -> int:
-        """Micro-batches that each replica runs per iteration."""
+        """Micro-batches per replica and iteration."""
         return self.global_batch_size(dp) // (self.training.micro_batch_size * dp)

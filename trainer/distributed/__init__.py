@@ -1,1 +1,1 @@
-"""The parallel mesh, collectives on small values, and random streams."""
+"""Parallel mesh, collectives on small values, and random streams."""

@@ -1,9 +1,9 @@
-"""ParallelMesh: which rank sits where on the axes tp, cp, dp and pp, and the process groups of each axis.
+"""ParallelMesh: coordinates of the ranks on the axes tp, cp, dp and pp, and the process groups of the axes.
 
-Rank order: tp fastest, then cp, dp, pp (Megatron-LM's ``tp-cp-ep-dp-pp``), so that the ranks that talk most share a
-node: Narayanan et al. 2021 (arXiv:2104.04473), Takeaway #1. Experts are divided over groups of neighbours within
-dp x cp; what is left of dp x cp holds copies of the same experts. The mesh is arithmetic only;
-``build_process_groups`` talks.
+Rank order: tp fastest, then cp, dp, pp (Megatron-LM's ``tp-cp-ep-dp-pp``), so that the ranks that communicate most
+share a node: Narayanan et al. 2021 (arXiv:2104.04473), Takeaway #1. Experts are divided over groups of ep neighbours
+within dp x cp; the (dp x cp) / ep ranks of the other direction hold copies of the same experts. The mesh is arithmetic
+only; ``build_process_groups`` communicates.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 def copies_of_groups(groups: int, tp: int) -> int:
-    """How many tensor-parallel ranks in a row hold the same query group; 1 where each has whole ones of its own."""
+    """Number of consecutive tp ranks that share a query group; 1 if each rank has its own groups."""
     return max(1, tp // groups)
 
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """The axis sizes of a job and this rank's place among them.
+    """Axis sizes of a job and the coordinates of this rank.
 
     Attributes:
-        ep: ranks of dp x cp that share the experts of a layer.
-        kv_copies: tensor-parallel ranks in a row that hold the same key and value heads; above 1 where tp exceeds
-            their number.
-        loss_pp_rank: place on the pipeline axis of the rank that holds the LM head, counted from the end as in a
-            sequence; -1 is the last.
-        tied_table: embedding and LM head share one table, which the two ranks that hold them have to keep alike.
+        ep: number of ranks within dp x cp over which the experts of a layer are divided.
+        kv_copies: number of consecutive tp ranks that hold the same key and value heads; above 1 if tp exceeds the
+            number of these heads.
+        loss_pp_rank: coordinate on the pipeline axis of the rank with the LM head, as a negative index; -1 is the last
+            rank.
+        tied_table: True if embedding and LM head share one table, which the two ranks that hold them keep equal.
     """
 
     tp: int
@@ -54,10 +54,10 @@ class ParallelMesh:
 
     @classmethod
     def build(cls, config: TrainConfig, rank: int, world_size: int) -> Self:
-        """The mesh that ``config`` asks for over ``world_size`` ranks, seen from ``rank``.
+        """Build the mesh of ``config`` over ``world_size`` ranks, as seen from ``rank``.
 
         Raises:
-            ConfigError: the layout or the batch size does not fit the world size.
+            ConfigError: the parallel layout or the batch size does not fit the world size.
         """
         check_world_size(config, world_size)
         parallel = config.parallel
@@ -80,102 +80,102 @@ class ParallelMesh:
 
     @property
     def tp_rank(self) -> int:
-        """Place on the tensor-parallel axis."""
+        """Coordinate on the tensor-parallel axis."""
         return self.rank % self.tp
 
     @property
     def cp_rank(self) -> int:
-        """Place on the context-parallel axis: which part of each sequence."""
+        """Coordinate on the context-parallel axis, which selects the sequence chunks."""
         return self.rank // self.tp % self.cp
 
     @property
     def dp_rank(self) -> int:
-        """Place on the data-parallel axis: which replica."""
+        """Coordinate on the data-parallel axis: the number of the replica."""
         return self.rank // (self.tp * self.cp) % self.dp
 
     @property
     def pp_rank(self) -> int:
-        """Place on the pipeline axis."""
+        """Coordinate on the pipeline axis."""
         return self.rank // (self.tp * self.cp * self.dp)
 
     @property
     def data_size(self) -> int:
-        """Ranks that hold the same dense parameters: dp x cp."""
+        """Number of ranks that hold the same dense parameters: dp x cp."""
         return self.dp * self.cp
 
     @property
     def data_rank(self) -> int:
-        """Place among the ranks that hold the same dense parameters; cp is fastest."""
+        """Index among the ranks that hold the same dense parameters; cp is fastest."""
         return self.cp_rank + self.cp * self.dp_rank
 
     @property
     def ep_rank(self) -> int:
-        """Place among the ranks that share the experts of a layer."""
+        """Index among the ranks over which the experts of a layer are divided."""
         return self.data_rank % self.ep
 
     @property
     def expert_dp(self) -> int:
-        """Ranks that hold the same experts."""
+        """Number of ranks that hold the same experts."""
         return self.data_size // self.ep
 
     @property
     def expert_dp_rank(self) -> int:
-        """Place among the ranks that hold the same experts."""
+        """Index among the ranks that hold the same experts."""
         return self.data_rank // self.ep
 
     def copies(self, is_expert: bool) -> int:
-        """Ranks that hold the same parameters as this one: those of experts, or all others."""
+        """Number of ranks that hold the same expert or dense parameters as this rank."""
         return self.expert_dp if is_expert else self.data_size
 
     def copy_rank(self, is_expert: bool) -> int:
-        """Place among the ranks that hold the same parameters: those of experts, or all others."""
+        """Index among the ranks that hold the same expert or dense parameters."""
         return self.expert_dp_rank if is_expert else self.data_rank
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether this rank holds the embedding."""
+        """True if this rank holds the embedding."""
         return self.pp_rank == 0
 
     @property
     def computes_loss(self) -> bool:
-        """Whether this rank holds the LM head and computes the loss."""
+        """True if this rank holds the LM head and computes the loss."""
         return self.pp_rank - self.pp == self.loss_pp_rank
 
     def at(self, rank: int) -> ParallelMesh:
-        """The same mesh seen from another rank."""
+        """Return the mesh as seen from another rank."""
         return replace(self, rank=rank)
 
     @property
     def tp_ranks(self) -> tuple[int, ...]:
-        """Ranks that hold the other slices of this rank's tensors, itself included."""
+        """Ranks that hold the slices of the same tensors, including this rank."""
         first = self.rank - self.tp_rank
         return tuple(range(first, first + self.tp))
 
     @property
     def kv_ranks(self) -> tuple[int, ...]:
-        """Ranks of the tp group that hold the same key and value heads as this one, itself included."""
+        """Ranks of the tp group that hold the same key and value heads, including this rank."""
         first = self.rank - self.tp_rank % self.kv_copies
         return tuple(range(first, first + self.kv_copies))
 
     @property
     def cp_ranks(self) -> tuple[int, ...]:
-        """Ranks that hold the other parts of this rank's sequences, itself included."""
+        """Ranks that hold the chunks of the same sequences, including this rank."""
         return tuple(self.rank + self.tp * (place - self.cp_rank) for place in range(self.cp))
 
     @property
     def dp_cp_ranks(self) -> tuple[int, ...]:
-        """Ranks that hold the same dense parameters as this one, itself included."""
+        """Ranks that hold the same dense parameters, including this rank."""
         return self._data_ranks(range(self.data_size))
 
     @property
     def ep_ranks(self) -> tuple[int, ...]:
-        """Ranks that share the experts of a layer with this one, itself included."""
+        """Ranks over which the experts of a layer are divided, including this rank."""
         first = self.data_rank - self.ep_rank
         return self._data_ranks(range(first, first + self.ep))
 
     @property
     def expert_dp_ranks(self) -> tuple[int, ...]:
-        """Ranks that hold the same experts as this one, itself included."""
+        """Ranks that hold the same experts, including this rank."""
         return self._data_ranks(range(self.ep_rank, self.data_size, self.ep))
 
     def _data_ranks(self, places: range) -> tuple[int, ...]:
@@ -189,12 +189,12 @@ class ParallelMesh:
 
     @property
     def embedding_ranks(self) -> tuple[int, ...]:
-        """The ranks of this rank's pipeline with embedding and LM head; one alone where they share no table."""
+        """Ranks of this pipeline with the tied table; only the embedding's rank if untied or the same rank."""
         ends = (self.pp_ranks[0], self.pp_ranks[self.loss_pp_rank]) if self.tied_table else self.pp_ranks[:1]
         return tuple(dict.fromkeys(ends))
 
     def describe(self, rank: int) -> str:
-        """A rank with its coordinates, for people: ``rank 5 (pp 1, dp 0, tp 1)``; cp and ep where there are any."""
+        """Rank with its coordinates as text: ``rank 5 (pp 1, dp 0, tp 1)``; cp and ep only if above 1."""
         place = self.at(rank)
         coordinates = [f"pp {place.pp_rank}", f"dp {place.dp_rank}"]
         coordinates += [f"cp {place.cp_rank}"] if self.cp > 1 else []
@@ -205,23 +205,23 @@ class ParallelMesh:
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """This rank's group on each axis; None where it would hold this rank alone, and callers skip the collective.
+    """Process groups of this rank; None for a group of one rank, where callers skip the collective.
 
     Attributes:
-        tp: slices of the same tensors.
-        kv: part of tp that holds the same key and value heads.
-        cp: parts of the same sequences.
-        dp_cp: copies of the same dense parameters: what their gradients are summed over.
-        ep: parts of the same layers' experts.
-        expert_dp: copies of the same experts: what their gradients are summed over. The same group as ``dp_cp`` without
-            expert parallelism: each is a communicator with buffers of its own, and what passes through these two is
-            issued in one order on all ranks, as buckets or units. Other axes may have the same members and still have
-            their own group: a layer's messages (tp, cp, ep, pp) would queue behind the gradients that are under way.
-        pp: the pipeline; messages to later ranks, and with gloo all.
-        pp_up: the pipeline again, for messages to earlier ranks, so that on a backend without tags a send never
+        tp: ranks with slices of the same tensors.
+        kv: ranks of tp with the same key and value heads.
+        cp: ranks with chunks of the same sequences.
+        dp_cp: ranks with the same dense parameters, over which their gradients are summed.
+        ep: ranks over which the experts of a layer are divided.
+        expert_dp: ranks with the same experts, over which their gradients are summed. Without expert parallelism it is
+            the same group as ``dp_cp``, which saves a communicator with its buffers; all ranks issue the messages of
+            both in one order, as buckets or units. Other axes with equal members still have separate groups: a layer's
+            messages (tp, cp, ep, pp) would otherwise queue behind pending gradients.
+        pp: ranks of the pipeline, for messages to later ranks; with gloo for all messages.
+        pp_up: ranks of the pipeline, for messages to earlier ranks, so that on a backend without tags a send never
             queues behind a receive. The same group as ``pp`` with gloo.
-        embedding: the two ranks of the pipeline that share a tied table; None on the ranks between, and everywhere
-            where no table is tied.
+        embedding: the two ranks of the pipeline that share a tied table; None on the ranks between, and on all ranks
+            without a tied table.
     """
 
     tp: dist.ProcessGroup | None = None
@@ -235,19 +235,19 @@ class ProcessGroups:
     embedding: dist.ProcessGroup | None = None
 
     def copies(self, is_expert: bool) -> dist.ProcessGroup | None:
-        """The ranks that hold the same parameters: those of experts, or all others."""
+        """Group of the ranks that hold the same expert or dense parameters."""
         return self.expert_dp if is_expert else self.dp_cp
 
 
 def build_process_groups(mesh: ParallelMesh, timeout: timedelta) -> ProcessGroups:
-    """Create the groups of every axis.
+    """Create the process groups of every axis.
 
-    Collective: all ranks of the default group must call it, with the same sizes, in the same order of calls; the ranks
-    outside the mesh too, where there are any (they get no groups; ``mesh.rank`` is not read).
+    Collective: all ranks of the default group, with the same sizes and in the same order of calls. Ranks outside the
+    mesh must call it too; they get no groups. ``mesh.rank`` is not read.
 
     Args:
         mesh: the axis sizes.
-        timeout: how long a collective of these groups may take before it fails.
+        timeout: timeout of the collectives of these groups.
     """
     this_rank = dist.get_rank()
     has_tags = is_gloo(None)
@@ -265,7 +265,7 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta) -> ProcessGroup
 
 
 def _axis_groups(mesh: ParallelMesh, has_tags: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Axis and members of every group to create, of more than one member each, in one order on all ranks."""
+    """Axis and members of every group with more than one member, in the same order on all ranks."""
     for axis in (field.name for field in fields(ProcessGroups)):
         if (axis == "pp_up" and has_tags) or (axis == "expert_dp" and mesh.ep == 1):
             continue

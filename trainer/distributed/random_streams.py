@@ -1,6 +1,6 @@
-"""Random streams that depend on what they are for, never on what was drawn before or on the layout of the job.
+"""Random streams addressed by their use, independent of earlier draws and of the parallel layout.
 
-Each use has its own generator, seeded by a hash of its full address: (seed, iteration, micro-batch, layer, site, part).
+Each use has a separate generator, seeded by a hash of its address: (seed, iteration, micro-batch, layer, site, part).
 So dropout is the same for every tp, pp and dp, a recomputed layer repeats its masks, and resuming needs no RNG state.
 Counter-style addressing after Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3", section 2.
 """
@@ -17,49 +17,49 @@ DropoutSite = Literal["embedding", "attention", "attention_output", "mlp_output"
 
 
 def stream_seed(*address: int | str) -> int:
-    """A 63-bit seed from an address; equal on every platform and Python version."""
-    # str() of the parts is joined by a byte that occurs in none of them, so that no two addresses spell the same.
+    """63-bit seed from an address; equal on every platform and Python version."""
+    # The parts are joined by a byte that occurs in none of them, so that different addresses give different strings.
     digest = hashlib.blake2b("\0".join(map(str, address)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def seeded_generator(device: torch.device | str, *address: int | str) -> torch.Generator:
-    """A fresh generator on ``device`` at the start of the stream with this address."""
+    """Create a generator on ``device`` at the start of the stream with this address."""
     return torch.Generator(device=device).manual_seed(stream_seed(*address))
 
 
 @dataclass(frozen=True)
 class StepRandomness:
-    """The random streams of one optimizer step."""
+    """Random streams of one optimizer step."""
 
     seed: int
     iteration: int
 
     def micro_batch(self, index: int) -> MicroBatchRandomness:
-        """The streams of one micro-batch; ``index`` counts over the global batch, all replicas together."""
+        """Random streams of one micro-batch; ``index`` counts over the global batch of all replicas."""
         return MicroBatchRandomness(self.seed, self.iteration, index)
 
 
 @dataclass(frozen=True)
 class MicroBatchRandomness:
-    """The random streams of one micro-batch."""
+    """Random streams of one micro-batch."""
 
     seed: int
     iteration: int
     micro_batch: int
 
     def dropout_seed(self, site: DropoutSite, layer: int = 0, part: int = 0) -> int:
-        """The seed of one dropout mask.
+        """Seed of one dropout mask.
 
         Args:
-            site: which dropout of the layer.
-            layer: number of the layer, counted over the whole model.
-            part: which head of the whole model, for attention, whose masks are drawn head by head.
+            site: the dropout within the layer.
+            layer: number of the layer in the whole model.
+            part: for attention, number of the head in the whole model: attention draws a mask per head.
         """
         return stream_seed("dropout", self.seed, self.iteration, self.micro_batch, layer, site, part)
 
     def dropout_generator(
         self, device: torch.device, site: DropoutSite, layer: int = 0, part: int = 0
     ) -> torch.Generator:
-        """The generator, on ``device``, of one dropout mask: see ``dropout_seed``."""
+        """Generator on ``device`` of one dropout mask; see ``dropout_seed``."""
         return torch.Generator(device=device).manual_seed(self.dropout_seed(site, layer, part))

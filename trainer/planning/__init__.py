@@ -1,1 +1,1 @@
-"""Which layouts fit and what they cost, worked out before any process starts. Free of torch."""
+"""Checks, layouts and costs of a training config, computed before any process starts. Torch-free."""

@@ -1,4 +1,4 @@
-"""TrainConfig from YAML or plain values, with every relation between its keys checked. Torch-free."""
+"""Building of a checked TrainConfig from YAML or plain values. Torch-free."""
 
 import difflib
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from trainer.planning.checks import check_relations
 
 
 def build_config(values: Mapping[str, Any]) -> TrainConfig:
-    """TrainConfig from nested plain values, as YAML gives them.
+    """Build a TrainConfig from nested plain values, such as parsed YAML.
 
     Raises:
-        ConfigError: the first thing that is wrong, by key; unknown keys come with the nearest valid one.
+        ConfigError: the first problem, by key; for an unknown key it suggests the nearest valid one.
     """
     try:
         config = TrainConfig.model_validate(dict(values))
@@ -28,7 +28,7 @@ def build_config(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def _config_error(error: ValidationError) -> ConfigError:
-    # Unknown keys first: a misspelt key is also a missing one, and the misspelling is the mistake.
+    # Unknown keys first: a misspelt required key is also reported as missing, and the misspelling is the cause.
     problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
     key = ".".join(str(part) for part in first["loc"])
@@ -38,7 +38,7 @@ def _config_error(error: ValidationError) -> ConfigError:
     if first["type"] == "extra_forbidden":
         return ConfigError(key, unknown_key_problem(key))
     if first["type"] == "missing":
-        return ConfigError(key, "is missing and has no default; set it")
+        return ConfigError(key, "is required and has no default; set it")
     message = str(cause) if cause else first["msg"][:1].lower() + first["msg"][1:]
     return ConfigError(key, f"{first['input']!r} is not valid: {message}")
 
@@ -54,7 +54,7 @@ def known_keys() -> tuple[str, ...]:
 
 
 def unknown_key_problem(key: str) -> str:
-    """One sentence for a dotted key that does not exist, naming the nearest that does."""
+    """Message for an unknown dotted key; suggests the nearest valid key."""
     section, _, name = key.rpartition(".")
     sections = tuple(TrainConfig.model_fields)
     if not section:
@@ -73,30 +73,30 @@ def unknown_key_problem(key: str) -> str:
 
 
 def load_config(path: Path) -> TrainConfig:
-    """TrainConfig from a YAML file.
+    """Load a TrainConfig from a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read, is not a YAML mapping, or holds a value that cannot be used.
+        ConfigError: the file cannot be read, is not a YAML mapping, or has an invalid value.
     """
     return build_config(read_yaml(path))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping of sections that a YAML file holds, unchecked.
+    """Read the sections of a YAML file, without checking the values.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, names a key twice, or is not a mapping.
+        ConfigError: the file cannot be read, is not YAML, repeats a key, or is not a mapping.
     """
     import yaml
 
     class UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """Refuses a key that is given twice, of which PyYAML would silently keep the last."""
+        """Refuses a repeated key; PyYAML would silently keep the last value."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
-                raise yaml.MarkedYAMLError(problem=f"key {twice!r} is given twice", problem_mark=node.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"key {twice!r} occurs twice", problem_mark=node.start_mark)
             return dict(super().construct_mapping(node, deep))
 
     try:

@@ -1,4 +1,4 @@
-"""Relations that must hold between the keys of a training config, and between it and the size of a job. Torch-free."""
+"""Checks of a training config: relations between keys and to the size of the job. Torch-free."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 MOST_MICRO_BATCHES = 100_000
-"""Per replica and iteration: the table of a pipeline schedule holds every one of them."""
+"""Per replica and iteration. The table of a pipeline schedule has an entry for each micro-batch."""
 
 
 def check_relations(config: TrainConfig) -> None:
-    """Refuse keys that contradict each other, whatever the size of the job.
+    """Refuse contradicting keys, independently of the size of the job.
 
     Raises:
-        ConfigError: names the key, the numbers and the nearest that are valid.
+        ConfigError: names the key, its value and the nearest valid values.
     """
     _check_attention(config.model)
     _check_activation(config.model)
@@ -43,10 +43,10 @@ def check_relations(config: TrainConfig) -> None:
 
 
 def check_world_size(config: TrainConfig, world_size: int) -> None:
-    """Refuse a layout or batch size that does not fit ``world_size`` ranks.
+    """Refuse a parallel layout or batch size that does not fit ``world_size`` ranks.
 
     Raises:
-        ConfigError: names the numbers and the nearest that fit.
+        ConfigError: names the values and the nearest ones that fit.
     """
     parallel = config.parallel
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
@@ -56,7 +56,7 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
         raise ConfigError(
             "parallel.tensor_model_parallel_size",
             f"TP {tp} x PP {pp}{with_cp} = {tp * pp * cp} does not divide the world size {world_size}; nearest layouts "
-            f"that fit: {'; '.join(_nearest_layouts(config, world_size)) or 'none; ask for another number of ranks'}",
+            f"that fit: {'; '.join(_nearest_layouts(config, world_size)) or 'none; use another number of ranks'}",
         )
     dp = config.data_parallel_size(world_size)
     if dp * cp % ep:
@@ -75,8 +75,8 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
     if global_batch_size // step > MOST_MICRO_BATCHES:
         raise ConfigError(
             "training.global_batch_size",
-            f"{global_batch_size} makes {global_batch_size // step:,} micro-batches per replica and iteration; at most "
-            f"{MOST_MICRO_BATCHES:,} can be scheduled, which is a batch of {MOST_MICRO_BATCHES * step:,}",
+            f"{global_batch_size} makes {global_batch_size // step:,} micro-batches per replica and iteration; use at "
+            f"most {MOST_MICRO_BATCHES * step:,}, which makes {MOST_MICRO_BATCHES:,}",
         )
 
 
@@ -84,7 +84,7 @@ def _nearest_layouts(config: TrainConfig, world_size: int) -> list[str]:
     parallel, training = config.parallel, config.training
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     pp, ep = parallel.pipeline_model_parallel_size, parallel.expert_model_parallel_size
-    # An explicit division of the layers is one for this pipeline.
+    # Explicit layer counts are only valid for this pipeline size.
     has_counts = parallel.pipeline_model_parallel_layout or parallel.num_layers_per_virtual_pipeline_stage
     has_counts = has_counts or (
         parallel.decoder_first_pipeline_num_layers,
@@ -108,10 +108,10 @@ def _nearest_layouts(config: TrainConfig, world_size: int) -> list[str]:
         )
 
     near = nearest_layouts(world_size, (tp, cp, pp), fits)
-    # Experts may fit none; that is said once the rest fits.
+    # If no layout fits ep, show the others: the check of ep reports the problem once the rest fits.
     near = [layout for layout in near if world_size // (layout[0] * layout[2]) % ep == 0] or near
     batch_size, micro_batch_size = training.global_batch_size, training.micro_batch_size
-    # A layout whose batch does not divide would only be refused next; say one that is not, where there is any.
+    # Prefer layouts that divide the global batch: any other would be refused by the next check.
     batched = [
         layout
         for layout in near
@@ -131,49 +131,52 @@ def _check_attention(model: ModelConfig) -> None:
     if model.kv_channels is None and model.hidden_size % heads:
         raise ConfigError(
             "model.num_attention_heads",
-            f"{heads} heads do not divide hidden_size {model.hidden_size}; use one of {divisors(model.hidden_size)}, "
+            f"{heads} does not divide hidden_size {model.hidden_size}; use one of {divisors(model.hidden_size)}, "
             "or set model.kv_channels",
         )
     if heads % model.query_groups:
         raise ConfigError(
             "model.num_query_groups",
-            f"{model.query_groups} query groups do not divide {heads} attention heads; use one of {divisors(heads)}",
+            f"{model.query_groups} does not divide num_attention_heads {heads}; use one of {divisors(heads)}",
         )
     if model.group_query_attention and model.num_query_groups is None:
         raise ConfigError(
-            "model.num_query_groups", "is needed with group_query_attention; use one of " + divisors(heads)
+            "model.num_query_groups", "is unset, but group_query_attention needs it; use one of " + divisors(heads)
         )
     rotated = int(model.head_dim * model.rotary_percent)
     if model.position_embedding_type == "rope" and (rotated % 2 or not rotated):
         raise ConfigError(
             "model.rotary_percent",
-            f"rotates {rotated} of {model.head_dim} channels per head; choose width and share so that it is an even "
-            "number above zero",
+            f"rotates {rotated} of {model.head_dim} channels per head; choose rotary_percent and kv_channels so that "
+            "this is an even number above 0",
         )
 
 
 def _check_activation(model: ModelConfig) -> None:
     if model.openai_gelu and model.swiglu:
-        raise ConfigError("model.openai_gelu", "is a form of GeLU, which swiglu replaces; switch one of the two off")
+        raise ConfigError(
+            "model.openai_gelu", "cannot be combined with swiglu, which replaces GeLU; switch one of the two off"
+        )
 
 
 def _check_training(config: TrainConfig) -> None:
     training, model = config.training, config.model
     if training.bf16 and training.fp16:
-        raise ConfigError("training.fp16", "bf16 and fp16 exclude each other; switch one off")
+        raise ConfigError("training.fp16", "cannot be combined with bf16; switch one of the two off")
     if model.position_embedding_type != "none" and config.max_position_embeddings < training.seq_length:
         raise ConfigError(
             "model.max_position_embeddings",
-            f"{config.max_position_embeddings} is below training.seq_length {training.seq_length}; raise it to that",
+            f"{config.max_position_embeddings} is below training.seq_length {training.seq_length}; use at least that",
         )
     if training.loss_scale is not None and not training.fp16:
         raise ConfigError(
             "training.loss_scale",
-            "keeps the gradients of fp16 above its smallest numbers; set fp16 too, or leave it out",
+            "is only used with training.fp16; switch fp16 on, or leave the key out",
         )
     if training.min_loss_scale > training.initial_loss_scale:
         raise ConfigError(
-            "training.min_loss_scale", f"must not exceed initial_loss_scale {training.initial_loss_scale:g}"
+            "training.min_loss_scale",
+            f"{training.min_loss_scale:g} is above initial_loss_scale {training.initial_loss_scale:g}; lower it",
         )
 
 
@@ -185,13 +188,15 @@ def _check_optimizer(config: TrainConfig) -> None:
     if optimizer.lr_warmup_init > optimizer.lr:
         raise ConfigError(
             "optimizer.lr_warmup_init",
-            f"{optimizer.lr_warmup_init:g} is above lr {optimizer.lr:g}, which warmup rises to; lower it",
+            f"{optimizer.lr_warmup_init:g} is above lr {optimizer.lr:g}, the end of warmup; lower it",
         )
     if optimizer.lr_warmup_fraction is not None and optimizer.lr_warmup_iters:
-        raise ConfigError("optimizer.lr_warmup_fraction", "excludes lr_warmup_iters; set only one of the two")
+        raise ConfigError(
+            "optimizer.lr_warmup_fraction", "cannot be combined with lr_warmup_iters; set only one of the two"
+        )
     if optimizer.lr_decay_style != "constant" and 0 < decay_iters < optimizer.lr_warmup_iters:
         raise ConfigError(
             "optimizer.lr_warmup_iters",
-            f"{optimizer.lr_warmup_iters} is beyond the {decay_iters} iterations that the learning rate decays over; "
-            "lower it or raise optimizer.lr_decay_iters",
+            f"{optimizer.lr_warmup_iters} is above lr_decay_iters {decay_iters}; lower it or raise "
+            "optimizer.lr_decay_iters",
         )

@@ -1,18 +1,18 @@
-"""Peak speed of known GPUs, which MFU is measured against. Torch-free.
+"""Peak speeds of known GPUs, for MFU. Torch-free.
 
 Dense matrix products with 16-bit inputs and 32-bit accumulation, without sparsity, in TFLOP/s, from NVIDIA's data
 sheets (https://www.nvidia.com/en-us/data-center/ -> product -> data sheet; sheets that print only the figure "with
 sparsity" are halved here). V100 has no bf16: its figure is fp16's.
 
-The rows were held against tables elsewhere that reproduce these sheets or agree with them, not against the sheets.
-Those marked "unconfirmed" stood in none; check the sheet there before publishing an MFU, or set logging.peak_tflops.
+The rows were compared with published tables that reproduce these sheets, not with the sheets themselves. Rows marked
+"unconfirmed" were in none of these tables: check the sheet before you publish an MFU, or set logging.peak_tflops.
 """
 
 from __future__ import annotations
 
 import re
 
-# (whole words of the name that CUDA reports, TFLOP/s). The first match counts, so variants stand before families.
+# (whole words of the device name that CUDA reports, TFLOP/s). The first match counts, so variants precede families.
 _PEAKS: tuple[tuple[str, float], ...] = (
     ("B200", 2250.0),  # HGX B200 in the data sheet of Blackwell: 4.5 PFLOP/s with sparsity
     ("GH200", 989.4),  # GH200 data sheet: 1,979 with sparsity
@@ -35,5 +35,5 @@ _PEAKS: tuple[tuple[str, float], ...] = (
 
 
 def known_peak_tflops(device_name: str) -> float | None:
-    """Dense 16-bit peak in TFLOP/s of the GPU that CUDA calls ``device_name``, or None for one not in the table."""
+    """Dense 16-bit peak in TFLOP/s of the GPU named ``device_name``; None: unknown."""
     return next((peak for words, peak in _PEAKS if re.search(rf"\b{words}\b", device_name)), None)

@@ -1,18 +1,18 @@
-"""Parameters of a model and floating-point operations per token. Torch-free.
+"""Parameter counts and FLOPs per token of a model. Torch-free.
 
-The convention, which tflops_per_device and mfu in metrics.jsonl use: one token of training costs
+tflops_per_device and mfu in metrics.jsonl use this convention: one token of training costs
 
     6 N + 12 l h s      floating-point operations, with
 
 - N: all parameters that a token passes through, without the input embedding (word and position tables), which is a
-  look-up and no product. Of the experts of a layer those count that are chosen for a token. The output layer is a
-  product, so its table counts once, also where it is tied to the input embedding. 2 operations per parameter in forward
-  and 4 in backward (Kaplan et al. 2020, section 2.1).
-- 12 l h s: scores and weighted values of attention over l layers, width h = heads x head width and s tokens, without
-  the discount for the causal mask (Chowdhery et al. 2022, PaLM, appendix B).
+  look-up and not a matrix product. Of the experts of a layer only those selected for the token count. The output layer
+  is a matrix product, so its table counts once, even if tied to the input embedding. 2 operations per parameter in
+  forward and 4 in backward (Kaplan et al. 2020, section 2.1).
+- 12 l h s: attention scores and weighted values over l layers, width h = heads x head width and s tokens, without a
+  discount for the causal mask (Chowdhery et al. 2022, PaLM, appendix B).
 
-Recomputed activations do not count: this is model FLOPs, not hardware FLOPs. The vocabulary counts without padding,
-so that the figure is the same for every layout.
+These are model FLOPs, not hardware FLOPs: recomputation does not count. The vocabulary counts without padding, so that
+the number is the same for every parallel layout.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Numbers of parameters of the whole model, without vocabulary padding.
+    """Parameter counts of the whole model, without vocabulary padding.
 
     Attributes:
         input_embedding: word table and learned position table.
         layers: all transformer layers, with all their experts.
-        active_layers: the same with only those experts that are chosen for one token.
+        active_layers: all transformer layers, with only the experts selected for one token.
         final_norm: the norm before the output layer.
-        output_layer: rows of the output table; 0 where it is tied to the input embedding.
+        output_layer: the output table; 0 if tied to the input embedding.
     """
 
     input_embedding: int
@@ -45,17 +45,17 @@ class ParameterCounts:
 
     @property
     def total(self) -> int:
-        """Every parameter once."""
+        """Number of all parameters."""
         return self.input_embedding + self.layers + self.final_norm + self.output_layer
 
     @property
     def active(self) -> int:
-        """Every parameter that takes part in one token; all of them in a dense model."""
+        """Number of parameters used by one token; in a dense model all parameters."""
         return self.total - self.layers + self.active_layers
 
 
 def count_parameters(config: TrainConfig, vocab_size: int) -> ParameterCounts:
-    """Parameters of the model that ``config`` describes, with a vocabulary of ``vocab_size`` tokens."""
+    """Count the parameters of the config's model with a vocabulary of ``vocab_size`` tokens."""
     model = config.model
     word_table = vocab_size * model.hidden_size
     positions = config.max_position_embeddings if model.position_embedding_type == "learned_absolute" else 0
@@ -80,7 +80,7 @@ def _all_layers(model: ModelConfig, experts: int) -> int:
 
 
 def active_layer_parameters(model: ModelConfig, layer: int) -> int:
-    """Parameters of one layer, counted over the whole model, that take part in one token."""
+    """Number of parameters of layer number ``layer`` of the whole model that one token uses."""
     return _expert_layer(model, model.moe_router_topk) if model.is_moe_layer(layer) else _dense_layer(model)
 
 
@@ -89,7 +89,7 @@ def _dense_layer(model: ModelConfig) -> int:
 
 
 def _expert_layer(model: ModelConfig, experts: int) -> int:
-    """A layer of which ``experts`` experts count, and the router and the shared expert in any case."""
+    """Parameters of a layer with ``experts`` experts, the router and the shared expert."""
     router = model.hidden_size * (model.num_experts or 0)
     has_bias = not model.disable_bias_linear
     shared = model.moe_shared_expert_intermediate_size
@@ -119,7 +119,7 @@ def _attention_and_norms(model: ModelConfig) -> int:
 
 
 def flops_per_token(config: TrainConfig, vocab_size: int) -> int:
-    """Floating-point operations of forward and backward for one token: 6 N + 12 l h s, see the module's docstring."""
+    """FLOPs of forward and backward for one token: 6 N + 12 l h s, see the module's docstring."""
     model = config.model
     counts = count_parameters(config, vocab_size)
     counted = counts.active_layers + counts.final_norm + vocab_size * model.hidden_size

@@ -1,4 +1,4 @@
-"""The table of operations, and which backend the training config asks for, operation by operation. Torch-free."""
+"""Table of ops, and the requested backend of each op. Torch-free."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def _drops_shares_of_documents(config: TrainConfig) -> bool:
 
 @dataclass(frozen=True)
 class Switch:
-    """A switch of Megatron-LM's in the section training that turns an operation off.
+    """A switch of Megatron-LM in the section training that turns a fused op off.
 
     Attributes:
-        key: its name.
-        off: the value that does so.
-        applies: whether it speaks of the operation as this run uses it.
+        key: name of the switch.
+        off: value that turns the op off.
+        applies: condition on the config under which the switch affects the op.
     """
 
     key: str
@@ -58,12 +58,12 @@ class Switch:
 
 @dataclass(frozen=True)
 class Row:
-    """One operation.
+    """One op.
 
     Attributes:
-        module: the file in trainer.ops that has it, under its name in capitals.
-        is_used: whether a run uses it.
-        switches: what turns it off.
+        module: file in trainer.ops that defines the op, under the op's name in capitals.
+        is_used: condition on the config under which a run uses the op.
+        switches: switches that turn the op off.
     """
 
     module: str
@@ -85,7 +85,7 @@ ROWS: Mapping[str, Row] = {
             Switch("no_bias_swiglu_fusion", applies=lambda config: config.model.swiglu),
         ),
     ),
-    # It cuts the packed queries, keys and values into heads, turned or not.
+    # Used without rotary positions too: the op splits the packed queries, keys and values into heads.
     "rope": Row("rotary", switches=(Switch("no_rope_fusion"),)),
     "adamw": Row("adamw", lambda config: config.optimizer.optimizer == "adam"),
     "l2_norm": Row("tensor_lists"),
@@ -93,21 +93,21 @@ ROWS: Mapping[str, Row] = {
     "moe_permute": Row("moe_permute", _has_experts, _PERMUTE_FUSION),
     "moe_unpermute": Row("moe_permute", _has_experts, _PERMUTE_FUSION),
     "cross_entropy": Row("cross_entropy", switches=(Switch("cross_entropy_loss_fusion", off=False),)),
-    # Without dropout no attention has its shares in memory: unfused attention computes them again.
+    # Without dropout attention never keeps its probabilities: unfused attention recomputes them.
     "scaled_masked_softmax": Row("softmax", _drops_shares_of_documents, _SOFTMAX_FUSION),
     "scaled_causal_softmax": Row("softmax", _drops_shares, _SOFTMAX_FUSION),
 }
-"""Every operation by its name, in the order of reports."""
+"""All ops by name, in the order of reports."""
 
 
 @dataclass(frozen=True)
 class RequestedBackend:
-    """What one operation is to run on.
+    """Requested backend of one op.
 
     Attributes:
-        backend: the name, or auto.
-        key: of the config, that says so.
-        is_named: whether the key names this very operation, which must then have such a backend.
+        backend: name of the backend, or auto.
+        key: config key that requests it.
+        is_named: True if the key names this op, so that a missing backend is an error.
     """
 
     backend: BackendChoice
@@ -116,7 +116,7 @@ class RequestedBackend:
 
 
 def requested_backends(config: TrainConfig) -> dict[str, RequestedBackend]:
-    """Operation -> what it is to run on, for the operations that a run uses."""
+    """Requested backend of every op that a run uses."""
     training = config.training
     requested = {}
     for operation, row in ROWS.items():
@@ -134,15 +134,15 @@ def requested_backends(config: TrainConfig) -> dict[str, RequestedBackend]:
 
 
 def requested_in_cpu_memory(config: TrainConfig) -> dict[str, RequestedBackend]:
-    """The same for what a run on a GPU computes in CPU memory: the step of an offloaded optimizer."""
+    """Requested backends of ops that a GPU run computes on the CPU: the step of an offloaded optimizer."""
     requested = requested_backends(config)
     if not config.optimizer.optimizer_cpu_offload or "adamw" not in requested:
         return {}
     step = requested["adamw"]
-    # What is for GPUs alone, and what takes its place: nvrtc compiles the library's code, which a CPU has too.
+    # Backends that exist only on GPUs, and their replacement on the CPU.
     instead: dict[str, BackendChoice] = {"nvrtc": "auto", "compile": "torch"}
     if not step.is_named:
-        # Who wants everything on own means what the GPU computes: a host whose processor is too old for it is no error.
+        # kernel_backend: native is meant for the GPU; a CPU too old for the native build is no error.
         instead["native"] = "auto"
     if step.backend in instead:
         step = replace(step, backend=instead[step.backend], is_named=False)
@@ -150,7 +150,7 @@ def requested_in_cpu_memory(config: TrainConfig) -> dict[str, RequestedBackend]:
 
 
 def _switch_off(config: TrainConfig, operation: str) -> str | None:
-    """The switch that turns an operation off."""
+    """Name of the switch that turns ``operation`` off; None: no switch does."""
     for switch in ROWS[operation].switches:
         if getattr(config.training, switch.key) is switch.off and switch.applies(config):
             return switch.key
@@ -158,7 +158,7 @@ def _switch_off(config: TrainConfig, operation: str) -> str | None:
 
 
 def check_kernels(config: TrainConfig) -> None:
-    """Refuse operations that there are not, and switches that contradict a name or a schedule.
+    """Refuse unknown ops, and switches that contradict a requested backend or a schedule.
 
     Raises:
         ConfigError: names the key.
@@ -166,17 +166,17 @@ def check_kernels(config: TrainConfig) -> None:
     for operation, backend in config.training.kernel_backends.items():
         if operation not in ROWS:
             near = difflib.get_close_matches(operation, ROWS, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ROWS)}"
-            raise ConfigError("training.kernel_backends", f"{operation!r} is no operation with kernels; {hint}")
+            hint = f"did you mean {near[0]}?" if near else f"the ops are {', '.join(ROWS)}"
+            raise ConfigError("training.kernel_backends", f"{operation!r} is not an op; {hint}")
         switch = _switch_off(config, operation)
         if switch is not None and backend != "reference":
             raise ConfigError(
                 f"training.{switch}",
-                f"turns {operation} off, which training.kernel_backends wants as {backend}; drop one of the two",
+                f"turns {operation} off, but training.kernel_backends requests {backend} for it; drop one of the two",
             )
     if config.parallel.no_gradient_accumulation_fusion and pipeline_schedule(config).startswith("zb"):
         raise ConfigError(
             "parallel.no_gradient_accumulation_fusion",
-            f"leaves weight gradients to autograd, and {pipeline_schedule(config)} puts them off as the factors of the "
-            "product that accumulates them; leave it out, or use the schedule 1f1b or interleaved",
+            f"cannot be combined with the schedule {pipeline_schedule(config)}, which delays weight gradients; leave "
+            "it out, or use parallel.pipeline_schedule 1f1b or interleaved",
         )

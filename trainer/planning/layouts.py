@@ -1,4 +1,4 @@
-"""Which divisions of the ranks into tensor, context and pipeline parallelism fit a job. Torch-free."""
+"""Search for tp, cp and pp sizes that fit a job. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Layout = tuple[int, int, int]
 
 
 def divisors_of(number: int) -> list[int]:
-    """Every divisor of a positive ``number``, ascending."""
+    """All divisors of a positive ``number``, ascending."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return [*small, *(number // d for d in reversed(small) if d * d != number)]
 
 
 def nearest_layouts(world_size: int, asked: Layout, fits: Callable[[Layout], bool]) -> list[Layout]:
-    """Every layout whose product divides ``world_size`` and that ``fits``, the nearest to ``asked`` first.
+    """Layouts that fit and whose product divides ``world_size``, nearest to ``asked`` first.
 
-    Distance is the sum of the ratios' logarithms, because halving and doubling are equally far; ties go to the smaller
-    product.
+    The distance is the sum of the absolute log ratios, so that halving and doubling are equally far. Ties go to the
+    smaller product.
     """
     divisors = divisors_of(world_size)
     found = [

@@ -1,7 +1,7 @@
-"""Which layouts, schedules and memory savers cannot be, each with its sentence. Torch-free.
+"""Checks of parallel layout, pipeline schedule and recompute. Torch-free.
 
-What excludes each other whatever the numbers is a row of trainer.planning.incompatible; relations of numbers are
-functions here. What becomes possible is taken out of these two, and nowhere else.
+trainer.planning.incompatible has a row for each combination that is invalid for all numbers; this module has functions
+for relations between numbers. To allow a new combination, remove its check from these two modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 TYPICAL_VOCAB_SIZE = 32_000
-"""For checks before the vocabulary is known: it weighs on the balance of stages, never on whether there is one."""
+"""Used before the vocabulary is known. It affects the balance of the stages, never their validity."""
 
 RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe", "moe_act")
 _WITH_EXPERTS = (
@@ -41,7 +41,7 @@ _WITH_EXPERTS = (
 )
 
 
-# Keys that say where the layers go, or how many virtual stages there are: the first of each row excludes the others.
+# Keys that place layers or set the number of virtual stages. The first key of each row excludes the others.
 EXCLUSIVE_KEYS = (
     (
         "pipeline_model_parallel_layout",
@@ -60,10 +60,10 @@ EXCLUSIVE_KEYS = (
 
 
 def check_parallelism(config: TrainConfig) -> None:
-    """Refuse what cannot be, whatever the size of the job.
+    """Refuse an invalid layout, schedule or recompute setting, independently of the size of the job.
 
     Raises:
-        ConfigError: names the key, the numbers and the nearest that are valid.
+        ConfigError: names the key, its value and the nearest valid values.
     """
     _check_exclusive(config)
     for key, is_asked_for, sentence in IMPOSSIBLE:
@@ -83,12 +83,12 @@ def _check_exclusive(config: TrainConfig) -> None:
         for other in others:
             if getattr(config.parallel, other) is not None:
                 raise ConfigError(
-                    f"parallel.{key}", f"and parallel.{other} exclude each other; set only one of the two"
+                    f"parallel.{key}", f"cannot be combined with parallel.{other}; set only one of the two"
                 )
 
 
 def tensor_parallel_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
-    """Every width that tensor parallelism must divide, with its key."""
+    """(key, width) of every width that tp must divide."""
     yield "num_attention_heads", model.num_attention_heads
     if model.has_dense_layers:
         yield "ffn_hidden_size", model.ffn_size
@@ -99,13 +99,16 @@ def tensor_parallel_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
 
 
 def fits_tensor_parallel(model: ModelConfig, tp: int) -> bool:
-    """Whether every width divides over ``tp`` ranks, and key/value heads divide over them or are shared by them."""
+    """True if ``tp`` divides every width, and key/value heads can be divided over or shared by tp ranks."""
     groups = model.query_groups
     return all(width % tp == 0 for _, width in tensor_parallel_widths(model)) and not (groups % tp and tp % groups)
 
 
 def fits_context_parallel(config: TrainConfig, tp: int, cp: int) -> bool:
-    """Whether sequence and heads divide over ``cp`` ranks, and with sequence parallelism the former over tp as well."""
+    """True if the sequence and, with a2a, the heads divide over ``cp`` ranks.
+
+    With sequence parallelism the sequence must divide over cp x tp.
+    """
     heads = config.model.num_attention_heads // tp
     has_heads = config.parallel.cp_comm_type == "p2p" or heads % cp == 0
     return has_heads and config.training.seq_length % _sequence_divisor(config, tp, cp) == 0
@@ -129,7 +132,7 @@ def _check_tensor_parallel(config: TrainConfig) -> None:
         valid = [n for n in divisors_of(model.num_attention_heads) if fits_tensor_parallel(model, n)]
         raise ConfigError(
             key,
-            f"{tp} neither divides model.num_query_groups {groups} nor is a multiple of it; use one of "
+            f"{tp} is neither a divisor nor a multiple of model.num_query_groups {groups}; use one of "
             + _in_words(valid),
         )
 
@@ -140,11 +143,11 @@ def _check_context_parallel(config: TrainConfig) -> None:
     divisor = _sequence_divisor(config, tp, cp)
     if length % divisor:
         if cp == 1:
-            reason, remedy = "as sequence_parallel needs", "switch parallel.sequence_parallel off"
+            reason, remedy = "as sequence_parallel requires", "switch parallel.sequence_parallel off"
             what = f"tensor_model_parallel_size {tp}"
         else:
             with_tp = f" and sequence_parallel over {tp} ranks" if parallel.sequence_parallel and tp > 1 else ""
-            reason = f"as context_parallel_size {cp} with cp_comm_type {parallel.cp_comm_type}{with_tp} needs"
+            reason = f"as context_parallel_size {cp} with cp_comm_type {parallel.cp_comm_type}{with_tp} requires"
             what, remedy = str(divisor), "choose another parallel.context_parallel_size"
         raise ConfigError(
             "training.seq_length",
@@ -155,7 +158,7 @@ def _check_context_parallel(config: TrainConfig) -> None:
         raise ConfigError(
             "parallel.context_parallel_size",
             f"{cp} does not divide the {heads} attention heads of each tensor-parallel rank, as cp_comm_type a2a "
-            f"needs; use one of {divisors(heads)}, or cp_comm_type p2p",
+            f"requires; use one of {divisors(heads)}, or cp_comm_type p2p",
         )
 
 
@@ -165,7 +168,7 @@ def _check_experts(config: TrainConfig) -> None:
         for name in _WITH_EXPERTS:
             if getattr(model, name) != type(model).model_fields[name].default:
                 raise ConfigError(
-                    f"model.{name}", "is about mixture-of-experts layers; set model.num_experts too, or leave it out"
+                    f"model.{name}", "needs mixture-of-experts layers; set model.num_experts, or leave the key out"
                 )
     elif model.num_experts % ep:
         raise ConfigError(
@@ -178,18 +181,18 @@ def _check_recompute(config: TrainConfig) -> None:
     for module in config.training.recompute_modules:
         if module not in RECOMPUTE_MODULES:
             near = difflib.get_close_matches(module, RECOMPUTE_MODULES, n=1, cutoff=0.5)
-            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(RECOMPUTE_MODULES)}"
+            meant = f"; did you mean {near[0]}?" if near else f"; use one of {', '.join(RECOMPUTE_MODULES)}"
             raise ConfigError("training.recompute_modules", f"{module!r} cannot be recomputed{meant}")
 
 
 def _check_pipeline(config: TrainConfig) -> None:
-    """Whether the layers can be divided. Imports the partition only where there is one: most configs have none."""
+    """Refuse an impossible division of layers. Imports the partition lazily, because most configs need none."""
     parallel = config.parallel
     pp, layers = parallel.pipeline_model_parallel_size, config.model.num_layers
     for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"):
         if pp == 1 and getattr(parallel, name) is not None:
             raise ConfigError(
-                f"parallel.{name}", "needs a pipeline; raise parallel.pipeline_model_parallel_size, or leave it out"
+                f"parallel.{name}", "needs parallel.pipeline_model_parallel_size above 1; raise that, or leave this out"
             )
     per_stage = parallel.num_layers_per_virtual_pipeline_stage
     if per_stage is not None and (layers % (pp * per_stage)):
@@ -198,7 +201,7 @@ def _check_pipeline(config: TrainConfig) -> None:
         raise ConfigError(
             "parallel.num_layers_per_virtual_pipeline_stage",
             f"{per_stage} x pipeline_model_parallel_size {pp} does not divide model.num_layers {layers}; {remedy}, or "
-            "num_virtual_stages_per_pipeline_rank, which balances what does not divide",
+            "num_virtual_stages_per_pipeline_rank, which allows stages of unequal size",
         )
     layout = parallel.pipeline_model_parallel_layout
     if layout is not None:
@@ -221,7 +224,7 @@ def _check_layout(config: TrainConfig, layout: str) -> None:
     if stages != wanted if exact else stages % wanted:
         raise ConfigError(
             "parallel.pipeline_model_parallel_layout",
-            f"{layout!r} has {stages} virtual stages, but pipeline_model_parallel_size {pp} needs "
+            f"{layout!r} has {stages} virtual stages, but pipeline_model_parallel_size {pp} requires "
             + (
                 f"{wanted} with pipeline_schedule zb-v"
                 if exact
@@ -231,13 +234,13 @@ def _check_layout(config: TrainConfig, layout: str) -> None:
 
 
 def multiples_around(number: int, step: int) -> str:
-    """The multiples of ``step`` around ``number``, in words."""
+    """Multiples of ``step`` just below and above ``number``, as text."""
     below, above = number // step * step, -(-number // step) * step
     return f"{below} or {above}" if below else str(above)
 
 
 def divisors(number: int) -> str:
-    """What divides ``number``, in words; of many the small ones."""
+    """Divisors of ``number`` as text; a long list keeps only the small ones."""
     return _in_words(divisors_of(number))
 
 

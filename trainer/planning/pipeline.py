@@ -1,4 +1,4 @@
-"""Pipeline schedule, virtual stages and their placement, as a config asks for them. Torch-free."""
+"""Pipeline schedule, virtual stages and placement that a config selects. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What each part of a model costs a pipeline stage per micro-batch, so that stages can be balanced. Torch-free.
+"""Costs of the parts of a model, for balancing pipeline stages. Torch-free.
 
-Unit: floating-point operations per token of forward and backward, as in trainer.planning.flops, without division over
-tp and cp, which divide all parts alike. What is bound by memory instead weighs ``FLOPS_PER_BYTE`` operations for each
-byte that passes between memory and processor, in float32.
+Unit: floating-point operations per token of forward and backward, as in trainer.planning.flops, without division by
+tp and cp, which divide all parts alike. A memory-bound part costs ``FLOPS_PER_BYTE`` operations for each byte moved
+between memory and processor, in float32.
 
-The figures are those of one x86 core in float32 (AMD EPYC, torch 2.13): medians of process CPU time for forward and
-backward of each part alone, in two models of SwiGLU layers (see benchmarks/peers/workload.py).
+The numbers were measured on one x86 core in float32 (AMD EPYC, torch 2.13): medians of process CPU time for forward
+and backward of each part alone, in two models with SwiGLU layers (see benchmarks/peers/workload.py).
 
                                      tiny: 256 wide, 256 tokens, 4096 words   small: 512 wide, 512 tokens, 32000 words
     matrix products of a layer       78 GFLOP/s                               91 GFLOP/s
@@ -14,10 +14,10 @@ backward of each part alone, in two models of SwiGLU layers (see benchmarks/peer
     head and loss                    42 to 43 ms, 1.01 to 1.11 layers         540 to 590 ms, 4.0 to 4.3 layers
     look-up                          0.3 ms, 0.007 layers                     0.7 ms, 0.005 layers
 
-Which device will train is not known here. An accelerator does more operations in the time of a byte, so that there loss
-and activations weigh more than is assumed; where that matters, explicit counts or a layout say otherwise
-(trainer.planning.stage_partition). What happens once per iteration is not weighed: the optimizer's passes over the
-tables, and filling the gradient of the input table with zeros.
+The training device is not known here. An accelerator does more operations per byte, so that loss and activations cost
+relatively more there than assumed. If this matters, set explicit layer counts or a stage layout
+(trainer.planning.stage_partition). Costs per iteration are ignored: the optimizer's passes over the tables, and
+zeroing the gradient of the input table.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 FLOPS_PER_BYTE = 10.0
-"""1.8 ns per logit are 160 operations at the speed of the matrix products, for the 16 bytes counted below."""
+"""1.8 ns per logit equal 160 operations at the speed of the matrix products, for the 16 bytes counted below."""
 ATTENTION_TILE = 512
-"""Tokens within which kernels of attention gain nothing from the causal mask.
+"""Tokens within which attention kernels gain nothing from the causal mask.
 
-Measured beside matrix products, and counted without a discount for the mask, attention takes 1.4 to 1.5 times as long
-for 256 or 512 tokens and 1.07 times for 2048: what the mask saves and what a less regular kernel loses cancel out.
+Counted without a discount for the mask, attention takes 1.4 to 1.5 times as long as matrix products of equal FLOPs for
+256 or 512 tokens, and 1.07 times for 2048: the mask's savings and the kernel's lower efficiency cancel out.
 """
 LOGIT_BYTES = 4 * 4
-"""Per logit: read and written in forward, where it becomes an exponential, and again where that becomes its gradient.
+"""Bytes per logit: one read and write in forward (exponential), one in backward (gradient).
 
-All passes of forward over a chunk of logits happen in the cache (trainer.model.tensor_parallel.cross_entropy).
+All forward passes over a block of logits stay in the cache (trainer.model.tensor_parallel.cross_entropy).
 """
 LOOKUP_BYTES = 5 * 4
-"""Per channel: a row is read and written in forward, its gradient read and added to a row of the table's in backward.
+"""Bytes per channel: forward reads and writes a row; backward reads its gradient and adds it to the table's.
 
-Only the rows that are looked up are touched (trainer.data_parallel.main_gradient.MainGradient.add_rows).
+Only the rows looked up are touched (trainer.data_parallel.main_gradient.MainGradient.add_rows).
 """
 HIDDEN_BYTES = 30 * 4
-"""Per channel and layer: two norms (10 passes), two residual sums (12), rotary positions of queries and keys (8)."""
+"""Bytes per channel and layer: two norms (10 passes), two residual sums (12), rotary positions (8)."""
 GATED_BYTES, PLAIN_BYTES = 8 * 4, 5 * 4
-"""Per unit of the feed-forward width: an activation reads its inputs and writes its output, and again in backward."""
+"""Bytes per feed-forward unit: the activation reads inputs and writes outputs, in forward and in backward."""
 
 
 @dataclass(frozen=True)
 class PartCosts:
-    """Operations per token of each part of a model.
+    """Cost of each part of a model, in operations per token.
 
     Attributes:
-        embedding: of the first stage.
-        layers: of every transformer layer, in order.
-        head: of the last stage: output layer and loss.
+        embedding: the input embedding, on the first stage.
+        layers: every transformer layer, in order.
+        head: output layer and loss, on the last stage.
     """
 
     embedding: float
@@ -72,7 +72,7 @@ class PartCosts:
 
 
 def part_costs(config: TrainConfig, vocab_size: int) -> PartCosts:
-    """The costs of the parts of the model that ``config`` describes, with a vocabulary of ``vocab_size`` tokens."""
+    """Compute the costs of the config's model with a vocabulary of ``vocab_size`` tokens."""
     model = config.model
     factor = _recompute_factor(config)
     return PartCosts(
@@ -91,14 +91,14 @@ def _layer_cost(config: TrainConfig, layer: int) -> float:
 
 
 def _active_width(model: ModelConfig, layer: int) -> int:
-    """Feed-forward units of one layer that a token passes through."""
+    """Feed-forward width of one layer, summed over the experts that process a token."""
     if not model.is_moe_layer(layer):
         return model.ffn_size
     return model.moe_router_topk * model.expert_ffn_size + (model.moe_shared_expert_intermediate_size or 0)
 
 
 def _recompute_factor(config: TrainConfig) -> float:
-    """A layer that is computed again costs a second forward, a third of forward and backward; the head never is."""
+    """Cost factor of a layer: recompute adds a second forward, a third of forward plus backward; never to the head."""
     training = config.training
     if training.recompute_granularity != "full":
         return 1.0

@@ -1,9 +1,9 @@
-"""Megatron-LM's notation for which layers each virtual stage holds, as in ``Et*3|(tt|)*29|L``. Torch-free.
+"""Parser of Megatron-LM's notation for stage layouts, as in ``Et*3|(tt|)*29|L``. Torch-free.
 
 E is the embedding, t a transformer layer, L the LM head with the loss; ``|`` ends a virtual stage, ``x*n`` and
-``(...)*n`` repeat, commas and blanks only please the eye. Stages stand in the order of the forward pass: with several
-virtual stages per rank the first ones of all ranks, then the second ones (Megatron-LM,
---pipeline-model-parallel-layout); in a V (zb-v) these come back from the last rank to the first.
+``(...)*n`` repeat, commas and blanks are ignored. The stages are in the order of the forward pass: with several
+virtual stages per rank first the first virtual stage of every rank, then the second (Megatron-LM,
+--pipeline-model-parallel-layout). In a V (zb-v) the second half runs from the last rank back to the first.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from trainer.config.errors import ConfigError
 
 KEY = "parallel.pipeline_model_parallel_layout"
 MOST_SYMBOLS = 100_000
-"""What a layout may expand to; beyond it a repetition is a slip of the pen."""
+"""Limit on the expanded length of a layout; a larger repetition is a typo."""
 
 _TOKEN = re.compile(r"\*(\d+)|[EtmL|()]|.")
 
 
 def parse_stage_layout(text: str) -> tuple[range, ...]:
-    """Numbers of the layers of every virtual stage that ``text`` describes.
+    """Layer numbers of every virtual stage that ``text`` describes.
 
     Raises:
-        ConfigError: ``text`` is not of this form, or embedding and loss do not stand at its ends.
+        ConfigError: ``text`` is malformed, or embedding and loss are not at its ends.
     """
     stages = "".join(_expand(text)).split("|")
     if any("m" in stage for stage in stages):
-        raise ConfigError(KEY, "m is multi-token prediction, which is not available here; leave it out")
+        raise ConfigError(KEY, "m is multi-token prediction, which is not supported; leave it out")
     for number, stage in enumerate(stages):
         expected = ("E" if number == 0 else "") + "t" * stage.count("t") + ("L" if number == len(stages) - 1 else "")
         if stage != expected:
             raise ConfigError(
                 KEY,
-                f"virtual stage {number} is {stage!r}, but one E opens the first of the {len(stages)} stages, one L "
-                "closes the last, and all others hold layers (t) only",
+                f"virtual stage {number} is {stage!r}, but only the first of the {len(stages)} stages begins with E, "
+                "only the last ends with L, and all others contain only layers (t)",
             )
     layers: list[range] = []
     for stage in stages:
@@ -44,8 +44,8 @@ def parse_stage_layout(text: str) -> tuple[range, ...]:
 
 
 def _expand(text: str) -> list[str]:
-    """The symbols of ``text``, one by one, with all repetitions written out."""
-    # One list per parenthesis that is still open; its last element is what a * repeats.
+    """Symbols of ``text`` with all repetitions expanded."""
+    # One list per open parenthesis; a * repeats the last element.
     open_groups: list[list[str]] = [[]]
     for match in _TOKEN.finditer(re.sub(r"[,\s]", "", text)):
         token, count = match.group(0), match.group(1)
@@ -60,9 +60,7 @@ def _expand(text: str) -> list[str]:
             open_groups[-1][-1] = _repeat(text, open_groups[-1][-1], int(count))
         else:
             what = "closes nothing" if token == ")" else "repeats nothing" if count is not None else "means nothing"
-            raise ConfigError(
-                KEY, f"{text!r}: {token!r} {what}; there are E, t, L, | and repetition, as in Et*3|(tt|)*2t*3L"
-            )
+            raise ConfigError(KEY, f"{text!r}: {token!r} {what}; use E, t, L, | and repetition, as in Et*3|(tt|)*2t*3L")
     if len(open_groups) > 1:
         raise ConfigError(KEY, f"{text!r}: a parenthesis is not closed")
     return open_groups[0]

@@ -1,7 +1,7 @@
-"""Which layers each virtual stage of a pipeline holds. Torch-free.
+"""Division of the layers over the virtual stages of a pipeline. Torch-free.
 
-By default the stages are balanced by cost (trainer.planning.stage_costs). Explicit counts and layouts are taken as they
-are, or refused; no layer is ever left out.
+By default the stages are balanced by cost (trainer.planning.stage_costs). Explicit counts and layouts are used
+unchanged or refused. Every layer is always assigned.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ _FIRST, _LAST = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_
 
 
 def partition_layers(config: TrainConfig, vocab_size: int) -> tuple[range, ...]:
-    """Numbers of the layers of every virtual stage, in order; together all layers of the model.
+    """Layer numbers of every virtual stage, in order; together all layers of the model.
 
-    Without explicit counts the largest cost of a rank is as small as it can be, then that of a virtual stage: exactly
-    where all layers cost alike or ranks hold one virtual stage each, else by local improvement. Only the first and the
-    last virtual stage, which hold embedding and LM head, may be without layers.
+    Without explicit counts the partition minimizes the largest cost of a rank, then the largest cost of a virtual
+    stage. The minimum is exact if all layers cost the same or each rank holds one virtual stage; otherwise it is
+    found by local search. Only the first and the last virtual stage, which hold embedding and LM head, may be without
+    layers.
 
     Args:
         config: the training config.
-        vocab_size: rows of the vocabulary, which weigh on the stages with embedding and LM head.
+        vocab_size: rows of the vocabulary, which add to the cost of the stages with embedding and LM head.
 
     Raises:
-        ConfigError: the layers cannot be divided like this.
+        ConfigError: the layers cannot be divided as the config requests.
     """
     parallel, placement = config.parallel, pipeline_placement(config)
     check_enough_parts(config)
@@ -55,10 +56,10 @@ def partition_layers(config: TrainConfig, vocab_size: int) -> tuple[range, ...]:
 
 
 def check_enough_parts(config: TrainConfig) -> None:
-    """Refuse more virtual stages than there are parts: every stage needs a layer, the embedding or the LM head.
+    """Refuse more virtual stages than parts: every stage needs a layer, the embedding or the LM head.
 
     Raises:
-        ConfigError: names the key that asks for too many, and how many can be.
+        ConfigError: names the key that requests too many, and the largest valid number.
     """
     placement, layers = pipeline_placement(config), config.model.num_layers
     pp, chunks, stages, parts = placement.pp, placement.chunks, placement.num_virtual_stages, layers + 2
@@ -85,13 +86,13 @@ def check_enough_parts(config: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class _Stages:
-    """The virtual stages of a pipeline before layers are given to them."""
+    """Virtual stages of a pipeline before layers are assigned."""
 
     placement: Placement
     base: list[float]
-    """Cost of what each virtual stage holds besides layers."""
+    """Cost of each virtual stage without its layers."""
     least: list[int]
-    """Fewest layers of each."""
+    """Fewest layers of each virtual stage."""
 
     @classmethod
     def build(cls, costs: PartCosts, placement: Placement) -> _Stages:
@@ -103,12 +104,12 @@ class _Stages:
         return cls(placement, base, least)
 
     def of_rank(self, pp_rank: int) -> list[int]:
-        """Numbers of the virtual stages of a rank."""
+        """Numbers of the virtual stages on ``pp_rank``."""
         return [self.placement.virtual_stage(pp_rank, chunk) for chunk in range(self.placement.chunks)]
 
 
 def _balanced(costs: PartCosts, placement: Placement) -> list[int]:
-    """Layers of each virtual stage, balanced over ranks and then over the stages of a rank."""
+    """Layer counts of the virtual stages, balanced over ranks and then over the stages of a rank."""
     stages, total = _Stages.build(costs, placement), len(costs.layers)
     mean = sum(costs.layers) / total
     own = [stages.of_rank(rank) for rank in range(placement.pp)]
@@ -127,10 +128,10 @@ def _balanced(costs: PartCosts, placement: Placement) -> list[int]:
 
 
 def _fill(base: Sequence[float], least: Sequence[int], cost: float, total: int) -> list[int]:
-    """Divide ``total`` equal layers so that the largest sum is smallest, then the second largest, and so on.
+    """Divide ``total`` equal layers so that the largest sum, then the second largest, is smallest.
 
-    Each layer goes where the sum is smallest, which is optimal for equal ones; on a tie to the later place, because
-    earlier stages of a pipeline keep more micro-batches in memory.
+    Each layer goes to the place with the smallest sum, which is optimal for equal layers. Ties go to the later place,
+    because earlier stages of a pipeline keep more micro-batches in memory.
     """
     counts = list(least)
     for _ in range(total - sum(least)):
@@ -150,7 +151,7 @@ def _over_chunks(stages: _Stages, per_rank: Sequence[int], cost: float) -> list[
 
 
 def _cost_of(counts: Sequence[int], costs: PartCosts, stages: _Stages) -> tuple[float, float, float]:
-    """Largest cost of a rank, largest of a virtual stage, and sum of the ranks' squares, which evens out the rest."""
+    """Objective: largest cost of a rank, largest cost of a virtual stage, sum of the ranks' squared costs."""
     held = _ranges(counts)
     of_stage = [sum(costs.layers[own.start : own.stop]) + base for own, base in zip(held, stages.base, strict=True)]
     ranks = [sum(of_stage[s] for s in stages.of_rank(rank)) for rank in range(stages.placement.pp)]
@@ -158,7 +159,7 @@ def _cost_of(counts: Sequence[int], costs: PartCosts, stages: _Stages) -> tuple[
 
 
 def _improved(counts: list[int], costs: PartCosts, stages: _Stages) -> list[int]:
-    """Move single layers over the border of two neighbouring stages as long as that makes the division better."""
+    """Move single layers between neighbouring stages as long as the objective improves."""
     best = _cost_of(counts, costs, stages)
     moves = [(stage, stage + step) for stage in range(len(counts)) for step in (-1, 1)]
     improving = True
@@ -176,21 +177,22 @@ def _improved(counts: list[int], costs: PartCosts, stages: _Stages) -> list[int]
 
 
 def _contiguous(layers: Sequence[float], base: Sequence[float], least: Sequence[int], bound: float) -> list[int]:
-    """The exact division of layers of any costs into stages: smallest maximum, then smallest sum of squares.
+    """Exact division of layers into stages: smallest maximum, then smallest sum of squares.
 
-    Dynamic programming over (stages so far, layers so far), twice: for the maximum, then for the squares under it.
+    Dynamic programming over (stages so far, layers so far), twice: for the maximum, then for the sum of squares under
+    this maximum.
 
     Args:
         layers: cost of every layer.
-        base: cost that each stage has without layers.
+        base: cost of each stage without layers.
         least: fewest layers of each stage.
-        bound: a maximum that can be had; longer stages are not looked at.
+        bound: an achievable maximum, which prunes the search.
     """
     before = [0.0]
     for cost in layers:
         before.append(before[-1] + cost)
     slack = 1e-9 * before[-1]
-    # What the stages from one on cost without layers: together with the limit it says how many layers they can take.
+    # Cost of stages[stage:] without layers: with the limit this bounds the layers that they can still take.
     after = [sum(base[stage:]) for stage in range(len(base) + 1)]
 
     def best(limit: float, combine_squares: bool) -> tuple[float, list[int]]:
@@ -234,13 +236,13 @@ def _by_layout(config: TrainConfig, layout: str) -> tuple[range, ...]:
     if empty is not None:
         raise ConfigError(
             _LAYOUT,
-            f"virtual stage {empty} of {layout!r} is empty; only the first and the last one may be without layers",
+            f"virtual stage {empty} of {layout!r} is empty; only the first and the last stage may be without layers",
         )
     return layers
 
 
 def _by_counts(config: TrainConfig, costs: PartCosts) -> list[int]:
-    """Layers of each virtual stage where the first or last rank has an explicit number, and the others share evenly."""
+    """Layer counts with explicit numbers for the first or last rank; the other ranks share evenly."""
     parallel, stages = config.parallel, _Stages.build(costs, pipeline_placement(config))
     asked = {_FIRST: parallel.decoder_first_pipeline_num_layers, _LAST: parallel.decoder_last_pipeline_num_layers}
     counts = _RankCounts.build(stages, config.model.num_layers, {k: n for k, n in asked.items() if n is not None})
@@ -253,18 +255,18 @@ def _by_counts(config: TrainConfig, costs: PartCosts) -> list[int]:
 
 @dataclass(frozen=True)
 class _RankCounts:
-    """Explicit numbers of layers for the first or the last rank of a pipeline, or for both."""
+    """Explicit layer counts for the first or the last pipeline rank, or for both."""
 
     layers: int
-    """Of the whole model."""
+    """Number of layers of the whole model."""
     given: dict[str, int]
-    """By key."""
+    """Explicit counts by key."""
     least: dict[str, int]
-    """Fewest layers of these ranks."""
+    """Fewest layers of these ranks, by key."""
     others: int
-    """Ranks that share the rest."""
+    """Number of ranks that share the remaining layers."""
     least_share: int
-    """Fewest layers of each of these."""
+    """Fewest layers of each of the other ranks."""
 
     @classmethod
     def build(cls, stages: _Stages, layers: int, given: dict[str, int]) -> _RankCounts:
@@ -275,28 +277,28 @@ class _RankCounts:
 
     @property
     def share(self) -> int:
-        """Layers of each other rank."""
+        """Layers of each of the other ranks."""
         return (self.layers - sum(self.given.values())) // max(1, self.others)
 
     @property
     def problem(self) -> str | None:
-        """Why it cannot be, if it cannot."""
+        """Reason why these counts are invalid; None: they are valid."""
         total = sum(self.given.values())
         if total > self.layers:
             return f"is more than the {self.layers} layers of the model"
         left = self.layers - total
         if left and not self.others:
-            return f"leaves {left} of {self.layers} layers to no pipeline rank"
+            return f"leaves {left} of {self.layers} layers without a pipeline rank"
         if left % max(1, self.others):
             others = f"{self.others} other pipeline ranks"
-            return f"leaves {left} of {self.layers} layers to {others}, which is no equal share"
+            return f"leaves {left} of {self.layers} layers, which do not divide evenly over {others}"
         if self.share < self.least_share:
-            return f"leaves {self.share} layers to each other pipeline rank, of which some need {self.least_share}"
+            return f"leaves {self.share} layers to each other pipeline rank, but some need {self.least_share}"
         short = next((key for key, count in self.given.items() if count < self.least[key]), None)
-        return None if short is None else f"leaves a virtual stage empty: {short} is at least {self.least[short]} here"
+        return None if short is None else f"leaves a virtual stage empty: {short} must be at least {self.least[short]}"
 
     def refusal(self) -> ConfigError:
-        """The problem, with the nearest numbers that can be for one of the keys while the other stays."""
+        """Error with the nearest valid numbers for one of the keys while the other stays."""
         counts = range(self.layers + 1)
         fits = {k: [n for n in counts if replace(self, given={**self.given, k: n}).problem is None] for k in self.given}
         key = next((key for key, numbers in fits.items() if numbers), next(iter(self.given)))

@@ -1,4 +1,4 @@
-"""Which device this rank trains on."""
+"""Device of this rank, its name and its memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 
 def choose_device(config: TrainingConfig, launch: LaunchEnvironment) -> torch.device:
-    """The GPU of this local rank, or the CPU where the job has no GPUs or training.device asks for it.
+    """Select the GPU of this local rank, or the CPU.
+
+    The CPU is selected if training.device is cpu, or if the job has no GPUs.
 
     Raises:
-        ConfigError: the job has GPUs and torch sees too few of them, so that it would train on CPU unnoticed; or bf16
-            is asked of a GPU without it.
+        ConfigError: the job has GPUs but torch finds too few, so that training would silently run on the CPU; or
+            training.bf16 is set for a GPU without bf16.
     """
     visible = torch.cuda.device_count() if config.device != "cpu" and torch.cuda.is_available() else 0
     if config.device == "cpu":
@@ -26,7 +28,7 @@ def choose_device(config: TrainingConfig, launch: LaunchEnvironment) -> torch.de
     if visible == 0:
         _refuse_silent_cpu(config, launch)
         return torch.device("cpu")
-    # Slurm may show each task its own GPU only: then every local rank finds it as number 0.
+    # Slurm may make only its own GPU visible to each task: then every local rank has it as number 0.
     index = launch.local_rank if visible > 1 or launch.local_world_size == 1 else 0
     if index >= visible:
         raise ConfigError(
@@ -46,7 +48,7 @@ def choose_device(config: TrainingConfig, launch: LaunchEnvironment) -> torch.de
 def _refuse_silent_cpu(config: TrainingConfig, launch: LaunchEnvironment) -> None:
     if config.device == "cuda" or launch.gpus_per_node:
         build = "is built without CUDA" if torch.version.cuda is None else "finds no usable GPU (driver or permissions)"
-        has = f"the job has {launch.gpus_per_node} GPUs per node" if launch.gpus_per_node else "GPUs were asked for"
+        has = f"the job has {launch.gpus_per_node} GPUs per node" if launch.gpus_per_node else "training.device is cuda"
         raise ConfigError(
             "training.device",
             f"{has}, but torch {torch.__version__} {build}; install a CUDA build, or set training.device: cpu",
@@ -54,12 +56,12 @@ def _refuse_silent_cpu(config: TrainingConfig, launch: LaunchEnvironment) -> Non
 
 
 def device_name(device: torch.device) -> str:
-    """What the device is called, for people and for the table of peaks."""
+    """Name of the device, for messages and for the table of peak speeds."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory that this process has held so far: allocated tensors on a GPU, resident set on CPU."""
+    """Peak memory of this process: allocated tensors on a GPU, resident set size on the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     import resource

@@ -1,4 +1,4 @@
-"""What a failing rank leaves behind, so that the first to fail can be told from those it took along. Torch-free."""
+"""Failure records of ranks, which tell the first failure from its consequences. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.process.run_directory import RunDirectory, write_json
 
 
 class PeerFailedError(RuntimeError):
-    """Another rank has failed and said so; this one leaves because of it and has nothing of its own to report."""
+    """Another rank has failed and written its record; this rank exits without a record."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,11 @@ class FailureRecord:
     """Content of errors/rank-NNNNN.json.
 
     Attributes:
-        consequence: the rank only noticed that others had gone or did not answer; the cause is with another one.
-        time: when it failed, in seconds since the epoch; the smallest of those that are no consequence is the cause's.
-        exit_code: that the rank leaves with. job.sh looks for this and the two before it at the end of the file, so
-            that the cause's code is the job's, whatever a launcher makes of it.
+        consequence: True if the rank only noticed that other ranks had gone or did not answer.
+        time: time of the failure in seconds since the epoch. The cause has the smallest time among the records that
+            are no consequence.
+        exit_code: exit code of the rank. job.sh reads the last three fields from the end of the file, so that the job
+            exits with the code of the cause, whatever the launcher returns.
     """
 
     rank: int
@@ -38,9 +39,9 @@ class FailureRecord:
     exit_code: int
 
     def write(self, run: RunDirectory | None) -> None:
-        """Put it into the run directory; nowhere without one, or where the disk is what failed."""
+        """Write the record into the run directory, if there is one and the disk works."""
         if run is not None:
-            # The traceback on stderr must still come out.
+            # A failing disk must not hide the traceback on stderr.
             with contextlib.suppress(OSError):
                 write_json(run.error(self.rank), asdict(self))
 
@@ -55,19 +56,21 @@ def record_failure(
     exit_code: int = 1,
     consequence: str = "",
 ) -> FailureRecord | None:
-    """Write errors/rank-NNNNN.json. ``time`` is now: call it before anything that may wait for other ranks.
+    """Write errors/rank-NNNNN.json, with the current time as the time of the failure.
+
+    Call it before anything that may wait for other ranks.
 
     Args:
-        run: the run directory, if there is one.
+        run: the run directory; None: no run directory.
         rank: this rank.
-        coordinates: the rank with its place on the axes, for people.
-        iteration: iterations done.
-        error: what it fails with.
-        exit_code: that it leaves with.
-        consequence: where the cause is with another rank: what to say instead of the error's own message.
+        coordinates: the rank with its coordinates on the mesh, for the message.
+        iteration: number of completed iterations.
+        error: the exception.
+        exit_code: exit code of this rank.
+        consequence: message that replaces the error's own if the cause is on another rank; empty otherwise.
 
     Returns:
-        What was written; None for PeerFailedError, of which the other rank says all.
+        The record; None for PeerFailedError, because the other rank has written the record.
     """
     if isinstance(error, PeerFailedError):
         return None

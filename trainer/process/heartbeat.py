@@ -1,4 +1,4 @@
-"""Every rank's sign of life: what it is doing, and since when. Torch-free."""
+"""Heartbeat file of each rank: its current phase and the phase's start time. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SECONDS_BETWEEN_WRITES = 1.0
 
 
 class Heartbeat:
-    """Keeps a small file up to date with the iteration and phase that this rank is in.
+    """Keeps a small file up to date with the current iteration and phase of this rank.
 
-    A thread of its own writes, at most once per second and only when something has changed. So training never waits
-    for the file system, ``time`` is the moment of the last progress, and a rank that hangs in a collective leaves the
-    very phase it hangs in, even if it entered that phase right after the last write.
+    A separate thread writes, at most once per second and only after a change. So training never waits for the file
+    system, ``time`` is the time of the last progress, and a rank that hangs in a collective records that phase, even
+    if the phase began right after the last write.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:
-        """Write to ``path``; None writes nowhere. Use as a context manager."""
+        """Write to ``path``; None disables writing. Use as a context manager."""
         self._path = path
         self._fixed = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
         self._latest: tuple[int, str, float] = (0, "start", time.time())
@@ -35,12 +35,12 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def beat(self, iteration: int, phase: str) -> None:
-        """Say what begins now."""
+        """Record the start of ``phase``."""
         self._latest = (iteration, phase, time.time())
 
     @property
     def phase(self) -> str:
-        """What this rank is doing."""
+        """Current phase of this rank."""
         return self._latest[1]
 
     def __enter__(self) -> Self:
@@ -66,7 +66,7 @@ class Heartbeat:
         if self._path is None or latest == self._written:
             return
         iteration, phase, moment = latest
-        # A full or slow disk must not end a training run for the sake of its heartbeat.
+        # A full or slow disk must not end a training run because of its heartbeat.
         with contextlib.suppress(OSError):
             write_json(self._path, {**self._fixed, "iteration": iteration, "phase": phase, "time": moment})
             self._written = latest

@@ -1,4 +1,4 @@
-"""Which rank this process is, whatever started it: torchrun, srun, mpirun or a plain shell. Torch-free.
+"""Rank and rendezvous of this process, from torchrun, srun, mpirun or a plain shell. Torch-free.
 
 Sources: torchrun's variables (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables), "OUTPUT
 ENVIRONMENT VARIABLES" of srun(1), Open MPI's ``OMPI_COMM_WORLD_*`` (mpirun(1)), ``PMI_*`` of MPICH's hydra, Intel MPI
@@ -13,25 +13,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 DEFAULT_PORT = 29500
-"""torchrun's own default; taken where nothing identifies the job."""
+"""torchrun's default, used if no variable identifies the job."""
 
 _PORT_RANGE = (20000, 29999)
-"""Below Linux's ephemeral ports (net.ipv4.ip_local_port_range starts at 32768), so that no client socket sits there."""
+"""Below Linux's ephemeral ports (net.ipv4.ip_local_port_range starts at 32768), so that no client socket uses them."""
 
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
 
 class LaunchError(ValueError):
-    """The environment does not say which rank this is, or says two things at once. The message is one sentence."""
+    """The environment gives no rank, or contradicting values. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """This process's place among all processes of the run.
+    """Rank of this process, world size and rendezvous.
 
     Attributes:
-        launcher: what the values come from: torchrun, Open MPI, PMI, Slurm, environment or nothing.
-        gpus_per_node: GPUs that the job was given on each node (0: none), or None where nobody said.
+        launcher: source of the values: torchrun, Open MPI, PMI, Slurm, environment or nothing.
+        gpus_per_node: GPUs of the job on each node (0: none); None: unknown.
     """
 
     rank: int = 0
@@ -44,7 +44,7 @@ class LaunchEnvironment:
     gpus_per_node: int | None = None
 
     def as_variables(self) -> dict[str, str]:
-        """The six variables that torch.distributed and its users read."""
+        """Environment variables that torch.distributed and its users read."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
@@ -57,7 +57,7 @@ class LaunchEnvironment:
 
 @dataclass(frozen=True)
 class _Source:
-    """Variables of one launcher; of several names for one value the first that is set counts."""
+    """Variables of one launcher; of several names for a value the first that is set counts."""
 
     name: str
     rank: tuple[str, ...]
@@ -68,7 +68,7 @@ class _Source:
 
 _EXPLICIT = _Source("environment", ("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",), ("LOCAL_WORLD_SIZE",))
 
-# The innermost launcher comes first: mpirun inside a Slurm step leaves SLURM_PROCID to describe its own daemons.
+# The innermost launcher is first: with mpirun inside a Slurm step, SLURM_PROCID describes mpirun's daemons.
 _LAUNCHERS = (
     _Source(
         "Open MPI",
@@ -95,23 +95,23 @@ _LAUNCHERS = (
 
 
 def resolve_launch_environment(environ: Mapping[str, str]) -> LaunchEnvironment:
-    """This process's place, from torchrun's variables or, where they are missing, from the launcher's own.
+    """Resolve the rank of this process from torchrun's or else the launcher's variables.
 
-    Under torchrun the scheduler's variables describe its agents, not the ranks, and are not looked at. Otherwise
-    RANK and the like may have been exported by a script; they must then agree with what the launcher says.
+    Under torchrun the scheduler's variables describe torchrun's agents, not the ranks, and are ignored. Otherwise a
+    script may have exported RANK and similar variables, which must agree with the launcher's.
 
     Raises:
-        LaunchError: two variables contradict each other, one is no number, or a value is missing that cannot be told.
+        LaunchError: variables contradict each other, a value is not a number, or a required value is missing.
     """
     launcher = None if "TORCHELASTIC_RUN_ID" in environ else _find_launcher(environ)
     explicit = _read(_EXPLICIT, environ)
-    found = _agreed(explicit, _read(launcher, environ)) if launcher else explicit
+    found = _merged(explicit, _read(launcher, environ)) if launcher else explicit
     if not found:
         return LaunchEnvironment(gpus_per_node=_gpus_per_node(environ))
-    rank, world_size = _needed(found, "rank"), _needed(found, "world_size")
+    rank, world_size = _required(found, "rank"), _required(found, "world_size")
     if rank[1] >= world_size[1]:
         raise LaunchError(
-            f"{rank[0]}={rank[1]} is not below {world_size[0]}={world_size[1]}; ranks count from 0 to the size less one"
+            f"{rank[0]}={rank[1]} is not below {world_size[0]}={world_size[1]}; ranks are numbered from 0"
         )
     local_rank, local_size = _local(found, rank[1], world_size[1], environ)
     return LaunchEnvironment(
@@ -129,8 +129,8 @@ def resolve_launch_environment(environ: Mapping[str, str]) -> LaunchEnvironment:
 def _find_launcher(environ: Mapping[str, str]) -> _Source | None:
     for source in _LAUNCHERS:
         if any(name in environ for name in source.rank):
-            # sbatch gives its batch script SLURM_PROCID=0 and the whole job's SLURM_NTASKS, although one shell runs;
-            # only srun, which starts the tasks, sets the step.
+            # sbatch gives its batch script SLURM_PROCID=0 and the job's SLURM_NTASKS, although only one shell runs.
+            # Only srun, which starts the tasks, sets the step.
             if source.name == "Slurm" and "SLURM_STEP_ID" not in environ:
                 continue
             return source
@@ -147,13 +147,13 @@ def _read(source: _Source, environ: Mapping[str, str]) -> dict[str, tuple[str, i
         if "TASKS_PER_NODE" in name:
             text = _tasks_on_node(name, text, environ)
         if not re.fullmatch(r"\d+", text):
-            raise LaunchError(f"{name}={text} is not a whole number; unset it or set it to the value meant")
+            raise LaunchError(f"{name}={text} is not a whole number; correct or unset it")
         found[field] = (name, int(text))
     return found
 
 
 def _tasks_on_node(name: str, text: str, environ: Mapping[str, str]) -> str:
-    """Slurm writes tasks per node run-length encoded, as in ``4(x2),3``."""
+    """Tasks on this node from Slurm's run-length encoded list, such as ``4(x2),3``."""
     counts: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -164,18 +164,18 @@ def _tasks_on_node(name: str, text: str, environ: Mapping[str, str]) -> str:
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else counts[0]
 
 
-def _agreed(explicit: dict[str, tuple[str, int]], told: dict[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    for field in explicit.keys() & told.keys():
-        (name, value), (other_name, other) = explicit[field], told[field]
+def _merged(explicit: dict[str, tuple[str, int]], detected: dict[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    for field in explicit.keys() & detected.keys():
+        (name, value), (other_name, other) = explicit[field], detected[field]
         if value != other:
             raise LaunchError(
                 f"{name}={value} contradicts {other_name}={other}; unset {name}, or start one process per rank with "
                 "one launcher only"
             )
-    return {**told, **explicit}
+    return {**detected, **explicit}
 
 
-def _needed(found: dict[str, tuple[str, int]], field: str) -> tuple[str, int]:
+def _required(found: dict[str, tuple[str, int]], field: str) -> tuple[str, int]:
     if field not in found:
         name = getattr(_EXPLICIT, field)[0]
         known = ", ".join(f"{name}={value}" for name, value in found.values())
@@ -192,12 +192,10 @@ def _local(
         size = max(1, world_size // max(1, int(nodes))) if nodes.isdigit() else world_size
         size_name = "LOCAL_WORLD_SIZE (derived)"
     if size > world_size:
-        raise LaunchError(
-            f"{size_name}={size} is above the world size {world_size}; ranks of one node are a part of all"
-        )
+        raise LaunchError(f"{size_name}={size} is above the world size {world_size}; correct or unset it")
     local_name, local_rank = found.get("local_rank", ("LOCAL_RANK (derived)", rank % size))
     if local_rank >= size:
-        raise LaunchError(f"{local_name}={local_rank} is not below {size_name}={size}; local ranks count from 0")
+        raise LaunchError(f"{local_name}={local_rank} is not below {size_name}={size}; local ranks are numbered from 0")
     return local_rank, size
 
 
@@ -213,13 +211,13 @@ def _master_addr(environ: Mapping[str, str], world_size: int, local_world_size: 
     if nodes:
         return first_host(nodes)
     raise LaunchError(
-        f"MASTER_ADDR is not set and the {world_size} ranks are on several nodes; set it to the address of the node "
-        "of rank 0"
+        f"MASTER_ADDR is not set, but the {world_size} ranks are on several nodes; set it to the address of rank 0's "
+        "node"
     )
 
 
 def _azure_master(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Address and port that Azure Batch gives to multi-instance tasks (AZ_BATCH_MASTER_NODE, ``address:port``).
+    """Address and port from AZ_BATCH_MASTER_NODE (``address:port``) of Azure Batch's multi-instance tasks.
 
     Source: "Azure Batch runtime environment variables",
     https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
@@ -236,10 +234,10 @@ def _azure_master(environ: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def first_host(node_list: str) -> str:
-    """The first host of a Slurm node list such as ``gpu[003-005,9],login1``.
+    """First host of a Slurm node list such as ``gpu[003-005,9],login1``.
 
     Raises:
-        LaunchError: the list is empty or its brackets are broken.
+        LaunchError: the list is empty or its brackets do not match.
     """
     match = re.match(r"([^\[\],\s]*)(?:\[(\d+)[^\[\]]*\]([^\[\],\s]*))?", node_list)
     host = "".join(part or "" for part in match.groups()) if match else ""
@@ -257,13 +255,13 @@ def _master_port(environ: Mapping[str, str]) -> int:
     batch_master = _azure_master(environ)
     if batch_master is not None:
         return batch_master[1]
-    # All ranks must come to the same port without talking, so it can only follow from what the job is called.
+    # All ranks must choose the same port without communication, so derive the port from the job id.
     job = next((f"{environ[name]}.{environ.get('SLURM_STEP_ID', '')}" for name in _JOB_IDS if environ.get(name)), None)
     return DEFAULT_PORT if job is None else port_of_job(job, *_PORT_RANGE)
 
 
 def port_of_job(job_id: str, low: int, high: int) -> int:
-    """A port from ``low`` to ``high`` that follows from the job id, so that jobs sharing a node rarely meet."""
+    """Port from ``low`` to ``high``, hashed from the job id, so that jobs on one node rarely collide."""
     digest = hashlib.sha256(job_id.encode()).digest()
     return low + int.from_bytes(digest[:8], "big") % (high - low + 1)
 

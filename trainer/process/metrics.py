@@ -1,7 +1,7 @@
-"""metrics.jsonl and the console line. Torch-free.
+"""Rows of metrics.jsonl and lines of the console. Torch-free.
 
 tokens_per_s counts every position of the global batch; tflops_per_device and mfu follow trainer.planning.flops.
-skipped_iterations and nan_iterations count from the start of the run. Figures that are not finite become null.
+skipped_iterations and nan_iterations count from the start of the run. Non-finite numbers become null.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from trainer.process.progress import TrainingProgress
 
 @dataclass(frozen=True)
 class SpeedScale:
-    """What turns a time per iteration into speeds.
+    """Constants that convert a time per iteration into speeds.
 
     Attributes:
-        tokens_per_iteration: positions in the global batch.
-        flops_per_token: by trainer.planning.flops.
-        devices: ranks of the job.
-        peak_tflops: of one device; None if not known, and then there is no MFU.
+        tokens_per_iteration: number of positions in the global batch.
+        flops_per_token: model FLOPs per token, see trainer.planning.flops.
+        devices: number of ranks of the job.
+        peak_tflops: peak speed of one device in TFLOP/s; None: unknown, so no MFU is reported.
     """
 
     tokens_per_iteration: int
@@ -35,7 +35,7 @@ class SpeedScale:
     peak_tflops: float | None
 
     def tokens_per_s(self, iteration_time_s: float) -> float:
-        """Of the whole job."""
+        """Tokens per second of the whole job."""
         return self.tokens_per_iteration / iteration_time_s
 
     def tflops_per_device(self, iteration_time_s: float) -> float:
@@ -43,7 +43,7 @@ class SpeedScale:
         return self.tokens_per_s(iteration_time_s) * self.flops_per_token / self.devices / 1e12
 
     def mfu(self, iteration_time_s: float) -> float | None:
-        """Share of the peak that the model's operations use."""
+        """Model FLOPs utilisation: achieved model TFLOP/s as a share of the peak. None: peak unknown."""
         return None if self.peak_tflops is None else self.tflops_per_device(iteration_time_s) / self.peak_tflops
 
 
@@ -58,7 +58,10 @@ def training_row(
     iteration_time_s: float,
     peak_memory_bytes: int,
 ) -> dict[str, Any]:
-    """One logged iteration: loss and time are means over the interval since the last one, the rest is its last."""
+    """Build the row of a logged iteration.
+
+    Loss and time are means over the iterations since the last logged one; all other values are those of this one.
+    """
     has_loss = progress.interval_tokens > 0
     return {
         "attempt": attempt,
@@ -81,7 +84,7 @@ def training_row(
 
 
 def validation_row(attempt: int, iteration: int, loss: float | None) -> dict[str, Any]:
-    """One evaluation: mean loss per valid token and its perplexity; None where no token was valid."""
+    """Build the row of an evaluation: mean loss per valid token and perplexity; None without valid tokens."""
     return {
         "attempt": attempt,
         "iteration": iteration,
@@ -92,12 +95,12 @@ def validation_row(attempt: int, iteration: int, loss: float | None) -> dict[str
 
 
 def perplexity(loss: float) -> float:
-    """Exponential of the mean loss per token; infinite where that is beyond a float."""
+    """Exponential of the mean loss per token; infinite if it overflows a float."""
     return math.exp(loss) if loss < 700.0 else math.inf
 
 
 def training_line(row: Mapping[str, Any], train_iters: int, elapsed_s: float) -> str:
-    """The console's line for a training row."""
+    """Console line of a training row."""
     left_s = (train_iters - row["iteration"]) * row["iteration_time_s"]
     parts = [
         f"iteration {row['iteration']}/{train_iters}",
@@ -118,7 +121,7 @@ def training_line(row: Mapping[str, Any], train_iters: int, elapsed_s: float) ->
 
 
 def validation_line(row: Mapping[str, Any], train_iters: int) -> str:
-    """The console's line for a validation row."""
+    """Console line of a validation row."""
     return (
         f"iteration {row['iteration']}/{train_iters} | validation loss {_number(row['valid_loss'], '.4f')} | "
         f"perplexity {_number(row['valid_ppl'], '.2f')}"
@@ -130,7 +133,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _speed(tflops: float) -> str:
-    # A small model on a CPU makes a few GFLOP/s, which two decimals would call nothing.
+    # A small model on a CPU reaches a few GFLOP/s, which two decimals would round to 0.
     return f"{tflops:.2f}" if tflops >= 0.1 else f"{tflops:.2g}"
 
 
@@ -141,10 +144,10 @@ def _clock(seconds: float) -> str:
 
 
 class MetricsFile:
-    """Appends rows to a file; each is there whole or not at all."""
+    """Appends rows to a file atomically."""
 
     def __init__(self, path: Path) -> None:
-        """Open ``path`` for appending, cutting off the half line that a kill may have left at its end.
+        """Open ``path`` for appending, and remove an incomplete last line left by a killed process.
 
         Raises:
             OSError: the file cannot be written.
@@ -156,12 +159,12 @@ class MetricsFile:
             os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row with one call, so that a reader never sees two rows mixed."""
+        """Write a row with a single call, so that a reader never sees mixed rows."""
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
         os.write(self._descriptor, (json.dumps(finite) + "\n").encode())
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""How far a training run has come: everything besides tensors that an exact resume needs. Torch-free."""
+"""Progress of a training run: the state besides tensors that an exact resume needs. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class TrainingProgress:
     """Counters of one run, over all its attempts.
 
     Attributes:
-        iteration: iterations done, skipped ones included.
-        consumed_samples: training samples used; the position in the data.
-        consumed_tokens: the same in tokens.
-        skipped_iterations: fp16 steps left out because the loss scale was too high.
-        nan_iterations: fp32 and bf16 steps left out because loss or gradient was not finite.
+        iteration: completed iterations, including skipped ones.
+        consumed_samples: training samples used, which is the position in the data.
+        consumed_tokens: training tokens used.
+        skipped_iterations: fp16 steps skipped because the loss scale was too high.
+        nan_iterations: fp32 and bf16 steps skipped because loss or gradient was not finite.
         interval_iterations: iterations since the last logged one.
-        interval_loss: sum of their token losses, over the finite ones.
-        interval_tokens: tokens behind that sum.
-        seed: of dropout. The data order follows training.seed of the config.
-        data_state: what the samples come from and, of text that is encoded as it is needed, where it goes on; None
-            where ``consumed_samples`` tells all.
+        interval_loss: sum of the finite token losses of these iterations.
+        interval_tokens: number of tokens in that sum.
+        seed: seed of dropout. The data order follows training.seed of the config.
+        data_state: source of the samples and, for streamed text, the position in the text; None if
+            ``consumed_samples`` is sufficient.
     """
 
     iteration: int = 0
@@ -38,22 +38,22 @@ class TrainingProgress:
 
     @property
     def optimizer_steps(self) -> int:
-        """Iterations that changed the weights."""
+        """Number of iterations that updated the weights."""
         return self.iteration - self.skipped_iterations - self.nan_iterations
 
     def begin_interval(self) -> None:
-        """Forget what belongs to the interval that was just logged."""
+        """Reset the counters of the logging interval."""
         self.interval_iterations, self.interval_loss, self.interval_tokens = 0, 0.0, 0
 
     def state(self) -> dict[str, Any]:
-        """Plain values for a checkpoint; floats survive JSON bit for bit."""
+        """Plain values for a checkpoint; floats survive JSON exactly."""
         values = asdict(self)
         if self.data_state is None:
             del values["data_state"]
         return values
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint holds.
+        """Restore the counters from a checkpoint.
 
         Raises:
             KeyError: a counter is missing.

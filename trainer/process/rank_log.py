@@ -1,4 +1,4 @@
-"""Every rank's output in its own file, before torch is imported. Torch-free."""
+"""Redirection of each rank's output to its own log file, before torch is imported. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BLOCK = 1 << 16
 
 
 def redirect_output(log: Path, *, also_console: bool) -> ConsoleCopy | None:
-    """Point file descriptors 1 and 2 at ``log``, so that output of C libraries and of the dying interpreter is kept.
+    """Redirect file descriptors 1 and 2 to ``log``, including output of C libraries and of a crash.
 
-    With ``also_console`` a thread copies what arrives in the file to where stdout went before. The file is the truth:
-    every line is in it the moment it is written, whatever kills the process, and no copying process can outlive us.
+    With ``also_console`` a thread copies new output from the file to the former stdout. Every line is in the file as
+    soon as it is written, whatever kills the process, and no copying process can outlive this one.
 
     Raises:
         OSError: the log cannot be opened.
@@ -47,10 +47,10 @@ def redirect_output(log: Path, *, also_console: bool) -> ConsoleCopy | None:
 
 
 class ConsoleCopy:
-    """Copies what is appended to a file to a file descriptor, until the process ends."""
+    """Copies output appended to a file to a file descriptor, until the process ends."""
 
     def __init__(self, log: Path, start: int, console: int) -> None:
-        """Copy ``log`` from byte ``start`` on to the descriptor ``console``."""
+        """Prepare to copy ``log`` from byte ``start`` to the descriptor ``console``."""
         self._log = os.open(log, os.O_RDONLY)
         self._offset = start
         self._console = console
@@ -58,19 +58,19 @@ class ConsoleCopy:
         self._thread = threading.Thread(target=self._run, name="console copy", daemon=True)
 
     def start(self) -> None:
-        """Begin, and make sure that the rest is copied when the interpreter ends."""
+        """Start copying, and register ``finish`` for the end of the interpreter."""
         self._thread.start()
         atexit.register(self.finish)
 
     def finish(self) -> None:
-        """Copy what is left and stop."""
+        """Copy the remaining output and stop."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self._end.set()
         self._thread.join(timeout=10.0)
 
     def _run(self) -> None:
-        # The terminal may be gone, or the reader of a pipe; training goes on without it.
+        # The terminal or the reader of a pipe may be gone; training continues without it.
         with contextlib.suppress(OSError):
             while not self._end.wait(_POLL_SECONDS):
                 self._copy()

@@ -1,6 +1,6 @@
-"""``python -m trainer rendezvous``: where the ranks of one job meet: a free port, and an address of this node.
+"""``python -m trainer rendezvous``: print a free port, and optionally the address, of this node.
 
-Torch-free, and run before anything else of a job: on the node that will listen.
+Torch-free. Runs before the ranks of a job, on the node that will listen (rank 0's node).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from trainer.process.launch_environment import port_of_job
 _SIOCGIFADDR = 0x8915
 """netdevice(7): the IPv4 address of an interface."""
 _ANY_PORT = 9
-"""Named to see which way a packet would go; none is sent (connect(2) on a datagram socket)."""
+"""Port for a route lookup; connect(2) on a datagram socket sends no packet."""
 
 
 class RendezvousError(ValueError):
-    """No address or port can be given. The message is one sentence that says what there is and what to do."""
+    """No usable address or port. The message is one sentence with the cause and the remedy."""
 
 
 def find_port(job_id: str, low: int, high: int, host: str | None = None, start: int | None = None) -> int | None:
-    """The first free port of ``low``..``high``, beginning where the job id points; None if all are taken.
+    """First free port in ``low``..``high``, from the job id's port on; None if all are taken.
 
     Must run on the node that will listen.
 
@@ -35,11 +35,11 @@ def find_port(job_id: str, low: int, high: int, host: str | None = None, start: 
         job_id: identifies the job.
         low: first port.
         high: last port.
-        host: address of this node; the port must be free on it too.
-        start: port to try before all others, also outside of the range.
+        host: address of this node; the port must be free on this address too.
+        start: port to try first; may be outside the range.
 
     Raises:
-        OSError: ``host`` is no address of this node.
+        OSError: ``host`` is not an address of this node.
     """
     if host is not None:
         with socket.socket(socket.AF_INET) as probe:
@@ -53,14 +53,14 @@ def find_port(job_id: str, low: int, high: int, host: str | None = None, start: 
 
 
 def find_address(interface: str | None, peer: str | None) -> str:
-    """The IPv4 address at which the other nodes reach this one.
+    """IPv4 address at which the other nodes reach this node.
 
     Args:
-        interface: the network interface that has it; None: the one that leads to ``peer``.
-        peer: name or address of another node; None: there is no other.
+        interface: network interface of the address; None: the interface of the route to ``peer``.
+        peer: name or address of another node; None: there is no other node.
 
     Raises:
-        RendezvousError: there is none but the loopback's, which no other node can reach.
+        RendezvousError: only the loopback address is available, which no other node can reach.
     """
     if interface is not None:
         address = _address_of(interface)
@@ -74,7 +74,7 @@ def find_address(interface: str | None, peer: str | None) -> str:
             probe.connect((peer, _ANY_PORT))
             address = str(probe.getsockname()[0])
         except OSError as error:
-            raise RendezvousError(f"{peer} cannot be reached from this node: {error}; {_remedy()}") from None
+            raise RendezvousError(f"{peer} is not reachable from this node: {error}; {_remedy()}") from None
     if address.startswith("127."):
         raise RendezvousError(f"{peer} resolves to the loopback address of this node; {_remedy()}")
     return address
@@ -96,8 +96,8 @@ def _remedy() -> str:
 
 
 def _is_free(port: int, host: str | None) -> bool:
-    # torch's TCPStore listens on the wildcard address, IPv6 first; a listener on either keeps us away. Without
-    # SO_REUSEADDR a port in TIME_WAIT counts as taken, which is right: the store might not get it either.
+    # torch's TCPStore listens on the wildcard address, IPv6 first, so a listener on IPv4 or IPv6 makes the port
+    # unusable. Without SO_REUSEADDR a port in TIME_WAIT counts as taken: the store might not get the port either.
     addresses = [(socket.AF_INET, ""), (socket.AF_INET6, "::")]
     if host is not None:
         addresses.append((socket.AF_INET, host))
@@ -142,14 +142,14 @@ def _port(text: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the port, or address and port; 1 if there is none, 2 for bad flags (argparse)."""
+    """Print the port, or address and port. Exit code 1: no free port or address; 2: wrong flags (argparse)."""
     parser = argparse.ArgumentParser(prog="python -m trainer rendezvous", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--job-id", required=True, help="identifies the job; ports of different ids rarely meet")
+    parser.add_argument("--job-id", required=True, help="id of the job; different ids rarely get the same port")
     parser.add_argument("--ports", required=True, type=_port_range, metavar="LOW-HIGH")
     parser.add_argument("--start", type=_port, metavar="PORT", help="port to try first")
     parser.add_argument("--host", help="address of this node that the ranks will connect to")
-    parser.add_argument("--interface", help="network interface whose IPv4 address the others reach this node at")
-    parser.add_argument("--peer", help="another node of the job; without --interface its way here gives the address")
+    parser.add_argument("--interface", help="network interface for the IPv4 address of this node")
+    parser.add_argument("--peer", help="another node of the job; without --interface the route to it gives the address")
     parser.add_argument("--with-address", action="store_true", help="print ADDRESS PORT")
     options = parser.parse_args(arguments)
     low, high = options.ports
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"llmctl: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"--host {host}: not an address of this machine: {error}", file=sys.stderr)
+        print(f"--host {host}: not an address of this node: {error}", file=sys.stderr)
         return 1
     if port is None:
         print(f"every port of {low}-{high} is taken on this node", file=sys.stderr)

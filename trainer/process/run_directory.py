@@ -1,4 +1,4 @@
-"""Where a run that llmctl started keeps its files; the names are shared with llmctl. Torch-free."""
+"""Paths in the run directory of a run that llmctl started; llmctl uses the same names. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One attempt of one run.
+    """Run directory, with the paths of one attempt.
 
     Attributes:
         path: the run's directory, shared by all nodes.
@@ -25,16 +25,16 @@ class RunDirectory:
 
     @classmethod
     def from_variables(cls, environ: Mapping[str, str]) -> RunDirectory | None:
-        """From LLMCTL_RUN_DIR and LLMCTL_ATTEMPT; None where the trainer runs by itself.
+        """Run directory from LLMCTL_RUN_DIR and LLMCTL_ATTEMPT; None if llmctl did not start the trainer.
 
         Raises:
-            ValueError: LLMCTL_ATTEMPT is not a number above zero.
+            ValueError: LLMCTL_ATTEMPT is not a number above 0.
         """
         path, attempt = environ.get("LLMCTL_RUN_DIR"), environ.get("LLMCTL_ATTEMPT", "1")
         if not path:
             return None
         if not attempt.isdigit() or int(attempt) < 1:
-            raise ValueError(f"LLMCTL_ATTEMPT={attempt} is not a number above zero")
+            raise ValueError(f"LLMCTL_ATTEMPT={attempt} is not a number above 0; unset it")
         return cls(Path(path), int(attempt))
 
     @property
@@ -44,41 +44,41 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object per logged iteration, over all attempts."""
+        """Metrics file of all attempts: one JSON object per logged iteration."""
         return self.path / "metrics.jsonl"
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go unless checkpoint.save says otherwise."""
+        """Default folder of checkpoints, used if checkpoint.save is unset."""
         return self.path / "checkpoints"
 
     @property
     def stop_request(self) -> Path:
-        """Exists once the run is asked to save and leave."""
+        """File whose existence asks the run to save and exit."""
         return self.attempt_dir / "stop"
 
     @property
     def outcome(self) -> Path:
-        """Written by global rank 0 just before it leaves in good order."""
+        """File that global rank 0 writes just before a normal exit."""
         return self.attempt_dir / "outcome.json"
 
     def rank_log(self, rank: int) -> Path:
-        """Output of one rank."""
+        """Log file of one rank."""
         return self.attempt_dir / f"rank-{rank:05d}.log"
 
     def heartbeat(self, rank: int) -> Path:
-        """Last sign of life of one rank."""
+        """Heartbeat file of one rank."""
         return self.attempt_dir / "heartbeat" / f"rank-{rank:05d}.json"
 
     def error(self, rank: int) -> Path:
-        """Why one rank failed."""
+        """Failure record of one rank."""
         return self.attempt_dir / "errors" / f"rank-{rank:05d}.json"
 
 
 def write_json(path: Path, values: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Replace ``path`` by ``values`` at one instant, so that no reader ever sees half of it.
+    """Atomically replace ``path`` by ``values`` as JSON, so that no reader sees a partial file.
 
-    With ``durable`` the content has reached the disk before the name points to it.
+    With ``durable`` the content is on the disk before the file is renamed.
 
     Raises:
         OSError: the folder cannot be written.
@@ -102,7 +102,7 @@ def write_json(path: Path, values: Mapping[str, Any], *, durable: bool = False) 
 
 
 def sync_directory(path: Path) -> None:
-    """Bring the names in a folder to the disk (fsync(2): a file's own fsync does not cover its directory entry)."""
+    """Flush the entries of a folder to disk (fsync(2): a file's fsync does not cover its directory entry)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Whether the run was asked to save and leave: by a file that job.sh touches, or by a signal. Torch-free."""
+"""Requests to save and exit: a file that job.sh touches, or a signal. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from types import FrameType, TracebackType
 from typing_extensions import Self
 
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers send before they end a job: ``--signal`` of sbatch(1), ``-notify`` and s_rt of Grid Engine's qsub(1)
-may reach every process of a job, and would otherwise end a rank that has not saved."""
+"""Signals that schedulers send before they end a job: ``--signal`` of sbatch(1), ``-notify`` and s_rt of Grid Engine's
+qsub(1) may reach every process of a job, and would otherwise end a rank before it has saved."""
 _LOOK_EVERY_S = 1.0
-"""Between two looks for the file: steps may take milliseconds, and the file system is shared by many."""
+"""Interval between checks for the file: steps may take milliseconds, and the file system is shared."""
 
 
 class StopRequest:
-    """This process's view; ranks must agree before they act on it (trainer.training.loop does).
+    """Stop request as seen by this process; ranks must agree before they act (see trainer.training.loop).
 
-    As a context manager it catches schedulers' warnings meanwhile. Must then be used in the main thread, where Python
-    runs signal handlers.
+    As a context manager it catches the schedulers' warning signals. Enter it in the main thread only, where Python runs
+    signal handlers.
     """
 
     def __init__(self, file: Path | None) -> None:
-        """Watch for ``file``; give it to one rank only, the others need no file-system traffic for it."""
+        """Watch for ``file``; pass it on one rank only, to spare the file system."""
         self._file = file
         self._signalled = False
         self._is_found = False
@@ -34,7 +34,7 @@ class StopRequest:
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def is_made(self) -> bool:
-        """True once asked."""
+        """True after a stop request."""
         return self._signalled or self._is_file_there()
 
     def __enter__(self) -> Self:
@@ -51,8 +51,8 @@ class StopRequest:
         if self._file is None or self._is_found or time.monotonic() < self._next_look:
             return self._is_found
         self._next_look = time.monotonic() + _LOOK_EVERY_S
-        # A network file system remembers for up to a minute that a file was not there; opening its folder makes it look
-        # again (nfs(5): close-to-open consistency holds for directories too).
+        # A network file system caches for up to a minute that a file did not exist; opening its folder refreshes the
+        # cache (nfs(5): close-to-open consistency holds for directories too).
         with suppress(OSError), os.scandir(self._file.parent) as names:
             next(names, None)
         self._is_found = self._file.exists()

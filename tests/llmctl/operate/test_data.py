@@ -53,8 +53,8 @@ def test_flags_reach_the_trainer(login_node, monkeypatch, words):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["inspect", "a", "--samples", "-1"], "llmctl data inspect: argument --samples: '-1' is no number"),
-        (["inspect"], "llmctl data inspect: there is no input; name files or folders"),
+        (["inspect", "a", "--samples", "-1"], "llmctl data inspect: argument --samples: '-1' is not a number"),
+        (["inspect"], "llmctl data inspect: no input was given; name files or folders"),
         (["merge", "a"], "llmctl data merge: the following arguments are required: --output"),
         (["merge", "a", "--output", "b", "--tok", "t"], "llmctl data merge: unrecognized arguments: --tok"),
         (

@@ -22,7 +22,7 @@ def test_plain_rows_are_on_one_time_scale(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
         "zb-h1: 3 ranks, 4 micro-batches",
-        "step time 14, of which 12 at work on average: bubble 14.3%; 16 messages between ranks",
+        "step time 14, of which 12 busy on average: bubble 14.3%; 16 messages between ranks",
     ]
     assert lines[3:6] == [
         "rank 0  |F0 F1 F2 ······I0 W0 F3 I1 W1 I2 W2 I3 W3",
@@ -120,7 +120,7 @@ def test_a_terminal_gets_colours_and_panels_of_its_width():
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--schedule", "2f2b"], "no pipeline schedule '2f2b'; there are gpipe, 1f1b, interleaved, zb-h1, zb-v"),
+        (["--schedule", "2f2b"], "unknown pipeline schedule '2f2b'; use one of gpipe, 1f1b, interleaved, zb-h1, zb-v"),
         (["--chunks", "2"], "1f1b has one chunk on each rank, not 2"),
         (["--pipeline-model-parallel-size", "0"], "at least one rank, not 0"),
         (["--num-micro-batches", "-1"], "at least one micro-batch, not -1"),

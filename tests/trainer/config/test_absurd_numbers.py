@@ -1,4 +1,4 @@
-"""Numbers that no job has: one sentence each, at once."""
+"""Absurdly large numbers in a config: refused immediately, in one sentence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BILLION = 10**9 + 7  # a prime
         ),
         ({"model": {"hidden_size": 30_000_001}}, "model.num_attention_heads", "use one of 1, 30000001"),
         ({"model": {"hidden_size": 4 * BILLION, "num_attention_heads": 3}}, "model.num_attention_heads", "1, 2, 4"),
-        ({"model": {"hidden_size": 10**30}}, "model.hidden_size", "at most 1,000,000,000,000"),
+        ({"model": {"hidden_size": 10**30}}, "model.hidden_size", "the largest accepted value is 1,000,000,000,000"),
         (
             {
                 "model": {"hidden_size": 2 * BILLION, "num_attention_heads": BILLION},
@@ -50,7 +50,7 @@ BILLION = 10**9 + 7  # a prime
                 "parallel": {"tensor_model_parallel_size": 6},
             },
             "parallel.tensor_model_parallel_size",
-            "neither divides model.num_query_groups 4 nor is a multiple of it; use one of 1, 2, 4",
+            "is neither a divisor nor a multiple of model.num_query_groups 4; use one of 1, 2, 4",
         ),
         (
             {"model": {"num_experts": BILLION}, "parallel": {"expert_model_parallel_size": 2}},
@@ -81,7 +81,7 @@ def test_more_micro_batches_than_a_schedule_holds() -> None:
     error = caught.value
     assert error.key == "training.global_batch_size"
     assert "makes 500,000,000 micro-batches" in error.problem
-    assert "a batch of 200,000" in error.problem
+    assert "use at most 200,000" in error.problem
     check_world_size(config_of(training={"global_batch_size": 200_000, "micro_batch_size": 2}), 1)
 
 

@@ -1,4 +1,4 @@
-"""TrainConfig: what is accepted, and the sentence that comes with each refusal."""
+"""TrainConfig: accepted values, and the message of each refusal."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
         ({"modl": {"num_layers": 3}}, "modl", "did you mean model?"),
         ({"zzzz": {"q": 3}}, "zzzz", "the sections are job, model, parallel"),
         ({"model": {"num_layers": 0}}, "model.num_layers", "greater than 0"),
-        ({"model": {"num_layers": True}}, "model.num_layers", "not a switch"),
+        ({"model": {"num_layers": True}}, "model.num_layers", "not true or false"),
         ({"model": {"num_layers": "four"}}, "model.num_layers", "'four'"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr", "finite"),
         ({"model": {"num_attention_heads": 5}}, "model.num_attention_heads", "1, 2, 4, 8, 16, 32, 64"),
         ({"model": {"num_query_groups": 3}}, "model.num_query_groups", "1, 2, 4"),
-        ({"model": {"group_query_attention": True}}, "model.num_query_groups", "is needed"),
+        ({"model": {"group_query_attention": True}}, "model.num_query_groups", "group_query_attention needs it"),
         (
             {"parallel": {"tensor_model_parallel_size": 3}},
             "parallel.tensor_model_parallel_size",
@@ -72,23 +72,23 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
             "training.seq_length",
             "use 60 or 64",
         ),
-        ({"training": {"bf16": True, "fp16": True}}, "training.fp16", "exclude"),
-        ({"model": {"max_position_embeddings": 32}}, "model.max_position_embeddings", "raise it"),
+        ({"training": {"bf16": True, "fp16": True}}, "training.fp16", "cannot be combined with bf16"),
+        ({"model": {"max_position_embeddings": 32}}, "model.max_position_embeddings", "use at least that"),
         (
             {"model": {"max_position_embeddings": 32, "position_embedding_type": "rope"}},
             "model.max_position_embeddings",
-            "raise it",
+            "use at least that",
         ),
         ({"data": {"data_path": "a", "split": "0,1"}}, "data.split", "leaves nothing to train on"),
         ({"model": {"openai_gelu": True, "swiglu": True}}, "model.openai_gelu", "switch one of the two off"),
         ({"optimizer": {"min_lr": 1.0}}, "optimizer.min_lr", "above lr"),
         ({"optimizer": {"lr_warmup_init": 0.5}}, "optimizer.lr_warmup_init", "0.5 is above lr 0.001"),
-        ({"training": {"loss_scale": 64.0}}, "training.loss_scale", "set fp16 too"),
-        ({"training": {"loss_scale": 64.0, "bf16": True}}, "training.loss_scale", "set fp16 too"),
+        ({"training": {"loss_scale": 64.0}}, "training.loss_scale", "switch fp16 on"),
+        ({"training": {"loss_scale": 64.0, "bf16": True}}, "training.loss_scale", "switch fp16 on"),
         ({"optimizer": {"lr_warmup_iters": 20}}, "optimizer.lr_warmup_iters", "lower it"),
         ({"data": {"split": "-1,1,0"}}, "data.split", "non-negative"),
         ({"data": {"split": "90,abc5,5"}}, "data.split", "non-negative"),
-        ({"data": {"mock_data": True, "data_path": "/a"}}, "data.mock_data", "excludes data.data_path"),
+        ({"data": {"mock_data": True, "data_path": "/a"}}, "data.mock_data", "cannot be combined with data.data_path"),
     ],
 )
 def test_refuses_with_key_and_remedy(sections: dict[str, dict[str, Any]], key: str, says: str) -> None:
@@ -151,7 +151,7 @@ def test_one_path_needs_no_list() -> None:
     [
         ("- 1\n- 2\n", "is not a mapping"),
         ("model: {num_layers: 2\n", "is not valid YAML"),
-        ("model: {num_layers: 2, num_layers: 3}\n", "'num_layers' is given twice"),
+        ("model: {num_layers: 2, num_layers: 3}\n", "'num_layers' occurs twice"),
         ("", "is not a mapping"),
         ("1: {a: 2}\n", "is not a mapping"),
         ("!!python/object/apply:os.system ['true']\n", "is not valid YAML"),

@@ -1,4 +1,4 @@
-"""What the data section may say: splits, blends with weights, and which keys go together."""
+"""Checks of the data section: splits, blends with weights, and incompatible keys."""
 
 from __future__ import annotations
 
@@ -70,22 +70,22 @@ def test_data_paths_are_prefixes_or_pairs(given: Any, parts: list[tuple[str, flo
         ({"data_path": ["0.3", "a", "b"]}, "data.data_path", "neither prefixes alone nor pairs"),
         ({"data_path": "1 a b"}, "data.data_path", "'1 a b' is neither prefixes alone nor pairs"),
         ({"data_path": ["0.3 a 0.7 b c"]}, "data.data_path", "neither prefixes alone nor pairs"),
-        ({"data_path": "1e308 a 1e308 b"}, "data.data_path", "add up to more than a float64 can hold; use shares"),
-        ({"data_path": "nan a 1 b"}, "data.data_path", "the weight nan of a is not a number of 0 or more"),
-        ({"data_path": ["a", "0.3", "b", "0.7"]}, "data.data_path", "give every prefix a weight"),
-        ({"data_path": ["3"]}, "data.data_path", "a file that is called 3 is ./3"),
+        ({"data_path": "1e308 a 1e308 b"}, "data.data_path", "overflows float64; use shares"),
+        ({"data_path": "nan a 1 b"}, "data.data_path", "the weight nan of a is not a number >= 0"),
+        ({"data_path": ["a", "0.3", "b", "0.7"]}, "data.data_path", "give a weight to every prefix or to none"),
+        ({"data_path": ["3"]}, "data.data_path", "for a file named 3 write ./3"),
         ({"data_path": ["-1", "a"]}, "data.data_path", "the weight -1 of a"),
         ({"data_path": "nan a 1 b"}, "data.data_path", "the weight nan of a"),
         ({"data_path": ["inf", "a", "1", "b"]}, "data.data_path", "the weight inf of a"),
-        ({"data_path": ["0", "a", "0", "b"]}, "data.data_path", "add up to 0"),
-        ({"train_data_path": "a", "valid_data_path": ["0", "b"]}, "data.valid_data_path", "add up to 0"),
-        ({"data_path": "a", "test_data_path": "b"}, "data.test_data_path", "goes with data.train_data_path"),
-        ({"data_path": "a", "answer_only_loss": True}, "data.answer_only_loss", "goes with data.sample_packing"),
-        ({"mock_data": True, "sample_packing": True}, "data.sample_packing", "nothing to pack"),
+        ({"data_path": ["0", "a", "0", "b"]}, "data.data_path", "all weights are 0"),
+        ({"train_data_path": "a", "valid_data_path": ["0", "b"]}, "data.valid_data_path", "all weights are 0"),
+        ({"data_path": "a", "test_data_path": "b"}, "data.test_data_path", "needs data.train_data_path"),
+        ({"data_path": "a", "answer_only_loss": True}, "data.answer_only_loss", "needs data.sample_packing"),
+        ({"mock_data": True, "sample_packing": True}, "data.sample_packing", "cannot pack data.mock_data"),
         (
             {"data_path": "a", "sample_packing": True, "sample_order": "megatron"},
             "data.sample_order",
-            "use stable with sample_packing",
+            "use stable with data.sample_packing",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Megatron-LM's flags over a config file: all three lists, and what a user gets to read."""
+"""Megatron-LM's flags on top of a config file: the three lists of flags, and the messages."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ _PUBLISHED_TEXT = """
 --use-z-loss --log-throughput --wandb-name n --wandb-project p --wandb-entity e
 """
 PUBLISHED = _PUBLISHED_TEXT.split()
-# Megatron-LM's own BERT example as published with a cluster's patch, and its launcher's flags.
+# Megatron-LM's BERT example as published with a cluster's patch, with its launcher's flags.
 _BERT_TEXT = """
 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --micro-batch-size 4 --global-batch-size 32
 --seq-length 512 --max-position-embeddings 512 --train-iters 1000000 --save c --load c --data-path d
@@ -92,7 +92,7 @@ def test_published_script_becomes_a_config():
     line = parse_command_line(without(PUBLISHED, *refused))
     config = build_train_config(line)
     assert config.model.rotary_base == 500000.0
-    assert config.model.position_embedding_type == "rope"  # --no-position-embedding gives way to it
+    assert config.model.position_embedding_type == "rope"  # overrides --no-position-embedding
     assert config.model.num_query_groups == 8
     assert config.training.bf16
     assert config.optimizer.lr == 1e-4
@@ -100,7 +100,7 @@ def test_published_script_becomes_a_config():
     assert (config.data.tokenizer_type, config.data.tokenizer_model) == ("SentencePieceTokenizer", "t.model")
     assert config.checkpoint.finetune
     assert config.parallel.zero_stage == 1
-    # --recompute-activations says the same as the newer flag beside it.
+    # --recompute-activations and the newer flag have the same meaning.
     assert config.training.recompute_granularity == "selective"
     assert any("--use-flash-attn is without effect here" in note for note in line.notes)
     assert all(note.count("\n") == 0 for note in line.notes)
@@ -143,7 +143,7 @@ def test_newer_and_older_names_of_a_key():
         ),
         (["--cp-comm-type", "a2a+p2p"], "parallel.cp_comm_type", "'p2p' or 'a2a'"),
         (["--expert-tensor-parallel-size", "2"], "parallel.expert_tensor_parallel_size", "leave it out"),
-        (["--moe-layer-freq", "([1]*2)"], "model.moe_layer_freq", "every N-th layer has experts"),
+        (["--moe-layer-freq", "([1]*2)"], "model.moe_layer_freq", "experts in every N-th layer"),
     ],
 )
 def test_values_that_only_others_have(arguments, key, said):
@@ -200,9 +200,9 @@ def test_flags_go_over_the_file(tmp_path):
     [
         (["--tensor-model-paralel-size", "2"], "did you mean --tensor-model-parallel-size?"),
         (["--train_iters", "2"], "--train-iters"),
-        (["--use-z-loss"], "drop it"),
+        (["--use-z-loss"], "leave the flag out, which changes the loss"),
         (["--fp8-format", "hybrid"], "--bf16"),
-        (["--mtp-num-layers", "1"], "multi-token prediction is not available"),
+        (["--mtp-num-layers", "1"], "multi-token prediction is not supported"),
         (["--is-hybrid-model"], "state-space layers"),
         (["--moe-router-group-topk", "2"], "this way of routing"),
         (["--moe-token-dispatcher-type", "pigeon"], "use alltoall or"),
@@ -229,7 +229,7 @@ def test_config_error_keeps_its_key():
         flags = [*without(PUBLISHED, "fp8-format", "use-z-loss", "tokenizer-type"), "--tokenizer-type", "SFTTokenizer"]
         build_train_config(parse_command_line(flags))
     assert caught.value.key == "data.tokenizer_type"
-    assert "images and chats are not tokenized here" in caught.value.problem
+    assert "tokenizers of images and chats are not supported" in caught.value.problem
 
 
 def trainer(*arguments):

@@ -1,4 +1,4 @@
-"""Streams are functions of their address, on every platform and in every process."""
+"""Random streams depend only on their address, on every platform and in every process."""
 
 import torch
 
@@ -6,7 +6,7 @@ from trainer.distributed.random_streams import StepRandomness, seeded_generator,
 
 
 def test_seeds_are_pinned():
-    # Numbers of a published run: a change here changes every initial weight and every dropout mask.
+    # Seeds of existing runs: a change here changes every initial weight and every dropout mask.
     assert stream_seed("initial", 1234, "layers.0.attention.qkv.weight") == 7629218473208941853
     assert stream_seed("dropout", 1, 2, 3, 4, "attention", 5) == 628425029714973054
 

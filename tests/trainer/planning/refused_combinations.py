@@ -1,4 +1,4 @@
-"""Combinations of config keys that are refused, each with the key that is blamed and a change that is accepted."""
+"""Refused combinations of config keys, each with the key in the error and an accepted change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
 VIRTUAL, PER_STAGE = "num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"
 SHARDING = "data_parallel_sharding_strategy"
 
-# what is asked for, the key that is blamed, part of the sentence, the change after which it is accepted
+# config, key in the error, part of the message, change that makes the config valid
 REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any]]]] = [
     (
         {"parallel": {CP: 2}, "model": {"attention_dropout": 0.1}},
@@ -27,7 +27,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
     (
         {"model": {"attention_backend": "flash", "attention_dropout": 0.1}},
         "model.attention_backend",
-        "have no dropout",
+        "do not support attention dropout",
         {"model": {"attention_backend": "auto", "attention_dropout": 0.1}},
     ),
     (
@@ -69,13 +69,13 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
     (
         {"parallel": {PP: 2, "pipeline_schedule": "interleaved", PER_STAGE: 2}},
         f"parallel.{PER_STAGE}",
-        "makes one virtual stage per rank",
+        "gives one virtual stage per rank",
         {"parallel": {PP: 2, "pipeline_schedule": "interleaved", PER_STAGE: 1}},
     ),
     (
         {"parallel": {PP: 2, "pipeline_schedule": "interleaved", "pipeline_model_parallel_layout": "Ett|ttL"}},
         "parallel.pipeline_model_parallel_layout",
-        "divide it further",
+        "use more stages",
         {
             "parallel": {
                 PP: 2,
@@ -113,26 +113,26 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
             {"parallel": {key: None, "pipeline_model_parallel_layout": "Et|t|t|tL"}},
         )
         for key, says in (
-            ("decoder_first_pipeline_num_layers", "that rank holds the end of the model as well"),
-            ("decoder_last_pipeline_num_layers", "the last rank holds the middle of the model"),
+            ("decoder_first_pipeline_num_layers", "whose first rank holds both ends of the model"),
+            ("decoder_last_pipeline_num_layers", "whose last rank holds the middle of the model"),
         )
     ),
     (
         {"parallel": {PP: 2, PER_STAGE: 1, VIRTUAL: 2}},
         f"parallel.{PER_STAGE}",
-        f"and parallel.{VIRTUAL} exclude each other",
+        f"cannot be combined with parallel.{VIRTUAL}; set only one",
         {"parallel": {PER_STAGE: None}},
     ),
     (
         {"parallel": {PP: 2, PER_STAGE: 1, "decoder_last_pipeline_num_layers": 2}},
         f"parallel.{PER_STAGE}",
-        "decoder_last_pipeline_num_layers exclude",
+        "cannot be combined with parallel.decoder_last_pipeline_num_layers",
         {"parallel": {PER_STAGE: None}},
     ),
     (
         {"parallel": {PP: 2, "pipeline_model_parallel_layout": "Ett|ttL", "decoder_first_pipeline_num_layers": 2}},
         "parallel.pipeline_model_parallel_layout",
-        "decoder_first_pipeline_num_layers exclude",
+        "cannot be combined with parallel.decoder_first_pipeline_num_layers",
         {"parallel": {"decoder_first_pipeline_num_layers": None}},
     ),
     ({"parallel": {EP: 2}}, f"parallel.{EP}", "set model.num_experts", {"model": MOE}),
@@ -153,7 +153,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
     (
         {"model": {**MOE, "moe_router_score_function": "sigmoid", "moe_router_pre_softmax": True}},
         "model.moe_router_pre_softmax",
-        "leave it out, or use softmax",
+        "needs moe_router_score_function softmax",
         {"model": {**MOE, "moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False}},
     ),
     (
@@ -169,7 +169,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         {"model": {**MOE, "moe_expert_capacity_factor": 1.0}},
     ),
     *(
-        ({"model": {key: value}}, f"model.{key}", "set model.num_experts too", {"model": {"num_experts": 4}})
+        ({"model": {key: value}}, f"model.{key}", "set model.num_experts, or leave", {"model": {"num_experts": 4}})
         for key, value in (
             ("moe_layer_freq", 2),
             ("moe_ffn_hidden_size", 32),
@@ -193,31 +193,31 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
     (
         {"training": {"recompute_granularity": "selective", "recompute_method": "uniform"}},
         "training.recompute_method",
-        "goes with recompute_granularity full",
+        "needs recompute_granularity full",
         {"training": {"recompute_granularity": "full"}},
     ),
     (
         {"training": {"recompute_num_layers": 2}},
         "training.recompute_num_layers",
-        "goes with recompute_granularity full",
+        "needs recompute_granularity full",
         {"training": {"recompute_granularity": "full", "recompute_method": "block"}},
     ),
     (
         {"training": {"recompute_modules": ["mlp"]}},
         "training.recompute_modules",
-        "goes with recompute_granularity selective",
+        "needs recompute_granularity selective",
         {"training": {"recompute_granularity": "selective"}},
     ),
     (
         {"training": {"recompute_granularity": "selective", "recompute_modules": ["moe_act"]}},
         "training.recompute_modules",
-        "parts of mixture-of-experts layers",
+        "moe and moe_act need mixture-of-experts layers",
         {"model": MOE},
     ),
     (
         {"model": MOE, "training": {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]}},
         "training.recompute_modules",
-        "of which this model has none; use moe or moe_act",
+        "all layers of this model have experts; use moe or moe_act",
         {"training": {"recompute_modules": ["core_attn", "moe"]}},
     ),
     (
@@ -226,7 +226,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
             "training": {"recompute_granularity": "selective", "recompute_modules": "mlp"},
         },
         "training.recompute_modules",
-        "mlp is the feed-forward part of layers without experts",
+        "mlp needs a dense feed-forward layer",
         {"model": {**MOE, "num_layers": 2, "moe_layer_freq": 2}},
     ),
     (
@@ -238,7 +238,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
     (
         {"training": {"recompute_granularity": "selective", "recompute_modules": ["zzz"]}},
         "training.recompute_modules",
-        "there are core_attn, mlp, layernorm",
+        "use one of core_attn, mlp, layernorm",
         {"training": {"recompute_modules": "mlp"}},
     ),
     ({"parallel": {TP: 3}}, f"parallel.{TP}", "use one of 1, 2, 4", {"parallel": {TP: 4}}),
@@ -263,8 +263,8 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
     (
         {"parallel": {TP: 4}, "model": {"num_attention_heads": 12, "hidden_size": 96, "num_query_groups": 6}},
         f"parallel.{TP}",
-        "neither divides model.num_query_groups 6 nor is a multiple of it; use one of 1, 2, 3, 6, 12",
-        # More ranks than key and value heads: they are shared.
+        "is neither a divisor nor a multiple of model.num_query_groups 6; use one of 1, 2, 3, 6, 12",
+        # More ranks than key and value heads: ranks share heads.
         {"parallel": {TP: 12}},
     ),
     (
@@ -276,7 +276,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
     (
         {"parallel": {CP: 2}, "training": {"seq_length": 62}},
         "training.seq_length",
-        "62 is not divisible by 4, as context_parallel_size 2 with cp_comm_type p2p needs; use 60 or 64",
+        "62 is not divisible by 4, as context_parallel_size 2 with cp_comm_type p2p requires; use 60 or 64",
         {"parallel": {"cp_comm_type": "a2a"}},
     ),
     (
@@ -295,13 +295,13 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         {"parallel": {CP: 2, TP: 4, "cp_comm_type": "a2a"}},
         f"parallel.{CP}",
         "2 does not divide the 1 attention heads of each tensor-parallel rank",
-        # Fewer key and value heads than ranks are repeated.
+        # With fewer key and value heads than ranks the heads are repeated.
         {"parallel": {TP: 2}, "model": {"num_query_groups": 2}},
     ),
     (
         {"optimizer": {"optimizer_offload_fraction": 0.5}},
         "optimizer.optimizer_offload_fraction",
-        "says how much optimizer_cpu_offload moves to the CPU",
+        "is only used with optimizer_cpu_offload",
         {"optimizer": {"optimizer_offload_fraction": 0.5, "optimizer_cpu_offload": True}},
     ),
 ]

@@ -1,4 +1,4 @@
-"""Parameter counts and the convention for FLOPs, against published models."""
+"""Parameter counts and FLOPs per token against published models."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_counts_of_published_models(model, seq_length, vocab_size, parameters):
 
 
 def test_flops_by_hand():
-    # GPT-2: all parameters, less both input tables, plus the tied output table.
+    # GPT-2: all parameters, minus both input tables, plus the tied output table.
     counted = 124_439_808 - 1024 * 768
     expected = 6 * counted + 12 * 12 * 768 * 1024
     assert flops_per_token(config(GPT2, 1024), 50257) == expected

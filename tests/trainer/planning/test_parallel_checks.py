@@ -1,4 +1,4 @@
-"""Every combination that cannot be, with its sentence; and its nearest neighbours, which can."""
+"""Every refused combination with its message, and a similar combination that is accepted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_refused_with_a_sentence_and_accepted_after_what_it_says(
     )
 
 
-# Of each key that says where the layers go a value that is accepted alone.
+# For each key that places layers, a value that is valid on its own.
 PLACES: dict[str, Any] = {
     "pipeline_model_parallel_layout": "Ett|ttL",
     "decoder_first_pipeline_num_layers": 2,
@@ -59,7 +59,7 @@ def test_keys_that_say_where_the_layers_go_exclude_each_other(key: str, other: s
     with pytest.raises(ConfigError) as caught:
         build(parallel={PP: 2, key: PLACES[key], other: PLACES[other]})
     assert caught.value.key == f"parallel.{key}"
-    assert f"parallel.{other} exclude each other; set only one of the two" in caught.value.problem
+    assert f"cannot be combined with parallel.{other}; set only one of the two" in caught.value.problem
 
 
 def test_every_impossible_combination_has_its_case() -> None:
@@ -128,4 +128,4 @@ def test_nearest_layouts_leave_the_experts_their_ranks() -> None:
 
 def test_no_layout_at_all() -> None:
     one = build(parallel={PP: 2, "decoder_first_pipeline_num_layers": 1})
-    assert "that fit: none; ask for another number of ranks" in refusal(one, 5).problem
+    assert "that fit: none; use another number of ranks" in refusal(one, 5).problem

@@ -1,8 +1,8 @@
-"""Every schedule runs as fast as its table says, and sends what its table says.
+"""Every schedule runs as fast as its table predicts, and sends the table's messages.
 
-The ideal is that of the durations that the actions were seen to take: a sleeper that a busy machine wakes late, or a
-product that shares its core, is the machine's and not the executor's. What the executor and its messages add is small,
-and the best of a few steps shows it; benchmarks/pipeline_efficiency.py has the medians, and the durations asked for.
+The ideal uses the measured durations of the actions, so that late wake-ups and shared cores of a busy machine do not
+count against the executor. The overhead of executor and messages is small, and the best of a few steps shows it;
+benchmarks/pipeline_efficiency.py has the medians, and the requested durations.
 """
 
 import pytest
@@ -22,7 +22,7 @@ def ranks():
 
 
 def best(ranks, kind):
-    """The step nearest to its ideal of a few, of which one that is near enough is the last."""
+    """Run a few steps, until a step is close enough to its ideal; returns the closest."""
     steps = []
     while len(steps) < TRIALS and not (steps and min(step.seconds / step.ideal for step in steps) < MOST):
         steps.append(sleeping_step(ranks, 4, kind, 8, UNIT_S))
@@ -38,7 +38,7 @@ def test_a_step_takes_what_its_table_says(ranks, kind):
 
 @pytest.mark.parametrize("kind", ["interleaved", "zb-h1", "zb-v"])
 def test_schedules_beat_1f1b_by_what_their_tables_say(ranks, kind):
-    """Were nothing gained, the factor would be 1, more than an eighth below the prediction."""
+    """Without any gain the factor would be 1, more than an eighth below the prediction."""
     for _ in range(TRIALS):
         ours, theirs = best(ranks, kind), best(ranks, "1f1b")
         predicted = theirs.nominal_ideal / ours.nominal_ideal
@@ -51,7 +51,7 @@ def test_schedules_beat_1f1b_by_what_their_tables_say(ranks, kind):
 
 @pytest.mark.parametrize("kind", SCHEDULE_KINDS)
 def test_what_a_rank_computes_is_what_the_table_says(ranks, kind):
-    """In the same order, with the messages of the table, by the real executor; and as fast as its actions allow."""
+    """The real executor follows the table's order and messages, and is as fast as its actions allow."""
     ratios = []
     while len(ratios) < 3 * TRIALS and not (ratios and min(ratios) < MOST):
         for step in computing_steps(ranks, 2, kind, 4, 3):

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: what each of them is said to cost, and that each of them can run at any size."""
+"""Pipeline schedule tables: their published costs, and validity at any size."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ VARIANTS = [(kind, chunks) for kind in SCHEDULE_KINDS for chunks in chunks_of(ki
 @pytest.mark.parametrize("pp", range(1, 9))
 @pytest.mark.parametrize(("kind", "chunks"), VARIANTS)
 def test_every_schedule_can_run_at_any_size(kind, chunks, pp):
-    """Complete, in order, within its bounds, and every message meets: single ones always, batches where they must."""
+    """Tables are complete, ordered and within bounds; single messages always match, batches where required."""
     for count in MICRO_BATCHES:
         schedule = build_schedule(kind, pp, chunks, count)
         assert schedule.placement == placement_of(kind, pp, chunks)
@@ -60,7 +60,7 @@ def test_every_schedule_can_run_at_any_size(kind, chunks, pp):
         virtual_stages = pp * chunks
         local = {"zb-v": 1}.get(kind, 0) if pp > 1 else virtual_stages - 1
         assert message_count(schedule) == 2 * count * (virtual_stages - 1 - local)
-        # No schedule sums the gradients of a chunk in another order than one process would.
+        # Every schedule sums the gradients of a chunk in the order of a single process.
         for row in schedule.stages:
             for chunk in range(chunks):
                 for last in (B, W):
@@ -120,10 +120,10 @@ def test_activations_are_bounded_as_the_schedules_say(pp, count):
         assert live_activations(one_f_one_b(pp, count), rank) == min(pp - rank, count)
         assert live_activations(zb_h1(pp, count), rank) == min(pp - rank, count)
         assert kept_activations(zb_h1(pp, count), rank) <= min(pp, count)
-        # In chunks of half a stage: never more than the first rank of 1F1B.
+        # A chunk is half a stage: never more than the first rank of 1F1B.
         assert kept_activations(zb_v(pp, count), rank) <= min(2 * pp, 2 * count)
         for chunks in (2, 3):
-            # The largest of nearly equal groups of pp or more.
+            # Size of the largest of nearly equal groups of pp or more.
             group = max(pp, -(-count // max(1, count // pp)))
             most = (chunks - 1) * group + 2 * (pp - 1 - rank) + 1
             assert live_activations(interleaved_one_f_one_b(pp, chunks, count), rank) <= min(most, chunks * count)
@@ -132,7 +132,7 @@ def test_activations_are_bounded_as_the_schedules_say(pp, count):
 @pytest.mark.parametrize("pp", [1, 2, 4, 8])
 @pytest.mark.parametrize("count", [1, 4, 16])
 def test_bubble_of_1f1b_is_that_of_the_paper(pp, count):
-    """Narayanan et al. 2021, section 2.2: idle time (p - 1) (tf + tb) beside m (tf + tb) of work."""
+    """Narayanan et al. 2021, section 2.2: idle time (p - 1) (tf + tb) for m (tf + tb) of work."""
     for kind in ("1f1b", "gpipe"):
         times = timeline(build_schedule(kind, pp, 1, count), {F: 1.0, B: 2.0})
         assert times.step_time == (pp - 1 + count) * 3.0
@@ -142,7 +142,7 @@ def test_bubble_of_1f1b_is_that_of_the_paper(pp, count):
 @pytest.mark.parametrize("pp", range(2, 9))
 @pytest.mark.parametrize("chunks", [2, 3, 4])
 def test_bubble_of_interleaved_is_divided_by_the_chunks(pp, chunks):
-    """Narayanan et al. 2021, section 2.2; also where the micro-batches are no multiple of the ranks."""
+    """Narayanan et al. 2021, section 2.2; also if the micro-batches are not a multiple of the ranks."""
     for count in range(pp, 4 * pp + 1):
         step_time = timeline(interleaved_one_f_one_b(pp, chunks, count), {F: 1, B: 2}).step_time
         assert step_time == 3 * chunks * count + 3 * (pp - 1), count
@@ -164,12 +164,12 @@ def test_bubbles_of_the_zero_bubble_schedules(pp):
 
 def test_timeline_reckons_with_virtual_stages_and_messages():
     schedule = one_f_one_b(2, 1)
-    # F on rank 0, on its way, F and B on rank 1, on its way, B on rank 0.
+    # F on rank 0, message, F and B on rank 1, message, B on rank 0.
     assert timeline(schedule, {F: 1.0, I: 1.0, W: 1.0}, latency=0.25).step_time == 1 + 0.25 + 1 + 2 + 0.25 + 2
     slow_head = [{F: 1.0, B: 2.0}, {F: 3.0, B: 5.0}]
     assert timeline(schedule, slow_head).step_time == 1 + 3 + 5 + 2
     assert timeline(schedule, slow_head).idle_time(0) == 8
-    # A V with its turn on the only rank: nothing travels.
+    # A V on a single rank: no message is sent.
     assert timeline(zb_v(1, 2), EQUAL, latency=9.0).step_time == 12.0
 
 
@@ -183,7 +183,7 @@ def test_forward_only_tables_stream():
     ("count", "problem"), [(4, "deadlock"), (5, "another order"), (8, "deadlock"), (9, "another order")]
 )
 def test_batches_of_interleaved_on_two_ranks_are_refused(chunks, count, problem):
-    """Both neighbours are the same rank there, and a gradient would be taken for an activation."""
+    """On two ranks both neighbours are the same rank, and a gradient would be received as an activation."""
     schedule = interleaved_one_f_one_b(2, chunks, count)
     check(schedule)
     with pytest.raises(ScheduleError, match=problem):
@@ -194,10 +194,10 @@ def test_batches_are_taken_where_they_meet_and_cost_nothing():
     assert suits_batches(one_f_one_b(4, 8))
     assert suits_batches(build_schedule("gpipe", 4, 1, 8))
     assert suits_batches(all_forward(Placement("one", 4), 8))
-    # They meet, but hold up weight gradients.
+    # The batches match, but delay weight gradients.
     check_batches(zb_h1(4, 8))
     assert not suits_batches(zb_h1(4, 8))
-    # They would never meet.
+    # The batches would deadlock.
     assert not suits_batches(zb_v(4, 8))
     assert not suits_batches(interleaved_one_f_one_b(4, 2, 8))
 
@@ -205,7 +205,7 @@ def test_batches_are_taken_where_they_meet_and_cost_nothing():
 @pytest.mark.parametrize(("kind", "chunks"), VARIANTS)
 @pytest.mark.parametrize("pp", [2, 3, 4, 8])
 def test_no_way_of_sending_costs_time(kind, chunks, pp):
-    """Nobody waits for a message longer than the table itself makes it wait."""
+    """No rank waits for a message longer than the table requires."""
     durations = {F: 1, B: 2, I: 1, W: 1}
     for count in (1, 3, 8, 13):
         schedule = build_schedule(kind, pp, chunks, count)
@@ -217,7 +217,7 @@ def test_no_way_of_sending_costs_time(kind, chunks, pp):
 
 
 def test_few_sends_are_under_way():
-    """Each of them keeps an output in memory. ZB-V's first rank runs further ahead before its neighbour answers."""
+    """Each pending send keeps an output in memory. ZB-V's first rank runs further ahead of its neighbour."""
     for count in (1, 4, 8, 16):
         assert [sends_under_way(build_schedule(kind, 4, 1, count)) for kind in ("gpipe", "1f1b", "zb-h1")] == [2] * 3
         assert sends_under_way(all_forward(Placement("one", 4), count)) == 2
@@ -225,7 +225,7 @@ def test_few_sends_are_under_way():
 
 
 def test_as_many_sends_are_under_way_as_nobody_waits_for():
-    """One less, and some rank of ZB-V would wait."""
+    """With one pending send less, some rank of ZB-V would wait."""
     for pp in (4, 5, 8):
         schedule = zb_v(pp, 2 * pp)
         best, most = timeline(schedule, {F: 1, I: 1, W: 1}).step_time, sends_under_way(schedule)
@@ -237,14 +237,14 @@ def test_as_many_sends_are_under_way_as_nobody_waits_for():
 
 
 def test_sends_under_way_are_counted_without_running_the_table(monkeypatch):
-    """A table of a hundred thousand actions takes seconds each time it is run."""
+    """The simulation of a table of a hundred thousand actions takes seconds."""
     monkeypatch.setattr("trainer.planning.schedule.simulation.run_programs", None)
     sends_under_way.cache_clear()
     assert sends_under_way(interleaved_one_f_one_b(4, 2, 16)) == 2
 
 
 def test_the_order_of_posts_takes_time_in_proportion_to_the_messages(monkeypatch):
-    """Comparisons are counted: with thousands of messages a search for each of them would take half a minute."""
+    """Counts comparisons: a search per message would take half a minute for thousands of messages."""
     compared, compare = 0, Message.__eq__
 
     def counting(one, other):
@@ -265,11 +265,11 @@ def test_the_order_of_posts_takes_time_in_proportion_to_the_messages(monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("2f2b", 2, 1, 4), "no pipeline schedule '2f2b'; there are gpipe, 1f1b, interleaved, zb-h1, zb-v"),
+        (("2f2b", 2, 1, 4), "unknown pipeline schedule '2f2b'; use one of gpipe, 1f1b, interleaved, zb-h1, zb-v"),
         (("1f1b", 0, 1, 4), "at least one rank, not 0"),
-        (("1f1b", 2, 2, 4), "1f1b has one chunk on each rank, not 2"),
-        (("zb-v", 2, 3, 4), "zb-v has two chunks on each rank, not 3"),
-        (("interleaved", 2, 1, 4), "interleaved has two or more chunks on each rank, not 1"),
+        (("1f1b", 2, 2, 4), "1f1b needs one chunk per rank, not 2"),
+        (("zb-v", 2, 3, 4), "zb-v needs two chunks per rank, not 3"),
+        (("interleaved", 2, 1, 4), "interleaved needs two or more chunks per rank, not 1"),
         (("zb-h1", 2, 1, 0), "at least one micro-batch, not 0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tables that cannot run are refused, each with its sentence, before any tensor exists."""
+"""Invalid schedule tables are refused, each with its message, before any tensor exists."""
 
 import pytest
 
@@ -47,8 +47,8 @@ V = Placement("v", 1, 2)
         (table(2, "F0 F1 B0 B0", "F0 B0 F1 B1"), "rank 0 runs B0 more than once"),
         (table(1, "F0 B0 W0", "F0 B0"), "rank 0 does not run micro-batch 0 of chunk 0 forward and backward"),
         (table(1, "F0 I0", "F0 B0"), "rank 0 does not run micro-batch 0 of chunk 0 forward and backward"),
-        (table(1, "F0 F1 B0", "F0 B0"), "rank 0 runs F1, which there is not"),
-        (table(1, "F0 F0.1 B0 B0.1", "F0 B0"), "rank 0 runs F0.1, which there is not"),
+        (table(1, "F0 F1 B0", "F0 B0"), "rank 0 runs F1, which does not exist"),
+        (table(1, "F0 F0.1 B0 B0.1", "F0 B0"), "rank 0 runs F0.1, which does not exist"),
         (table(1, "F0 B0", placement=V), "rank 0 does not run micro-batch 0 of chunk 1"),
         (table(2, "F0 F1", "F0"), "rank 1 does not run micro-batch 1 of chunk 0 forward exactly once"),
         (table(1, "F0 B0", placement=Placement("one", 2)), "1 rows for a placement on 2 ranks"),
@@ -60,9 +60,9 @@ V = Placement("v", 1, 2)
             table(2, "F0 I0 F1 I1 W0 W1", bounds=(ActivationBound(1, 1),)),
             "rank 0 holds 2 activations until the gradients of the weights, over its bound of 1",
         ),
-        # Rank 0 wants B0 before it gives F1, rank 1 wants F1 before it gives B0.
-        (table(2, "F0 B0 F1 B1", "F0 F1 B0 B1"), "deadlock: rank 0 waits for ever for B0 for virtual stage 0"),
-        # The first chunk of a V waits for what the second gives later.
+        # Rank 0 receives B0 before it sends F1, rank 1 receives F1 before it sends B0.
+        (table(2, "F0 B0 F1 B1", "F0 F1 B0 B1"), "deadlock: rank 0 waits forever for B0 for virtual stage 0"),
+        # The first chunk of a V waits for a later message of the second.
         (table(1, "F0.1 F0 B0.1 B0", placement=V), "rank 0 runs F0.1 before F0, which it waits for"),
     ],
 )
@@ -72,7 +72,7 @@ def test_wrong_tables_are_refused(schedule, problem):
 
 
 def test_wrong_tables_are_what_the_right_ones_are_not():
-    """The same cells in an order that works: the check does not refuse for the form of these tables."""
+    """The same actions in a valid order are accepted."""
     check(table(2, "F0 F1 B0 B1", "F0 B0 F1 B1", bounds=bounds_1f1b(2)))
     check(table(1, "F0 F0.1 B0.1 B0", placement=V))
     check(table(2, "F0 F1", "F0 F1"))
@@ -87,7 +87,7 @@ def test_batches_in_another_order_are_refused_where_tags_would_do():
 
 
 def test_batches_that_wait_for_each_other_are_refused():
-    """Rank 1 posts its receive of F1 with the send of B0's gradient only after rank 0 wants to get rid of F1."""
+    """Rank 1 posts its receive of F1 with the send of B0's gradient, but rank 0 sends F1 before it receives B0."""
     schedule = table(3, "F0 F1 F2 B0 B1 B2", "F0 B0 F1 B1 F2 B2")
     check(schedule)
     check_batches(schedule)
@@ -96,7 +96,7 @@ def test_batches_that_wait_for_each_other_are_refused():
 
 
 def test_too_few_sends_under_way_are_found():
-    """Rank 0 runs ahead of what rank 1 has receives posted for; its fourth forward is what rank 1 waits for."""
+    """Rank 0 runs ahead of the posted receives of rank 1, which waits for the fourth forward."""
     schedule = table(4, "F0 F1 F2 F3 B3 B2 B1 B0", "F3 B3 F2 B2 F1 B1 F0 B0")
     check(schedule)
     programs = [tagged_program(schedule, rank, sends_under_way=1) for rank in range(2)]
@@ -117,11 +117,11 @@ def exchanges_of(schedule):
 
 
 def test_timeline_refuses_a_deadlock():
-    with pytest.raises(ScheduleError, match="rank 0 never gets what B0 waits for"):
+    with pytest.raises(ScheduleError, match="rank 0 never receives the message for B0"):
         timeline(table(2, "F0 B0 F1 B1", "F0 F1 B0 B1"), {F: 1.0, B: 2.0})
 
 
 def test_bounds_too_narrow_for_the_order_are_refused():
-    """The second forward of a V needs room beside the first one."""
-    with pytest.raises(ScheduleError, match="no rank can start anything within these bounds"):
+    """A V needs bounds for two live activations, for both forwards."""
+    with pytest.raises(ScheduleError, match="no rank can start an action within these bounds"):
         arrange(V, 1, [(0, 0), (0, 1)], [(0, 1), (0, 0)], [ActivationBound(1, 1)], split=False)

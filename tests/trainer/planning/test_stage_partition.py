@@ -1,4 +1,4 @@
-"""Division of layers over the stages of a pipeline: nothing lost, balanced by cost, as asked for, or refused."""
+"""Division of layers over pipeline stages: complete, balanced by cost, or explicit, or refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def counts(one: TrainConfig, vocab_size: int = 32000) -> list[int]:
 
 
 def largest_costs(one: TrainConfig, layers: tuple[int, ...], vocab_size: int) -> tuple[float, float]:
-    """Largest cost of a rank and of a virtual stage where the stages hold so many layers each."""
+    """Largest cost of a rank and of a virtual stage for the given layer counts."""
     costs, placement = part_costs(one, vocab_size), pipeline_placement(one)
     stage_costs, start = [], 0
     for number, count in enumerate(layers):
@@ -73,7 +73,7 @@ def test_every_layer_is_on_one_stage(layers: int, pp: int, parallel: dict[str, A
 
 
 def divisions(layers: int, stages: int) -> Any:
-    """Every way to divide layers over stages of which only the first and last may be empty."""
+    """All divisions of layers over stages of which only the first and the last may be empty."""
     for cuts in itertools.combinations_with_replacement(range(layers + 1), stages - 1):
         division = tuple(b - a for a, b in itertools.pairwise((0, *cuts, layers)))
         if all(division[1:-1]):
@@ -178,7 +178,7 @@ def test_large_models_are_divided_at_once(pp: int, chunks: int, model: dict[str,
     found = counts(one, 128_256)
     assert len(found) == pp * chunks
     assert sum(found) == 126
-    # A search that tried the cuts one by one would not come back.
+    # An exhaustive search would not finish.
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ VIRTUAL_KEY = "parallel.num_virtual_stages_per_pipeline_rank"
             FIRST,
             "5 together with decoder_last_pipeline_num_layers 6 is more than the 8 layers of the model; use 0 or 1",
         ),
-        # No first stage would do.
+        # No count for the first stage is valid.
         (
             8,
             3,
@@ -248,7 +248,7 @@ VIRTUAL_KEY = "parallel.num_virtual_stages_per_pipeline_rank"
             2,
             {"decoder_first_pipeline_num_layers": 0, **VIRTUAL},
             FIRST,
-            "0 leaves a virtual stage empty: decoder_first_pipeline_num_layers is at least 1 here; use 1 or 2 or 3",
+            "0 leaves a virtual stage empty: decoder_first_pipeline_num_layers must be at least 1; use 1 or 2 or 3",
         ),
         (1, 2, {"num_virtual_stages_per_pipeline_rank": 8}, VIRTUAL_KEY, "8 on each of 2 ranks makes 16 virtual"),
         (1, 2, {"num_virtual_stages_per_pipeline_rank": 8}, VIRTUAL_KEY, "only 3 parts; use at most 1, or 14 layers"),
@@ -274,7 +274,7 @@ VIRTUAL_KEY = "parallel.num_virtual_stages_per_pipeline_rank"
             LAYOUT,
             "use a pipeline of at most 3, or 2 layers",
         ),
-        (8, 1, {"decoder_first_pipeline_num_layers": 8}, FIRST, "needs a pipeline"),
+        (8, 1, {"decoder_first_pipeline_num_layers": 8}, FIRST, "needs parallel.pipeline_model_parallel_size above 1"),
         (
             8,
             2,
@@ -297,7 +297,7 @@ VIRTUAL_KEY = "parallel.num_virtual_stages_per_pipeline_rank"
             2,
             {"pipeline_model_parallel_layout": "Et*4|t*4L", "pipeline_schedule": "zb-v"},
             LAYOUT,
-            "needs 4 with pipeline_schedule zb-v",
+            "requires 4 with pipeline_schedule zb-v",
         ),
         (
             8,
@@ -334,8 +334,8 @@ def test_notation(text: str, expected: list[int]) -> None:
     ("text", "says"),
     [
         ("Et|m|L", "multi-token prediction"),
-        ("tt|tL", "one E opens the first"),
-        ("Ett|t", "one L closes the last"),
+        ("tt|tL", "only the first of the 2 stages begins with E"),
+        ("Ett|t", "only the last ends with L"),
         ("EttL|tL", "virtual stage 0 is 'EttL'"),
         ("tEt|L", "virtual stage 0 is 'tEt'"),
         ("Ex|L", "'x' means nothing"),

@@ -1,4 +1,4 @@
-"""Ranks from every launcher's variables, and the contradictions that are refused."""
+"""Ranks from the variables of every launcher, and the refusal of contradictions."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_nothing_set_is_one_process():
 
 
 def test_torchrun_is_taken_as_it_is_under_any_scheduler():
-    # Here SLURM_PROCID counts torchrun's agents, one per node.
+    # Under torchrun SLURM_PROCID counts torchrun's agents, one per node.
     launch = resolve_launch_environment({**TORCHRUN, **SRUN, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"})
     assert launch.launcher == "torchrun"
     assert launch.as_variables() == {key: TORCHRUN[key] for key in TORCHRUN if key != "TORCHELASTIC_RUN_ID"}
@@ -51,7 +51,7 @@ def test_srun():
     assert launch.master_addr == "gpu03"
     assert launch.launcher == "Slurm"
     first = resolve_launch_environment({**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"})
-    assert first.master_port == launch.master_port  # without a word between them
+    assert first.master_port == launch.master_port  # without communication
 
 
 def test_batch_script_of_a_large_job_is_one_process():

@@ -1,4 +1,4 @@
-"""The rows of metrics.jsonl, field by field, and lines that people read."""
+"""Rows of metrics.jsonl, field by field, and lines of the console."""
 
 import json
 import math

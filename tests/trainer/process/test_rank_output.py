@@ -1,4 +1,4 @@
-"""Output files, heartbeats and error records of real processes that end in every way."""
+"""Logs, heartbeats and failure records of real processes, for every way to end."""
 
 import json
 import os

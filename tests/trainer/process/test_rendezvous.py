@@ -1,4 +1,4 @@
-"""The port that job.sh asks for."""
+"""Port for the rendezvous, as job.sh requests it."""
 
 import socket
 import subprocess
@@ -11,7 +11,7 @@ from trainer.process.rendezvous import RendezvousError, find_address, find_port
 
 
 def _free_range():
-    # Some range whose first candidate the kernel has just called free.
+    # A range whose first candidate the kernel has just reported as free.
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -1,1 +1,1 @@
-"""Megatron-LM's indexed dataset (.bin/.idx): read, write, inspect."""
+"""Reading, writing and inspection of Megatron-LM's indexed datasets (.bin/.idx)."""

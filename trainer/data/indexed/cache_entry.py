@@ -1,4 +1,4 @@
-"""Files of a cache: put in place whole, and removed when nobody needs them any more."""
+"""Files of a cache: written atomically, and removed when unused."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 LEFT_OVER_SECONDS = 3600.0
-"""A partial file that nobody has written to for so long is of a process that was killed."""
+"""Age at which a partial file counts as left over by a killed process."""
 
 UNUSED_SECONDS = 30 * 86_400.0
-"""Entries that nobody has used for so long are removed when another one is written."""
+"""Age since the last use at which entries are removed; checked when another entry is written."""
 
 
 def write_entry(entry: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Make ``entry`` of what ``write`` writes; any number of processes may do so at once, and the last one's stays.
+    """Atomically write ``entry`` by calling ``write``; of concurrent processes the last one wins.
 
     Raises:
-        OSError: it cannot be written; what was there before still is.
+        OSError: the file cannot be written; a previous entry stays unchanged.
     """
     entry.parent.mkdir(parents=True, exist_ok=True)
     remove_older(entry.parent, f".{entry.name}.*", LEFT_OVER_SECONDS)
@@ -39,7 +39,7 @@ def write_entry(entry: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def remove_older(folder: Path, pattern: str, seconds: float) -> None:
-    """Remove the files of ``folder`` whose last change is more than ``seconds`` ago; those that can be removed."""
+    """Remove the files of ``folder`` whose last change is more than ``seconds`` ago, where permitted."""
     before = time.time() - seconds
     for path in folder.glob(pattern):
         with suppress(OSError):

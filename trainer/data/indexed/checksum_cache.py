@@ -1,9 +1,9 @@
-"""What was found out about large files by reading all of them, kept for as long as they do not change.
+"""Cache of results computed by reading whole large files, valid while the files do not change.
 
-Whether a file is whole takes reading it whole; once that was done, the next process and the next run need not do it
-again. What is kept holds for a file of this path, size, inode and times of change, and until this machine starts anew.
-Whatever is written to the file changes its times, but by a clock that goes in steps: of a file that was changed just
-now nothing is kept.
+A check that a file is complete must read all of the file; with this cache the next process and the next run need not
+repeat the check. An entry is valid for a file of the same path, size, inode and change times, until the next reboot.
+Every write changes these times, but with the resolution of the file system's clock: therefore no entry is kept for a
+file that has just been changed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pathlib import Path
 from trainer.data.indexed.cache_entry import UNUSED_SECONDS, remove_older, write_entry
 
 LEAST_BYTES = 4 << 20
-"""Smaller files are read in a few milliseconds."""
+"""Smallest file with a cache entry; smaller files are read in a few milliseconds."""
 STEP_NS = 2_000_000_000
-"""The coarsest clock of a file system (FAT)."""
+"""Resolution of the coarsest file-system clock (FAT)."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CHECK_BYTES = 8
 
 
 class KnownFiles:
-    """What is known of files, kept in one folder; any number of processes may use it at once."""
+    """Cache of results about files, in one folder; safe for concurrent processes."""
 
     def __init__(self, folder: Path) -> None:
-        """In ``folder``, which need not exist, and where nothing is kept if it cannot be written."""
+        """Use ``folder``, which need not exist; without write permission nothing is kept."""
         self._folder = folder
 
     def recall(self, file: Path, what: str) -> bytes | None:
-        """What was kept as ``what`` of ``file``; None: nothing, or the file is not what it was."""
+        """Return the result kept under the key ``what`` for ``file``; None: no entry, or the file has changed."""
         with suppress(OSError):
             status = file.stat()
             if status.st_size >= LEAST_BYTES:
@@ -43,7 +43,7 @@ class KnownFiles:
         return None
 
     def keep(self, file: Path, before: os.stat_result, what: str, found: bytes) -> None:
-        """Keep ``found`` as ``what`` of ``file``, whose status was ``before`` when it began to be read."""
+        """Keep ``found`` under the key ``what`` for ``file``; ``before`` is the file's status before the read."""
         with suppress(OSError):
             status = file.stat()
             changed = max(status.st_mtime_ns, status.st_ctime_ns)

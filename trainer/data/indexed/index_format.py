@@ -1,14 +1,14 @@
-"""The format of an indexed dataset, Megatron-LM's bit for bit (megatron/core/datasets/indexed_dataset.py).
+"""Format of Megatron-LM's indexed dataset (megatron/core/datasets/indexed_dataset.py).
 
 Little endian:
 
-    .bin  the tokens of all sequences one after another, nothing else
+    .bin  the concatenated tokens of all sequences
     .idx  9 bytes "MMIDIDX" 0 0 | u64 version 1 | u8 dtype | u64 S sequences | u64 D = documents + 1
           i32[S] sequence lengths | i64[S] byte offsets into .bin | i64[D] first sequence of each document, and S
 
-A document is one sequence, or its sentences where text was split into them. An empty document has an entry in the last
-table and no sequence, or (by Megatron-LM's preprocess_data_fast.py) a sequence of length 0. Multimodal data has i8[S]
-modes at the end.
+A document is one sequence, or one sequence per sentence if the text was split into sentences. An empty document has an
+entry in the last table and no sequence, or (from Megatron-LM's preprocess_data_fast.py) a sequence of length 0.
+Multimodal data has i8[S] modes at the end.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 DTYPES: dict[int, str] = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""Codes of integer tokens."""
+"""Dtype codes of integer tokens."""
 FLOATS = {6: "float64", 7: "float32"}
-"""Codes of what is no token."""
+"""Dtype codes that cannot be tokens."""
 CHUNK = 1 << 20
-"""Entries held in memory at a time while an index is written or checked: 8 MiB of int64."""
+"""Entries in memory at a time while an index is written or checked: 8 MiB of int64."""
 
 
 def dtype_code(vocab_size: int) -> int:
-    """Code of the dtype that Megatron-LM writes for a vocabulary: 8 (u16) below 65,500 tokens, else 4 (i32)."""
+    """Dtype code of Megatron-LM for a vocabulary: 8 (u16) below 65,500 tokens, else 4 (i32)."""
     return 8 if vocab_size < 65_500 else 4
 
 
 def files_of(prefix: Path) -> tuple[Path, Path]:
-    """The .bin and the .idx of a prefix, which may itself contain dots."""
-    # Not by with_name: "." and "/" have no name.
+    """Paths of the .bin and the .idx of a prefix, which may contain dots."""
+    # with_name would fail for "." and "/", which have no name.
     return Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
 
 
 def prefixes_at(path: Path) -> list[Path]:
-    """The prefixes that somebody means by ``path``: a prefix, one of its files, or a folder of pairs, by name.
+    """Prefixes that ``path`` names: a prefix, one of its files, or a folder of indexed datasets, sorted.
 
-    Nothing is looked into: what is no pair is found out when it is opened.
+    The files are not opened.
     """
     if path.is_dir() and not any(file.is_file() for file in files_of(path)):
         return sorted({_without_suffix(file) for file in path.iterdir() if file.suffix in (".bin", ".idx")})
@@ -52,19 +52,22 @@ def prefixes_at(path: Path) -> list[Path]:
 
 
 def named_prefixes(paths: Iterable[Path]) -> list[Path]:
-    """``prefixes_at`` of each of ``paths``, with ``~`` for the home folder.
+    """Prefixes that ``paths`` name, with ``~`` expanded.
 
-    A pair that PREFIX* names by all its files is there once; one that is named in the same words twice, twice.
+    A dataset that a shell pattern PREFIX* names by all its files occurs once; a dataset named twice by the same path
+    occurs twice.
 
     Raises:
-        DataError: one is a folder without pairs, as a misspelt one mostly is.
+        DataError: a path is a folder without indexed datasets.
     """
     found: list[Path] = []
     words: dict[Path, Path] = {}
     for path in paths:
         inside = prefixes_at(path.expanduser())
         if not inside:
-            raise DataError(f"{path}: is a folder without a .bin or .idx; name the prefix of a pair, or its folder")
+            raise DataError(
+                f"{path}: is a folder without .bin or .idx files; name the prefix of a dataset, or its folder"
+            )
         found += [prefix for prefix in inside if words.setdefault(prefix, path) == path]
     return found
 

@@ -1,6 +1,6 @@
-"""Megatron-LM's indexed dataset, bit for bit: tokens in ``<prefix>.bin``, lengths in ``<prefix>.idx``.
+"""Reader of Megatron-LM's indexed datasets: tokens in ``<prefix>.bin``, lengths in ``<prefix>.idx``.
 
-The format stands in trainer.data.indexed.index_format.
+trainer.data.indexed.index_format describes the format.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from trainer.data.indexed.mapped_file import ArrayFile, map_file
 
 
 class IndexedDataset:
-    """A .bin/.idx pair, mapped into memory and checked when it is opened. Holds no file descriptor.
+    """An indexed dataset, memory-mapped and checked when opened. Holds no file descriptor.
 
-    The token stream is contiguous, so that a range of sequences is one slice of it. What a reading method returned is
-    the caller's own copy; the tables stay valid after ``close`` for whoever still has them.
+    The token stream is contiguous, so that a range of sequences is one slice of the stream. Reading methods return
+    copies. Views of the tables stay valid after ``close``.
     """
 
     def __init__(self, prefix: Path, known: KnownFiles | None = None) -> None:
-        """Open and check the pair of ``prefix`` (a path without .bin or .idx).
+        """Open and check the dataset of ``prefix`` (a path without .bin or .idx).
 
         Args:
-            prefix: of the two files.
-            known: where it is kept that a large index was found whole, so that it is read once; None: nowhere.
+            prefix: prefix of the two files.
+            known: cache for the result that a large index is complete, so that the index is read once; None: no cache.
 
         Raises:
-            DataError: a file is missing or cannot be read, is no index, or the two do not belong together.
+            DataError: a file is missing, unreadable or not an index, or the two files do not belong together.
         """
         self.prefix = prefix
         self._bin, self._idx = files_of(prefix)
@@ -43,8 +43,8 @@ class IndexedDataset:
         missing = [str(path) for path in (self._bin, self._idx) if not path.is_file()]
         if missing:
             raise DataError(
-                f"{' and '.join(missing)}: no such file; a data path is the common start of {self._bin.name} and "
-                f"{self._idx.name}, as `llmctl data prepare` writes them"
+                f"{' and '.join(missing)}: no such file; a data path is the common prefix of {self._bin.name} and "
+                f"{self._idx.name}, which `llmctl data prepare` writes"
             )
         try:
             self._status = self._idx.stat()
@@ -59,15 +59,15 @@ class IndexedDataset:
         size = self._bin.stat().st_size
         if size % dtype.itemsize:
             raise DataError(
-                f"{self._bin}: its {size:,} bytes are not whole tokens of {dtype.itemsize} bytes; it is cut off or "
-                "belongs to other data, prepare the data again"
+                f"{self._bin}: its size of {size:,} bytes is not a multiple of the token size {dtype.itemsize}; the "
+                "file is truncated or belongs to other data, prepare the data again"
             )
         self.dtype = dtype
         self._tokens: ArrayFile | None = ArrayFile(self._bin, dtype)
         try:
             index = map_file(self._idx, np.dtype("u1"))
         except OSError:
-            # See ArrayFile for file systems that do not map.
+            # Some file systems do not support mapping: see ArrayFile.
             index = np.fromfile(self._idx, "u1")
         first, second = HEADER.size + 4 * sequences, HEADER.size + 12 * sequences
         self.sequence_lengths: npt.NDArray[np.int32] = index[HEADER.size : first].view("<i4")
@@ -81,28 +81,28 @@ class IndexedDataset:
         if header[: len(MAGIC)] != MAGIC:
             raise DataError(f"{self._idx}: is not a Megatron-LM index (it starts with {header[:9]!r})")
         if len(header) < HEADER.size:
-            raise DataError(f"{self._idx}: is cut off within its header, at {size} bytes; prepare the data again")
+            raise DataError(f"{self._idx}: is truncated within its header, at {size} bytes; prepare the data again")
         _, version, code, sequences, documents = HEADER.unpack(header)
         if version != VERSION:
-            raise DataError(f"{self._idx}: is index version {version}; only version {VERSION} can be read")
+            raise DataError(f"{self._idx}: is index version {version}; only version {VERSION} is supported")
         if code not in DTYPES:
             what = f"{FLOATS[code]} (dtype code {code})" if code in FLOATS else f"dtype code {code}"
-            raise DataError(f"{self._idx}: has {what}, which is no integer token (known: {sorted(DTYPES)})")
+            raise DataError(f"{self._idx}: has {what}, which is not an integer token type (valid: {sorted(DTYPES)})")
         expected = HEADER.size + 12 * sequences + 8 * documents
         if sequences and size == expected + sequences:
             raise DataError(
-                f"{self._idx}: has a mode for each of its {sequences:,} sequences, as Megatron-LM's multimodal data "
-                "has; only text can be read"
+                f"{self._idx}: is a multimodal index of Megatron-LM, with a mode for each of {sequences:,} sequences; "
+                "only text is supported"
             )
         if size != expected:
             raise DataError(
-                f"{self._idx}: has {size:,} bytes where {sequences:,} sequences and {documents:,} document entries "
-                f"take {expected:,}; it is damaged or cut off, prepare the data again"
+                f"{self._idx}: has {size:,} bytes, but {sequences:,} sequences and {documents:,} document entries "
+                f"need {expected:,}; the file is damaged or truncated, prepare the data again"
             )
         return np.dtype(DTYPES[code]), sequences, documents
 
     def remembered(self, what: str, work: Callable[[], bytes]) -> bytes:
-        """What ``work`` gives, which depends on nothing but the tables; not worked out again where it is known."""
+        """Result of ``work``, a function of the tables only; taken from the cache if present."""
         found = None if self._known is None else self._known.recall(self._idx, what)
         if found is None:
             found = work()
@@ -122,7 +122,9 @@ class IndexedDataset:
             sizes = lengths.astype(np.int64) * self.dtype.itemsize
             ends = position + np.cumsum(sizes)
             if lengths.min() < 0 or not np.array_equal(ends - sizes, self._pointers[start : start + CHUNK]):
-                raise DataError(f"{self._idx}: its offsets do not follow from its lengths; prepare the data again")
+                raise DataError(
+                    f"{self._idx}: the byte offsets do not match the sequence lengths; prepare the data again"
+                )
             position = int(ends[-1])
 
     def _check_size(self) -> None:
@@ -132,25 +134,27 @@ class IndexedDataset:
         size = self.token_count * self.dtype.itemsize
         if size != position:
             raise DataError(
-                f"{self._bin}: has {size:,} bytes where {self._idx.name} lists {position:,}; one of the two is cut off "
-                "or belongs to other data, prepare the data again"
+                f"{self._bin}: has {size:,} bytes, but {self._idx.name} lists {position:,}; one of the two files is "
+                "truncated or belongs to other data, prepare the data again"
             )
 
     def _check_documents(self) -> None:
         entries = self.document_indices
         whole = len(entries) > 0 and entries[0] == 0 and entries[-1] == len(self)
-        # Each piece begins with the last entry of the one before.
-        pieces = (entries[start : start + CHUNK + 1] for start in range(0, len(entries), CHUNK))
-        if not whole or any(np.any(piece[1:] < piece[:-1]) for piece in pieces):
-            raise DataError(f"{self._idx}: its document entries do not run from 0 to {len(self):,}; prepare it again")
+        # Each block begins with the last entry of the previous block.
+        blocks = (entries[start : start + CHUNK + 1] for start in range(0, len(entries), CHUNK))
+        if not whole or any(np.any(block[1:] < block[:-1]) for block in blocks):
+            raise DataError(
+                f"{self._idx}: the document entries do not ascend from 0 to {len(self):,}; prepare the data again"
+            )
 
     def __len__(self) -> int:
-        """Number of sequences; for GPT data a sequence is a document that is not empty."""
+        """Number of sequences; for GPT data a sequence is a non-empty document."""
         return len(self.sequence_lengths)
 
     @property
     def document_count(self) -> int:
-        """Number of documents, empty ones included."""
+        """Number of documents, including empty ones."""
         return len(self.document_indices) - 1
 
     @property
@@ -159,11 +163,11 @@ class IndexedDataset:
         return len(self._open_tokens())
 
     def first_token(self, sequence: int) -> int:
-        """Position in the token stream where ``sequence`` starts; for the number of sequences, the stream's length."""
+        """Start of ``sequence`` in the token stream; for ``len(self)`` the length of the stream."""
         return self.token_count if sequence == len(self) else int(self._pointers[sequence]) // self.dtype.itemsize
 
     def first_tokens(self, sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """``first_token`` of each of ``sequences``."""
+        """Start of each of ``sequences`` in the token stream; see first_token."""
         try:
             return self._pointers[sequences] // self.dtype.itemsize
         except IndexError:
@@ -173,10 +177,10 @@ class IndexedDataset:
             return found
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Tokens ``start`` to ``stop`` (exclusive) of the whole stream, as stored: a copy.
+        """Read tokens ``start`` to ``stop`` (exclusive) of the stream in their stored dtype.
 
         Raises:
-            IndexError: the range leaves the stream.
+            IndexError: the range exceeds the stream.
             ValueError: the dataset is closed.
         """
         out = np.empty(max(0, stop - start), self.dtype)
@@ -184,10 +188,10 @@ class IndexedDataset:
         return out
 
     def read_into(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
-        """Tokens ``start`` to ``stop`` (exclusive) of the whole stream, into ``out``, of this length and any integer.
+        """Read tokens ``start`` to ``stop`` (exclusive) into ``out``, of this length and any integer dtype.
 
         Raises:
-            IndexError: the range leaves the stream.
+            IndexError: the range exceeds the stream.
             ValueError: the dataset is closed.
         """
         tokens = self._open_tokens()
@@ -198,9 +202,9 @@ class IndexedDataset:
     def read_ranges_into(
         self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> None:
-        """Ranges of the whole stream, one after another, into ``out``, as long as all of them, of any integer.
+        """Read concatenated ranges of the stream into ``out``, of the total length and any integer dtype.
 
-        Not checked: for who got the ranges from the index of this very pair.
+        The ranges are not checked: they must come from the index of this dataset.
 
         Raises:
             ValueError: the dataset is closed.
@@ -208,7 +212,7 @@ class IndexedDataset:
         self._open_tokens().read_ranges_into(starts, lengths, out)
 
     def __getitem__(self, sequence: int) -> npt.NDArray[Any]:
-        """The tokens of one sequence, as stored: a copy."""
+        """Read the tokens of one sequence in their stored dtype."""
         if not 0 <= sequence < len(self):
             raise IndexError(f"{self._bin}: sequence {sequence} of {len(self)}")
         start = self.first_token(sequence)
@@ -220,14 +224,14 @@ class IndexedDataset:
         return self._tokens
 
     def close(self) -> None:
-        """Let go of the files; reading afterwards raises. The mappings end with the last array that looks into them."""
+        """Close the files; reading afterwards raises. The mappings end with the last view of them."""
         self._tokens = None
         self.sequence_lengths = np.zeros(0, np.int32)
         self._pointers = np.zeros(0, np.int64)
         self.document_indices = np.zeros(1, np.int64)
 
     def __reduce__(self) -> tuple[type[IndexedDataset], tuple[Path, KnownFiles | None]]:
-        """Another process opens the files for itself: they are no part of what is sent to it."""
+        """Pickle only the prefix and the cache; another process opens the files itself."""
         return IndexedDataset, (self.prefix.absolute(), self._known)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a .bin/.idx pair holds, and whether it is whole: counts, lengths, samples, damage. Memory: some megabytes."""
+"""Inspection of an indexed dataset: counts, lengths, samples, damage. Needs some megabytes of memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.data.tokenizers.tokenizer import Tokenizer
 PERCENTS = (1, 5, 25, 50, 75, 95, 99)
 SAMPLE_TOKENS = 48
 _DENSE = 1 << 20
-"""Lengths below are counted in a table; documents as long as that are few, as they hold a million tokens each."""
+"""Shorter documents are counted in a table. Longer ones hold a million tokens each, so that there are few of them."""
 _BLOCK = 8 * CHUNK
 
 Int64Array = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LengthRange:
-    """The documents of ``shortest`` to ``longest`` tokens, both included."""
+    """Documents of ``shortest`` to ``longest`` tokens, inclusive."""
 
     shortest: int
     longest: int
@@ -37,51 +37,51 @@ class LengthRange:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the documents are that hold tokens."""
+    """Lengths of the non-empty documents."""
 
     shortest: int
     longest: int
     mean: float
     percentiles: dict[int, int]
-    """For each percent of PERCENTS the least length that so many of the documents do not exceed (nearest rank)."""
+    """Percentile of the lengths for each of PERCENTS (nearest rank)."""
     ranges: tuple[LengthRange, ...]
-    """By powers of two, from the range of the shortest to that of the longest."""
+    """Histogram by powers of two, from the shortest to the longest document."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """How a document begins."""
+    """Beginning of a document."""
 
     document: int
     tokens: int
-    """In the whole document."""
+    """Number of tokens of the whole document."""
     ids: tuple[int, ...]
     text: str | None
-    """None: no tokenizer was at hand."""
+    """Decoded text; None: no tokenizer was given."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What the tokens themselves say, read from beginning to end."""
+    """Result of reading all tokens."""
 
     smallest_token: int
     largest_token: int
-    """-1 where there are no tokens."""
+    """-1 for a dataset without tokens."""
     ends: int | None
-    """How often the manifest's end-of-document token occurs; None where it names none."""
+    """Occurrences of the manifest's end-of-document token; None: the manifest names no token."""
     bin_sha256: str
     idx_sha256: str
     compared: bool
-    """Whether the manifest had checksums to compare with."""
+    """True if the manifest had checksums to compare."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found at one prefix. A pair that cannot be opened has nothing but its problem."""
+    """Result of the inspection of one prefix. A dataset that cannot be opened has only its problem."""
 
     prefix: str
     problems: tuple[str, ...] = ()
-    """One sentence each; none: nothing is wrong, as far as was looked."""
+    """Problems found, one sentence each."""
     dtype: str | None = None
     documents: int = 0
     empty_documents: int = 0
@@ -98,14 +98,14 @@ class Inspection:
 def inspect_pair(
     prefix: Path, tokenizer: Tokenizer | None = None, tokenizer_name: str = "", samples: int = 3, verify: bool = False
 ) -> Inspection:
-    """Look at the pair of ``prefix``; what is wrong with it stands in the result.
+    """Inspect the dataset of ``prefix``; problems are part of the result.
 
     Args:
         prefix: path without .bin or .idx.
-        tokenizer: what to decode samples with.
-        tokenizer_name: how to call it in a problem.
-        samples: how many documents to show the beginnings of, evenly over all that hold tokens.
-        verify: read all tokens and compare checksums.
+        tokenizer: decodes the samples; None: no decoding.
+        tokenizer_name: name of the tokenizer in problems.
+        samples: number of documents to show, spread evenly over the non-empty ones.
+        verify: read all tokens and compare the checksums.
     """
     try:
         tokens = IndexedDataset(prefix)
@@ -127,7 +127,7 @@ def inspect_pair(
             try:
                 contents = _read_contents(tokens, manifest)
             except OSError as error:  # a disk or file server that fails
-                problems.append(f"{error.filename or prefix}: cannot be read to its end: {error.strerror}")
+                problems.append(f"{error.filename or prefix}: reading failed: {error.strerror}")
         if contents is not None:
             problems += _content_problems(tokens, contents, manifest, tokenizer, tokens.document_count - empty)
         bin_bytes, idx_bytes = (path.stat().st_size for path in files_of(prefix))
@@ -160,11 +160,11 @@ def _manifest(tokens: IndexedDataset, problems: list[str]) -> Manifest | None:
 
 
 def measure_lengths(tokens: IndexedDataset) -> tuple[Lengths | None, int]:
-    """Lengths of the documents that hold tokens (None: there is none), and how many documents hold none."""
+    """Lengths of the non-empty documents (None: all are empty), and the number of empty documents."""
     dense = np.zeros(_DENSE, np.int64)
     long: list[Int64Array] = []
     for first in range(0, tokens.document_count, CHUNK):
-        # A document ends where the next one begins.
+        # A document ends where the next document begins.
         starts = tokens.first_tokens(tokens.document_indices[first : first + CHUNK + 1])
         sizes = np.diff(starts)
         dense += np.bincount(sizes[sizes < _DENSE], minlength=_DENSE)
@@ -194,12 +194,12 @@ def _ranges(values: Int64Array, counts: Int64Array) -> tuple[LengthRange, ...]:
 
 
 def _spread(tokens: IndexedDataset, count: int) -> list[int]:
-    """``count`` documents that hold tokens: the first at or after each of as many evenly spread places."""
+    """Choose non-empty documents: the first at or after each of ``count`` evenly spread places."""
     chosen = []
     for place in np.linspace(0, tokens.document_count, count, endpoint=False, dtype=np.int64):
         begins = tokens.first_token(int(tokens.document_indices[place]))
         low, high = int(place), tokens.document_count
-        # The last document that begins with this token: of several at one place, all but the last are empty.
+        # Find the last document that begins at this token: of several at one position, all but the last are empty.
         while high - low > 1:
             middle = (low + high) // 2
             is_there = tokens.first_token(int(tokens.document_indices[middle])) == begins
@@ -223,7 +223,7 @@ def _read_contents(tokens: IndexedDataset, manifest: Manifest | None) -> Content
     digests = [hashlib.sha256(), hashlib.sha256()]
     lows, highs, ends = [], [-1], 0
     eod = None if manifest is None else manifest.eod
-    # Not the mapping: pages that were only looked at would count as our memory.
+    # Read instead of using the mapping, whose pages would count as memory of this process.
     with bin_file.open("rb") as file:
         while block := file.read(_BLOCK):
             digests[0].update(block)
@@ -259,7 +259,7 @@ def _content_problems(
             (idx_file, contents.idx_sha256, manifest.idx_sha256),
         )
         problems += [
-            f"{path}: is damaged: its SHA-256 begins with {found[:12]} and was {str(wanted)[:12]} when it was written; "
+            f"{path}: is damaged: its SHA-256 begins with {found[:12]}, but the manifest has {str(wanted)[:12]}; "
             "prepare the data again"
             for path, found, wanted in pairs
             if found != wanted
@@ -267,11 +267,11 @@ def _content_problems(
     known = [size for size in (manifest and manifest.vocab_size, tokenizer and tokenizer.vocab_size) if size]
     if tokens.token_count and (contents.smallest_token < 0 or (known and contents.largest_token >= min(known))):
         wrong = contents.smallest_token if contents.smallest_token < 0 else contents.largest_token
-        vocabulary = f"a vocabulary of {min(known):,} has 0 to {min(known) - 1:,}" if known else "no vocabulary has it"
+        vocabulary = f"a vocabulary of {min(known):,} has 0 to {min(known) - 1:,}" if known else "token ids start at 0"
         problems.append(f"{bin_file}: holds token {wrong}; {vocabulary}")
     if contents.ends is not None and contents.ends < filled:
         problems.append(
-            f"{bin_file}: the token that ends a document occurs {contents.ends:,} times in {filled:,} documents; it "
-            "was not appended to all, or the files are damaged"
+            f"{bin_file}: the end-of-document token occurs {contents.ends:,} times in {filled:,} documents; some "
+            "documents lack the token, or the files are damaged"
         )
     return problems

@@ -1,7 +1,7 @@
-"""``<prefix>.json`` beside a .bin/.idx pair: which tokenizer made the tokens, how many there are, and checksums.
+"""Manifest ``<prefix>.json`` of an indexed dataset: tokenizer, counts and checksums.
 
-Megatron-LM's index stores none of it, so that training with another vocabulary than the data's goes unnoticed there.
-Readers that do not know the file pass it by.
+Megatron-LM's index has none of these, so that training with another vocabulary than the data's would go unnoticed.
+Other readers ignore the file.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _ADDED_IN_2 = ("bin_sha256", "idx_sha256")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is known of a prepared pair. The same input gives the same bytes: no time, host or path stands in it."""
+    """Facts about a prepared dataset. Deterministic: contains no time, host or path."""
 
     tokenizer_sha256: str
     vocab_size: int
     eod: int | None
-    """Id of the token that ends each document; None if none was appended."""
+    """Id of the token that ends each document; None if no token was appended."""
     documents: int
     sequences: int
     tokens: int
     largest_token: int
-    """The largest id that occurs; -1 if there are no tokens."""
+    """Largest token id; -1 without tokens."""
     text_bytes: int
-    """UTF-8 bytes of the text that the tokens were made of."""
+    """UTF-8 bytes of the tokenized text."""
     bin_sha256: str | None = None
     """SHA-256 of the .bin, in hexadecimal; None in manifests of schema 1."""
     idx_sha256: str | None = None
@@ -44,10 +44,10 @@ class Manifest:
     schema: int = 2
 
     def write(self, prefix: Path) -> None:
-        """Write ``<prefix>.json`` by a rename, so that nobody ever reads half of it.
+        """Write ``<prefix>.json`` atomically.
 
         Raises:
-            OSError: it cannot be written; what was there before still is.
+            OSError: the file cannot be written; an earlier manifest stays unchanged.
         """
         path = manifest_path(prefix)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -63,38 +63,38 @@ class Manifest:
             raise
 
     def check_tokenizer(self, prefix: Path, tokenizer: Tokenizer, name: str) -> None:
-        """Refuse a tokenizer other than the one that made the tokens.
+        """Refuse a tokenizer that differs from the data's.
 
         Raises:
-            DataError: the fingerprints differ; names the data, the tokenizer ``name`` and both fingerprints.
+            DataError: the checksums differ; names the data, the tokenizer ``name`` and both checksums.
         """
         if tokenizer.sha256 != self.tokenizer_sha256:
             raise DataError(
                 f"{prefix}: was tokenized with another tokenizer (sha256 {self.tokenizer_sha256[:12]}, "
-                f"{self.vocab_size} tokens) than {name} ({tokenizer.sha256[:12]}, {tokenizer.vocab_size} tokens); set "
-                "data.tokenizer_model to the first, tiktoken_pattern, tiktoken_num_special_tokens and "
-                "tokenizer_hf_include_special_tokens to what they were, or prepare the data again"
+                f"{self.vocab_size} tokens) than {name} ({tokenizer.sha256[:12]}, {tokenizer.vocab_size} tokens); use "
+                "the data's tokenizer and its tiktoken_pattern, tiktoken_num_special_tokens and "
+                "tokenizer_hf_include_special_tokens, or prepare the data again"
             )
 
     def check_end(self, prefix: Path, tokenizer: Tokenizer, name: str) -> None:
-        """Refuse a tokenizer that names another token as the end of a document than the one that was appended.
+        """Refuse a tokenizer whose end-of-document token differs from the data's.
 
-        Fingerprints leave out which token that is.
+        The checksum of a tokenizer does not cover this token.
 
         Raises:
-            DataError: they differ.
+            DataError: the tokens differ.
         """
         if self.eod is not None and tokenizer.eod is not None and tokenizer.eod != self.eod:
             raise DataError(
-                f"{prefix}: its documents end with token {self.eod}, and {name} ends them with {tokenizer.eod}; set "
-                "data.eod_token to the former's text, or prepare the data again"
+                f"{prefix}: documents end with token {self.eod}, but {name} ends them with {tokenizer.eod}; set "
+                f"data.eod_token to the text of token {self.eod}, or prepare the data again"
             )
 
     def check_counts(self, tokens: IndexedDataset) -> None:
-        """Refuse a pair that is not the one that was described. Costs nothing: the tokens are not read.
+        """Refuse a dataset that does not match the manifest's counts. The tokens are not read.
 
         Raises:
-            DataError: documents, sequences or tokens are other numbers.
+            DataError: the number of documents, sequences or tokens differs.
         """
         found = {"documents": tokens.document_count, "sequences": len(tokens), "tokens": tokens.token_count}
         wrong = [
@@ -103,21 +103,21 @@ class Manifest:
         if wrong:
             path = manifest_path(tokens.prefix)
             raise DataError(
-                f"{path}: tells of {' and '.join(wrong)}: it belongs to other data; move it away, or prepare the data "
-                "again"
+                f"{path}: states {' and '.join(wrong)}: the manifest belongs to other data; remove it, or prepare the "
+                "data again"
             )
 
 
 def manifest_path(prefix: Path) -> Path:
-    """Where the manifest of ``prefix`` lies."""
+    """Path of the manifest of ``prefix``."""
     return Path(f"{prefix}.json")
 
 
 def read_manifest(prefix: Path) -> Manifest | None:
-    """The manifest of ``prefix``; None where there is none, as with data that Megatron-LM prepared.
+    """Read the manifest of ``prefix``; None: no manifest, as for data prepared by Megatron-LM.
 
     Raises:
-        DataError: it cannot be read or is no manifest.
+        DataError: the file cannot be read or is not a manifest.
     """
     path = manifest_path(prefix)
     try:
@@ -127,7 +127,7 @@ def read_manifest(prefix: Path) -> Manifest | None:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as a manifest: {error}") from None
     if not isinstance(values, dict) or not _is_manifest(values):
-        raise DataError(f"{path}: is not a manifest of schema 1 or 2; move it away if it is something else's")
+        raise DataError(f"{path}: is not a manifest of schema 1 or 2; move the file away, or prepare the data again")
     return Manifest(**values)
 
 

@@ -1,8 +1,8 @@
-"""Files as arrays: their pages mapped into memory, or read piece by piece where a file system refuses to map.
+"""Files as arrays: mapped into memory, or read on demand if the file system refuses to map.
 
-A mapping of Python's mmap, and so of numpy's memmap, keeps a file descriptor until it ends (before Python 3.13 it
-cannot be told not to), which a blend of a thousand files has not got: the usual limit is 1,024. mmap(2) itself needs
-the descriptor for the call only.
+A mapping of Python's mmap, and so of numpy's memmap, keeps a file descriptor open (before Python 3.13 always). A blend
+of a thousand files would exceed the usual limit of 1,024 descriptors. mmap(2) itself needs the descriptor only during
+the call.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 _FAILED = ctypes.c_void_p(-1).value
 SHORT_RANGE = 64
-"""Ranges of fewer numbers on average are gathered number by number, at 3 ns each, rather than copied one by one, at
-0.2 us each (Python 3.11, one core of an EPYC)."""
+"""Ranges of fewer numbers on average are gathered by index, 3 ns per number, instead of copied range by range, 0.2 us
+per range (Python 3.11, one core of an EPYC)."""
 
 
 class _Pages:
-    """Pages of a file, for reading. They are let go of with the last array that looks into them."""
+    """Read-only mapping of a file, which is unmapped with the last array that uses it."""
 
     def __init__(self, path: Path, size: int) -> None:
         """Map ``size`` bytes, at least 1, of ``path``.
@@ -45,30 +45,31 @@ class _Pages:
         if address == _FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))
-        # How numpy is told of memory that somebody else owns; the array keeps this object alive.
+        # numpy's protocol for foreign memory; the array keeps this object alive.
         self.__array_interface__ = {"data": (address, True), "shape": (size,), "typestr": "|u1", "version": 3}
-        # Not at the end of the process, which other threads may still be reading in; the pages end with it.
+        # Do not unmap at exit, when other threads may still read; the kernel unmaps the pages.
         weakref.finalize(self, libc.munmap, address, size).atexit = False
 
 
 def map_file(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The whole content of ``path``, a multiple of ``dtype``'s size, as an array that cannot be written to.
+    """Map the whole content of ``path`` as a read-only array of ``dtype``.
 
-    Holds no file descriptor. The array, and every view of it, stays valid for as long as somebody has it.
+    The size of the file must be a multiple of the dtype's. The array holds no file descriptor; the array and its views
+    stay valid as long as they exist.
 
     Raises:
         OSError: the file cannot be opened or mapped.
     """
     size = path.stat().st_size
-    # Zero bytes cannot be mapped.
+    # An empty file cannot be mapped.
     return np.asarray(_Pages(path, size)).view(dtype) if size else np.zeros(0, dtype)
 
 
 class ArrayFile:
-    """A file of numbers, of which ranges are copied out: from mapped pages where there can be any, else by reading."""
+    """A file of numbers whose ranges are copied from mapped pages, or read if mapping fails."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        """Open ``path``, whose size is a multiple of ``dtype``'s.
+        """Open ``path``, whose size must be a multiple of ``dtype``'s.
 
         Raises:
             OSError: the file cannot be opened.
@@ -77,21 +78,21 @@ class ArrayFile:
         self._dtype = dtype
         self._length = path.stat().st_size // dtype.itemsize
         self._pages: npt.NDArray[Any] | None = None
-        # Some parallel file systems refuse after some hundred mappings (EPERM), some know none at all (ENODEV).
+        # Some parallel file systems refuse after some hundred mappings (EPERM), some support none (ENODEV).
         with suppress(OSError):
             self._pages = map_file(path, dtype)
         if self._pages is None:
             self.read_into(0, np.empty(min(1, self._length), dtype))
 
     def __len__(self) -> int:
-        """How many numbers there are."""
+        """Number of numbers in the file."""
         return self._length
 
     def read_into(self, start: int, out: npt.NDArray[Any]) -> None:
-        """Fill ``out``, which may be of another type of integer, from position ``start`` on. Must lie within the file.
+        """Fill ``out``, of any integer dtype, from position ``start``; the range must be within the file.
 
         Raises:
-            OSError: the file cannot be read, or is shorter than it was when it was opened.
+            OSError: the file cannot be read, or has become shorter since it was opened.
         """
         if self._pages is not None:
             out[...] = self._pages[start : start + len(out)]
@@ -100,16 +101,18 @@ class ArrayFile:
             file.seek(start * self._dtype.itemsize)
             content = np.fromfile(file, self._dtype, len(out))
         if len(content) != len(out):
-            raise OSError(f"{self._path}: ends before number {start + len(out):,}; it has become shorter")
+            raise OSError(f"{self._path}: ends before number {start + len(out):,}; the file has become shorter")
         out[...] = content
 
     def read_ranges_into(
         self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> None:
-        """Fill ``out`` with ranges of the file, one after another, which are as long together and lie within it.
+        """Fill ``out`` with concatenated ranges of the file, of the same total length.
+
+        The ranges must be within the file.
 
         Raises:
-            OSError: as read_into.
+            OSError: the file cannot be read, or has become shorter since it was opened.
         """
         if self._pages is None:
             place = 0

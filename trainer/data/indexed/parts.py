@@ -1,4 +1,4 @@
-"""What an indexed dataset is made of while it grows: tokens, sequence lengths and document ends, each in a file."""
+"""Files of a growing indexed dataset: tokens, sequence lengths and document ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = 1 << 20
 
 
 class PartFiles(NamedTuple):
-    """Open to read and to write, each at its end."""
+    """Open files for reading and writing, each positioned at its end."""
 
     tokens: BinaryIO
     lengths: BinaryIO
@@ -26,12 +26,12 @@ class PartFiles(NamedTuple):
 
 
 class PairParts:
-    """The tables in ``files``, empty or as they were left.
+    """Tables of an indexed dataset in ``files``, empty or continued.
 
     Args:
-        name: of the pair's .bin, for messages.
-        files: of the tables; int32 [S] of lengths, and int64 [D + 1] of ends, of which the first is 0.
-        code: of the tokens' dtype.
+        name: path of the dataset's .bin, for messages.
+        files: files of the tables: tokens, int32 [S] lengths, int64 [D + 1] document ends, of which the first is 0.
+        code: code of the tokens' dtype.
     """
 
     def __init__(self, name: Path, files: PartFiles, code: int) -> None:
@@ -50,16 +50,16 @@ class PairParts:
             self._digest.update(block)
 
     def append(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[Any], ends: npt.NDArray[Any]) -> None:
-        """Add whole documents, as of PairWriter.
+        """Add whole documents; arguments as in PairWriter.append.
 
         Raises:
-            DataError: a sequence is longer than an index can say.
-            OSError: the files cannot be written, as when the disk is full.
+            DataError: a sequence is longer than the index format allows.
+            OSError: the files cannot be written, for example because the disk is full.
         """
         if len(lengths) and int(lengths.max()) > LONGEST_SEQUENCE:
             raise DataError(
-                f"{self._name}: a sequence of {int(lengths.max()):,} tokens; an index has 31 bits for a length, so "
-                "divide the document"
+                f"{self._name}: a sequence has {int(lengths.max()):,} tokens, but the index format allows at most "
+                f"{LONGEST_SEQUENCE:,}; divide the document"
             )
         content = np.ascontiguousarray(tokens, self.dtype)
         self._digest.update(content.data)
@@ -72,14 +72,14 @@ class PairParts:
 
     @property
     def tokens_sha256(self) -> str:
-        """Of all tokens, in hexadecimal."""
+        """SHA-256 of all tokens, in hexadecimal."""
         return self._digest.hexdigest()
 
     def write_index(self, index: BinaryIO) -> str:
-        """Write the .idx; gives its SHA-256 in hexadecimal.
+        """Write the .idx and return its SHA-256 in hexadecimal.
 
         Raises:
-            OSError: it cannot be written, as when the disk is full.
+            OSError: the file cannot be written, for example because the disk is full.
         """
         digest = hashlib.sha256()
 

@@ -1,4 +1,4 @@
-"""Writing the two files of an indexed dataset, a batch of documents at a time, in bounded memory and without traces."""
+"""Atomic writer of an indexed dataset, in batches of documents and bounded memory."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _LOCKED = "documents"
 
 
 class PairChecksums(NamedTuple):
-    """SHA-256 of the two files, in hexadecimal: what ``sha256sum`` prints."""
+    """SHA-256 of the two files in hexadecimal, as ``sha256sum`` prints them."""
 
     bin_sha256: str
     idx_sha256: str
 
 
 class PairWriter:
-    """Writes a .bin/.idx pair of tokens that were checked elsewhere.
+    """Writes an indexed dataset from tokens that were checked elsewhere.
 
-    Everything goes to files beside the target whose names end in ``.partial``; ``finish`` renames them. Leaving the
-    ``with`` block by an error, or without ``finish``, removes them and leaves an earlier pair as it was. What a killed
-    process left of them is written over: one at a time writes a pair, by a lock that ends with its process.
+    All data goes to files beside the target whose names end in ``.partial``; ``finish`` renames them. Leaving the
+    ``with`` block by an error, or without ``finish``, removes them and leaves an earlier dataset unchanged. Partial
+    files of a killed process are overwritten. A lock, which ends with its process, allows one writer at a time.
     """
 
     def __init__(self, prefix: Path, code: int) -> None:
-        """Begin the files of ``prefix``, whose tokens are of the dtype with number ``code``.
+        """Open the partial files of ``prefix`` for tokens of the dtype ``code``.
 
         Raises:
-            DataError: another process is writing them.
-            OSError: they cannot be made.
+            DataError: another process is writing this dataset.
+            OSError: the files cannot be created.
         """
         self.prefix = prefix
         self._bin, self._idx = files_of(prefix)
@@ -59,44 +59,46 @@ class PairWriter:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the tokens."""
+        """Dtype of the tokens."""
         return self._parts.dtype
 
     @property
     def tokens(self) -> int:
-        """How many were added."""
+        """Number of tokens added."""
         return self._parts.tokens
 
     @property
     def sequences(self) -> int:
-        """How many were added."""
+        """Number of sequences added."""
         return self._parts.sequences
 
     @property
     def documents(self) -> int:
-        """How many were added."""
+        """Number of documents added."""
         return self._parts.documents
 
     def append(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[Any], ends: npt.NDArray[Any]) -> None:
         """Add whole documents.
 
         Args:
-            tokens: of all their sequences one after another, each within the range of ``dtype``.
-            lengths: of the sequences; they add up to the number of tokens.
-            ends: for each document, after how many of ``lengths`` it ends; ascending. Where tables are copied part by
-                part, all the ends come before the first of the lengths that they count.
+            tokens: concatenated tokens of all sequences, within the range of ``dtype``.
+            lengths: lengths of the sequences, whose sum is the number of tokens.
+            ends: for each document the number of ``lengths`` up to its end; ascending. If tables are copied in several
+                calls, all ends must be in the call that adds the first of their lengths.
 
         Raises:
-            DataError: a sequence is longer than an index can say.
-            OSError: the files cannot be written, as when the disk is full.
+            DataError: a sequence is longer than the index format allows.
+            OSError: the files cannot be written, for example because the disk is full.
         """
         self._parts.append(tokens, lengths, ends)
 
     def finish(self) -> PairChecksums:
-        """Write the index and put the pair in place. An old index goes first, so that no two halves ever look whole.
+        """Write the index and rename the files into place.
+
+        An old index is removed first, so that an old and a new file never look like a valid dataset.
 
         Raises:
-            OSError: the files cannot be written, as when the disk is full.
+            OSError: the files cannot be written, for example because the disk is full.
         """
         with self._partial["idx"].open("wb") as index:
             idx_sha256 = self._parts.write_index(index)
@@ -109,13 +111,13 @@ class PairWriter:
         return PairChecksums(self._parts.tokens_sha256, idx_sha256)
 
     def discard(self) -> None:
-        """Remove what is unfinished. Without effect after ``finish``."""
+        """Remove the partial files. No effect after ``finish``."""
         if not self._files:
             return
         for path in self._partial.values():
             path.unlink(missing_ok=True)
         for file in self._files.values():
-            # What did not fit on the disk is written once more by closing, which closes all the same.
+            # Closing flushes again and fails on a full disk, but the file is closed nevertheless.
             with suppress(OSError):
                 file.close()
         self._files.clear()
@@ -130,10 +132,10 @@ class PairWriter:
 
 
 def remove_partials(prefix: Path) -> None:
-    """Remove what a killed process has left of writing ``prefix``.
+    """Remove the partial files that a killed writer of ``prefix`` has left.
 
     Raises:
-        DataError: a process is writing it.
+        DataError: another process is writing this dataset.
     """
     partials = _partials(prefix)
     if not any(path.exists() for path in partials.values()):
@@ -144,16 +146,16 @@ def remove_partials(prefix: Path) -> None:
 
 
 def _partials(prefix: Path) -> dict[str, Path]:
-    """In the order in which they are removed: with the last one the lock is let go of."""
+    """Paths of the partial files in the order of removal; removing the last one releases the lock."""
     return {part: prefix.with_name(f"{prefix.name}.{part}.partial") for part in ("bin", "idx", "lengths", _LOCKED)}
 
 
 def _open_locked(path: Path) -> BinaryIO:
-    """``path``, empty, for this process alone.
+    """Open ``path``, truncated, with an exclusive lock.
 
     Raises:
-        DataError: another process has it.
-        OSError: it cannot be made.
+        DataError: another process has the lock.
+        OSError: the file cannot be created.
     """
     while True:
         file = path.open("a+b", buffering=_BUFFER)
@@ -162,15 +164,15 @@ def _open_locked(path: Path) -> BinaryIO:
         except BlockingIOError:
             file.close()
             raise DataError(
-                f"{path}: another process is writing it; wait for its end, or choose another name"
+                f"{path}: another process is writing this dataset; wait for its end, or choose another prefix"
             ) from None
         except OSError:
-            # Some parallel file systems are mounted without locks; there nothing tells of another process.
+            # Some parallel file systems are mounted without locks; another process cannot be detected there.
             pass
-        # Who had it may have renamed or removed it in between.
+        # The former holder may have renamed or removed the file in between.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                # Opened to append, it stands at the end of what was left.
+                # Discard what a killed process has left.
                 file.truncate(0)
                 file.seek(0)
                 return file
@@ -178,6 +180,6 @@ def _open_locked(path: Path) -> BinaryIO:
 
 
 def flush_to_disk(file: BinaryIO) -> None:
-    """Write what is buffered, and wait until the disk has it."""
+    """Flush the buffer and wait until the data is on the disk."""
     file.flush()
     os.fsync(file.fileno())

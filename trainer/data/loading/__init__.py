@@ -1,1 +1,1 @@
-"""Batches for a run: datasets built from the config, read ahead by a loader."""
+"""Batches of a run: datasets built from the config, and a prefetching loader."""

@@ -1,4 +1,4 @@
-"""The data of a run, as its config asks for it, checked before the first step."""
+"""Builds and checks the data of a run before the first step."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from trainer.data.samples.sources import SPLITS, Source, document_rules, open_bl
 from trainer.data.streaming.stream import open_stream
 
 SURPLUS = 0.005
-"""By how much more Megatron-LM shuffles of each dataset of a blend than its share (mid_level_dataset_surplus)."""
+"""Surplus of each dataset of a blend over its share in Megatron-LM (mid_level_dataset_surplus)."""
 MOST_NAMED = 3
-"""Datasets that a note names at most."""
+"""Largest number of datasets named in a note."""
 
 Dataset = GPTDataset | PackedDataset
 Part = tuple[Source, Dataset]
 
 
 def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None = None) -> TrainData:
-    """Open what ``config.data`` names. Every rank calls it, and none needs another.
+    """Open the data of ``config.data``. All ranks call it; it needs no communication.
 
     Args:
         config: the run's config.
-        dp_rank: this rank's place along the data-parallel axis.
+        dp_rank: this rank's coordinate on the data-parallel axis.
         dp: number of replicas.
-        run_dir: where index caches go if the data's folder is read-only; None: nowhere.
+        run_dir: parent of the index cache if the data's folder is read-only; None: no cache then.
 
     Raises:
-        DataError: files are missing or damaged, their tokens do not fit the model, or they are too few.
+        DataError: files are missing or damaged, their tokens do not fit the model, or there are too few tokens.
     """
     training = config.training
     shape = BatchShape(
@@ -57,7 +57,7 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
             },
             vocab_size,
             shape,
-            notes=("mock data: nothing that this model learns is of use",),
+            notes=("mock data: the trained model will be useless",),
         )
     if config.data.streaming:
         return _streamed(config, shape)
@@ -75,8 +75,8 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
             samples[split] = part.samples
         order = order or part.order
     if training.eval_iters and "valid" not in blends:
-        notes.append("no evaluation while training: there is no valid split")
-    # Whole documents bring attention and positions of their own.
+        notes.append("no evaluation during training: there is no valid split")
+    # Packed samples have separate attention and positions per document anyway.
     rules = None if packs else document_rules(config, every)
     return TrainData(samples, vocab_size, shape, rules, tuple(notes), masks_loss=packs, order=order)
 
@@ -86,7 +86,7 @@ def _streamed(config: TrainConfig, shape: BatchShape) -> TrainData:
         if shape.dp_rank == 0:
             print(f"data.streaming: {line}", flush=True)
 
-    # What is read ahead, what is in use, and what was used last.
+    # Prefetched batches, the current batch and the previous one.
     stream, tokenizer, notes = open_stream(config, (DEPTH + 2) * shape.global_batch_size, say)
     vocab_size = vocabulary(config, [])
     assert tokenizer.vocab_size <= vocab_size
@@ -95,17 +95,17 @@ def _streamed(config: TrainConfig, shape: BatchShape) -> TrainData:
 
 @dataclass(frozen=True)
 class BuiltSplit:
-    """The samples of one split."""
+    """Samples of one split."""
 
     samples: Samples | None
-    """None: there are none, and the run can do without."""
+    """None: the split is empty, and the run does not need it."""
     notes: tuple[str, ...]
     order: ContinuedDatasets[Sample] | None = None
-    """The same samples, where a run goes on with them."""
+    """The same samples with their resumable order, for training."""
 
 
 class _SplitBuilder:
-    """Makes the samples of one split out of its datasets."""
+    """Builds the samples of one split from its datasets."""
 
     def __init__(self, config: TrainConfig, split: Split, dp: int, run_dir: Path | None) -> None:
         self._config = config
@@ -114,10 +114,10 @@ class _SplitBuilder:
         self._run_dir = run_dir
 
     def build(self, sources: Sequence[Source]) -> BuiltSplit:
-        """The blend of ``sources``, or the one of them.
+        """Build the samples of ``sources``: a blend, or a single dataset.
 
         Raises:
-            DataError: one of them holds nothing that a sample could be made of, and is needed.
+            DataError: a required dataset is too short for a sample.
         """
         parts = [(source, self._dataset(source, requested)) for source, requested in self._megatron_sizes(sources)]
         filled = [(source, dataset) for source, dataset in parts if dataset.has_samples]
@@ -154,12 +154,12 @@ class _SplitBuilder:
         )
 
     def _weights(self, parts: Sequence[Part]) -> list[float]:
-        # Megatron-LM divides weights that are given by their sum before it gives them to the blend, which does so too.
+        # Megatron-LM normalizes given weights before the blend normalizes them again, which affects rounding.
         given = [source.weight for source, _ in parts if source.weight is not None]
         return normalized(given) if given else [dataset.samples_per_epoch for _, dataset in parts]
 
     def _megatron_sizes(self, sources: Sequence[Source]) -> list[tuple[Source, int | None]]:
-        """With each source the samples that Megatron-LM's order is made for; None: for one epoch, and on by itself."""
+        """Sources with the number of samples of Megatron-LM's order; None: shuffle each epoch separately."""
         requested = self._num_samples
         weights = [source.weight for source in sources if source.weight is not None]
         is_own = sources[0].key != "data.data_path"
@@ -197,21 +197,21 @@ class _SplitBuilder:
         return self._run_dir / "cache" if self._run_dir else None
 
     def _too_long(self, parts: Sequence[Part]) -> str | None:
-        """A note on documents that are left out."""
+        """Note about skipped documents; None: no document is skipped."""
         packed = [dataset for _, dataset in parts if isinstance(dataset, PackedDataset)]
         left_out = sum(dataset.too_long for dataset in packed)
         if not left_out:
             return None
         return (
             f"{parts[0][0].key}: {left_out:,} of the {sum(dataset.documents for dataset in packed):,} documents in the "
-            f"{self._split} split are longer than training.seq_length + 1 and are left out"
+            f"{self._split} split are longer than training.seq_length + 1 and are skipped"
         )
 
     def _too_short(self, parts: Sequence[Part]) -> str | None:
-        """A note on datasets without a single sample, if the run can do without them.
+        """Note about datasets without a sample that the run does not need.
 
         Raises:
-            DataError: it cannot.
+            DataError: the run needs the dataset.
         """
         short = [(source, dataset) for source, dataset in parts if not dataset.has_samples]
         if not short:
@@ -220,25 +220,25 @@ class _SplitBuilder:
         needed = self._config.training.seq_length + 1
         least = f"a document of 2 to {needed:,}" if isinstance(dataset, PackedDataset) else f"{needed:,}"
         problem = (
-            f"{source.key}: the {self._split} split of {source.tokens.prefix} holds {dataset.token_count:,} tokens in "
+            f"{source.key}: the {self._split} split of {source.tokens.prefix} has {dataset.token_count:,} tokens in "
             f"{len(source.sequences):,} documents, but one sample needs {least}"
         )
         if self._split == "train":
             raise DataError(f"{problem}; lower training.seq_length or prepare more text")
-        # Nobody asked for the split's default shares; who wrote them, or named a file, wants to see a loss.
+        # With default shares the user did not ask for evaluation; with explicit shares or files a loss is expected.
         data = self._config.data
         by_default = source.key == "data.data_path" and data.split == type(data)().split
         if self._split == "test" or not self._config.training.eval_iters:
             return None
         if not by_default:
-            raise DataError(f"{problem}; give it more of data.split, or set training.eval_iters to 0")
+            raise DataError(f"{problem}; raise its share in data.split, or set training.eval_iters to 0")
         if len(short) == len(parts):
             return f"no evaluation on {self._split}: {problem}"
-        more = f", and so with {len(short) - 1} more" if len(short) > 1 else ""
-        return f"evaluation on {self._split} leaves a dataset out: {problem}{more}"
+        more = f"; the same holds for {len(short) - 1} more" if len(short) > 1 else ""
+        return f"evaluation on {self._split} skips a dataset: {problem}{more}"
 
     def _repeats(self, parts: Sequence[Part], weights: Sequence[float]) -> str | None:
-        """A note on datasets that are too small for the share they were given."""
+        """Note about datasets that are repeated because of their weight; None: no dataset is."""
         if parts[0][0].weight is None or self._split != "train":
             return None
         length = self._config.training.seq_length
@@ -251,26 +251,30 @@ class _SplitBuilder:
             return None
         named = ", ".join(f"{source.tokens.prefix} {count:,.1f} times" for count, source in often[:MOST_NAMED])
         more = f" and {len(often) - MOST_NAMED} more" if len(often) > MOST_NAMED else ""
-        return f"{often[0][1].key}: too small for their weights, these are read over and over: {named}{more}"
+        return (
+            f"{often[0][1].key}: these datasets are repeated, because they are small for their weights: {named}{more}"
+        )
 
 
 def _check_memory(source: Source, dataset: GPTDataset) -> None:
-    """Refuse Megatron-LM's order of more epochs than fit into memory while it is made; once it is, it is only mapped.
+    """Refuse Megatron-LM's order if its index does not fit into memory during the build.
+
+    A cached index is only mapped.
 
     Raises:
-        DataError: says how long it is.
+        DataError: names the needed and the available memory.
     """
     limit = memory_limit()
     if dataset.index_bytes > limit and not dataset.is_cached:
         raise DataError(
             f"data.sample_order: Megatron-LM's order of this run has {dataset.order} of {source.tokens.prefix}, which "
-            f"takes {dataset.index_bytes >> 30:,} GiB of memory, and this process may take {limit >> 30:,}; set it to "
-            "stable, or train for fewer steps"
+            f"needs {dataset.index_bytes >> 30:,} GiB of memory, but the limit of this process is {limit >> 30:,} GiB; "
+            "set data.sample_order to stable, or train for fewer iterations"
         )
 
 
 def samples_of_run(config: TrainConfig, split: Split, dp: int) -> int:
-    """Samples of a split that Megatron-LM lays out for a run (get_train_valid_test_num_samples)."""
+    """Number of samples of a split in a run by Megatron-LM's rule (get_train_valid_test_num_samples)."""
     training = config.training
     if split == "train":
         iterations = training.train_iters

@@ -1,4 +1,4 @@
-"""Batches that are ready when they are asked for: read ahead in the background, within bounds."""
+"""Loader that prefetches batches in the background, within bounds."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from trainer.data.watchdog import TOLD_AFTER_S, SilenceWatch
 
 T = TypeVar("T")
 DEPTH = 2
-"""Global batches of this replica that are read ahead."""
+"""Number of prefetched global batches."""
 _KEPT_BYTES = 256 << 20
 
 
 class ReadAhead(Generic[T]):
-    """Calls ``read`` for the global batches that come next, in one thread, while nobody waits for them yet."""
+    """Prefetches the next global batches by calling ``read`` in one thread."""
 
     def __init__(
         self, read: Callable[[Split, int], T], step: int, limits: Mapping[Split, int], depth: int = DEPTH
     ) -> None:
-        """Nothing is read before the first is asked for.
+        """Prepare to read; nothing is read before the first ``get``.
 
         Args:
-            read: makes what belongs to a split and a number of consumed samples.
-            step: samples of a global batch.
-            limits: of each split, the sample from which on nothing will be asked for.
-            depth: how many are held ready, beside the one that is in use; 0: each is read when it is asked for, by who
-                asks.
+            read: function from a split and a number of consumed samples to the batch.
+            step: samples per global batch.
+            limits: end of each split: the first sample that is never requested.
+            depth: number of prefetched batches besides the current one; 0: read each batch on demand in the caller's
+                thread.
         """
         self._read = read
         self._step = step
         self._limits = limits
         self._depth = depth
         self.thread_id = 0
-        """Of the thread that has read last, as the system counts; 0: none has."""
+        """System id of the thread that read last; 0: no read yet."""
         self._waiting: dict[tuple[Split, int], Future[T]] = {}
         self._thread = ThreadPoolExecutor(1, "read-ahead") if depth else None
 
     def get(self, split: Split, consumed_samples: int) -> T:
-        """What was read, after waiting for it if need be.
+        """Return the batch, waiting for it if necessary.
 
         Raises:
-            Exception: what reading it raised, in whichever thread.
+            Exception: any exception of ``read``, from whichever thread.
         """
         if self._thread is None:
             return self._do_read(split, consumed_samples)
         found = self._waiting.pop((split, consumed_samples), None)
         if found is None:
-            # Out of turn: what was read ahead of the old place is of no use.
+            # Out of order: batches prefetched for the old position are useless.
             for key in [key for key in self._waiting if key[0] == split]:
                 self._waiting.pop(key).cancel()
             found = self._thread.submit(self._do_read, split, consumed_samples)
@@ -70,7 +70,7 @@ class ReadAhead(Generic[T]):
         return self._read(split, consumed_samples)
 
     def close(self) -> None:
-        """Read no more; waits for what is being read."""
+        """Stop prefetching, and wait for the read in progress."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
         self._waiting.clear()
@@ -78,7 +78,7 @@ class ReadAhead(Generic[T]):
 
 @dataclass(frozen=True)
 class _Reader:
-    """The thread that reads what is waited for. Nothing ends one that hangs but the end of its process."""
+    """The reading thread, as seen by the watchdog. A thread that hangs ends only with its process."""
 
     batches: ReadAhead[Any]
     consumed_samples: int
@@ -87,20 +87,20 @@ class _Reader:
 
     @property
     def proc(self) -> Path:
-        """See silence.Worker."""
+        """See watchdog.Worker."""
         return Path(f"/proc/self/task/{self.batches.thread_id}")
 
     @property
     def work(self) -> str:
-        """See silence.Worker."""
+        """See watchdog.Worker."""
         return f"reads the batch at sample {self.consumed_samples:,}"
 
     def give_up(self, reason: str) -> None:
-        """See silence.Worker."""
+        """See watchdog.Worker."""
 
 
 class BatchLoader:
-    """This rank's micro-batches of each global batch, on the CPU. The same calls in the same order on all ranks."""
+    """Loads this rank's micro-batches onto the CPU. All ranks must make the same calls in the same order."""
 
     def __init__(
         self,
@@ -113,16 +113,16 @@ class BatchLoader:
         kept: Collection[Split] = ("valid", "test"),
         told_s: float = TOLD_AFTER_S,
     ) -> None:
-        """Read from ``data``, which is closed with this.
+        """Read from ``data``, which ``close`` closes too.
 
         Args:
             data: the samples.
-            role: whether this rank reads, gets what another one reads, or needs nothing.
-            limits: of each split, the sample from which on nothing will be asked for.
-            depth: global batches to read ahead; 0: none, and no thread.
-            pinned: put them into memory that a GPU copies from while it computes.
-            kept: splits of a stream that are kept in memory when they were read once, as far as they are small.
-            told_s: that reading may hang, as on a server of files that is gone, before a line says so.
+            role: the rank's role: it reads, receives batches from another rank, or needs none.
+            limits: end of each split: the first sample that is never requested.
+            depth: number of global batches to prefetch; 0: no prefetching and no thread.
+            pinned: put the batches into pinned memory.
+            kept: splits of a stream that stay in memory after the first read, if they are small.
+            told_s: seconds without progress, for example on a dead file server, before a warning.
         """
         self._data = data
         self._role = role
@@ -137,21 +137,21 @@ class BatchLoader:
 
     @property
     def masks_loss(self) -> bool:
-        """Whether some labels do not count, so that the tokens of a global batch have to be counted."""
+        """True if some labels may not count, so that the valid tokens of a global batch must be counted."""
         return self._data.masks_loss
 
     def has(self, split: Split) -> bool:
-        """Whether there is anything to read in ``split``."""
+        """True if ``split`` has samples."""
         return self._data.has(split)
 
     def micro_batches(self, split: Split, consumed_samples: int) -> list[MicroBatch]:
-        """This replica's micro-batches of the global batch that starts at ``consumed_samples``.
+        """Micro-batches of this replica of the global batch that starts at ``consumed_samples``.
 
-        On a rank that needs none they have the right shapes, and tokens that mean nothing. Collective over the ranks of
-        a replica that share what one of them reads.
+        On a rank that needs no batches they have the right shapes and dummy tokens. Collective, with streaming: all
+        ranks of a replica that need its batches.
 
         Raises:
-            DataError: the data cannot be read, or holds a token outside the vocabulary.
+            DataError: the data cannot be read, or has a token outside the vocabulary.
         """
         if not self._role.needs:
             return self._data.placeholders()
@@ -162,12 +162,12 @@ class BatchLoader:
         return self._finished(self._data.of_windows(shared))
 
     def state(self, consumed_samples: int) -> dict[str, Any] | None:
-        """What a checkpoint needs to know of the place in the data besides ``consumed_samples``; None: nothing."""
+        """Data position for a checkpoint besides ``consumed_samples``; None: not needed."""
         return self._data.state(consumed_samples) if self._role.reads else None
 
     def close(self) -> None:
-        """Read no more, and end what reads: no thread and no process is left."""
-        # Their end is what a thread that waits for processes waits for.
+        """Stop reading, and end all reading threads and processes."""
+        # First end the processes, because the thread may wait for them.
         if self._data.stream is not None:
             self._data.stream.close()
         self._batches.close()
@@ -176,7 +176,7 @@ class BatchLoader:
 
     def _watched(self, batches: ReadAhead[T], split: Split, consumed_samples: int) -> T:
         if self._data.stream is not None and self._depth:
-            # The thread waits for processes, which the stream watches itself.
+            # The thread waits for worker processes, which the stream itself watches.
             return batches.get(split, consumed_samples)
         self._watch.begin(_Reader(batches, consumed_samples))
         try:
@@ -202,5 +202,5 @@ class BatchLoader:
 
 
 def _warn(line: str) -> None:
-    # Each rank has a log.
+    # Every rank prints, because every rank has a log.
     print(f"trainer: {line}", file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""Which ranks need a batch, which of them read it, and how the others get it.
+"""Roles of the ranks of a replica in loading a batch: read, receive, or neither.
 
-Tokens are needed by the first stage of the pipeline, labels by the stage with the loss, and by those between only where
-documents end: attention and positions depend on it. Files of tokens are mapped into memory; there each rank that needs
-a batch reads it: 32 samples of 2048 tokens take 0.6 ms on each of two ranks, and 1.0 ms where one sends them to the
-other through gloo on the same machine. Text is encoded by one rank of each replica, which sends it.
+The first pipeline stage needs the tokens, the stage with the loss the labels, and the stages between only the document
+ends, for attention and positions. Prepared data is memory-mapped, and each rank that needs a batch reads it: 32 samples
+of 2048 tokens take 0.6 ms on each of two ranks, but 1.0 ms if one rank sends them to the other through gloo on the same
+machine. Streamed text is tokenized by one rank of each replica, which broadcasts the tokens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Windows = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class BatchRole:
-    """What one rank has to do with the batches of its replica.
+    """Role of one rank in loading the batches of its replica.
 
     Attributes:
-        needs: it computes with tokens, labels or the places of documents.
-        reads: it reads them itself.
-        source: the global rank that sends them to this one; None: nobody does.
-        group: ranks that share what ``source`` reads; None: there is no other.
-        device: where tensors for ``group`` lie.
+        needs: True if the rank needs tokens, labels or document ends.
+        reads: True if the rank reads the batches itself.
+        source: global rank that broadcasts the batches; None: no broadcast.
+        group: ranks that receive the broadcast of ``source``, including it; None: no other rank.
+        device: device of the tensors for ``group``.
     """
 
     needs: bool = True
@@ -42,11 +42,11 @@ class BatchRole:
     device: torch.device = torch.device("cpu")
 
     def share(self, windows: Windows | None, shape: tuple[int, ...]) -> Windows:
-        """``windows`` of the rank that reads, on all ranks of ``group`` (collective: all of them).
+        """Broadcast ``windows`` of the reading rank. Collective: all ranks of ``group``.
 
         Args:
-            windows: on the rank that reads.
-            shape: of it, the same on all.
+            windows: the windows on the reading rank; None on the others.
+            shape: shape of the windows, the same on all ranks.
         """
         if self.group is None:
             assert windows is not None
@@ -59,12 +59,12 @@ class BatchRole:
 
 
 def needing_ranks(mesh: ParallelMesh, dp_rank: int, by_all: bool) -> tuple[int, ...]:
-    """The ranks of a replica that need its batches; the first one, of the first stage, reads for all.
+    """Ranks of a replica that need its batches; the first, of the first stage, reads for all.
 
     Args:
-        mesh: seen from any rank.
+        mesh: the mesh, as seen from any rank.
         dp_rank: number of the replica.
-        by_all: stages in the middle need to know where documents end.
+        by_all: True if the middle stages need the document ends.
     """
     places = (mesh.at(rank) for rank in range(mesh.world_size))
     return tuple(
@@ -75,26 +75,26 @@ def needing_ranks(mesh: ParallelMesh, dp_rank: int, by_all: bool) -> tuple[int, 
 
 
 def mapped_role(mesh: ParallelMesh, by_all: bool) -> BatchRole:
-    """The role of ``mesh.rank`` where tokens are in files that every rank can read."""
+    """Role of ``mesh.rank`` for prepared data, which every rank can read."""
     needs = mesh.rank in needing_ranks(mesh, mesh.dp_rank, by_all)
     return BatchRole(needs, needs)
 
 
 def streaming_role(mesh: ParallelMesh, by_all: bool, device: torch.device, timeout: timedelta) -> BatchRole:
-    """The role of ``mesh.rank`` where one rank of each replica encodes text.
+    """Role of ``mesh.rank`` for streaming, where one rank of each replica tokenizes text.
 
     Collective: all ranks of the default group.
 
     Args:
-        mesh: seen from this rank.
+        mesh: the mesh, as seen from this rank.
         by_all: see ``needing_ranks``.
-        device: of the model.
-        timeout: of a broadcast; encoding that takes longer is a failure.
+        device: device of the model.
+        timeout: timeout of a broadcast, and so of the tokenization of a batch.
     """
     role = BatchRole(needs=False, reads=False)
     for replica in range(mesh.dp):
         members = needing_ranks(mesh, replica, by_all)
-        # Every rank makes every group: new_group is collective over the default group, members or not.
+        # Every rank creates every group: new_group is collective over the default group, members or not.
         group = dist.new_group(list(members), timeout=timeout) if len(members) > 1 else None
         if mesh.rank in members:
             role = BatchRole(True, mesh.rank == members[0], members[0], group, device)

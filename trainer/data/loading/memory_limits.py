@@ -1,4 +1,4 @@
-"""How much memory a process may take: that of the machine, or less where a scheduler or a container limits it."""
+"""Memory limit of a process: the machine's memory, or a lower limit of scheduler or container."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def memory_limit(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
-    """Bytes: the least of the machine's memory and the limits of this process's control groups and all around them.
+    """Memory limit in bytes: the least of the machine's memory and the limits of all enclosing control groups.
 
     Args:
-        groups: where control groups of either version of cgroups(7) are mounted.
-        own_groups: which of them are this process's.
+        groups: mount point of the control groups, version 1 or 2 (cgroups(7)).
+        own_groups: file that lists this process's control groups.
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     lines: list[str] = []
@@ -32,11 +32,11 @@ def memory_limit(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
 
 
 def _limits(mounted: Path, own: str, name: str) -> list[int]:
-    """Those of the group ``own`` and of the groups around it; a container may see its own as ``mounted``."""
+    """Limits of the group ``own`` and of the enclosing groups; a container may see its group as ``mounted``."""
     found = []
     group = mounted / own.lstrip("/")
     for level in (group, *group.parents):
-        # No number where there is no limit ("max"), no file in the outermost group.
+        # "max" instead of a number means no limit; the outermost group has no file.
         with suppress(OSError, ValueError):
             found.append(int((level / name).read_text()))
         if level == mounted:

@@ -1,1 +1,1 @@
-"""Samples of BERT and T5, in Megatron-LM's order."""
+"""Training samples of BERT and T5, in Megatron-LM's order."""

@@ -1,8 +1,8 @@
-"""BERT samples: two parts of a text that belong together or stand the wrong way round, with some tokens hidden.
+"""BERT samples: two parts of a text, in order or swapped, with some tokens masked.
 
-Devlin et al. 2018 (arXiv:1810.04805): of the hidden tokens 80% become [MASK], 10% any token and 10% stay. The two parts
-are neighbours, and the question is which one comes first (Lan et al. 2019, ALBERT, arXiv:1909.11942), as in
-Megatron-LM, whose samples these are number for number (megatron/core/datasets/bert_dataset.py).
+Devlin et al. 2018 (arXiv:1810.04805): 80% of the masked tokens become [MASK], 10% a random token, and 10% stay. The two
+parts are neighbours, and the task is to predict their order (Lan et al. 2019, ALBERT, arXiv:1909.11942). The samples
+are exactly Megatron-LM's (megatron/core/datasets/bert_dataset.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from trainer.data.masked.sentence_mapping import MappingRules
 from trainer.data.masked.sentence_samples import SentenceSamples, check_length
 
 SPECIAL = 3
-"""Tokens of a sample that are not text: [CLS] in front, [SEP] after either part."""
+"""Special tokens per sample: [CLS] in front, [SEP] after each part."""
 BECOMES_MASK, STAYS = 0.8, 0.5
-"""Share of hidden tokens that become [MASK], and of the rest that stay what they are."""
+"""Share of masked tokens that become [MASK], and share of the others that stay unchanged."""
 NO_LABEL = -1
 
 
@@ -33,21 +33,21 @@ class BertSample:
     tokens: Ids
     """int64 [S]: [CLS] part A [SEP] part B [SEP], and padding."""
     types: Ids
-    """int64 [S]: 1 where part B stands, else 0."""
+    """int64 [S]: token types, 1 for part B, else 0."""
     labels: Ids
-    """int64 [S]: what a hidden token was, elsewhere -1."""
+    """int64 [S]: original id of a masked token, elsewhere -1."""
     loss_mask: npt.NDArray[np.bool_]
-    """[S]: whether a token was hidden."""
+    """[S]: True for a masked token."""
     padding_mask: npt.NDArray[np.bool_]
-    """[S]: whether a token is no padding. Where a hidden token became [PAD] by chance it is, as in Megatron-LM."""
+    """[S]: False for padding, and for a masked token that became [PAD] at random, as in Megatron-LM."""
     is_random: bool
-    """Part B stood before part A in the text."""
+    """True if part B precedes part A in the text."""
     truncated: bool
-    """Tokens were left out."""
+    """True if tokens were dropped."""
 
 
 class BertDataset(SentenceSamples):
-    """Sample i of the endless sequence of epochs over one split; see SentenceSamples for the order."""
+    """BERT samples of endless epochs over one split, in the order of SentenceSamples."""
 
     def __init__(
         self,
@@ -63,27 +63,29 @@ class BertDataset(SentenceSamples):
         cache: Path | None = None,
         library: Path | None = None,
     ) -> None:
-        """Samples of ``documents`` of ``tokens``, whose sequences are sentences. Any process may make one by itself.
+        """Prepare samples of ``documents`` of ``tokens``, whose sequences are sentences.
+
+        Needs no communication between processes.
 
         Args:
-            tokens: the open pair of files.
-            documents: those of the split (trainer.data.samples.gpt_dataset.split_sequences of their number).
-            seq_length: tokens of a sample, special ones and padding included; 5 to MOST_TOKENS.
-            seed: of the order, and plus i of what is drawn in sample i.
+            tokens: the open indexed dataset.
+            documents: documents of the split (trainer.data.samples.gpt_dataset.split_sequences of their number).
+            seq_length: tokens of a sample, including special tokens and padding; 5 to MOST_TOKENS.
+            seed: seed of the order; sample i draws with seed + i.
             pieces: the tokenizer that made ``tokens``.
-            masking: what is hidden; None: Megatron-LM's defaults for BERT.
-            short_seq_prob: share of samples that are cut shorter.
-            bert_binary_head: samples have two parts; else one, and documents of one sentence are used too.
-            num_samples: as of SentenceSamples.
-            cache: as of SentenceSamples.
-            library: as of SentenceSamples.
+            masking: masking rules; None: Megatron-LM's defaults for BERT.
+            short_seq_prob: share of samples with a shorter target length.
+            bert_binary_head: True: samples have two parts; False: one part, and documents of one sentence are used too.
+            num_samples: see SentenceSamples.
+            cache: see SentenceSamples.
+            library: see SentenceSamples.
 
         Raises:
-            DataError: a setting lies outside its range, the vocabulary lacks [CLS], [SEP] or [MASK], or no document
-                can be used.
+            DataError: a setting is out of range, the vocabulary lacks [CLS], [SEP] or [MASK], or no document is
+                usable.
         """
         check_length(
-            "seq_length", seq_length, SPECIAL + 2, "has no room for [CLS], two [SEP] and a token of either part"
+            "seq_length", seq_length, SPECIAL + 2, "is too short for [CLS], two [SEP] and a token of each part"
         )
         found = special_ids(pieces, ("cls", "sep", "mask"), "BERT samples")
         self._cls, self._sep, self._mask = found["cls"], found["sep"], found["mask"]
@@ -96,10 +98,10 @@ class BertDataset(SentenceSamples):
         super().__init__(tokens, documents, pieces.vocab_size, rules, num_samples, cache, library)
 
     def sample(self, number: int) -> BertSample:
-        """Sample ``number``, counted over all epochs.
+        """Build sample ``number``, counted over all epochs.
 
         Raises:
-            DataError: it holds a token outside the vocabulary.
+            DataError: the sample has a token outside the vocabulary.
         """
         text, lengths, target = self.sentences(number)
         with self.random(number) as random:
@@ -122,7 +124,7 @@ class BertDataset(SentenceSamples):
         )
 
     def _divide(self, text: Ids, lengths: Ids, random: np.random.RandomState) -> tuple[Ids, Ids, bool]:
-        """The two parts, and whether they are the wrong way round; without parts the second is empty."""
+        """Divide into two parts, and tell if they are swapped; without a binary head the second is empty."""
         if not self._has_parts:
             return text, text[:0], False
         pivot = 1 if len(lengths) < 3 else int(random.randint(1, len(lengths)))
@@ -131,7 +133,7 @@ class BertDataset(SentenceSamples):
         return (text[cut:], text[:cut], True) if is_random else (text[:cut], text[cut:], False)
 
     def _hide(self, tokens: Ids, target: int, random: np.random.RandomState) -> tuple[list[int], list[int]]:
-        """``tokens`` with some replaced, and the labels: what those were, elsewhere -1."""
+        """Mask some of ``tokens``; returns the tokens and the labels, the original ids or -1."""
         content = np.flatnonzero((tokens != self._cls) & (tokens != self._sep))
         starts = self._masking.word_starts(tokens)[content]
         places, replaced, labels = content.tolist(), tokens.tolist(), [NO_LABEL] * len(tokens)
@@ -152,7 +154,7 @@ class BertDataset(SentenceSamples):
 
 
 def _shorten(first: Ids, second: Ids, target: int, random: np.random.RandomState) -> Sequence[Ids]:
-    """Both parts with ``target`` tokens together: of the longer one goes a token at either end, as chance has it."""
+    """Shorten both parts to ``target`` tokens in total, dropping tokens of the longer part at a random end."""
     parts = (first, second)
     if len(first) + len(second) <= target:
         return parts

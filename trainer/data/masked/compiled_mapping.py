@@ -1,4 +1,4 @@
-"""build_mapping in the library of kernels (csrc/data), which takes a tenth of numpy's time. Torch-free."""
+"""build_mapping by the native kernel library (csrc/data), in a tenth of numpy's time. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.data.masked.sentence_mapping import LONG_SENTENCE, MappingRules, Ro
 from trainer.data.samples.compiled import Function, functions_of
 
 MappingBuilder = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int32], MappingRules, "int | None"], Rows]
-"""build_mapping, or what gives the same rows."""
+"""build_mapping, or a function with the same result."""
 
 
 class _Rules(ctypes.Structure):
@@ -27,10 +27,10 @@ class _Rules(ctypes.Structure):
 
 
 def mapping_builder(library: Path | None) -> MappingBuilder:
-    """What builds mappings: the function in ``library``, or build_mapping where there is none or it cannot be loaded.
+    """Select the builder: the function in ``library``, or build_mapping if it cannot be loaded.
 
     Args:
-        library: as of functions_of.
+        library: see functions_of.
     """
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     arguments = [pointer, number, pointer, ctypes.POINTER(_Rules), ctypes.c_int, pointer]

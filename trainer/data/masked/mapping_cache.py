@@ -1,9 +1,9 @@
-"""Sentence mappings in a folder, mapped into memory so that the processes of a node share one copy.
+"""Cache folder of sentence mappings, memory-mapped so that the processes of a node share one copy.
 
-An entry is keyed by all that a mapping depends on, so that it is never stale; it is put in place whole, so that any
-number of processes may build and write at once. It is little endian:
+The key of an entry covers all inputs of the mapping, so that an entry is never stale. Entries are written atomically,
+so that concurrent processes may build and write. An entry is a little-endian file:
 
-    8 bytes MAGIC | u64 samples N | u64 bytes per number | u64 CRC-32 of what follows | u32[N, 3] or i64[N, 3] rows
+    8 bytes MAGIC | u64 samples N | u64 bytes per number | u64 CRC-32 of the rest | u32[N, 3] or i64[N, 3] rows
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.data.masked.sentence_mapping import MappingRules, Rows, build_mappi
 MAGIC = b"SENTMAP2"
 HEADER = struct.Struct("<8sQQQ")
 SMALLEST_CACHED = 1 << 16
-"""Samples from which on a mapping is worth a file: so many take 50 ms to make on one core."""
+"""Fewest samples of a cached mapping: these take 50 ms to build on one core."""
 
 
 def load_or_build_mapping(
@@ -39,7 +39,7 @@ def load_or_build_mapping(
     smallest: int = SMALLEST_CACHED,
     build: MappingBuilder = build_mapping,
 ) -> Rows:
-    """``build``, from ``folder`` where it is whole; a folder that cannot be written costs only the building."""
+    """Load the mapping from ``folder``, or build and, if possible, write it."""
     if folder is None or len(document_indices) < 2:
         return build(document_indices, sentence_lengths, rules, num_samples)
     entry = folder / f"{_key(document_indices, sentence_lengths, rules, num_samples)}.mapping"
@@ -51,7 +51,7 @@ def load_or_build_mapping(
         return rows
     with suppress(OSError):
         write_entry(entry, partial(_write, rows))
-    # Pages of the file are shared with the other processes of the node, what was built is not.
+    # Pages of the file are shared with the other processes of the node; the built array is not.
     found = _open(entry)
     return rows if found is None else found
 

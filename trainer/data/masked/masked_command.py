@@ -1,4 +1,4 @@
-"""``python -m trainer masked-samples``: shows what BERT or T5 would be given of a .bin/.idx pair of sentences."""
+"""``python -m trainer masked-samples``: show samples of BERT or T5 from an indexed dataset of sentences."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from trainer.data.tokenizers.tokenizer import SpecialTokens, Tokenizer
 from trainer.ops.build.build_settings import BuildError, BuildSettings
 
 MOST_SAMPLES = 10_000
-"""More than anybody looks at."""
+"""Largest number of samples to print."""
 MANY_DOCUMENTS = 1 << 20
-"""From so many on numpy takes longer to join sentences than torch, which the library needs, takes to be imported."""
+"""From this number of documents on, numpy takes longer than the import of torch, which the native library needs."""
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the command; 3 if the data, the tokenizer or a setting cannot be used."""
+    """Run the command; exit code 3 if the data, the tokenizer or a setting is invalid."""
     options = _parser().parse_args(arguments)
     try:
         if not 1 <= options.samples <= MOST_SAMPLES:
-            raise DataError(f"--samples: {options.samples:,} cannot be shown; give a number from 1 to {MOST_SAMPLES:,}")
+            raise DataError(f"--samples: {options.samples:,} is out of range; use 1 to {MOST_SAMPLES:,}")
         settings = settings_from_flags(options)
         if not settings.is_set:
-            raise DataError("masked samples need the tokenizer that made the data; name it with --tokenizer-model")
+            raise DataError("masked samples need the tokenizer of the data; name it with --tokenizer-model")
         tokenizer = open_tokenizer(settings)
         prefix = options.prefix.expanduser()
         with IndexedDataset(prefix) as tokens:
@@ -61,26 +61,34 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="python -m trainer masked-samples",
-        description="Show samples of masked language modelling as BERT or T5 is given them.",
+        description="Show samples of masked language modelling for BERT or T5.",
     )
-    parser.add_argument("prefix", type=Path, metavar="PREFIX", help="of a .bin/.idx pair whose sequences are sentences")
+    parser.add_argument(
+        "prefix", type=Path, metavar="PREFIX", help="of an indexed dataset whose sequences are sentences"
+    )
     parser.add_argument("--model", choices=("bert", "t5"), required=True)
-    parser.add_argument("--samples", type=int, default=3, metavar="N", help="how many to show (default 3)")
+    parser.add_argument("--samples", type=int, default=3, metavar="N", help="number of samples to show (default 3)")
     parser.add_argument("--seed", type=int, default=1234, help="default 1234")
     parser.add_argument("--seq-length", "--encoder-seq-length", type=int, default=512, metavar="N", help="default 512")
     parser.add_argument("--decoder-seq-length", type=int, default=128, metavar="N", help="T5 (default 128)")
-    parser.add_argument("--mask-prob", type=float, default=0.15, metavar="P", help="share of tokens (default 0.15)")
-    parser.add_argument("--short-seq-prob", type=float, default=0.1, metavar="P", help="default 0.1")
-    parser.add_argument("--bert-no-binary-head", action="store_true", help="one part, and no question of its order")
-    parser.add_argument("--masking-max-ngram", type=int, metavar="N", help="words in a run (BERT 3, T5 10)")
+    parser.add_argument(
+        "--mask-prob", type=float, default=0.15, metavar="P", help="share of masked tokens (default 0.15)"
+    )
+    parser.add_argument(
+        "--short-seq-prob", type=float, default=0.1, metavar="P", help="share of shorter samples (default 0.1)"
+    )
+    parser.add_argument("--bert-no-binary-head", action="store_true", help="BERT: samples of one part")
+    parser.add_argument(
+        "--masking-max-ngram", type=int, metavar="N", help="largest number of words in a span (default: BERT 3, T5 10)"
+    )
     add_tokenizer_flags(parser)
     return parser
 
 
 def library_for(documents: int, environment: Mapping[str, str]) -> Path | None:
-    """The library that joins the sentences of so many documents in a tenth of the time; None: numpy does it.
+    """Native library for this number of documents; None: numpy is fast enough, or no library is built.
 
-    Nothing is built for it.
+    Never builds the library.
     """
     if documents < MANY_DOCUMENTS:
         return None
@@ -139,19 +147,19 @@ def _share(hidden: npt.NDArray[np.bool_], filled: npt.NDArray[np.bool_]) -> str:
 
 
 def _runs(labels: npt.NDArray[np.int64], is_hidden: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
-    """The labels of neighbours that are hidden."""
+    """Labels of each masked span."""
     places = np.flatnonzero(is_hidden)
     cuts = np.flatnonzero(np.diff(places) > 1) + 1
     return [labels[run] for run in np.split(places, cuts)]
 
 
 class _Writer:
-    """Tokens as text, in which special ones stand by name."""
+    """Decodes tokens to text with special tokens by name."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         specials = tokenizer.specials
         self._tokenizer = tokenizer
-        # [CLS] may also begin a text, and [SEP] end one: the later names are the more telling.
+        # [CLS] may also be the begin token, and [SEP] the end token: the later names are more informative.
         roles = [field.name for field in fields(SpecialTokens) if field.name != "sentinels"]
         self._names: dict[int, str] = {token: sentinel_name(place) for place, token in enumerate(specials.sentinels)}
         for role in roles:
@@ -164,5 +172,5 @@ class _Writer:
         for is_special, group in groupby(tokens.tolist(), self._names.__contains__):
             run = list(group)
             parts += [self._names[token] for token in run] if is_special else [self._tokenizer.decode(run)]
-        # On one line.
+        # Join to one line.
         return " ".join(" ".join(parts).split())

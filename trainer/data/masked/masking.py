@@ -1,10 +1,10 @@
-"""Which tokens of a sample are hidden: words and runs of words, drawn as Megatron-LM draws them.
+"""Choice of the masked tokens of a sample: words and spans of words, as in Megatron-LM.
 
-Devlin et al. 2018 (arXiv:1810.04805) hide single pieces, the authors' later code whole words; Joshi et al. 2019
-(SpanBERT, arXiv:1907.10529, section 3.1) runs of words whose number is geometric. Drawn number by number as in
-Megatron-LM (megatron/core/datasets/masked_dataset.py), so that the same seed hides the same. What a word is, the
-vocabulary says (trainer.data.tokenizers.words): with one that marks what continues a word with ##, words are
-Megatron-LM's; it knows no other kind.
+Devlin et al. 2018 (arXiv:1810.04805) mask single word pieces, the authors' later code whole words; Joshi et al. 2019
+(SpanBERT, arXiv:1907.10529, section 3.1) mask spans with a geometric number of words. The draws are exactly those of
+Megatron-LM (megatron/core/datasets/masked_dataset.py), so that the same seed masks the same tokens. The vocabulary
+defines the words (trainer.data.tokenizers.words): with ## for continued words they are Megatron-LM's, which supports no
+other vocabulary.
 """
 
 from __future__ import annotations
@@ -23,59 +23,56 @@ from trainer.data.tokenizers.tokenizer import SpecialTokens
 from trainer.data.tokenizers.words import WordPieces
 
 GEOMETRIC = 0.2
-"""Parameter of SpanBERT's distribution: 3.8 words on average, if no run has more than ten."""
+"""Parameter of SpanBERT's distribution: 3.8 words on average for spans of up to ten words."""
 LONGEST_RUN = 10_000
-"""Words; a share is worked out for each length of a run."""
+"""Largest span in words; a share is computed for each length."""
 
 Ids = npt.NDArray[np.int64]
 
 
 class Pieces(Protocol):
-    """What hiding tokens asks of a tokenizer; every Tokenizer has it."""
+    """Methods of a tokenizer that masking needs; every Tokenizer has them."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """Vocabulary size: one more than the largest id."""
 
     @property
     def specials(self) -> SpecialTokens:
-        """Ids with a meaning of their own."""
+        """Ids of the special tokens."""
 
     def word_pieces(self) -> WordPieces:
-        """Which tokens begin a word."""
+        """Table of the tokens that begin a word."""
 
 
 @dataclass(frozen=True)
 class MaskingRules:
-    """How much is hidden, and in what pieces. The names are Megatron-LM's.
+    """Masking rules, under Megatron-LM's names.
 
     Raises:
-        DataError: a number lies outside its range.
+        DataError: a number is out of range.
     """
 
     mask_prob: float = 0.15
-    """Share of the tokens that are hidden."""
+    """Share of masked tokens."""
     masking_max_ngram: int = 3
-    """Words that are hidden in one run at most."""
+    """Largest number of words in a masked span."""
     masking_do_full_word: bool = True
-    """Words are hidden whole; else each token is a word."""
+    """Mask whole words; otherwise each token counts as a word."""
     masking_use_longer_ngrams: bool = False
-    """Runs of n words are as frequent as 1 / (max - n + 1) says; else as 1 / n."""
+    """Frequency of spans of n words proportional to 1 / (max - n + 1) instead of 1 / n."""
     masking_use_geometric_distribution: bool = False
-    """The number of words in a run is geometric, up to the largest."""
+    """Geometric number of words in a span, up to the largest."""
 
     def __post_init__(self) -> None:
         if not 0 < self.mask_prob < 1:
-            raise DataError(f"mask_prob: {self.mask_prob} is no share between 0 and 1; 0.15 is usual")
+            raise DataError(f"mask_prob: {self.mask_prob} is not between 0 and 1; 0.15 is usual")
         if not 1 <= self.masking_max_ngram <= LONGEST_RUN:
-            raise DataError(
-                f"masking_max_ngram: {self.masking_max_ngram:,} words are no run; give 1 or more, at most "
-                f"{LONGEST_RUN:,}"
-            )
+            raise DataError(f"masking_max_ngram: {self.masking_max_ngram:,} is out of range; use 1 to {LONGEST_RUN:,}")
 
     @cached_property
     def run_shares(self) -> npt.NDArray[np.float64]:
-        """How frequent runs of 1, 2, ... words are."""
+        """Frequencies of spans of 1, 2, ... words."""
         sizes = np.arange(1, self.masking_max_ngram + 1)
         if self.masking_use_geometric_distribution:
             shares: npt.NDArray[Any] = GEOMETRIC * (1 - GEOMETRIC) ** (sizes - 1)
@@ -90,19 +87,19 @@ class MaskingRules:
 
     @cached_property
     def mean_run(self) -> float:
-        """Words in a run on average."""
+        """Average number of words in a span."""
         return float(self.run_shares @ np.arange(1, self.masking_max_ngram + 1))
 
     def most_hidden(self, tokens: int, target: int) -> float:
-        """How many of ``tokens`` tokens may be hidden in a sample that aimed at ``target``."""
+        """Largest number of masked tokens among ``tokens`` in a sample with the target length ``target``."""
         return min(self.mask_prob * target, max(1, int(round(tokens * self.mask_prob))))
 
 
 class Masking:
-    """Draws the runs of tokens that are hidden."""
+    """Draws the masked spans."""
 
     def __init__(self, rules: MaskingRules, words: WordPieces) -> None:
-        """``rules``, for the vocabulary of ``words``."""
+        """Apply ``rules`` to the vocabulary of ``words``."""
         self._rules = rules
         self._words = words
         steps = rules.run_shares.cumsum()
@@ -110,7 +107,7 @@ class Masking:
         self._steps: list[float] = steps.tolist()
 
     def word_starts(self, tokens: Ids) -> npt.NDArray[np.bool_]:
-        """Where in ``tokens`` [S] begins what is only hidden together, bool [S].
+        """Mask of the tokens [S] that begin a unit of masking (a word or a token), bool [S].
 
         Raises:
             IndexError: a token is outside the vocabulary.
@@ -120,14 +117,14 @@ class Masking:
     def runs(
         self, starts: npt.NDArray[np.bool_], most: float, random: np.random.RandomState
     ) -> Iterator[tuple[int, int]]:
-        """First place and end of one hidden run after another, none of which overlap.
+        """Draw masked spans, which do not overlap; yields first position and end (exclusive).
 
-        Whoever draws from ``random`` between two runs, as for what replaces the first, changes the ones that follow.
+        Draws from ``random`` between two spans, for example for the replacement of the first, change later spans.
 
         Args:
-            starts: where words begin, bool [S]; the first place does, whatever it says.
-            most: no more tokens are hidden.
-            random: where the numbers come from.
+            starts: True where a word begins, bool [S]; the first position always begins a word.
+            most: largest number of masked tokens.
+            random: random generator.
         """
         bounds = [*np.flatnonzero(starts).tolist(), len(starts)]
         if bounds[0] != 0:
@@ -153,7 +150,7 @@ class Masking:
     def _words_in_run(self, random: np.random.RandomState) -> int:
         if self._rules.masking_use_geometric_distribution:
             return min(int(random.geometric(GEOMETRIC)), self._rules.masking_max_ngram)
-        # What RandomState.choice does with probabilities, without looking at them again each time.
+        # RandomState.choice with probabilities, without its repeated check of the probabilities.
         return bisect_right(self._steps, random.random_sample()) + 1
 
 
@@ -161,28 +158,27 @@ def check_tokens(tokens: npt.NDArray[np.integer[Any]], vocab_size: int, where: s
     """Refuse tokens outside the vocabulary.
 
     Raises:
-        DataError: there is one; names ``where``.
+        DataError: a token is outside; the message begins with ``where``.
     """
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         wrong = int(tokens[(tokens < 0) | (tokens >= vocab_size)][0])
         raise DataError(
-            f"{where} holds token {wrong}, but the tokenizer has {vocab_size:,}; name the one the data was prepared "
-            "with"
+            f"{where} has token {wrong}, but the tokenizer has {vocab_size:,} tokens; name the tokenizer of the data"
         )
 
 
 def special_ids(pieces: Pieces, roles: tuple[str, ...], purpose: str) -> dict[str, int]:
-    """The ids of the tokens that ``purpose`` cannot do without.
+    """Ids of the special tokens that ``purpose`` requires.
 
     Raises:
-        DataError: the vocabulary lacks some.
+        DataError: the vocabulary lacks some of them.
     """
     found = {role: getattr(pieces.specials, role) for role in roles}
     missing = [role for role, token in found.items() if token is None]
     if missing:
         it = "it" if len(missing) == 1 else "them"
         raise DataError(
-            f"{purpose}: the tokenizer has no {', no '.join(missing)} token; take a vocabulary that has {it}, or add "
+            f"{purpose}: the tokenizer has no {', no '.join(missing)} token; use a vocabulary that has {it}, or add "
             f"{it} by name with --tokenizer-special-tokens"
         )
     return found

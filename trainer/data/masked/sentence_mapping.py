@@ -1,13 +1,13 @@
-"""Which sentences of a corpus make a sample of BERT or T5, in Megatron-LM's order for the same files and seed.
+"""Mapping from samples of BERT or T5 to sentences, in Megatron-LM's order for the same files and seed.
 
-Megatron-LM's build_mapping (megatron/core/datasets/helpers.cpp): sentences of a document are joined until they reach
-a target length, which is the longest one or, now and then, a shorter one; what is left over at the end of a document
-goes to its last sample. The samples are then shuffled. Both streams of random numbers are those of C++.
+Megatron-LM's build_mapping (megatron/core/datasets/helpers.cpp): sentences of a document are concatenated until they
+reach a target length, which is the longest length or, for a share of samples, a shorter one. The rest at the end of a
+document goes to its last sample. Then the samples are shuffled. Both random streams are those of C++.
 
-A document takes one draw and each of its samples one more, so that where a document stands in the stream depends on all
-before it: documents are gone through one by one, but each sample in one search, whatever its sentences. Nothing is
-compiled; trainer.data.masked.compiled_mapping has the same compiled beforehand. No more is held than 8 bytes per
-sentence, and 12 per sample and 28 while they are shuffled.
+A document takes one draw, and each of its samples one more, so that the position of a document in the random stream
+depends on all documents before it. Therefore documents are processed one by one, but each sample takes a single search.
+This module is plain numpy; trainer.data.masked.compiled_mapping has the compiled version. Memory: 8 bytes per sentence,
+12 per sample, and 28 per sample during the shuffle.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from trainer.data.errors import DataError
 from trainer.data.masked.mersenne_twister import shuffled_order, stream_32
 
 LONG_SENTENCE = 512
-"""A document of several sentences is left out if one of them has more tokens."""
+"""A document of several sentences is skipped if a sentence has more tokens."""
 CHUNK = 1 << 16
-"""Documents gone through at a time."""
+"""Documents processed at a time."""
 
 _NEVER = 1 << 32
-"""One in more than the 32-bit numbers that are drawn."""
+"""More than any 32-bit number drawn."""
 
 Rows = npt.NDArray[np.integer[Any]]
-"""[N, 3]: first sentence, one after the last, and target length of each sample."""
+"""[N, 3]: first sentence, end (exclusive), and target length of each sample."""
 
 
 @dataclass(frozen=True)
 class MappingRules:
-    """How sentences are joined.
+    """Rules for concatenating sentences.
 
     Raises:
-        DataError: a number lies outside its range.
+        DataError: a number is out of range.
     """
 
     longest: int
-    """Tokens that a sample aims at, at least 2."""
+    """Usual target length of a sample in tokens, at least 2."""
     short_seq_prob: float
-    """Share of samples that aim at fewer, from 2 on; rounded to one in a whole number."""
+    """Share of samples with a shorter target, from 2 tokens on; rounded to 1 / n for an integer n."""
     seed: int
     least_sentences: int = 1
-    """Documents of fewer are left out, and no sample has fewer."""
+    """Fewest sentences of a sample; documents with fewer are skipped."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.short_seq_prob <= 1:
-            raise DataError(f"short_seq_prob: {self.short_seq_prob} is no share between 0 and 1; 0.1 is usual")
+            raise DataError(f"short_seq_prob: {self.short_seq_prob} is not between 0 and 1; 0.1 is usual")
         if self.longest < 2:
-            raise DataError(f"longest: a sample cannot aim at {self.longest} tokens; give 2 or more")
+            raise DataError(f"longest: a target length of {self.longest} tokens is too short; use 2 or more")
         if self.least_sentences < 1:
-            raise DataError(f"least_sentences: no sample has {self.least_sentences}; give 1 or more")
+            raise DataError(f"least_sentences: {self.least_sentences} is too small; use 1 or more")
 
     @property
     def one_in(self) -> int:
-        """Of so many samples one aims at fewer tokens; 0: none."""
+        """One in this many samples has a shorter target; 0: no sample."""
         # C++ rounds halves up, Python to the even neighbour.
         return math.floor(min(1 / self.short_seq_prob, _NEVER) + 0.5) if self.short_seq_prob else 0
 
@@ -74,22 +74,22 @@ def build_mapping(
     rules: MappingRules,
     num_samples: int | None = None,
 ) -> Rows:
-    """The samples of some documents, shuffled.
+    """Build the shuffled samples of some documents.
 
     Args:
-        document_indices: where in ``sentence_lengths`` each document begins, and where the last one ends; ascending.
+        document_indices: start of each document in ``sentence_lengths``, and the end of the last; ascending.
         sentence_lengths: tokens of each sentence of the whole corpus.
-        rules: how they are joined.
-        num_samples: whole epochs are added until there are so many; None: one epoch.
+        rules: rules for concatenating sentences.
+        num_samples: least number of samples, reached by whole epochs; None: one epoch.
 
     Returns:
-        uint32 (int64 beyond 2^32 sentences) [N, 3]; N is 0 if no document can be used.
+        uint32 (int64 beyond 2^32 sentences) [N, 3]; N is 0 if no document is usable.
     """
     dtype = row_dtype(sentence_lengths)
     documents = _usable(document_indices, sentence_lengths, rules.least_sentences)
     first = int(document_indices[0]) if len(document_indices) else 0
     last = int(document_indices[-1]) if len(document_indices) else 0
-    # Tokens before each sentence, counted from the first document's.
+    # Tokens before each sentence, counted from the first sentence of the first document.
     bounds = np.zeros(last - first + 1, np.int64)
     np.cumsum(sentence_lengths[first:last], out=bounds[1:])
     targets = _targets(rules)
@@ -107,14 +107,14 @@ def build_mapping(
 
 
 def row_dtype(sentence_lengths: npt.NDArray[np.int32]) -> np.dtype[Any]:
-    """Of the rows of a corpus of these sentences."""
+    """Dtype of the rows of a corpus with these sentences."""
     return np.dtype(np.uint32 if len(sentence_lengths) < 1 << 32 else np.int64)
 
 
 def _usable(
     document_indices: npt.NDArray[np.int64], sentence_lengths: npt.NDArray[np.int32], least: int
 ) -> npt.NDArray[np.int64]:
-    """First sentence and end [D, 2] of the documents that samples are made of."""
+    """First sentence and end (exclusive) of the usable documents, [D, 2]."""
     entries = np.require(document_indices, requirements="A")
     counts = np.diff(entries)
     first, last = (int(entries[0]), int(entries[-1])) if len(entries) else (0, 0)
@@ -126,7 +126,7 @@ def _usable(
 
 
 def _targets(rules: MappingRules) -> Iterator[int]:
-    """The target length of one sample after another, without end."""
+    """Endless target lengths of consecutive samples."""
     one_in = rules.one_in
     if not one_in:
         return repeat(rules.longest)
@@ -142,7 +142,7 @@ def _draw_targets(rules: MappingRules, one_in: int) -> Iterator[list[int]]:
 def _join(
     documents: npt.NDArray[np.int64], bounds: memoryview, targets: Iterator[int], least: int
 ) -> npt.NDArray[np.int64]:
-    """The samples [N, 3] of ``documents`` [D, 2], one document after another."""
+    """Concatenate the sentences of ``documents`` [D, 2] to samples [N, 3], in order."""
     starts: list[int] = []
     stops: list[int] = []
     aims: list[int] = []
@@ -151,7 +151,7 @@ def _join(
         while start < last:
             stop = bisect_left(bounds, bounds[start] + target, start + least, last + 1)
             if stop >= last - 1:
-                # A single sentence is never left over.
+                # Never leave a single sentence for a last sample.
                 stop = last
             starts.append(start)
             stops.append(stop)

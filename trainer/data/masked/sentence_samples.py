@@ -1,9 +1,9 @@
-"""The samples of whole sentences that BERT and T5 are made of: an endless sequence of epochs over one split.
+"""Samples of whole sentences for BERT and T5, in endless epochs over one split.
 
-Without a number of samples every epoch has the same samples, so that a run can be made longer and begins anywhere at
-once; the first is in Megatron-LM's order, epoch e in that of ``RandomState([seed, e])``. With one, the epochs that it
-takes are joined and shuffled together, as Megatron-LM does it, and another number is another order. What is drawn
-within a sample (what is hidden, which part comes first) is another thing each time it comes round.
+Without ``num_samples`` every epoch has the same samples, so that a run can be extended and can start anywhere without
+delay; the first epoch has Megatron-LM's order, epoch e the order of ``RandomState([seed, e])``. With ``num_samples``
+all epochs of the run are shuffled together, as in Megatron-LM, and another number gives another order. The draws within
+a sample (masked tokens, order of the parts) differ in each epoch.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from trainer.data.masked.masking import check_tokens
 from trainer.data.masked.sentence_mapping import LONG_SENTENCE, MappingRules
 
 MOST_TOKENS = 1 << 20
-"""Of a sample, padding included: as much as any model of sentences takes, and 8 MiB for each of its arrays."""
+"""Largest sample, including padding: enough for any such model, and 8 MiB for each array."""
 
 
 def check_length(name: str, length: int, least: int, why: str) -> None:
-    """Refuse a length of samples that there cannot be.
+    """Refuse an invalid sample length.
 
     Raises:
-        DataError: names the setting, ``name``, and for one below ``least`` also ``why``.
+        DataError: names the setting ``name``; for a length below ``least`` also the reason ``why``.
     """
     if length < least:
-        raise DataError(f"{name}: {length} {why}; give {least} or more")
+        raise DataError(f"{name}: {length} {why}; use {least} or more")
     if length > MOST_TOKENS:
-        raise DataError(f"{name}: {length:,} tokens are more than a sample can have; give {MOST_TOKENS:,} or fewer")
+        raise DataError(f"{name}: {length:,} tokens are too many for a sample; use {MOST_TOKENS:,} or fewer")
 
 
 class SentenceSamples:
-    """Which sentences, and how many tokens of them, make sample i: what BertDataset and T5Dataset have in common."""
+    """Sentences and target length of each sample: the base of BertDataset and T5Dataset."""
 
     def __init__(
         self,
@@ -52,21 +52,21 @@ class SentenceSamples:
         cache: Path | None = None,
         library: Path | None = None,
     ) -> None:
-        """Samples of ``documents`` of ``tokens``, whose sequences are sentences.
+        """Prepare samples of ``documents`` of ``tokens``, whose sequences are sentences.
 
         Args:
-            tokens: the open pair of files.
-            documents: those of the split.
-            vocab_size: of the tokenizer that made ``tokens``.
-            rules: how sentences are joined.
-            num_samples: length of the run, for Megatron-LM's order over all of its epochs; None: see above.
-            cache: folder where the mapping is kept, which need not exist; None: nowhere.
-            library: Library.path of trainer.ops.dispatch.library.load_built, with which the mapping of a large corpus
-            takes
-                a tenth of the time; None: numpy alone, with the same result.
+            tokens: the open indexed dataset.
+            documents: documents of the split.
+            vocab_size: vocabulary size of the tokenizer that made ``tokens``.
+            rules: rules for concatenating sentences.
+            num_samples: samples of the run, for Megatron-LM's order over all epochs of the run; None: see the module's
+                docstring.
+            cache: folder of cached mappings, which need not exist; None: no cache.
+            library: Library.path of trainer.ops.dispatch.library.load_built, which builds the mapping of a large corpus
+                in a tenth of the time; None: numpy, with the same result.
 
         Raises:
-            DataError: no document can be used.
+            DataError: no document is usable.
         """
         self._tokens = tokens
         self._vocab_size = vocab_size
@@ -90,24 +90,24 @@ class SentenceSamples:
             reasons.append(f"{documents - few:,} have a sentence of more than {LONG_SENTENCE} tokens")
         remedy = "prepare the text with --split-sentences"
         if least > 1:
-            remedy += ", or make samples of one part (bert_binary_head false, --bert-no-binary-head)"
-        why = " and ".join(reasons) or "there is none"
-        return f"{self._tokens.prefix}: no sample can be made of its {documents:,} documents: {why}; {remedy}"
+            remedy += ", or use samples of one part (--bert-no-binary-head)"
+        why = " and ".join(reasons) or "the split is empty"
+        return f"{self._tokens.prefix}: none of its {documents:,} documents is usable: {why}; {remedy}"
 
     def __len__(self) -> int:
-        """Samples until it begins anew: of one epoch, or of those that are shuffled together."""
+        """Number of samples before the mapping repeats: of one epoch, or of all epochs shuffled together."""
         return len(self._rows)
 
     @property
     def rows(self) -> npt.NDArray[np.integer[Any]]:
-        """First sentence, one after the last, and target length of each of them, [N, 3]."""
+        """First sentence, end (exclusive) and target length of each sample, [N, 3]."""
         return self._rows
 
     def sentences(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
-        """Sample ``number``, counted over all epochs: its tokens, the lengths of its sentences, its target length.
+        """Tokens, sentence lengths and target length of sample ``number``, counted over all epochs.
 
         Raises:
-            DataError: it holds a token outside the vocabulary.
+            DataError: the sample has a token outside the vocabulary.
         """
         first, last, target = self._rows[self._place(number)].tolist()
         lengths = self._tokens.sequence_lengths[first:last].astype(np.int64)
@@ -119,8 +119,8 @@ class SentenceSamples:
 
     @contextmanager
     def random(self, number: int) -> Iterator[np.random.RandomState]:
-        """Where the numbers of sample ``number`` come from, as in Megatron-LM; no longer than the block."""
-        # A new one costs 100 us, of which the seed is 2; several threads may be at it at once.
+        """Random generator of sample ``number``, as in Megatron-LM; valid only within the ``with`` block."""
+        # A new generator costs 100 us, reseeding 2 us. Several threads may use this method at once.
         try:
             state = self._idle.pop()
         except IndexError:
@@ -135,7 +135,7 @@ class SentenceSamples:
         epoch, place = divmod(number, len(self._rows))
         if self._is_joined or not epoch:
             return place
-        # Read once: another thread may be at another epoch.
+        # Read the attribute once: another thread may be in another epoch.
         current, order = self._order
         if current != epoch:
             order = np.random.RandomState([self._mapping.seed % (1 << 32), epoch]).permutation(len(self._rows))

@@ -1,9 +1,8 @@
-"""T5 samples: a text in which sentinels stand for hidden runs of words, and what they stand for.
+"""T5 samples: a text with sentinels in place of masked spans, and the masked spans.
 
-Raffel et al. 2019 (arXiv:1910.10683, section 3.1.4), with Megatron-LM's runs of words, whose samples these are number
-for number (megatron/core/datasets/t5_dataset.py). The encoder reads ``a b <0> e <1>``, the decoder ``<bos> <0> c d <1>
-f`` and is asked for ``<0> c d <1> f <eod>``. Attention needs no more than which tokens are padding: no [S, S] masks
-are made.
+Raffel et al. 2019 (arXiv:1910.10683, section 3.1.4), with Megatron-LM's spans of words; the samples are exactly
+Megatron-LM's (megatron/core/datasets/t5_dataset.py). The encoder reads ``a b <0> e <1>``, the decoder ``<bos> <0> c d
+<1> f``, with the labels ``<0> c d <1> f <eod>``. Attention only needs the padding masks: no [S, S] masks are built.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from trainer.data.masked.sentence_mapping import MappingRules
 from trainer.data.masked.sentence_samples import SentenceSamples, check_length
 
 SPECIAL = 2
-"""Tokens by which a sample aims at fewer than the encoder takes, as in Megatron-LM."""
+"""Difference between encoder length and target length of a sample, as in Megatron-LM."""
 NO_LABEL = -1
 
 
@@ -31,23 +30,23 @@ class T5Sample:
     """One sample; E is encoder_seq_length, D decoder_seq_length."""
 
     encoder_tokens: Ids
-    """int64 [E]: the text with sentinels in place of hidden runs, and padding."""
+    """int64 [E]: the text with sentinels in place of masked spans, and padding."""
     decoder_tokens: Ids
-    """int64 [D]: what begins a text, then each sentinel and its run, and padding."""
+    """int64 [D]: the begin-of-sequence token, then each sentinel with its span, and padding."""
     labels: Ids
-    """int64 [D]: the token that follows each of ``decoder_tokens``; -1 where these are padding."""
+    """int64 [D]: the next token of each of ``decoder_tokens``; -1 for padding."""
     loss_mask: npt.NDArray[np.bool_]
-    """[D]: whether a label counts."""
+    """[D]: True if the label counts in the loss."""
     encoder_mask: npt.NDArray[np.bool_]
-    """[E]: whether a token is no padding."""
+    """[E]: False for padding."""
     decoder_mask: npt.NDArray[np.bool_]
-    """[D]: the same of ``decoder_tokens``."""
+    """[D]: False for padding."""
     truncated: bool
-    """Tokens were left out at the end."""
+    """True if tokens were dropped at the end."""
 
 
 class T5Dataset(SentenceSamples):
-    """Sample i of the endless sequence of epochs over one split; see SentenceSamples for the order."""
+    """T5 samples of endless epochs over one split, in the order of SentenceSamples."""
 
     def __init__(
         self,
@@ -63,34 +62,34 @@ class T5Dataset(SentenceSamples):
         cache: Path | None = None,
         library: Path | None = None,
     ) -> None:
-        """Samples of ``documents`` of ``tokens``, whose sequences are sentences. Any process may make one by itself.
+        """Prepare samples of ``documents`` of ``tokens``, whose sequences are sentences.
 
-        Where a sample would take more sentinels or a longer decoder than there are, which Megatron-LM ends the run
-        at, less of it is hidden.
+        Needs no communication between processes. If a sample would need more sentinels or a longer decoder, at which
+        Megatron-LM ends the run, fewer of its tokens are masked.
 
         Args:
-            tokens: the open pair of files.
-            documents: those of the split (trainer.data.samples.gpt_dataset.split_sequences of their number).
-            encoder_seq_length: tokens that the encoder takes; 4 to MOST_TOKENS.
-            decoder_seq_length: tokens that the decoder takes, no more than that either.
-            seed: of the order, and plus i of what is drawn in sample i.
+            tokens: the open indexed dataset.
+            documents: documents of the split (trainer.data.samples.gpt_dataset.split_sequences of their number).
+            encoder_seq_length: tokens of the encoder; 4 to MOST_TOKENS.
+            decoder_seq_length: tokens of the decoder; 1 to MOST_TOKENS.
+            seed: seed of the order; sample i draws with seed + i.
             pieces: the tokenizer that made ``tokens``.
-            masking: what is hidden; None: Megatron-LM's defaults for T5, runs of up to ten words.
-            short_seq_prob: share of samples that are cut shorter.
-            num_samples: as of SentenceSamples.
-            cache: as of SentenceSamples.
-            library: as of SentenceSamples.
+            masking: masking rules; None: Megatron-LM's defaults for T5, spans of up to ten words.
+            short_seq_prob: share of samples with a shorter target length.
+            num_samples: see SentenceSamples.
+            cache: see SentenceSamples.
+            library: see SentenceSamples.
 
         Raises:
-            DataError: a setting lies outside its range; the vocabulary lacks sentinels, or tokens that begin and end
-                what the decoder says; a usual sample has no room in the decoder; or no document can be used.
+            DataError: a setting is out of range; the vocabulary lacks sentinels, or tokens that begin and end the
+                decoder's text; the decoder is too short for a usual sample; or no document is usable.
         """
         check_length("encoder_seq_length", encoder_seq_length, SPECIAL + 2, "is too short")
         check_length("decoder_seq_length", decoder_seq_length, 1, "is too short")
         self._rules = masking or MaskingRules(masking_max_ngram=10, masking_use_geometric_distribution=True)
         self._eod = special_ids(pieces, ("eod",), "T5 samples")["eod"]
         specials = pieces.specials
-        # T5's own vocabulary has nothing that begins a text; there padding does.
+        # T5's vocabulary has no begin-of-sequence token; the decoder starts with padding instead.
         begins = specials.pad if specials.bos is None else specials.bos
         self._bos = special_ids(pieces, ("bos",), "T5 samples")["bos"] if begins is None else begins
         self._pad = specials.pad or 0
@@ -103,28 +102,27 @@ class T5Dataset(SentenceSamples):
         super().__init__(tokens, documents, pieces.vocab_size, rules, num_samples, cache, library)
 
     def _check_room(self) -> None:
-        """Refuse what not even a usual sample has room in."""
+        """Refuse sentinels or a decoder length that are insufficient even for a usual sample."""
         encoder, decoder = self._lengths
         hidden = int(self._rules.most_hidden(encoder - SPECIAL, encoder - SPECIAL))
         runs = max(1, math.ceil(hidden / self._rules.mean_run))
         if len(self._sentinels) < runs:
             raise DataError(
-                f"T5 samples: the tokenizer has {len(self._sentinels)} sentinels (<extra_id_0> and on), but of "
-                f"{encoder:,} tokens (encoder_seq_length) about {runs:,} runs of words are hidden; give "
-                f"--vocab-extra-ids {max(100, hidden):,}, or hide less (mask_prob)"
+                f"T5 samples: the tokenizer has {len(self._sentinels)} sentinels (<extra_id_0>, ...), but "
+                f"{encoder:,} tokens (encoder_seq_length) have about {runs:,} masked spans; use "
+                f"--vocab-extra-ids {max(100, hidden):,}, or lower mask_prob"
             )
         if decoder < 1 + hidden + runs:
             raise DataError(
-                f"decoder_seq_length: {decoder:,} has no room for what is hidden of {encoder:,} tokens "
-                f"(encoder_seq_length), about {hidden:,} in {runs:,} runs; give {1 + 2 * hidden:,}, or hide less "
-                "(mask_prob)"
+                f"decoder_seq_length: {decoder:,} is too short for the masked tokens of {encoder:,} tokens "
+                f"(encoder_seq_length), about {hidden:,} in {runs:,} spans; use {1 + 2 * hidden:,}, or lower mask_prob"
             )
 
     def sample(self, number: int) -> T5Sample:
-        """Sample ``number``, counted over all epochs.
+        """Build sample ``number``, counted over all epochs.
 
         Raises:
-            DataError: it holds a token outside the vocabulary.
+            DataError: the sample has a token outside the vocabulary.
         """
         text, _, target = self.sentences(number)
         tokens = text[:target]
@@ -148,10 +146,10 @@ class T5Dataset(SentenceSamples):
         )
 
     def _runs(self, tokens: Ids, target: int, number: int) -> list[list[int]]:
-        """The places of each hidden run, in the order of the text.
+        """Positions of each masked span, in the order of the text.
 
-        There are as many as there are sentinels and room in the decoder for. [CLS] and [SEP], which may stand within
-        the text where a vocabulary has them, are in no run; as in Megatron-LM, one that a run goes across is left out.
+        Sentinels and decoder length limit the number of spans. [CLS] and [SEP], which may occur in the text if the
+        vocabulary has them, are in no span; as in Megatron-LM, such a token inside a span is dropped.
         """
         content = np.flatnonzero(~np.isin(tokens, self._never_hidden))
         starts = self._masking.word_starts(tokens)[content]

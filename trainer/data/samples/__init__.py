@@ -1,1 +1,1 @@
-"""Training samples of a decoder: epochs, packing, blends, continuation."""
+"""Training samples of a decoder: epochs, packing, blends, resuming."""

@@ -1,11 +1,11 @@
-"""Micro-batches: which samples of the global batch this replica trains on, as tensors.
+"""Micro-batches of this replica as tensors.
 
 Legend: B micro-batch, S sequence.
 
-Everything is a function of ``consumed_samples``, the number of samples that all replicas together have trained on, so
-that a run resumes at its place on any layout. Sample i of a global batch belongs to the global micro-batch
-``k = i // micro_batch_size``; replica ``k % dp`` runs it as its micro-batch ``k // dp``. Micro-batch k is therefore the
-same samples for every dp, and its number serves to draw its dropout.
+All batches are functions of ``consumed_samples``, the number of samples that all replicas together have trained on, so
+that a run resumes at its position on any parallel layout. Sample i of a global batch belongs to the global micro-batch
+``k = i // micro_batch_size``, which replica ``k % dp`` runs as its micro-batch ``k // dp``. So micro-batch k has the
+same samples for every dp, and its number addresses its dropout stream.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ Split = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one pass through the model takes. Every pipeline stage and tensor-parallel rank gets the same."""
+    """Input of one pass through the model; the same on all pipeline stages and tensor-parallel ranks."""
 
     tokens: torch.Tensor
     """int64 [B, S]."""
     labels: torch.Tensor
-    """int64 [B, S]: the token that follows each of ``tokens``."""
+    """int64 [B, S]: the next token of each of ``tokens``."""
     loss_mask: torch.Tensor | None = None
-    """bool [B, S], or numbers of any type, 1 where the label counts; None: all count."""
+    """[B, S], bool or numeric: 1 where the label counts in the loss; None: all labels count."""
     index: int = 0
-    """Number of this micro-batch within the global batch, the same for every layout."""
+    """Number of this micro-batch within the global batch, the same for every parallel layout."""
     documents: Documents | None = None
-    """Set where attention must not cross from one document to another."""
+    """Documents that attention must stay within; None: no restriction."""
     restarts: Documents | None = None
-    """Set where positions begin anew with each document."""
+    """Documents at which positions restart; None: no restart."""
 
     @property
     def positions(self) -> torch.Tensor | None:
-        """int32 [B, S] of whole samples, on the device of ``tokens``; None: they count along the sequence."""
+        """Position ids, int32 [B, S], on the device of ``tokens``; None: consecutive along the sequence."""
         return None if self.restarts is None else self.restarts.positions(self.tokens.device)
 
     @property
     def valid_tokens(self) -> int:
-        """How many labels count. On a GPU this waits for the mask: count before ``to``."""
+        """Number of labels that count. On a GPU this synchronizes: count before ``to``."""
         return self.labels.numel() if self.loss_mask is None else int(self.loss_mask.sum())
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on ``device``; from pinned memory a GPU copies it while the CPU goes on."""
+        """Copy to ``device``; asynchronous from pinned memory to a GPU."""
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> MicroBatch:
-        """The same in memory that a GPU can read by itself."""
+        """Copy to pinned memory."""
         if self.restarts is not None:
             self.restarts.pin()
         return self._with_tensors(torch.Tensor.pin_memory)
@@ -70,63 +70,63 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class PackedSample:
-    """A sample of whole documents and padding, each of which attention stays within."""
+    """A sample of whole documents and padding; attention stays within each."""
 
     tokens: Tokens
     """[S]."""
     labels: Tokens
-    """[S]: of each token the one that follows it in its document."""
+    """[S]: the next token in the document."""
     counts: npt.NDArray[np.bool_]
-    """[S]: whether a label counts in the loss."""
+    """[S]: True if the label counts in the loss."""
     bounds: Bounds
-    """As those of Documents."""
+    """Bounds of the documents and the padding; see Documents.bounds."""
 
 
 Sample = Tokens | PackedSample
-"""A window of ``seq_length + 1`` tokens, or what whole documents fill."""
+"""A window of ``seq_length + 1`` tokens, or a packed sample."""
 
 
 class Samples(Protocol):
-    """An endless sequence of samples, all of one kind."""
+    """An endless sequence of samples of one type."""
 
     def sample(self, number: int) -> Sample:
-        """Sample ``number``."""
+        """Read sample ``number``."""
 
 
 class Stream(Protocol):
-    """Text that is encoded while the model trains; see trainer.data.streaming.stream."""
+    """Text that is tokenized during training; see trainer.data.streaming.stream."""
 
     def state(self, consumed_samples: int) -> dict[str, Any]:
-        """Plain values for a checkpoint, from which training goes on at this sample."""
+        """Plain values for a checkpoint, from which training resumes at this sample."""
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from what a checkpoint holds."""
+        """Resume from the state of a checkpoint."""
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the worker processes."""
 
 
 @runtime_checkable
 class LibraryUser(Protocol):
-    """Samples that are found sooner with the library of kernels."""
+    """Samples that the native kernel library finds faster."""
 
     def use_library(self, library: Path | None) -> None:
-        """Find them with ``library``, as of trainer.data.samples.compiled; they stay the same."""
+        """Use ``library``, see trainer.data.samples.compiled; the samples stay the same."""
 
 
 class SampleOrder(Protocol):
-    """What training samples come from, as far as a checkpoint has to tell; see trainer.data.samples.continuation."""
+    """Resumable order of the training samples; see trainer.data.samples.continuation."""
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
 
     def restore(self, state: Mapping[str, Any], consumed_samples: int) -> str | None:
-        """Go on from what a checkpoint holds; returns a line about what has changed, if anything has."""
+        """Resume from the state of a checkpoint; returns a line about changes, None without any."""
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How samples become the micro-batches of one replica."""
+    """Batch sizes, and this replica's place among the replicas."""
 
     micro_batch_size: int
     global_batch_size: int
@@ -138,23 +138,23 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class Packing:
-    """What is done about the documents that share a sample.
+    """Rules for the documents that share a sample.
 
     A document ends with its end-of-document token, as in Megatron-LM's get_ltor_masks_and_position_ids
-    (megatron/training/utils.py): what follows belongs to the next one.
+    (megatron/training/utils.py): the tokens that follow belong to the next document.
     """
 
     end: int
-    """The token that ends a document."""
+    """End-of-document token."""
     mask_loss: bool = False
-    """Positions whose input is ``end`` do not count in the loss."""
+    """Exclude positions whose input is ``end`` from the loss."""
     separate_attention: bool = False
-    """Attention stays within a document."""
+    """Restrict attention to the document."""
     restart_positions: bool = False
-    """Positions begin anew with each document."""
+    """Restart positions at each document."""
 
     def apply(self, batch: MicroBatch) -> MicroBatch:
-        """``batch``, on the CPU, with its loss mask and documents."""
+        """Add loss mask and documents to ``batch``, which must be on the CPU."""
         counts, ends = self.places_of(batch.tokens.numpy() == self.end, batch.tokens.shape[1])
         documents = None if ends is None else ends.documents(len(batch.tokens))[0]
         mask = batch.loss_mask
@@ -168,10 +168,10 @@ class Packing:
         )
 
     def places_of(self, is_end: npt.NDArray[np.bool_], length: int) -> DocumentPlaces:
-        """What is asked for about documents of samples of ``length`` tokens.
+        """Loss mask and document ends of samples of ``length`` tokens, as far as the rules need them.
 
         Args:
-            is_end: [N, ``length`` or more], whether a token is ``end``; ours from now on.
+            is_end: [N, ``length`` or more], True if a token is ``end``; the caller must not use it again.
             length: S.
         """
         counts = ~is_end[:, :length] if self.mask_loss else None
@@ -181,15 +181,15 @@ class Packing:
 
 
 class DocumentPlaces(NamedTuple):
-    """Where the documents of N samples lie, each part None where it was not asked for."""
+    """Loss mask and document ends of N samples; None if not needed."""
 
     counts: npt.NDArray[np.bool_] | None = None
-    """[N, S]: whether a label counts in the loss."""
+    """[N, S]: True if the label counts in the loss."""
     ends: DocumentEnds | None = None
 
 
 class TrainData:
-    """The samples of a run, by split. Made by trainer.data.loading.build.build_data."""
+    """Samples of a run, by split, built by trainer.data.loading.build.build_data."""
 
     def __init__(
         self,
@@ -205,14 +205,14 @@ class TrainData:
         """Wrap ``samples``.
 
         Args:
-            samples: the splits that there are.
-            vocab_size: number of token ids, not padded.
+            samples: samples of each existing split.
+            vocab_size: number of token ids, without padding.
             shape: batch sizes and this replica's place.
-            packing: what is done about documents; None: nothing.
-            notes: one line each for what a reader of the log should know; rank 0 prints them.
-            masks_loss: samples are packed documents, and themselves tell of labels that do not count.
-            stream: what the samples, all windows, are encoded from as they are asked for; None: they are there.
-            order: of the samples for training, which checkpoints tell of; None: there is nothing to tell.
+            packing: rules for documents; None: no rules.
+            notes: lines for the log, which rank 0 prints.
+            masks_loss: True if the samples are packed documents, which have their own loss masks.
+            stream: source of streamed text, whose samples are windows; None: prepared data.
+            order: order of the training samples, which is part of checkpoints; None: no state.
         """
         self.vocab_size = vocab_size
         self.notes = notes
@@ -231,27 +231,27 @@ class TrainData:
         self._restarts = masks_loss or (packing is not None and packing.restart_positions)
 
     def use_library(self, library: Path | None) -> None:
-        """Find the samples of blends with the library of kernels; the samples stay the same."""
+        """Use the native kernel library for the order of blends; the samples stay the same."""
         for samples in self._samples.values():
             if isinstance(samples, LibraryUser):
                 samples.use_library(library)
 
     @property
     def masks_loss(self) -> bool:
-        """Whether some labels do not count, so that the tokens of a global batch have to be counted."""
+        """True if some labels may not count, so that the valid tokens of a global batch must be counted."""
         return self._masks_loss
 
     def state(self, consumed_samples: int) -> dict[str, Any] | None:
-        """Plain values for a checkpoint, from which training goes on at this sample; None: the number tells all."""
+        """Plain values for a checkpoint at this sample; None: ``consumed_samples`` is sufficient."""
         if self.stream is not None:
             return self.stream.state(consumed_samples)
         return None if self._order is None else self._order.state()
 
     def restore(self, state: Mapping[str, Any] | None, consumed_samples: int) -> None:
-        """Go on from what a checkpoint holds; what has changed since is noted.
+        """Resume from the state of a checkpoint; changes since then are added to ``notes``.
 
         Raises:
-            DataError: the order of the samples cannot be gone on with.
+            DataError: the order of the samples cannot be resumed.
         """
         if self.stream is not None:
             self.stream.restore(state)
@@ -260,29 +260,29 @@ class TrainData:
             self.notes += () if changed is None else (changed,)
 
     def has(self, split: Split) -> bool:
-        """Whether there is anything to read in ``split``."""
+        """True if ``split`` has samples."""
         return split in self._samples
 
     @property
     def has_documents(self) -> bool:
-        """Whether every stage of a pipeline needs to know where documents end."""
+        """True if every pipeline stage needs the document ends."""
         return self._separates or self._restarts
 
     @property
     def step(self) -> int:
-        """Samples of a global batch."""
+        """Samples per global batch."""
         return self._shape.global_batch_size
 
     @property
     def windows_shape(self) -> tuple[int, int, int]:
-        """[micro-batches of this replica, B, S + 1]."""
+        """Shape of ``windows``: [micro-batches of this replica, B, S + 1]."""
         return (len(self._indexes), self._shape.micro_batch_size, self._shape.seq_length + 1)
 
     def micro_batches(self, split: Split, consumed_samples: int) -> list[MicroBatch]:
-        """This replica's micro-batches of the global batch that starts at ``consumed_samples``.
+        """Micro-batches of this replica of the global batch that starts at ``consumed_samples``.
 
         Raises:
-            DataError: the data holds a token outside the vocabulary.
+            DataError: the data has a token outside the vocabulary.
         """
         numbers = self._offsets + consumed_samples
         if self._is_packed:
@@ -291,31 +291,31 @@ class TrainData:
         return self._of_whole(self._checked(read_windows(self._samples[split], numbers), consumed_samples))
 
     def windows(self, split: Split, consumed_samples: int) -> npt.NDArray[np.int32]:
-        """What ``of_windows`` makes the same micro-batches of: int32 of ``windows_shape``.
+        """Windows of this replica's micro-batches for ``of_windows``: int32, shape ``windows_shape``.
 
         Raises:
-            DataError: the text cannot be read, or holds a token outside the vocabulary.
+            DataError: the text cannot be read, or has a token outside the vocabulary.
         """
         windows = self._checked(read_windows(self._samples[split], self._offsets + consumed_samples), consumed_samples)
         return windows.astype(np.int32, copy=False).reshape(self.windows_shape)
 
     def of_windows(self, windows: npt.NDArray[np.int32]) -> list[MicroBatch]:
-        """This replica's micro-batches out of their windows of tokens."""
+        """Build this replica's micro-batches from their windows."""
         return self._of_whole(windows.reshape(-1, windows.shape[-1]))
 
     def _checked(self, whole: Tokens, first: int) -> Tokens:
-        """``whole``, of samples from ``first`` on, if its tokens are within the vocabulary."""
-        # Negative ones are the largest of all where they are read as unsigned.
+        """Return ``whole``, samples from ``first`` on, after a check that all tokens are in the vocabulary."""
+        # Viewed as unsigned, negative tokens are the largest.
         if int(whole.view(f"u{whole.itemsize}").max()) >= self.vocab_size:
             wrong = whole[(whole >= self.vocab_size) | (whole < 0)][0]
             raise DataError(
-                f"data.data_path: sample {first} and on hold token {wrong}, but model.vocab_size is {self.vocab_size}; "
-                "set it to the vocabulary that the data was tokenized with"
+                f"data.data_path: a sample from {first} on has token {wrong}, but model.vocab_size is "
+                f"{self.vocab_size}; set model.vocab_size to the vocabulary size of the data"
             )
         return whole
 
     def placeholders(self) -> list[MicroBatch]:
-        """Micro-batches of the right shapes whose tokens mean nothing, for who only passes activations on."""
+        """Micro-batches of the right shapes with dummy tokens, for ranks that only pass on activations."""
         _, size, window = self.windows_shape
         nothing = torch.zeros(1, 1, dtype=torch.int64).expand(size, window - 1)
         return [MicroBatch(nothing, nothing, index=index) for index in self._indexes]
@@ -328,18 +328,18 @@ class TrainData:
         return self._divided(tokens, labels, counts, DocumentEnds.between([one.bounds for one in samples]))
 
     def _of_whole(self, windows: Tokens) -> list[MicroBatch]:
-        """Micro-batches of windows [N, S + 1]."""
+        """Build micro-batches from windows [N, S + 1]."""
         places = DocumentPlaces()
         if self._packing is not None:
-            # Before tokens take eight bytes each, which leaves nothing else in the caches of a core. Whole windows lie
-            # side by side in memory, and are compared in half the time of their parts.
+            # Compare before the cast to int64, which would fill the caches of a core. Whole windows are contiguous, and
+            # their comparison takes half the time of that of slices.
             places = self._packing.places_of(windows == self._packing.end, windows.shape[1] - 1)
         return self._divided(windows[:, :-1], windows[:, 1:], *places)
 
     def _divided(
         self, tokens: Tokens, labels: Tokens, counts: npt.NDArray[np.bool_] | None, ends: DocumentEnds | None
     ) -> list[MicroBatch]:
-        """Micro-batches of N samples; made all at once, as each step costs more than its work on one sample."""
+        """Build the micro-batches of N samples in one batch, because each call costs more than its work."""
         size = self._shape.micro_batch_size
         shape = (len(self._indexes), size, tokens.shape[1])
         nothing: Sequence[None] = [None] * shape[0]

@@ -1,4 +1,4 @@
-"""Whole pieces of different lengths into as few equal boxes as best fit needs, by the histogram of their lengths."""
+"""Best-fit bin packing of items, by the histogram of their lengths."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import numpy.typing as npt
 
 
 def best_fit(lengths: npt.NDArray[np.int64], capacity: int) -> npt.NDArray[np.int64]:
-    """The box of each piece: best fit decreasing, which needs at most 11/9 of the fewest boxes, and 4.
+    """Assign each item to a bin by best fit decreasing.
 
-    From the longest to the shortest, each piece goes to the fullest box that has room (Johnson, Demers, Ullman, Garey
-    and Graham 1974, doi:10.1137/0203025). All pieces of one length are dealt out at once: the fullest box with room is
-    the one that took the last piece for as long as it has room, so that boxes of equal room take equally many.
+    From the longest to the shortest, each item goes to the fullest bin with enough room, which needs at most 11/9 of
+    the fewest bins plus 4 (Johnson, Demers, Ullman, Garey and Graham 1974, doi:10.1137/0203025). All items of one
+    length are assigned together: the bin that took the last item remains the fullest as long as it has room, so that
+    bins of equal room take equally many items.
 
     Args:
-        lengths: of the pieces, from 1 to ``capacity``.
-        capacity: of a box.
+        lengths: lengths of the items, from 1 to ``capacity``.
+        capacity: capacity of a bin.
 
     Returns:
-        Numbers of boxes, from 0 without gaps. How many there are depends on the histogram of ``lengths`` alone, and
-        which of equal pieces go together on their order.
+        Bin of each item, numbered from 0 without gaps. The number of bins depends only on the histogram of
+        ``lengths``. The order of the items decides which items of equal length share a bin.
     """
     boxes = np.empty(len(lengths), np.int64)
     pieces = np.argsort(-lengths, kind="stable")
@@ -42,7 +43,7 @@ def best_fit(lengths: npt.NDArray[np.int64], capacity: int) -> npt.NDArray[np.in
             used = min(len(found), -(-left // each))
             dealt = min(left, each * used)
             boxes[pieces[stop - left : stop - left + dealt]] = np.repeat(found[:used], each)[:dealt]
-            # The last box that is used may get fewer than the others.
+            # The last bin used may get fewer items than the others.
             rooms.add(room - each * length, found[: used - 1])
             rooms.add(room - (dealt - each * (used - 1)) * length, found[used - 1 : used])
             rooms.add(room, found[used:])
@@ -51,24 +52,24 @@ def best_fit(lengths: npt.NDArray[np.int64], capacity: int) -> npt.NDArray[np.in
 
 
 class _Rooms:
-    """Boxes by the room that is left in them."""
+    """Bins by their remaining room."""
 
     def __init__(self) -> None:
         self._boxes: dict[int, list[npt.NDArray[np.int64]]] = {}
         self._sorted: list[int] = []
 
     def smallest(self, length: int) -> int | None:
-        """The least room of a box that ``length`` fits into."""
+        """Smallest room of a bin into which ``length`` fits; None: no such bin."""
         place = bisect_left(self._sorted, length)
         return self._sorted[place] if place < len(self._sorted) else None
 
     def take(self, room: int) -> npt.NDArray[np.int64]:
-        """Take out all boxes with exactly ``room``."""
+        """Remove and return all bins with exactly ``room``."""
         self._sorted.remove(room)
         return np.concatenate(self._boxes.pop(room))
 
     def add(self, room: int, boxes: npt.NDArray[np.int64]) -> None:
-        """Put in boxes with ``room``; full ones and none at all are forgotten."""
+        """Add bins with ``room``; full bins are dropped."""
         if not room or not len(boxes):
             return
         if room not in self._boxes:

@@ -1,12 +1,12 @@
-"""Several datasets served as one, in proportion to weights.
+"""Blends: several datasets as one, in proportion to weights.
 
 The order is Megatron-LM's (build_blending_indices in megatron/core/datasets/helpers.cpp): sample n comes from the
-dataset that lies farthest behind its share, argmax_i(w_i max(n, 1) - c_i), the first of several; c_i counts what it has
-served. The order of a run is thus the beginning of that of a longer one, and any number of samples can be drawn.
+dataset that is farthest behind its share, argmax_i(w_i max(n, 1) - c_i), the first of equals; c_i is the number of
+samples drawn from dataset i. So the order of a run is a prefix of the order of a longer run, and it is endless.
 
-Nothing is kept of the order but the counts at its every 2^24th sample, with numpy about a second apart for ten
-datasets, with the library of kernels a sixth of it. From those that are kept any place is at most that far
-away; where none are, one in 10^9 samples is a minute away.
+Only the counts at every 2^24th sample are kept. For ten datasets numpy computes this distance in about a second, the
+native kernel library in a sixth of that, which bounds the time to reach any place from the kept counts. Without kept
+counts a place at 10^9 samples takes a minute.
 """
 
 from __future__ import annotations
@@ -29,37 +29,36 @@ from trainer.data.samples.windows import Numbers, Tokens, read_blended
 T_co = TypeVar("T_co", covariant=True)
 
 BLOCK = 1 << 18
-"""Samples whose places are held in memory at a time: about 30 ms of work for ten datasets."""
+"""Samples whose places are in memory at a time: about 30 ms of work for ten datasets."""
 STRIDE = 1 << 24
-"""Samples between counts that are kept, and at most worked out at once: about a second for ten datasets."""
+"""Samples between kept counts, and the most computed at once: about a second for ten datasets."""
 
 
 class Numbered(Protocol[T_co]):
     """An endless sequence of samples."""
 
     def sample(self, number: int) -> T_co:
-        """Sample ``number``."""
+        """Read sample ``number``."""
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
-    """``weights`` divided by their sum, rounded as Megatron-LM's are."""
+    """``weights`` divided by their sum, with Megatron-LM's rounding."""
     numbers = np.asarray(weights, np.float64)
     shares: list[float] = (numbers / np.sum(numbers)).tolist()
     return shares
 
 
 class BlendOrder:
-    """Which dataset each sample of a blend comes from, and which of its samples it is."""
+    """Order of a blend: dataset of each sample, and the sample's number within the dataset."""
 
     def __init__(self, weights: Sequence[float], folder: Path | None = None, library: Path | None = None) -> None:
-        """The order for ``weights``, which are positive and add up to 1.
+        """Prepare the order for ``weights``, which are positive and add up to 1.
 
         Args:
-            weights: of each dataset.
-            folder: where counts are kept, which need not exist or be writable; None: nowhere.
-            library: with which it takes a sixth of the time, as of trainer.data.samples.compiled; None: numpy alone,
-            with the
-                same result.
+            weights: weight of each dataset.
+            folder: folder of the kept counts, which need not exist or be writable; None: keep no counts.
+            library: native library, see trainer.data.samples.compiled, which takes a sixth of the time; None: numpy,
+                with the same result.
         """
         self.use_library(library)
         self._weights = np.asarray(weights, np.float64)
@@ -72,11 +71,11 @@ class BlendOrder:
         self._after = self._kept[0]
 
     def use_library(self, library: Path | None) -> None:
-        """Go on with ``library``; the order stays the same."""
+        """Use ``library`` from now on; the order stays the same."""
         self._stepper = blend_stepper(library)
 
     def place(self, number: int) -> tuple[int, int]:
-        """The dataset that sample ``number`` comes from, and its number within that dataset."""
+        """Dataset of sample ``number``, and the sample's number within that dataset."""
         block, row = divmod(number, BLOCK)
         if block != self._block:
             self._work_out(block)
@@ -84,7 +83,7 @@ class BlendOrder:
         return int(self._datasets[step, stretch]), int(self._samples[step, stretch])
 
     def places(self, numbers: Numbers) -> tuple[npt.NDArray[np.integer], Numbers]:
-        """``place`` of each of ``numbers``, which ascend."""
+        """Datasets and numbers within them of ascending ``numbers``; see place."""
         which, within = np.empty(len(numbers), self._datasets.dtype), np.empty(len(numbers), np.int64)
         cuts = np.flatnonzero(np.diff(numbers // BLOCK, prepend=-1)).tolist()
         for first, stop in zip(cuts, [*cuts[1:], len(numbers)], strict=True):
@@ -97,7 +96,7 @@ class BlendOrder:
         return which, within
 
     def counts(self, number: int) -> Counts:
-        """How many samples of each dataset come before sample ``number``."""
+        """Number of samples of each dataset before sample ``number``."""
         block, row = divmod(number, BLOCK)
         counts = self._counts_before(block * BLOCK)
         if not row:
@@ -113,11 +112,11 @@ class BlendOrder:
         self._keep((block + 1) * BLOCK, self._after)
 
     def _counts_before(self, number: int) -> Counts:
-        """What each dataset has served before sample ``number``, a multiple of BLOCK."""
+        """Samples drawn from each dataset before sample ``number``, a multiple of BLOCK."""
         stride = min(number // STRIDE, len(self._kept) - 1)
         first, counts = stride * STRIDE, self._kept[stride]
         while first < number:
-            # The largest power of two that is left.
+            # The largest power of two within the remaining distance.
             length = min(STRIDE, 1 << ((number - first).bit_length() - 1))
             counts = follow(self._stepper, self._weights, counts, first, length, with_places=False).after
             first += length
@@ -145,7 +144,7 @@ class BlendOrder:
             os.utime(self._file)  # it is in use
         k = len(self._weights)
         rows = kept[: len(kept) // k * k].reshape(-1, k)
-        # A file that was cut off or written over is worth nothing.
+        # Ignore a truncated or damaged file.
         whole = len(rows) * k == len(kept) and np.array_equal(rows.sum(axis=1), np.arange(1, len(rows) + 1) * STRIDE)
         return list(rows) if whole and not (np.diff(rows, axis=0, prepend=0) < 0).any() else []
 
@@ -154,19 +153,19 @@ class BlendedDataset(Generic[T_co]):
     """Samples of several datasets in the order of a blend."""
 
     def __init__(self, datasets: Sequence[Numbered[T_co]], order: BlendOrder) -> None:
-        """``datasets``, in the order of the weights of ``order``."""
+        """Blend ``datasets``, which are in the order of the weights of ``order``."""
         self._datasets = tuple(datasets)
         self._order = order
 
     def sample(self, number: int) -> T_co:
-        """Sample ``number`` of the blend."""
+        """Read sample ``number`` of the blend."""
         dataset, within = self._order.place(number)
         return self._datasets[dataset].sample(within)
 
     def use_library(self, library: Path | None) -> None:
-        """Find the order with ``library``, as BlendOrder."""
+        """Compute the order with ``library``; see BlendOrder."""
         self._order.use_library(library)
 
     def windows(self, numbers: Numbers) -> Tokens:
-        """``sample`` of each of ``numbers``, which ascend and are windows: [N, S + 1]."""
+        """Read the windows of ascending ``numbers``: [N, S + 1]."""
         return read_blended(self._datasets, *self._order.places(numbers))

@@ -1,9 +1,9 @@
-"""Parts of a blend's order (trainer.data.samples.blend), worked out in many stretches at once. Torch-free.
+"""Vectorized computation of a blend's order (trainer.data.samples.blend) in parallel segments. Torch-free.
 
-The order is one step after another, but what state it is in is soon forgotten: started a little off, it comes back to
-the same counts. So many stretches of it are followed at once, each from a guess of the counts a few samples before its
-start, and those that start otherwise than the stretch before ends are done again, until none does. What comes out is
-exact; how good the guesses are decides on the time alone.
+The order is sequential, but it soon forgets its state: from slightly wrong counts it converges to the same counts. So
+many segments (stretches) are computed in parallel, each from a guess of the counts a few samples before its start.
+Stretches whose start differs from the end of the previous stretch are repeated until all agree. The result is exact;
+the quality of the guesses only affects the time.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import numpy.typing as npt
 from trainer.data.samples.windows import Numbers
 
 MOST_COUNTS = 1 << 16
-"""Counts held while stretches are worked out, 8 bytes each: of so many datasets times stretches, which stay in a cache
-of the core."""
+"""Largest number of counts in memory, datasets x stretches, 8 bytes each: they fit a cache of the core."""
 WARM_UP = 32
-"""Samples before a stretch that its guess is for: of 10 datasets all guesses have come right after 5, of 100 after 64,
-and 99 in 100 of them after 30."""
+"""Samples between a guess and the start of its stretch. For 10 datasets all guesses have converged after 5 samples, for
+100 datasets after 64, and 99% of them after 30."""
 
 Counts = npt.NDArray[np.int64]
 
 
 class Step(Protocol):
-    """Follows stretches side by side."""
+    """Function that advances stretches in parallel."""
 
     def __call__(
         self,
@@ -38,29 +37,29 @@ class Step(Protocol):
         samples: Numbers | None = None,
         /,
     ) -> None:
-        """Follow stretches from ``firsts`` for some ``steps``; changes their ``counts`` [stretch, dataset].
+        """Advance stretches from ``firsts`` by ``steps`` samples; updates ``counts`` [stretch, dataset] in place.
 
-        What is chosen goes to ``datasets`` and ``samples`` [step, stretch], unless they are empty.
+        The choices are stored in ``datasets`` and ``samples`` [step, stretch], unless these are empty.
         """
 
 
 class Stepper(NamedTuple):
-    """What follows stretches."""
+    """A Step and its best number of stretches."""
 
     step: Step
     at_once: int
-    """How many are worth a guess each."""
+    """Number of stretches to advance at once."""
 
 
 class Followed(NamedTuple):
-    """A part of the order."""
+    """A computed part of the order."""
 
     datasets: npt.NDArray[np.integer]
-    """Of each sample, [step, stretch]: those of a stretch are one after another."""
+    """Dataset of each sample, [step, stretch]; the samples of a stretch are consecutive."""
     samples: Numbers
-    """Which of its dataset's samples each is, [step, stretch]."""
+    """Number of each sample within its dataset, [step, stretch]."""
     after: Counts
-    """What each dataset has served in the end."""
+    """Samples drawn from each dataset at the end of the part."""
 
 
 def follow(
@@ -71,15 +70,15 @@ def follow(
     length: int,
     with_places: bool = True,
 ) -> Followed:
-    """The order from sample ``first`` on.
+    """Compute the order of ``length`` samples from sample ``first`` on.
 
     Args:
-        stepper: what follows stretches of it; which one it is decides on the time alone.
-        weights: of each dataset, float64, positive; they add up to 1.
-        counts: what each dataset has served before.
-        first: sample to begin with.
+        stepper: computes stretches; the choice only affects the time.
+        weights: weight of each dataset, float64, positive, with sum 1.
+        counts: samples drawn from each dataset before ``first``.
+        first: first sample.
         length: number of samples, a power of two.
-        with_places: without, the datasets and samples that are found are empty.
+        with_places: False leaves datasets and samples of the result empty.
     """
     stretches = min(stepper.at_once, 1 << (length.bit_length() // 2 + 1))
     while stretches > 1 and (stretches * len(weights) > MOST_COUNTS or stretches > length):
@@ -91,7 +90,7 @@ def follow(
     firsts = first + np.arange(stretches) * steps
     before = min(WARM_UP, steps // 2)
     states = _guess(weights, firsts - before, steps).astype(np.float64)
-    # The first needs no guess, and has nothing before it.
+    # The first stretch needs no guess.
     stepper.step(weights, firsts[1:] - before, states[1:], before)
     states[0] = counts
     starts = states.copy()
@@ -112,8 +111,8 @@ def step_in_numpy(
     datasets: npt.NDArray[np.integer] | None = None,
     samples: Numbers | None = None,
 ) -> None:
-    """See Step."""
-    # Float64, in which Megatron-LM compares: counts are exact to 2^53.
+    """Step in numpy; see Step."""
+    # Megatron-LM compares in float64, in which counts are exact up to 2^53.
     behind = np.empty_like(counts)
     every, rows = counts.reshape(-1), np.arange(len(counts)) * counts.shape[1]
     numbers = firsts.astype(np.float64)
@@ -134,10 +133,10 @@ IN_NUMPY = Stepper(step_in_numpy, MOST_COUNTS)
 
 
 def _guess(weights: npt.NDArray[np.float64], numbers: npt.NDArray[np.int64], steps: int) -> Counts:
-    """Likely counts before each of ``numbers``: shares rounded down, the rest to the largest remainders.
+    """Guess the counts before each of ``numbers``: rounded-down shares, the rest to the largest remainders.
 
-    Datasets that are drawn less than once in ``steps`` have none of the rest: a stretch that lacks their sample draws
-    it at once, while one that has it too early goes wrong to its end.
+    Datasets drawn less than once in ``steps`` get none of the rest: a stretch that lacks their sample draws it at once
+    and converges, while a stretch that has counted it too early stays wrong to its end.
     """
     due = weights * numbers[:, None].astype(np.float64)
     counts = np.floor(due).astype(np.int64)

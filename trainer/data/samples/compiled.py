@@ -1,6 +1,6 @@
-"""Functions of csrc/data in the library of kernels, through ctypes. Torch-free.
+"""ctypes bindings of csrc/data in the native kernel library. Torch-free.
 
-Nothing is compiled or looked for here: whoever has the library names it.
+Nothing is compiled or searched here: the caller passes the library's path.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 Function = Callable[..., Any]
 Signature = tuple[Any, Sequence[Any]]
-"""The types of the result and of the arguments, those of ctypes."""
+"""ctypes of the result and of the arguments."""
 
 
 def functions_of(library: Path | None, signatures: Mapping[str, Signature]) -> tuple[Function, ...] | None:
-    """Functions of ``library``; None: there is none, or it cannot be loaded or lacks one of them.
+    """Functions of ``library``; None: no library, or loading failed, or a function is missing.
 
     Args:
-        library: trainer.ops.dispatch.library.Library.path; only a process that has imported torch can load it.
-        signatures: of each by its name, as in csrc/data.
+        library: trainer.ops.dispatch.library.Library.path; only a process that has imported torch can load the library.
+        signatures: signature of each function by name, as in csrc/include.
     """
     if library is None:
         return None

@@ -1,4 +1,4 @@
-"""Stretches of a blend, followed by the library of kernels (csrc/data) in a sixth of the time of numpy. Torch-free."""
+"""Blend order by the native kernel library (csrc/data), in a sixth of numpy's time. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.data.samples.compiled import Function, functions_of
 from trainer.data.samples.windows import Numbers
 
 AT_ONCE = 128
-"""Stretches: as soon as there are some for all lanes, each is only a guess more."""
+"""Number of segments at once. Segments beyond the number of lanes gain nothing and cost a guess each."""
 _LANES = 8
 
 
@@ -28,7 +28,7 @@ class _Stretches(ctypes.Structure):
 
 
 def blend_stepper(library: Path | None) -> Stepper:
-    """What follows stretches: the function in ``library``, as of functions_of, or numpy where there is none."""
+    """Select the stepper: the function in ``library`` (see functions_of), or numpy without it."""
     pointer = ctypes.c_void_p
     arguments = [ctypes.POINTER(_Stretches), ctypes.c_int64, pointer, ctypes.c_int, pointer, pointer, pointer]
     found = functions_of(library, {"llmctl_follow_blend": (None, arguments)})

@@ -1,10 +1,10 @@
-"""Going on with the data that a checkpoint was trained on, after what the run reads has changed or not.
+"""Resuming the data order from a checkpoint, even if the blend has changed.
 
-``consumed_samples`` alone says where a run was only while nothing else has changed. So a checkpoint keeps, of each
-dataset that was trained on, what the order of its samples follows from, and how many of them had been drawn where the
-blend at hand began. A dataset that is still there goes on at its place whatever share it has now, and whatever was
-added to the blend or left out of it: nothing is read twice before its turn, and nothing is passed over. One that was
-left out and comes back goes on, too. What would put the samples of a dataset into another order is refused.
+``consumed_samples`` alone gives the position only while nothing else changes. So a checkpoint records, for each dataset
+of the run, the inputs of its sample order and the number of samples drawn before the current blend began. A dataset
+that is still in the blend continues at its position, whatever its new share and whatever else was added or removed: no
+sample is repeated early, and none is skipped. A dataset that was removed and comes back continues too. A change that
+would reorder the samples of a dataset is refused.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from trainer.data.samples.windows import Numbers, Tokens, read_blended, read_win
 
 T_co = TypeVar("T_co", covariant=True)
 MOST_NAMED = 3
-"""Datasets that a line names at most."""
+"""Largest number of datasets named in a line."""
 MARKS = 5
-"""Places of a dataset whose tokens are compared, from its first to its last: another file differs in all of them, and
-thousands of files are opened in a moment."""
+"""Number of places of a dataset whose tokens are compared, from the first to the last. Another file differs in all of
+them, and the check of thousands of files takes a moment."""
 MARK_TOKENS = 64
-"""Compared at each of them."""
+"""Number of tokens compared at each place."""
 _MOST_DRAWN = 1 << 62
 
 
 @dataclass(frozen=True)
 class DatasetRecord:
-    """What a checkpoint keeps of one dataset.
+    """Record of one dataset in a checkpoint.
 
     Attributes:
-        prefix: of its files.
-        lengths: digest of the lengths of its sequences.
-        bin_sha256: of its tokens; None where no manifest tells it.
-        sequences: first and end of those that are trained on.
+        prefix: prefix of its files.
+        lengths: digest of the sequence lengths.
+        bin_sha256: SHA-256 of the tokens; None without a manifest.
+        sequences: first and end of the sequences used for training.
         seq_length: tokens per sample.
-        seed: of the order.
-        order: which one, in words.
-        eod: token that ends its documents; None where no manifest tells it.
-        share: of the blend; 0 where it was left out.
-        drawn: samples of it that come before the blend.
-        marks: digest of some of its tokens; None in checkpoints of before there was one.
+        seed: seed of the order.
+        order: name of the order.
+        eod: token that ends the documents; None without a manifest.
+        share: share of the blend; 0 if removed from it.
+        drawn: number of its samples drawn before the blend began.
+        marks: digest of some of its tokens; None in older checkpoints.
     """
 
     prefix: str
@@ -65,7 +65,7 @@ class DatasetRecord:
     marks: str | None = None
 
     def holds_the_same(self, other: DatasetRecord) -> bool:
-        """Whether the tokens are those of ``other``, as far as both tell, wherever the files lie now."""
+        """True if the tokens equal those of ``other``, as far as recorded, wherever the files are now."""
         if self.lengths != other.lengths or (None not in (self.marks, other.marks) and self.marks != other.marks):
             return False
         if self.bin_sha256 is None or other.bin_sha256 is None:
@@ -74,7 +74,7 @@ class DatasetRecord:
 
 
 def lengths_digest(tokens: IndexedDataset) -> str:
-    """Of the lengths of all sequences: half a second for 10^8 of them, besides reading them."""
+    """Digest of the lengths of all sequences: half a second for 10^8 of them, plus the time to read them."""
 
     def read() -> bytes:
         lengths = np.ascontiguousarray(tokens.sequence_lengths, "<i4")
@@ -84,7 +84,7 @@ def lengths_digest(tokens: IndexedDataset) -> str:
 
 
 def marks_digest(tokens: IndexedDataset) -> str:
-    """Of some tokens, which tell another file of the same lengths: a few reads, however large it is."""
+    """Digest of a few tokens, which detects another file with the same lengths in a few reads."""
     last = max(0, tokens.token_count - MARK_TOKENS)
     starts = [last * number // (MARKS - 1) for number in range(MARKS)]
     found = np.concatenate([tokens.read(start, min(start + MARK_TOKENS, tokens.token_count)) for start in starts])
@@ -92,17 +92,17 @@ def marks_digest(tokens: IndexedDataset) -> str:
 
 
 class ContinuedDatasets(Generic[T_co]):
-    """The training samples of a run: one dataset, or a blend of several in proportion to their shares."""
+    """Training samples of a run: one dataset, or a blend of several by their shares."""
 
     def __init__(
         self, records: Sequence[DatasetRecord], datasets: Sequence[Numbered[T_co]], folder: Path | None = None
     ) -> None:
-        """Samples from the beginning of each of ``datasets``.
+        """Start at the beginning of each of ``datasets``.
 
         Args:
-            records: of each dataset; the shares are positive and add up to 1.
-            datasets: at least one.
-            folder: where what was worked out of a blend is kept; None: nowhere.
+            records: record of each dataset; the shares are positive and add up to 1.
+            datasets: one or more datasets.
+            folder: cache folder of the blend order; None: no cache.
         """
         self._records = tuple(records)
         self._datasets = tuple(datasets)
@@ -118,20 +118,20 @@ class ContinuedDatasets(Generic[T_co]):
         return BlendOrder([record.share for record in records], self._folder, self._library)
 
     def use_library(self, library: Path | None) -> None:
-        """Find the order of a blend with ``library``, as BlendOrder; it stays the same."""
+        """Compute the order of a blend with ``library``, which does not change the order; see BlendOrder."""
         self._library = library
         if self._order is not None:
             self._order.use_library(library)
 
     def sample(self, number: int) -> T_co:
-        """Sample ``number`` of the run, none before the one that was gone on from."""
+        """Read sample ``number`` of the run, which must not precede the sample resumed from."""
         place = number - self._first
         assert place >= 0, (number, self._first)
         which, within = self._order.place(place) if self._order is not None else (0, place)
         return self._datasets[which].sample(self._records[which].drawn + within)
 
     def windows(self, numbers: Numbers) -> Tokens:
-        """``sample`` of each of ``numbers``, which ascend and are windows: [N, S + 1]."""
+        """Read the windows of ascending ``numbers``: [N, S + 1]."""
         places = numbers - self._first
         assert places[0] >= 0, (numbers[0], self._first)
         if self._order is None:
@@ -140,22 +140,22 @@ class ContinuedDatasets(Generic[T_co]):
         return read_blended(self._datasets, which, within + np.array([record.drawn for record in self._records])[which])
 
     def state(self) -> dict[str, Any]:
-        """Plain values for a checkpoint, the same ones during a whole attempt."""
+        """Plain values for a checkpoint, constant during an attempt."""
         return {"first": self._first, "datasets": [asdict(record) for record in self._records + self._left_out]}
 
     def restore(self, state: Mapping[str, Any], consumed_samples: int) -> str | None:
-        """Go on from what a checkpoint holds that was written after ``consumed_samples``.
+        """Resume from the state of a checkpoint that was written after ``consumed_samples``.
 
         Returns:
-            What has changed, in one line; None: nothing.
+            The changes, in one line; None: no change.
 
         Raises:
-            DataError: the samples of a dataset that is still there have another order now, or other tokens; or the
-                checkpoint's place in the data cannot be read.
+            DataError: a dataset that is still in the blend now has another sample order or other tokens, or the state
+                is damaged.
         """
         if "datasets" not in state:
             self._first = consumed_samples
-            return "data: the run was on text that was streamed; these files are read from their beginning"
+            return "data: the checkpoint was trained on streamed text; these datasets are read from their beginning"
         first, before = _read_state(state, consumed_samples)
         found = _matches(self._records, before)
         active = [place for place, record in enumerate(before) if record.share]
@@ -177,7 +177,7 @@ class ContinuedDatasets(Generic[T_co]):
         return line
 
     def _drawn_by(self, before: list[DatasetRecord], active: list[int], number: int) -> list[DatasetRecord]:
-        """``before``, with what each has drawn at sample ``number`` of its blend."""
+        """``before`` with the samples that each dataset has drawn at sample ``number`` of its blend."""
         order = self._order_of([before[place] for place in active])
         counts = [number] if order is None else order.counts(number).tolist()
         drawn = dict(zip(active, counts, strict=True))
@@ -185,9 +185,9 @@ class ContinuedDatasets(Generic[T_co]):
 
 
 def end_of_documents(state: Mapping[str, Any] | None) -> int | None:
-    """The token that ended the documents that were trained on last, by what a checkpoint holds; None: it does not tell.
+    """End-of-document token of the checkpoint's latest blend; None: unknown or ambiguous.
 
-    What generates with a model stops at it, whatever the tokenizer at hand would name.
+    Generation stops at this token, whatever token the current tokenizer names.
     """
     datasets = [] if state is None else state.get("datasets", [])
     ends = {entry.get("eod") for entry in datasets if entry.get("share")}
@@ -195,15 +195,15 @@ def end_of_documents(state: Mapping[str, Any] | None) -> int | None:
 
 
 def shares_of(weights: Sequence[float]) -> list[float]:
-    """The share of each dataset of a blend; that of a single one is 1."""
+    """Share of each dataset of a blend; 1 for a single dataset."""
     return normalized(weights) if len(weights) > 1 else [1.0]
 
 
 def _read_state(state: Mapping[str, Any], consumed_samples: int) -> tuple[int, list[DatasetRecord]]:
-    """The sample at which the blend of ``state`` began, and its datasets.
+    """Parse ``state``: the sample at which its blend began, and its datasets.
 
     Raises:
-        DataError: another version wrote it, or it is damaged.
+        DataError: the state is damaged or from another version.
     """
     try:
         entries = [{**entry, "sequences": tuple(entry["sequences"])} for entry in state["datasets"]]
@@ -213,26 +213,26 @@ def _read_state(state: Mapping[str, Any], consumed_samples: int) -> tuple[int, l
         return first, records
     except (TypeError, KeyError, ValueError) as error:
         raise DataError(
-            f"data: the checkpoint's place in the data is damaged, or of another version ({error}); go on with the "
-            "version that wrote it, or begin another run with the weights, by checkpoint.load and checkpoint.finetune"
+            f"data: the checkpoint's data position is damaged or from another version ({error}); resume with the "
+            "version that wrote it, or start a new run from the weights with checkpoint.load and checkpoint.finetune"
         ) from None
 
 
 def _can_be(record: DatasetRecord) -> bool:
-    """Whether there can be such a record; raises TypeError where what should be a number is none."""
+    """True if the record is valid; raises TypeError if a number has another type."""
     first, end = record.sequences
     has_names = isinstance(record.prefix, str) and isinstance(record.lengths, str)
     return has_names and 0 <= first <= end and 0 <= record.share <= 1 and 0 <= record.drawn < _MOST_DRAWN
 
 
 def _matches(records: Sequence[DatasetRecord], before: Sequence[DatasetRecord]) -> list[int | None]:
-    """For each of ``records`` its place in ``before``; None: it is new. Blends have thousands of datasets.
+    """Find each of ``records`` in ``before``; None: a new dataset. Blends have thousands of datasets.
 
     Raises:
-        DataError: it is there, but is not what it was.
+        DataError: a dataset is there, but its tokens or its order have changed.
     """
     found: list[int | None] = []
-    # Places that are not taken yet.
+    # Places not matched yet.
     by_lengths: defaultdict[str, list[int]] = defaultdict(list)
     by_prefix: defaultdict[str, list[int]] = defaultdict(list)
     for place, one in enumerate(before):
@@ -243,8 +243,8 @@ def _matches(records: Sequence[DatasetRecord], before: Sequence[DatasetRecord]) 
         named = by_prefix[record.prefix]
         if named and not same:
             raise DataError(
-                f"{record.prefix}: was prepared anew since the checkpoint was written, and consumed_samples counts "
-                "samples of what it was; put the former files back, or give the new ones another prefix"
+                f"{record.prefix}: was prepared again after the checkpoint was written, so that the position in the "
+                "data no longer applies; restore the former files, or give the new ones another prefix"
             )
         # The same file may be named several times.
         best = min(
@@ -272,16 +272,16 @@ def _check_order(record: DatasetRecord, before: DatasetRecord) -> None:
         if name == "sequences":
             now, then = (f"documents {start:,} to {stop:,}" for start, stop in (now, then))
         raise DataError(
-            f"{key}: the checkpoint was trained on {record.prefix} with {then}, and this run has {now}, which puts its "
-            "samples into another order that cannot be gone on with; set it as it was, or begin another run with the "
-            "weights, by checkpoint.load and checkpoint.finetune"
+            f"{key}: the checkpoint was trained on {record.prefix} with {then}, but this run has {now}, which changes "
+            "the order of the samples; restore the former value, or start a new run from the weights with "
+            "checkpoint.load and checkpoint.finetune"
         )
 
 
 def _line(
     records: Sequence[DatasetRecord], before: Sequence[DatasetRecord], found: Sequence[int | None], consumed: int
 ) -> str:
-    """What has changed from ``before`` to ``records``."""
+    """Line about the changes from ``before`` to ``records``."""
     still_there = set(found)
     kept = [(record, before[place]) for record, place in zip(records, found, strict=True) if place is not None]
     parts = [
@@ -295,9 +295,9 @@ def _line(
             [one.prefix for place, one in enumerate(before) if one.share and place not in still_there],
         ),
     ]
-    told = "; ".join(part for part in parts if part) or "the datasets stand in another order"
-    goes_on = "what was there before goes on at its place" if kept else "all of it is read from its beginning"
-    return f"data: from sample {consumed:,} on from another blend ({told}); {goes_on}"
+    changes = "; ".join(part for part in parts if part) or "the datasets are in another order"
+    position = "former datasets continue at their position" if kept else "all datasets are read from their beginning"
+    return f"data: the blend changes at sample {consumed:,} ({changes}); {position}"
 
 
 def _named(text: str, names: Sequence[str]) -> str | None:

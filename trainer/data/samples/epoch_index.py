@@ -1,14 +1,13 @@
-"""The order of samples: documents shuffled and joined to one stream, cut into samples, the samples shuffled.
+"""Order of GPT samples: shuffle documents, concatenate, cut into samples, shuffle samples.
 
-A run of one epoch has Megatron-LM's order bit for bit (megatron/core/datasets/gpt_dataset.py): from one legacy MT19937
-``RandomState(seed)`` first the documents are shuffled, then the samples; a sample is ``seq_length + 1`` tokens and its
-last token is the first of the next one.
+A run of one epoch has exactly Megatron-LM's order (megatron/core/datasets/gpt_dataset.py): one legacy MT19937
+``RandomState(seed)`` shuffles first the documents, then the samples. A sample has ``seq_length + 1`` tokens; its last
+token is the first token of the next sample.
 
-From the second epoch on there are two ways. Megatron-LM shuffles the documents of as many epochs together as the run
-is long, so that another ``train_iters`` is another data order; ``megatron_epochs`` says which. Otherwise epoch e is
-shuffled by itself, from ``RandomState([seed, e])``: a run can be made longer, and no more than the epoch at hand is
-ever built. The price is the remainder of an epoch that fills no sample, fewer than ``seq_length + 1`` tokens, of other
-documents each time.
+There are two orders for several epochs. Megatron-LM shuffles the documents of all epochs of the run together, so that
+another ``train_iters`` gives another data order; see ``megatron_epochs``. Otherwise epoch e is shuffled separately by
+``RandomState([seed, e])``: a run can be extended, and only the index of the current epoch is built. The price is that
+each epoch drops a remainder of fewer than ``seq_length + 1`` tokens, of other documents each time.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 CHUNK = 1 << 17
-"""Documents summed up at a time: 1 MiB, which stays in the cache of a core."""
+"""Documents per block of the cumulative sum: 1 MiB, which fits the cache of a core."""
 LEAST_OF_LAST_EPOCH = 0.80
-"""Megatron-LM shuffles the last epoch with the others only if the run needs so much of it."""
+"""Megatron-LM shuffles the last epoch with the others only if the run needs at least this share of the epoch."""
 
 
 @dataclass(frozen=True)
@@ -30,31 +29,31 @@ class Epochs:
     """Epochs whose documents are shuffled together."""
 
     first: int = 0
-    """Number of the first of them, which chooses the stream of random numbers."""
+    """Number of the first epoch, which selects the random stream."""
     count: int = 1
     separate_last: bool = False
-    """The last of them is shuffled by itself and comes after the others."""
+    """True if the last epoch is shuffled separately and follows the others."""
 
 
 @dataclass(frozen=True)
 class EpochIndex:
-    """The order of one epoch, or of several that are shuffled together."""
+    """Order of one epoch, or of several that are shuffled together."""
 
     documents: npt.NDArray[np.int32]
-    """Documents of the split, counted from its first, in the order of the stream."""
+    """Documents of the split, numbered from its first, in the order of the stream."""
     ends: npt.NDArray[np.int64]
-    """For each of ``documents``, the position in the stream after its last token."""
+    """End in the stream of each of ``documents`` (exclusive)."""
     samples: npt.NDArray[np.uint32] | npt.NDArray[np.int64]
-    """Samples of the stream, in the order in which they are served; int64 from 2^32 - 1 on."""
+    """Samples of the stream in the order of training; int64 from 2^32 - 1 samples on."""
 
 
 def samples_per_epoch(tokens: int, seq_length: int) -> int:
-    """How many samples of ``seq_length + 1`` tokens, sharing their ends, fit into ``tokens``."""
+    """Number of samples of ``seq_length + 1`` tokens, overlapping by one, in ``tokens``."""
     return max(0, tokens - 1) // seq_length
 
 
 def megatron_epochs(tokens: int, seq_length: int, num_samples: int) -> Epochs:
-    """The epochs that Megatron-LM shuffles for a run of ``num_samples`` over a split of ``tokens``, at least 1."""
+    """Epochs that Megatron-LM shuffles together for ``num_samples`` over ``tokens``, at least 1."""
     count = max(1, -(-(num_samples * seq_length + 1) // tokens))
     if count == 1:
         return Epochs()
@@ -64,7 +63,7 @@ def megatron_epochs(tokens: int, seq_length: int, num_samples: int) -> Epochs:
 
 
 def bytes_to_build(documents: int, tokens: int, seq_length: int, epochs: Epochs) -> int:
-    """Memory that build_epoch_index takes for ``epochs`` over so many documents with so many tokens."""
+    """Memory that build_epoch_index needs."""
     samples = samples_per_epoch(epochs.count * tokens, seq_length)
     return 16 * epochs.count * documents + samples * _sample_dtype(samples).itemsize
 
@@ -74,29 +73,29 @@ def _sample_dtype(samples: int) -> np.dtype[Any]:
 
 
 def build_epoch_index(lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epochs: Epochs) -> EpochIndex:
-    """The order of ``epochs`` over documents of ``lengths`` tokens.
+    """Build the order of ``epochs`` over documents of ``lengths`` tokens.
 
-    It has 12 bytes per document and epoch and 4 per sample, and takes 4 more per document while it is made.
+    The index takes 12 bytes per document and epoch and 4 per sample, and 4 more per document during the build.
     """
-    # RandomState takes 32 bits; Megatron-LM's seeds all lie within.
+    # RandomState takes 32 bits; Megatron-LM's seeds are all within this range.
     seed %= 1 << 32
     random = np.random.RandomState(seed if epochs.first == 0 else [seed, epochs.first])
     together = epochs.count - epochs.separate_last
-    # In an index file they lie at any address, and numpy would bring them into line each time.
+    # Align once: in an index file the lengths may be unaligned, and numpy would align them in every operation.
     lengths = np.require(lengths, requirements="A")
     documents = np.tile(np.arange(len(lengths), dtype=np.int32), epochs.count)
     _shuffle_in_two(random, documents, together * len(lengths))
     ends = _ends(lengths, documents)
     tokens = int(ends[-1]) if len(ends) else 0
     count = samples_per_epoch(tokens, seq_length)
-    # numpy's shuffle draws the same numbers for every dtype, so that this is Megatron-LM's order also beyond 2^32.
+    # numpy's shuffle draws the same numbers for every dtype, so that this is Megatron-LM's order beyond 2^32 too.
     samples = np.arange(count, dtype=_sample_dtype(count))
     _shuffle_in_two(random, samples, samples_per_epoch(tokens // epochs.count * together, seq_length))
     return EpochIndex(documents, ends, samples)
 
 
 def _ends(lengths: npt.NDArray[np.int32], documents: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Where each of ``documents`` ends, one after another."""
+    """End of each of ``documents`` in their concatenation."""
     ends = np.empty(len(documents), np.int64)
     total = 0
     for start in range(0, len(documents), CHUNK):
@@ -109,7 +108,7 @@ def _ends(lengths: npt.NDArray[np.int32], documents: npt.NDArray[np.int32]) -> n
 
 
 def _shuffle_in_two(random: np.random.RandomState, numbers: npt.NDArray[np.generic], first: int) -> None:
-    """Shuffle the ``first`` of ``numbers``, then the rest, each in its place."""
+    """Shuffle the first ``first`` of ``numbers`` in place, then the rest."""
     for part in (numbers[:first], numbers[first:]):
         if len(part):
             random.shuffle(part)

@@ -1,4 +1,4 @@
-"""GPT samples from an indexed dataset: windows of ``seq_length + 1`` tokens, in an order without end."""
+"""GPT samples from an indexed dataset: windows of ``seq_length + 1`` tokens, over endless epochs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from trainer.data.samples.index_cache import EpochIndexCache, LengthsSummary
 from trainer.data.samples.windows import Numbers, Tokens
 
 Ranges = tuple[Numbers, Numbers]
-"""Where ranges of tokens begin in the file, and their lengths."""
+"""Starts of token ranges in the file, and their lengths."""
 FEW_SAMPLES = 4
-"""Fewer samples than these are found sooner one by one, 6 us each, than all together, 27 us and 0.5 us for each."""
+"""Below this number of samples a loop, 6 us per sample, beats the batched lookup, 27 us + 0.5 us per sample."""
 
 
 def split_sequences(count: int, shares: Sequence[float]) -> list[range]:
-    """Sequences of the train, valid and test split: contiguous, cut at ``int(round(cumulative share x count))``.
+    """Sequences of each split: contiguous, with bounds at ``int(round(cumulative share x count))``.
 
     Megatron-LM's rule (megatron/core/datasets/blended_megatron_dataset_builder.py); for GPT data a sequence is a
-    document that is not empty.
+    non-empty document.
     """
     bounds, cumulative = [0], 0.0
     for share in shares:
@@ -38,7 +38,7 @@ def split_sequences(count: int, shares: Sequence[float]) -> list[range]:
 
 
 class GPTDataset:
-    """Sample i of the endless sequence of epochs over one split; see trainer.data.samples.epoch_index for the order."""
+    """Samples of endless epochs over one split, in the order of trainer.data.samples.epoch_index."""
 
     def __init__(
         self,
@@ -49,23 +49,23 @@ class GPTDataset:
         cache: EpochIndexCache | None = None,
         num_samples: int | None = None,
     ) -> None:
-        """Samples of ``sequences`` of ``tokens``.
+        """Prepare samples of ``sequences`` of ``tokens``.
 
         Args:
-            tokens: the open pair of files.
-            sequences: those of the split.
-            seq_length: tokens per sample, besides the one that is only predicted.
-            seed: of the order.
-            cache: where indexes are kept; None: nowhere.
-            num_samples: length of the run, for Megatron-LM's order over all of its epochs; whoever asks for more
-                samples than these epochs hold gets them once more. None: each epoch is shuffled by itself.
+            tokens: the open indexed dataset.
+            sequences: sequences of the split.
+            seq_length: input tokens per sample; a sample has one more token, the last label.
+            seed: seed of the order.
+            cache: cache of epoch indexes; None: no cache.
+            num_samples: samples of the run, for Megatron-LM's order over all epochs of the run; samples beyond these
+                epochs repeat the order. None: shuffle each epoch separately.
         """
         self._tokens = tokens
         self._sequences = sequences
         self._seq_length = seq_length
         self._seed = seed
         self._cache = cache
-        # As they are stored, but for types that nobody writes.
+        # The stored dtype, except for the 8-bit types, which no tool writes.
         self._dtype = np.promote_types(tokens.dtype, np.uint16)
         self._lengths = tokens.sequence_lengths[sequences.start : sequences.stop]
         self._indexes: dict[int, EpochIndex] = {}
@@ -76,11 +76,11 @@ class GPTDataset:
             self._together = megatron_epochs(self.token_count, seq_length, num_samples)
         epochs = self._together.count if self._together is not None else 1
         self.has_samples = samples_per_epoch(epochs * self.token_count, seq_length) > 0
-        """Whether there is a single one. Megatron-LM's order also joins epochs that are shorter than a sample."""
+        """True if there is any sample. Megatron-LM's order also joins epochs that are shorter than a sample."""
 
     @property
     def order(self) -> str:
-        """Which order it is, besides its seed; that of a single epoch is the same either way."""
+        """Name of the order, without the seed; the same in both modes for a single epoch."""
         if self._together is None or self._together == Epochs():
             return "each epoch shuffled by itself"
         apart = ", the last one apart" if self._together.separate_last else ""
@@ -88,12 +88,12 @@ class GPTDataset:
 
     @property
     def index_bytes(self) -> int:
-        """Memory that it takes to work out the order of the epochs that are shuffled together."""
+        """Memory needed to build the index of the epochs that are shuffled together."""
         return bytes_to_build(len(self._lengths), self.token_count, self._seq_length, self._together or Epochs())
 
     @property
     def is_cached(self) -> bool:
-        """Whether the order of the epochs that are shuffled together need not be worked out any more."""
+        """True if the cache has the index of the epochs that are shuffled together."""
         epochs = self._together or Epochs()
         if self._cache is None:
             return False
@@ -101,7 +101,7 @@ class GPTDataset:
         return self._cache.has(self._lengths, self._seq_length, self._seed, epochs, summary)
 
     def sample(self, number: int) -> Tokens:
-        """The ``seq_length + 1`` tokens of sample ``number``, counted over all epochs: uint16, int32 or int64.
+        """Tokens of sample ``number``, counted over all epochs: [seq_length + 1], uint16, int32 or int64.
 
         Raises:
             IndexError: the split is too short for a single sample.
@@ -112,7 +112,7 @@ class GPTDataset:
         return window
 
     def windows(self, numbers: Numbers) -> Tokens:
-        """``sample`` of each of N ``numbers``, [N, seq_length + 1], for a fraction of the time of one by one.
+        """Tokens of N samples, [N, seq_length + 1]; faster than single calls of ``sample``.
 
         Raises:
             IndexError: the split is too short for a single sample.
@@ -121,7 +121,7 @@ class GPTDataset:
         done = 0
         while done < len(numbers):
             index, place = self._find(int(numbers[done]))
-            # As far as they are of the same epoch.
+            # The leading samples that belong to the same epoch index.
             places = numbers[done:] + (place - numbers[done])
             others = np.flatnonzero((places < 0) | (places >= len(index.samples)))
             count = int(others[0]) if len(others) else len(places)
@@ -136,7 +136,7 @@ class GPTDataset:
         return windows
 
     def _find(self, number: int) -> tuple[EpochIndex, int]:
-        """The index that sample ``number`` is in, and its place there."""
+        """Epoch index of sample ``number``, and the place of the sample in that index."""
         if not self.has_samples:
             raise IndexError(f"{self._tokens.prefix}: {self.token_count} tokens are too few for one sample")
         if self._cache is not None:
@@ -148,9 +148,9 @@ class GPTDataset:
         return index, number % len(index.samples)
 
     def _ranges(self, index: EpochIndex, start: int) -> Ranges:
-        """Where in the file the tokens of the sample lie that begins at ``start`` of the stream."""
+        """Ranges in the file of the sample that begins at ``start`` of the stream."""
         stop = start + self._seq_length + 1
-        # The documents that hold tokens start to stop; the search skips those without tokens before the first.
+        # Documents with the tokens start to stop; the search skips empty documents before the first.
         first, last = index.ends.searchsorted((start, stop - 1), side="right").tolist()
         cuts = np.empty(last - first + 2, np.int64)
         cuts[0], cuts[1:-1], cuts[-1] = start, index.ends[first:last], stop
@@ -161,13 +161,13 @@ class GPTDataset:
         return places, cuts[1:] - cuts[:-1]
 
     def _ranges_of_many(self, index: EpochIndex, starts: Numbers) -> Ranges:
-        """The same of several samples, one after another."""
+        """Concatenated ranges in the file of several samples."""
         stops = starts + (self._seq_length + 1)
         first, last = index.ends.searchsorted(np.stack((starts, stops - 1)), side="right")
         counts = last - first + 1
         after = counts.cumsum()
         heads = after - counts
-        # Of each document its place in the stream, and within the sample the positions where it begins and ends there.
+        # For each document its place in the order, and its begin and end in the stream within the sample.
         order = np.arange(after[-1])
         order += np.repeat(first - heads, counts)
         ends = index.ends[order]
@@ -182,7 +182,7 @@ class GPTDataset:
         return places, ends - begins
 
     def _prepare(self, epochs: Epochs) -> EpochIndex:
-        # A batch may reach into the next epoch; older ones are done with.
+        # A batch may reach into the next epoch; drop older indexes.
         self._indexes = {first: index for first, index in self._indexes.items() if first == epochs.first - 1}
         asked = (self._lengths, self._seq_length, self._seed, epochs)
         if self._cache is None:

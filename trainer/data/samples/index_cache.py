@@ -1,11 +1,11 @@
-"""Epoch indexes in a folder, mapped into memory so that the processes of a node share one copy.
+"""Cache folder of epoch indexes, memory-mapped so that the processes of a node share one copy.
 
-An index depends on nothing but the documents' lengths, the seed, the epochs and the sequence length. The cache is keyed
-by exactly that, so that an entry is never stale, and every process may build its own, with or without shared files.
+An index depends only on the documents' lengths, the seed, the epochs and the sequence length, which are the key of the
+cache. So an entry is never stale, and every process may build its own index, with or without shared files.
 
-An entry is one file, little endian:
+An entry is one little-endian file:
 
-    8 bytes MAGIC | u64 documents D | u64 samples N | u64 bytes per sample | u64 CRC-32 of what follows
+    8 bytes MAGIC | u64 documents D | u64 samples N | u64 bytes per sample | u64 CRC-32 of the rest
     i64[D] ends | u32[N] or i64[N] samples | i32[D] documents
 """
 
@@ -38,33 +38,33 @@ MAGIC = b"EPOCHIX4"
 HEADER = struct.Struct("<8sQQQQ")
 SUMMARY = struct.Struct("<16sq")
 SMALLEST_CACHED = 1 << 16
-"""Documents and samples from which on an index is worth a cache entry: so many take 2 ms to shuffle on one core, and
-small data goes through thousands of epochs, which would leave as many entries."""
+"""Smallest number of documents and samples of a cache entry: these take 2 ms to shuffle on one core, and small data
+runs through thousands of epochs, which would leave as many entries."""
 LONGEST_WAIT = 600.0
-"""Seconds after which another process that builds the same index is taken to hang: 10^9 documents take less."""
+"""Seconds after which another process that builds the same index is assumed to hang: 10^9 documents take less."""
 TOUCH_SECONDS = 86_400.0
-"""How often it is told of an entry that it is in use. Such a one is never removed or written anew: over NFS a page of
-it that another node has mapped would be gone, and the process ended by SIGBUS."""
+"""Seconds between updates of an entry's modification time, which mark the entry as in use. An entry in use is never
+removed or rewritten: over NFS a page that another node has mapped would vanish, and SIGBUS would end that process."""
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 2.0
 
 
 @dataclass(frozen=True)
 class LengthsSummary:
-    """What an entry is found by, of the documents' lengths."""
+    """Digest and sum of the documents' lengths, part of the key of an entry."""
 
     digest: bytes
     tokens: int
 
     @classmethod
     def of(cls, lengths: npt.NDArray[np.int32]) -> LengthsSummary:
-        """Reads all of them."""
+        """Compute the summary by reading all lengths."""
         digest = hashlib.blake2b(np.ascontiguousarray(lengths, "<i4").data, digest_size=16).digest()
         return cls(digest, int(lengths.sum(dtype=np.int64)))
 
     @classmethod
     def of_sequences(cls, tokens: IndexedDataset, sequences: range) -> LengthsSummary:
-        """Of ``sequences`` of an open pair, where that is known without reading them."""
+        """Summary of ``sequences`` of an open dataset, from the dataset's cache if possible."""
 
         def read() -> bytes:
             found = cls.of(tokens.sequence_lengths[sequences.start : sequences.stop])
@@ -74,23 +74,23 @@ class LengthsSummary:
 
 
 class EpochIndexCache:
-    """The entries of one folder."""
+    """Epoch indexes cached in one folder."""
 
     def __init__(self, folder: Path, prepared: Path | None = None, smallest: int = SMALLEST_CACHED) -> None:
-        """Entries in ``folder``, which need not exist, for indexes of at least ``smallest`` documents and samples.
+        """Use ``folder``, which need not exist, for indexes of at least ``smallest`` documents and samples.
 
-        Those that lie in the folder ``prepared`` are used too, and nothing is written there.
+        Entries in the folder ``prepared`` are used too, but nothing is written there.
         """
         self._folder = folder
         self._places = (folder,) if prepared is None else (folder, prepared)
         self._smallest = smallest
         self._known = KnownFiles(folder)
-        # A dataset reads one epoch, and maybe the last samples of the one before.
+        # A dataset reads one epoch, and possibly the last samples of the previous one.
         self._in_use: deque[Path] = deque(maxlen=2)
         self._touched = time.monotonic()
 
     def touch(self) -> None:
-        """Tell other runs that the last two indexes are in use; to be called with every sample, does so once a day."""
+        """Mark the last two indexes as in use, once a day; call it with every sample."""
         now = time.monotonic()
         if now - self._touched >= TOUCH_SECONDS:
             self._touched = now
@@ -101,7 +101,7 @@ class EpochIndexCache:
     def has(
         self, lengths: npt.NDArray[np.int32], seq_length: int, seed: int, epochs: Epochs, summary: LengthsSummary
     ) -> bool:
-        """Whether ``load_or_build`` has nothing to build."""
+        """True if ``load_or_build`` would find the index in the cache."""
         shape, name = _shape_and_name(len(lengths), summary, seq_length, seed, epochs)
         return any(_open(folder / name, shape, self._known) is not None for folder in self._places)
 
@@ -113,11 +113,11 @@ class EpochIndexCache:
         epochs: Epochs,
         summary: LengthsSummary | None = None,
     ) -> EpochIndex:
-        """The index, from the cache where it is whole, else built.
+        """Load the index from the cache, or build it.
 
-        Any number of processes may call this at once, on one folder or on many. Of those that share a folder one builds
-        and writes, and the others wait for it and map what it wrote, so that a node holds one copy. If it ends before,
-        however it ends, another one takes its place. A folder that cannot be written costs only the building.
+        Safe for concurrent processes, on one folder or on several. Of the processes that share a folder one builds and
+        writes the index; the others wait and map the entry, so that a node holds one copy. If the builder ends early,
+        for whatever reason, another process takes over. If the folder is not writable, each process builds the index.
         """
         summary = summary or LengthsSummary.of(lengths)
         shape, name = _shape_and_name(len(lengths), summary, seq_length, seed, epochs)
@@ -133,7 +133,7 @@ class EpochIndexCache:
                 claim.enter_context(_claimed(entry))
             except OSError:
                 return build_epoch_index(lengths, seq_length, seed, epochs)
-            # What the one that was waited for has made.
+            # The process that held the claim may have written the entry.
             _look_again(self._folder)
             found = self._found(entry, shape)
             if found is not None:
@@ -141,7 +141,7 @@ class EpochIndexCache:
             built, shared = build_epoch_index(lengths, seq_length, seed, epochs), None
             with suppress(OSError):
                 write_entry(entry, lambda file: _write(built, file))
-                # Pages of the file are shared with the other processes of the node, what was built is not.
+                # Pages of the file are shared with the other processes of the node; the built arrays are not.
                 shared = self._found(entry, shape, verify=False)
                 for pattern in ("*.index", "*.claim", "*.sole", ".*.index.*"):
                     remove_older(self._folder, pattern, UNUSED_SECONDS)
@@ -156,9 +156,9 @@ class EpochIndexCache:
 
 @contextmanager
 def _claimed(entry: Path) -> Iterator[None]:
-    """While nobody else has claimed ``entry``.
+    """Hold the exclusive claim on ``entry``.
 
-    The lock ends with the process that holds it, so that a file that is left over delays nobody.
+    The lock ends with its process, so that a leftover file delays no other process.
 
     Raises:
         OSError: the folder cannot be written, or another process has held the claim for LONGEST_WAIT.
@@ -171,7 +171,7 @@ def _claimed(entry: Path) -> Iterator[None]:
                 break
             time.sleep(pause)
         else:
-            raise TimeoutError(f"{claim}: is held by another process")
+            raise TimeoutError(f"{claim}: another process holds the claim")
         try:
             yield
         finally:
@@ -181,8 +181,8 @@ def _claimed(entry: Path) -> Iterator[None]:
 
 
 def _pauses() -> Iterator[float]:
-    """Seconds between two looks, until LONGEST_WAIT is over: a thousand processes ask one server."""
-    # Not the generator that everybody shares: how often is asked would decide on what training draws from it.
+    """Pauses in seconds between attempts, with jitter and backoff, until LONGEST_WAIT is over."""
+    # A separate generator: draws from the global one would change the random numbers of training.
     chance, pause = random.Random(), _FIRST_PAUSE
     deadline = time.monotonic() + LONGEST_WAIT
     while time.monotonic() < deadline:
@@ -191,7 +191,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _take(file: BinaryIO, sole: Path) -> bool:
-    """Whether the claim is ours: by a lock of ``file``, or, where there are no locks, by having made ``sole``."""
+    """True if the claim was taken: by a lock of ``file``, or without locks by creating ``sole``."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -203,7 +203,7 @@ def _take(file: BinaryIO, sole: Path) -> bool:
 
 
 def _is_first(sole: Path) -> bool:
-    """Whether there was no ``sole`` yet, or only one that a killed process has left."""
+    """True if this process created ``sole``, replacing one left by a killed process."""
     with suppress(FileNotFoundError):
         if time.time() - sole.stat().st_mtime > LONGEST_WAIT:
             sole.unlink()
@@ -215,7 +215,7 @@ def _is_first(sole: Path) -> bool:
 
 
 def _look_again(folder: Path) -> None:
-    """Read ``folder``: an NFS client remembers for up to a minute that a file was not there."""
+    """Refresh the client's cache of ``folder``: NFS caches for up to a minute that a file did not exist."""
     with suppress(OSError), os.scandir(folder) as entries:
         next(entries, None)
 
@@ -223,14 +223,14 @@ def _look_again(folder: Path) -> None:
 def _shape_and_name(
     documents: int, summary: LengthsSummary, seq_length: int, seed: int, epochs: Epochs
 ) -> tuple[tuple[int, int], str]:
-    """Documents and samples of the stream of ``epochs``, and the name of its entry."""
+    """Numbers of documents and samples of ``epochs``, and the file name of the entry."""
     shape = epochs.count * documents, samples_per_epoch(epochs.count * summary.tokens, seq_length)
     asked = f"{MAGIC!r} {seq_length} {seed} {epochs} {documents}\n".encode() + summary.digest
     return shape, f"{hashlib.blake2b(asked, digest_size=16).hexdigest()}.index"
 
 
 def _open(entry: Path, shape: tuple[int, int], known: KnownFiles, verify: bool = True) -> EpochIndex | None:
-    """The index in ``entry``; None where there is none, or a damaged one. What was just written needs no checking."""
+    """Map the index in ``entry``; None: missing or damaged. ``verify`` checks the checksum."""
     documents, samples = shape
     try:
         status = entry.stat()
@@ -260,7 +260,7 @@ def _content(entry: Path) -> npt.NDArray[np.uint8]:
     except FileNotFoundError:
         raise
     except OSError:
-        # See ArrayFile for file systems that do not map; there each process has a copy.
+        # Some file systems do not support mapping (see ArrayFile); there each process has a copy.
         return np.fromfile(entry, "u1")
 
 

@@ -1,4 +1,4 @@
-"""Mock data: a token stream that a model can learn, made from nothing, the same for every layout."""
+"""Mock data: a generated, learnable token stream, the same for every parallel layout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 DEFAULT_VOCAB_SIZE = 256
 USED_VOCABULARY = 1024
-"""A model sees each of so few tokens often enough to learn its successors within minutes, whatever its vocabulary."""
+"""Largest number of distinct tokens: few enough that a model learns the successors of each within minutes."""
 STEPS = np.array([1, 2, 3, 5, 8, 13], dtype=np.int64)
 STEP_SHARES = np.array([0.45, 0.25, 0.12, 0.08, 0.06, 0.04])
 
@@ -26,12 +26,12 @@ class MockDataset:
 
     @property
     def entropy(self) -> float:
-        """Nats per token that no model can do better than, for rings that the largest step does not go around."""
+        """Entropy in nats per token, the lowest reachable loss, for rings longer than the largest step."""
         return float(-(STEP_SHARES * np.log(STEP_SHARES)).sum())
 
     def sample(self, number: int) -> npt.NDArray[np.int64]:
-        """The ``seq_length + 1`` tokens of sample ``number``, a function of it, the seed and the split alone."""
-        # Philox by key and counter rather than a seeded stream: any sample is as near as any other.
+        """Tokens of sample ``number``, [seq_length + 1]; depends only on the number, the seed and the split."""
+        # Philox is addressed by key and counter, so that every sample takes the same time.
         key = np.array([self._seed << 32 | self._split, number], dtype=np.uint64)
         random = np.random.Generator(np.random.Philox(key=key))
         steps = np.searchsorted(np.cumsum(STEP_SHARES)[:-1], random.random(self._seq_length), side="right")

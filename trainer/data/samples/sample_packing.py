@@ -1,11 +1,11 @@
-"""Fine-tuning samples: whole documents of different lengths, filled into sequences of ``seq_length`` by best fit.
+"""Fine-tuning samples: whole documents packed into sequences of ``seq_length`` by best fit.
 
-A document of n tokens takes n - 1 places: at each it is asked for its next token. It is never cut and never sees
-another one; places that no document fits into are padding, which is outside the loss.
+A document of n tokens takes n - 1 positions, each of which predicts the next token. A document is never cut and never
+attends to another document. The remaining positions are padding, which does not count in the loss.
 
-With ``answers_only`` the sequences of a document (trainer.data.indexed.index_format) are prompts and answers by turns,
-of which the last is an answer: ``[prompt, answer]``, ``[prompt, answer, prompt, answer]``, or ``[answer]`` alone. Only
-tokens of answers count.
+With ``answers_only`` the sequences of a document (trainer.data.indexed.index_format) alternate between prompt and
+answer, ending with an answer: ``[prompt, answer]``, ``[prompt, answer, prompt, answer]``, or only ``[answer]``. Only
+tokens of answers count in the loss.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from trainer.data.samples.best_fit import best_fit
 
 @dataclass(frozen=True)
 class _Epoch:
-    """The order of one epoch."""
+    """Order of one epoch."""
 
     documents: npt.NDArray[np.int64]
-    """Documents that are used, sample by sample."""
+    """Documents in use, sample by sample."""
     bounds: npt.NDArray[np.int64]
-    """Where the documents of each sample begin in ``documents``, and its length."""
+    """Start of each sample in ``documents``, and the length of ``documents``."""
     samples: npt.NDArray[np.int64]
-    """Samples in the order in which they are served."""
+    """Samples in the order of training."""
 
 
 class PackedDataset:
-    """Sample i of the endless sequence of epochs over the documents of one split.
+    """Packed samples of endless epochs over the documents of one split.
 
-    Each epoch is shuffled by itself, from ``RandomState([seed, epoch])``: documents, which settles which of equal
-    length go together, and then samples. An epoch has the same number of samples each time.
+    ``RandomState([seed, epoch])`` shuffles each epoch: first the documents, which decides which documents of equal
+    length share a sample, then the samples. Every epoch has the same number of samples.
     """
 
     def __init__(
         self, tokens: IndexedDataset, sequences: range, seq_length: int, seed: int, answers_only: bool = False
     ) -> None:
-        """Whole documents of ``sequences``, which begin and end with documents.
+        """Prepare samples of ``sequences``, whose bounds must be document bounds.
 
         Raises:
-            DataError: answers are asked for, and no document has a prompt.
+            DataError: ``answers_only`` is set, but no document has a prompt.
         """
         self._tokens = tokens
         self._seq_length = seq_length
-        # As they are stored, but for types that nobody writes.
+        # The stored dtype, except for the 8-bit types, which no tool writes.
         self._dtype = np.promote_types(tokens.dtype, np.uint16)
         self._seed = seed % (1 << 32)
         self._answers_only = answers_only
-        entries = np.unique(tokens.document_indices)  # an empty document begins where the next one does
+        entries = np.unique(tokens.document_indices)  # drops empty documents, which begin where the next one does
         entries = entries[np.searchsorted(entries, sequences.start) : np.searchsorted(entries, sequences.stop) + 1]
         self._first_sequences = entries  # of each document, and the end of the last one
         starts = tokens.first_tokens(entries)
@@ -67,24 +67,24 @@ class PackedDataset:
         self.too_long = int((places > seq_length).sum())
         if answers_only and not (np.diff(tokens.document_indices) > 1).any():
             raise DataError(
-                f"{tokens.prefix}: no document has a prompt apart from its answer, each is a single sequence; prepare "
-                "it with prompts and answers as sequences of their own, or leave data.answer_only_loss out"
+                f"{tokens.prefix}: every document is a single sequence, without a separate prompt; prepare the data "
+                "with prompts and answers as separate sequences, or leave data.answer_only_loss out"
             )
         self._epoch_number = -1
         self.samples_per_epoch = len(self._epoch(0).samples)
 
     @property
     def order(self) -> str:
-        """Which order it is, besides its seed."""
+        """Name of the order, without the seed."""
         return "whole documents by best fit"
 
     @property
     def has_samples(self) -> bool:
-        """Whether there is a single one."""
+        """True if there is any sample."""
         return self.samples_per_epoch > 0
 
     def sample(self, number: int) -> PackedSample:
-        """Sample ``number``, counted over all epochs.
+        """Read sample ``number``, counted over all epochs.
 
         Raises:
             IndexError: no document fits into a sample.
@@ -98,7 +98,7 @@ class PackedDataset:
         documents, places = self._used[chosen], self._places[chosen]
         starts, ends = self._starts[documents], places.cumsum()
         filled = int(ends[-1])
-        # Padding may be any token: nothing attends to it but padding, and it does not count.
+        # Padding may be any token: only padding attends to padding, and it does not count in the loss.
         tokens, labels = np.zeros((2, self._seq_length), self._dtype)
         self._tokens.read_ranges_into(starts, places, tokens[:filled])
         self._tokens.read_ranges_into(starts + 1, places, labels[:filled])
@@ -108,7 +108,7 @@ class PackedDataset:
         return PackedSample(tokens, labels, counts, (0, *ends.tolist(), *padding))
 
     def _is_answer(self, documents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """For each token of ``documents`` but their first ones, whether it is an answer's."""
+        """Mask of the tokens of ``documents`` without their first ones: True for tokens of an answer."""
         parts = []
         for document in documents.tolist():
             first, stop = self._first_sequences[document : document + 2].tolist()

@@ -1,4 +1,4 @@
-"""The files that a config names: opened, divided into splits, and what they and the tokenizer tell together."""
+"""Datasets of a config: opening, division into splits, vocabulary and document rules."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class Source:
-    """One open pair of token files, and the sequences of it that make up a split."""
+    """An open indexed dataset, and its sequences that belong to a split."""
 
     key: str
-    """Config key that named it."""
+    """Config key that names the dataset."""
     tokens: IndexedDataset
     manifest: Manifest | None
     sequences: range
     weight: float | None = None
-    """Its share of a blend, in proportion to the others'; None: by its size."""
+    """Weight in a blend, relative to the other datasets'; None: in proportion to its size."""
 
 
 def open_sources(config: TrainConfig) -> dict[Split, Source]:
-    """The token files of each split that the config asks for, for who takes one pair per split.
+    """Open the dataset of each split, for callers that support one dataset per split.
 
     Raises:
-        DataError: as open_blends, or a split is a blend of several pairs.
+        DataError: as in open_blends, or a split is a blend of several datasets.
     """
     return {split: single_source(sources) for split, sources in open_blends(config).items()}
 
 
 def single_source(sources: tuple[Source, ...]) -> Source:
-    """The one of ``sources``.
+    """Return the single element of ``sources``.
 
     Raises:
-        DataError: there are several.
+        DataError: there are several sources.
     """
     if len(sources) > 1:
         raise DataError(
-            f"{sources[0].key}: is a blend of {len(sources)} datasets, of which only one at a time can be taken here; "
-            f"name one, such as {sources[0].tokens.prefix}"
+            f"{sources[0].key}: is a blend of {len(sources)} datasets, but only a single one is supported here; name "
+            f"one, such as {sources[0].tokens.prefix}"
         )
     return sources[0]
 
 
 def open_blends(config: TrainConfig) -> dict[Split, tuple[Source, ...]]:
-    """The token files of each split that the config asks for; without splits of share 0 and prefixes of weight 0.
+    """Open the datasets of each split, without splits of share 0 and prefixes of weight 0.
 
     Raises:
-        DataError: nothing is named, files are missing or damaged, or made with another tokenizer than the one named
-            or than each other.
+        DataError: the config names no data, files are missing or damaged, or the data was tokenized with another
+            tokenizer than the config's, or with different tokenizers.
     """
     data = config.data
     if data.streaming:
-        raise DataError("data.streaming: text has to be prepared for this; name the prefix of a .bin/.idx pair")
+        raise DataError("data.streaming: is not supported here; name the prefix of an indexed dataset")
     if not (data.train_data_path or data.data_path):
-        raise DataError("data.data_path: is unset; name the prefix of a .bin/.idx pair, or set data.mock_data: true")
+        raise DataError("data.data_path: is unset; name the prefix of an indexed dataset, or set data.mock_data: true")
     opener = _Opener(config)
     if data.train_data_path:
         named = {split: data.blend(f"{split}_data_path") for split in SPLITS}
@@ -91,7 +91,7 @@ def open_blends(config: TrainConfig) -> dict[Split, tuple[Source, ...]]:
 
 
 class _Opener:
-    """Opens each pair once, however many splits are made of it."""
+    """Opens each indexed dataset once for all splits."""
 
     def __init__(self, config: TrainConfig) -> None:
         data = config.data
@@ -102,7 +102,7 @@ class _Opener:
         self._opened: dict[Path, tuple[IndexedDataset, Manifest | None]] = {}
 
     def open(self, key: str, part: BlendPart) -> Source:
-        """The whole of one pair."""
+        """Open the whole dataset of ``part``."""
         prefix = Path(part.prefix).expanduser()
         try:
             if prefix not in self._opened:
@@ -124,7 +124,7 @@ class _Opener:
 
 
 def _divide(source: Source, shares: tuple[float, float, float], by_documents: bool) -> list[range]:
-    """The sequences of each split; cut between documents where these must stay whole."""
+    """Sequences of each split; with ``by_documents`` divided at document bounds."""
     if not by_documents:
         return split_sequences(len(source.tokens), shares)
     entries = source.tokens.document_indices
@@ -136,7 +136,7 @@ def check_same_tokenizer(sources: Iterable[Source]) -> None:
     """Refuse to mix data of different tokenizers.
 
     Raises:
-        DataError: two manifests name different ones.
+        DataError: two manifests name different tokenizers.
     """
     first: Source | None = None
     for source in sources:
@@ -153,33 +153,33 @@ def check_same_tokenizer(sources: Iterable[Source]) -> None:
 
 
 def vocabulary(config: TrainConfig, sources: Iterable[Source]) -> int:
-    """Number of token ids.
+    """Vocabulary size: number of token ids, without padding.
 
     Raises:
-        DataError: nothing tells it, or model.vocab_size is smaller than the tokenizer's.
+        DataError: the size is unknown, or model.vocab_size is smaller than the tokenizer's.
     """
     manifests, tokenizer = _manifests_and_tokenizer(config, sources)
     known = [manifest.vocab_size for manifest in manifests] + ([tokenizer.vocab_size] if tokenizer else [])
-    # A NullTokenizer's vocab_size counts the numbers, as in Megatron-LM, and not the end of a document.
+    # A NullTokenizer's vocab_size excludes the end-of-document token, as in Megatron-LM.
     wanted = None if config.data.tokenizer_type == "NullTokenizer" else config.model.vocab_size
     vocab_size = wanted or (max(known) if known else None)
     if vocab_size is None:
         raise DataError(
-            "model.vocab_size: is unset, and the data has no manifest that tells it; set it, or data.tokenizer_model"
+            "model.vocab_size: is unset, and the data has no manifest; set model.vocab_size or data.tokenizer_model"
         )
     if known and vocab_size < max(known):
         raise DataError(
-            f"model.vocab_size: {vocab_size} is too small for the tokenizer of the data; set it to {max(known)} or "
-            "leave it unset"
+            f"model.vocab_size: {vocab_size} is too small for the tokenizer of the data; use {max(known)}, or leave it "
+            "unset"
         )
     return vocab_size
 
 
 def document_rules(config: TrainConfig, sources: Sequence[Source]) -> Packing | None:
-    """What the config asks for about the documents of ``sources``; None: nothing.
+    """Document rules of the config for ``sources``; None: no rules.
 
     Raises:
-        DataError: it asks, and nothing tells where documents end.
+        DataError: the config has rules, but the end-of-document token is unknown.
     """
     data = config.data
     asked = [name for name in ("eod_mask_loss", "reset_attention_mask", "reset_position_ids") if getattr(data, name)]
@@ -190,34 +190,36 @@ def document_rules(config: TrainConfig, sources: Sequence[Source]) -> Packing | 
     for source in sources:
         if source.manifest is not None and source.manifest.eod is None:
             raise DataError(
-                f"data.{asked[0]}: {source.tokens.prefix} was prepared without --append-eod; prepare it again with it"
+                f"data.{asked[0]}: {source.tokens.prefix} was prepared without --append-eod; prepare it again with the "
+                "flag"
             )
     ends = {source.manifest.eod: source for source in sources if source.manifest is not None}
     if len(ends) > 1:
         (one, first), (other, second) = list(ends.items())[:2]
         raise DataError(
             f"data.{asked[0]}: documents of {first.tokens.prefix} end with token {one}, "
-            f"those of {second.tokens.prefix} with {other}; prepare one of the two again with the other's --eod-token"
+            f"but those of {second.tokens.prefix} with {other}; prepare one of the two again with the other's "
+            "--eod-token"
         )
     manifests, tokenizer = _manifests_and_tokenizer(config, sources)
     without = next((source for source in sources if source.manifest is None), None)
     if manifests and without is not None and not settings_of(data, config.model.vocab_size).is_set:
         raise DataError(
-            f"data.{asked[0]}: {without.tokens.prefix} has no manifest that tells which token ends its documents, as "
-            "others of the blend have; set data.tokenizer_model to the tokenizer of both, or prepare it again"
+            f"data.{asked[0]}: {without.tokens.prefix} has no manifest with its end-of-document token, unlike others "
+            "of the blend; set data.tokenizer_model to the tokenizer of both, or prepare it again"
         )
     eod = next((manifest.eod for manifest in manifests), tokenizer.eod if tokenizer else None)
     if eod is None:
         remedy = "prepare the data with --append-eod" + (" and --eod-token" if tokenizer else "")
         raise DataError(
-            f"data.{asked[0]}: nothing tells which token ends a document; "
+            f"data.{asked[0]}: the end-of-document token is unknown; "
             + (remedy if tokenizer else f"set data.tokenizer_model, or {remedy}")
         )
     return Packing(eod, data.eod_mask_loss, data.reset_attention_mask, data.reset_position_ids)
 
 
 def _manifests_and_tokenizer(config: TrainConfig, sources: Iterable[Source]) -> tuple[list[Manifest], Tokenizer | None]:
-    """What tells of the vocabulary: the manifests there are, and the tokenizer where they do not tell all."""
+    """Manifests of the sources, and the tokenizer if the manifests are not sufficient."""
     manifests = [source.manifest for source in sources if source.manifest is not None]
     by_numbers = config.data.tokenizer_type == "NullTokenizer"
     if by_numbers or (not manifests and settings_of(config.data, config.model.vocab_size).is_set):

@@ -1,4 +1,4 @@
-"""Windows of tokens of many samples at once: what a step reads, in a few calls however many samples it has."""
+"""Batched reading of token windows: a few calls per step for any number of samples."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.integer[Any]]
-"""As they are stored, mostly in two bytes: what is done to all of them is done before they take eight."""
+"""Tokens in their stored dtype, mostly two bytes, so that work on all tokens happens before the cast to int64."""
 Numbers = npt.NDArray[np.int64]
 
 
 class WindowReader(Protocol):
-    """Samples that are windows of equal length, of which many are read at once."""
+    """Samples that are windows of equal length and can be read in batches."""
 
     def windows(self, numbers: Numbers) -> Tokens:
-        """Samples ``numbers``, N of them: [N, S + 1]."""
+        """Read N samples: [N, S + 1]."""
 
 
 def read_windows(samples: object, numbers: Numbers) -> Tokens:
-    """Samples ``numbers``, at least one, of what has windows of S + 1 tokens, and maybe a WindowReader: [N, S + 1]."""
+    """Read N >= 1 windows of ``samples``, which may be a WindowReader: [N, S + 1]."""
     if hasattr(samples, "windows"):
         return cast(WindowReader, samples).windows(numbers)
     one_by_one = cast(Any, samples).sample
@@ -29,7 +29,7 @@ def read_windows(samples: object, numbers: Numbers) -> Tokens:
 
 
 def read_blended(datasets: Sequence[object], which: npt.NDArray[np.integer[Any]], within: Numbers) -> Tokens:
-    """Sample ``within[n]`` of ``datasets[which[n]]`` for each n, [N, S + 1]; of one dataset all at once."""
+    """Read sample ``within[n]`` of ``datasets[which[n]]`` for each n, [N, S + 1], in one batch per dataset."""
     if len(datasets) == 1 or (which == which[0]).all():
         return read_windows(datasets[which[0]], within)
     order = which.argsort(kind="stable")

@@ -1,8 +1,8 @@
-"""Pipeline schedules as tables: what each rank computes, in which order. Torch-free.
+"""Pipeline schedules as tables of actions per rank. Torch-free.
 
-The executor runs a table, a planner can time it, a memory model can count its live activations, a drawing paints it. A
-new schedule is one pure function that returns a table; what is sent between the ranks follows from the table
-(``exchanges``), and ``check`` says whether it can run at all.
+The executor runs a table; ``timeline`` times it; ``live_activations`` counts its activations; draw.py draws it. A new
+schedule is one pure function that returns a table. The messages between ranks follow from the table (``exchanges``),
+and ``check`` refuses a table that cannot run.
 """
 
 from trainer.planning.schedule.catalogue import build_schedule

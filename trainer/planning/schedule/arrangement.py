@@ -1,7 +1,6 @@
-"""Arranging actions into a table by simulation: every rank does, tick by tick, the best of what it can do.
+"""Greedy list scheduling of actions into a table, by simulation in ticks.
 
-A table made this way cannot wait for ever, and adapts to any number of micro-batches, where closed formulas want
-multiples.
+Such a table cannot deadlock, and exists for any number of micro-batches, where closed formulas need multiples of pp.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from trainer.planning.schedule.placement import Placement, ScheduleError
 from trainer.planning.schedule.table import Action, ActionKind, ActivationBound, PipelineSchedule
 
 Turn = tuple[int, int]
-"""Micro-batch and chunk."""
+"""Micro-batch and model chunk."""
 
 
 def arrange(
@@ -26,32 +25,32 @@ def arrange(
     *,
     split: bool,
 ) -> PipelineSchedule:
-    """A table in which every rank takes, whenever it is free, a forward before a backward before a weight gradient.
+    """Build a table in which every free rank prefers forward, then backward, then weight gradients.
 
-    A forward first, as far as the bounds allow, is what keeps the pipeline full: a rank at its bound needs a backward
-    for the next forward, and so comes to one of each in turn.
+    Forwards first, as far as the bounds allow, keep the pipeline full: a rank at its bound needs a backward before the
+    next forward, and so alternates between the two.
 
-    All actions take one tick. The order of the forwards and that of the backwards are the same on all ranks and fixed.
+    All actions take one tick. The orders of forwards and of backwards are fixed and the same on all ranks.
 
     Args:
-        placement: of the virtual stages.
-        num_micro_batches: of one replica in one iteration.
+        placement: placement of the virtual stages.
+        num_micro_batches: micro-batches of one replica per iteration.
         forwards: all forwards of a rank, in order.
         backwards: all backwards of a rank, in order.
-        bounds: of each rank; where one is reached, no forward starts.
-        split: whether backward is two actions.
+        bounds: activation bounds of each rank; no forward starts on a rank at its bound.
+        split: True if backward is two actions.
 
     Raises:
-        ScheduleError: the bounds are too narrow for the orders.
+        ScheduleError: the bounds are too tight for these orders.
     """
     ranks = [_Rank(placement, rank, deque(forwards), deque(backwards), bounds[rank]) for rank in range(placement.pp)]
     done: set[tuple[ActionKind, int, int]] = set()  # kind, micro-batch, virtual stage
     total = placement.pp * (len(forwards) + len(backwards) * (2 if split else 1))
     while sum(len(rank.row) for rank in ranks) < total:
-        # Decided for all ranks before any result counts: what ends with this tick can be used in the next.
+        # All ranks choose before any result counts: results of this tick can be used in the next one.
         actions = [rank.choose(done, split) for rank in ranks]
         if not any(actions):
-            raise ScheduleError("no rank can start anything within these bounds")
+            raise ScheduleError("no rank can start an action within these bounds")
         for rank, action in zip(ranks, actions, strict=True):
             if action is not None:
                 rank.row.append(action)
@@ -71,7 +70,7 @@ class _Rank:
     row: list[Action] = field(default_factory=list)
 
     def choose(self, done: set[tuple[ActionKind, int, int]], split: bool) -> Action | None:
-        """Take the best action that can start now out of the waiting ones; None where there is none."""
+        """Take the preferred action that can start now; None: no action can start."""
         has_room = self.live < self.bound.live and self.live + len(self.weights) < self.bound.kept
         if self.forwards and has_room and self._forward_is_ready(*self.forwards[0], done):
             self.live += 1

@@ -1,4 +1,4 @@
-"""Whether a table can run: checked as data, before any tensor exists."""
+"""Validation of a schedule table, before any tensor exists."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PARTS_OF_A_TURN = ({F, B}, {F, I, W})
 
 
 def check(schedule: PipelineSchedule) -> None:
-    """Refuse a table that is incomplete, out of order, too hungry or that would wait for ever.
+    """Refuse a table that is incomplete, out of order, over its activation bounds, or deadlocks.
 
-    Whether messages meet is simulated for single sends and receives, told apart by tags (gloo) or by their order
-    (NCCL). Batches are a narrower way, which not every good table can go: check_batches.
+    Messages are simulated as single sends and receives, matched by tags (gloo) or by their order (NCCL). Batched
+    messages are more restrictive, and some valid tables cannot use them: see check_batches.
 
     Raises:
-        ScheduleError: names the first thing that is wrong.
+        ScheduleError: names the first problem.
     """
     if len(schedule.stages) != schedule.placement.pp:
         raise ScheduleError(f"{len(schedule.stages)} rows for a placement on {schedule.placement.pp} ranks")
@@ -49,14 +49,14 @@ def check(schedule: PipelineSchedule) -> None:
 
 
 def check_batches(schedule: PipelineSchedule) -> None:
-    """Refuse a table that cannot run where all that lies between two actions is posted as one batch.
+    """Refuse a table that cannot run if all messages between two actions form one batch.
 
-    A batch ends when all its messages have met their partners, and messages between two ranks meet in the order they
-    are posted. Where a rank gets activations and gradients from the same neighbour, as in interleaved 1F1B on two
-    ranks, these orders can differ, and a gradient would be taken for an activation.
+    A batch ends when all its messages have been matched, and messages between two ranks are matched in the order in
+    which they are posted. If a rank receives activations and gradients from the same neighbour, as in interleaved 1F1B
+    on two ranks, send and receive order can differ, and a gradient would be received as an activation.
 
     Raises:
-        ScheduleError: some messages would be mistaken for others or wait for ever.
+        ScheduleError: messages would be mismatched or deadlock.
     """
     for (source, destination), (sent, wanted) in message_order(schedule).items():
         if sent != wanted:
@@ -66,10 +66,10 @@ def check_batches(schedule: PipelineSchedule) -> None:
 
 @lru_cache(maxsize=32)
 def suits_batches(schedule: PipelineSchedule) -> bool:
-    """Whether batches meet, and nobody loses time by them.
+    """True if batched messages match and cost no time.
 
-    They do in ZB-H1: there a batch of a gradient alone holds up the weight gradients that should fill the bubble until
-    the neighbour wants that gradient.
+    They cost time in ZB-H1: a batch with a single gradient blocks the weight gradients that should fill the bubble
+    until the neighbour receives that gradient.
     """
     try:
         check_batches(schedule)
@@ -92,8 +92,8 @@ def _check_row(schedule: PipelineSchedule, rank: int) -> None:
         (number, chunk) for number in range(schedule.num_micro_batches) for chunk in range(schedule.placement.chunks)
     }
     if stranger := next((action for action in actions if (action.micro_batch, action.chunk) not in turns), None):
-        raise ScheduleError(f"rank {rank} runs {stranger}, which there is not")
-    # A table for evaluation has no backward anywhere.
+        raise ScheduleError(f"rank {rank} runs {stranger}, which does not exist")
+    # A table for evaluation has no backward.
     parts = _PARTS_OF_A_TURN if _is_for_training(schedule) else ({F},)
     for micro_batch, chunk in sorted(turns):
         if kinds[micro_batch, chunk] not in parts:
@@ -124,7 +124,7 @@ def _check_bounds(schedule: PipelineSchedule, rank: int) -> None:
 
 
 def _check_hand_overs(schedule: PipelineSchedule, rank: int) -> None:
-    """What a rank hands over to itself, it must give before it takes."""
+    """Refuse a row in which a rank receives a local message before it sends the message."""
     row = exchanges(schedule, rank)
     given = {exchange.send: step for step, exchange in enumerate(row) if exchange.send and exchange.send.is_local}
     for step, exchange in enumerate(row):

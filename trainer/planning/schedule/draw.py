@@ -1,4 +1,4 @@
-"""Pictures of a schedule table, as text and as SVG: one row per rank, time from left to right. Torch-free."""
+"""Drawings of a schedule table, as text and as SVG: one row per rank, time from left to right. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {
     ActionKind.BACKWARD_INPUT: "input gradient",
     ActionKind.BACKWARD_WEIGHT: "weight gradients",
 }
-# Told apart with any kind of colour vision, and by lightness alone.
+# Distinguishable with any kind of colour vision, and by lightness alone.
 _COLOURS = {
     ActionKind.FORWARD: (59, 111, 182),
     ActionKind.BACKWARD: (46, 139, 120),
@@ -33,58 +33,58 @@ _COLOURS = {
 _INK, _PAPER = (27, 31, 36), (255, 255, 255)
 _MOST_LIGHTENED = 0.6
 MOST_LENGTH = 100_000
-"""Shortest actions that the longest row may be long: beyond that nobody looks at it, and it would fill the memory."""
+"""Largest length of a row, in shortest actions. A longer drawing is unreadable and would fill the memory."""
 
 
 class DrawingError(ValueError):
-    """What was asked for cannot be drawn."""
+    """A schedule that cannot be drawn."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A table with the times of its actions and what to call it."""
+    """A table with the times of its actions and a title."""
 
     schedule: PipelineSchedule
     times: Timeline
     title: str
 
     def __post_init__(self) -> None:
-        """Refuse what would be too long.
+        """Refuse a drawing that would be too long.
 
         Raises:
-            DrawingError: some action is so short beside the step that the rows would not end.
+            DrawingError: the step is more than MOST_LENGTH times as long as its shortest action.
         """
         length = self.times.step_time / self.shortest
         if length > MOST_LENGTH:
             raise DrawingError(
-                f"the step is {length:.3g} times as long as its shortest action, and rows are drawn to scale up to "
-                f"{MOST_LENGTH:,} times; give durations that are nearer to each other, or fewer micro-batches"
+                f"the step is {length:.3g} times as long as its shortest action, but the limit is "
+                f"{MOST_LENGTH:,} times; use durations that are closer to each other, or fewer micro-batches"
             )
 
     @property
     def shortest(self) -> float:
-        """How long the shortest action takes."""
+        """Duration of the shortest action."""
         return min(end - start for row in self.times.rows for start, end in row)
 
     @property
     def kinds(self) -> list[ActionKind]:
-        """The kinds of action that occur, in the order of the legend."""
+        """Kinds of action in the table, in the order of the legend."""
         present = {action.kind for row in self.schedule.stages for action in row}
         return [kind for kind in ActionKind if kind in present]
 
     def summary(self) -> str:
-        """Step time, bubble and messages in one line."""
+        """Step time, bubble and number of messages in one line."""
         times = self.times
         busy = times.step_time * (1 - times.bubble_fraction)
         return (
-            f"step time {times.step_time:.4g}, of which {busy:.4g} at work on average: bubble "
+            f"step time {times.step_time:.4g}, of which {busy:.4g} busy on average: bubble "
             f"{100 * times.bubble_fraction:.1f}%; {message_count(self.schedule)} messages between ranks"
         )
 
     def held(self, rank: int) -> tuple[str, str]:
-        """Most activations of a rank until the gradients of the input, and until those of the weights.
+        """Peak activations of a rank until the input gradient, and until the weight gradients.
 
-        In micro-batches through all layers of the rank.
+        Unit: activations of one micro-batch in all layers of the rank.
         """
         chunks = self.schedule.placement.chunks
         return (
@@ -93,13 +93,13 @@ class Drawing:
         )
 
     def blocks(self, rank: int) -> Iterator[tuple[Action, float, float]]:
-        """The actions of a rank with start and end."""
+        """Actions of a rank with start and end."""
         for action, (start, end) in zip(self.schedule.stages[rank], self.times.rows[rank], strict=True):
             yield action, start, end
 
 
 def colour(schedule: PipelineSchedule, action: Action) -> str:
-    """``#rrggbb`` of an action: its kind's, lighter for each chunk after the first."""
+    """Colour ``#rrggbb`` of an action: the colour of its kind, lighter for each chunk after the first."""
     last = max(schedule.placement.chunks - 1, 1)
     share = _MOST_LIGHTENED * action.chunk / last
     mixed = (round(c + (p - c) * share) for c, p in zip(_COLOURS[action.kind], _PAPER, strict=True))
@@ -107,7 +107,7 @@ def colour(schedule: PipelineSchedule, action: Action) -> str:
 
 
 def ink_on(background: str) -> str:
-    """Black or white, whichever can be read on ``background``."""
+    """Black or white, whichever is readable on ``background``."""
     red, green, blue = (int(background[i : i + 2], 16) for i in (1, 3, 5))
     # Relative brightness of the primaries: ITU-R BT.601.
     return _hex(*_INK) if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else _hex(*_PAPER)
@@ -119,19 +119,19 @@ def _hex(red: int, green: int, blue: int) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """Text of one colour on one ground; no ground where a rank waits."""
+    """Text on a background colour; None while a rank waits."""
 
     text: str
     background: str | None = None
 
 
 def text_rows(drawing: Drawing, *, coloured: bool, padding: int = 0) -> list[list[Cell]]:
-    """The rows as cells, all rows equally long in characters; a character is the same time everywhere.
+    """Rows of cells, all of the same length in characters and to the same time scale.
 
     Args:
-        drawing: what to paint.
-        coloured: cells are named by their micro-batch alone, colour and legend tell the rest.
-        padding: spaces beside the longest name in the shortest cell.
+        drawing: the drawing.
+        coloured: label cells by their micro-batch only; colour and legend show the rest.
+        padding: spaces beside the longest label in the shortest cell.
     """
     labels = {action: _label(action, coloured) for row in drawing.schedule.stages for action in row}
     # The longest label fits the shortest action, with a gap that keeps neighbours apart.
@@ -161,7 +161,7 @@ def _text_row(drawing: Drawing, rank: int, labels: dict[Action, str], per_time: 
 
 
 def cut(cells: list[Cell], start: int, stop: int) -> list[Cell]:
-    """The characters from ``start`` to ``stop`` of a row."""
+    """Characters ``start`` to ``stop`` of a row."""
     part: list[Cell] = []
     column = 0
     for cell in cells:
@@ -178,7 +178,7 @@ _TICK = 60
 
 
 def svg(drawing: Drawing) -> str:
-    """The table as an SVG document; every action says in its tooltip what it is and when it runs."""
+    """Render the table as an SVG document; tooltips show each action's kind and times."""
     schedule, times = drawing.schedule, drawing.times
     digits = len(str(schedule.num_micro_batches - 1))
     scale = max((10 + _LABEL_WIDTH * digits) / drawing.shortest, 640 / times.step_time)
@@ -220,7 +220,7 @@ def _svg_row(drawing: Drawing, rank: int, scale: float, width: float) -> Iterato
 
 
 def legend_entries(drawing: Drawing) -> list[tuple[str, str]]:
-    """(colour, words) of everything that a colour can mean in the drawing."""
+    """(colour, label) of every kind of action and chunk in the drawing."""
     chunks = drawing.schedule.placement.chunks
     return [
         (
@@ -243,7 +243,7 @@ def _legend(drawing: Drawing) -> Iterator[str]:
 def _time_axis(times: Timeline, scale: float, height: int) -> Iterator[str]:
     base = height - _BOTTOM + 6
     yield f"<line x1='{_LEFT}' x2='{_LEFT + times.step_time * scale:.1f}' y1='{base}' y2='{base}' stroke='#8c959f'/>"
-    # The finest of 1, 2, 5, 10, ... that leaves room between the numbers.
+    # The smallest of 1, 2, 5, 10, ... that leaves space between the numbers.
     power = 10 ** math.floor(math.log10(_TICK / scale))
     tick = next(power * step for step in (1, 2, 5, 10) if power * step * scale >= _TICK)
     for number in range(int(times.step_time / tick) + 1):

@@ -1,4 +1,4 @@
-"""The pipeline schedules whose backward is one action, and those of evaluation: each one pure function."""
+"""Pipeline schedules with an undivided backward, and the schedule of evaluation, as pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.planning.schedule.table import Action, ActionKind, ActivationBound,
 
 
 def gpipe(pp: int, num_micro_batches: int) -> PipelineSchedule:
-    """All forwards, then all backwards.
+    """GPipe: all forwards, then all backwards.
 
     Every rank keeps the activations of every micro-batch. The backwards run in the order of the forwards, so that
     gradients are summed in the same order in every schedule. Source: Huang et al. 2019, "GPipe: Efficient Training of
@@ -24,9 +24,9 @@ def gpipe(pp: int, num_micro_batches: int) -> PipelineSchedule:
 
 
 def one_f_one_b(pp: int, num_micro_batches: int) -> PipelineSchedule:
-    """One forward, one backward in turn, after a warmup that fills the pipeline.
+    """1F1B: alternate one forward and one backward, after a warmup that fills the pipeline.
 
-    Rank i runs ``pp - i - 1`` forwards ahead and so never keeps the activations of more than ``pp - i`` micro-batches.
+    Rank i runs ``pp - i - 1`` forwards ahead, and so keeps the activations of at most ``pp - i`` micro-batches.
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
     section 2.2 (PipeDream-Flush).
     """
@@ -44,14 +44,15 @@ def one_f_one_b(pp: int, num_micro_batches: int) -> PipelineSchedule:
 
 
 def interleaved_one_f_one_b(pp: int, chunks: int, num_micro_batches: int) -> PipelineSchedule:
-    """1F1B over several chunks on each rank, which divides the bubble by their number and multiplies the messages.
+    """Interleaved 1F1B: several model chunks per rank, for a smaller bubble and more messages.
 
-    Micro-batches pass in groups: the group through the first chunk, then through the second, and so on. Rank i holds at
+    Micro-batches run in groups: a group through the first chunk, then through the second, and so on. Rank i holds at
     most ``(chunks - 1) * g + 2 * (pp - 1 - i) + 1`` activations of a chunk, where g is the size of the largest group.
-    Source: Narayanan et al. 2021, section 2.2, which has groups of ``pp`` and multiples of it only. For other numbers
-    the groups are larger here: the bubble stays ``(pp - 1) / (chunks * num_micro_batches)`` of the computation, where a
-    smaller last group adds 9% to the step on average of 2 to 8 ranks and up to 4 groups. What remains is the memory:
-    with ``2 * pp - 1`` micro-batches all of them are one group. With fewer than ``pp`` ranks wait for the only group.
+    Source: Narayanan et al. 2021, section 2.2, which only has groups of ``pp`` and numbers of micro-batches that are
+    multiples of ``pp``. For other numbers the groups are larger here, so that the bubble stays
+    ``(pp - 1) / (chunks * num_micro_batches)`` of the computation; a smaller last group would add 9% to the step on
+    average of 2 to 8 ranks and up to 4 groups. The price is memory: ``2 * pp - 1`` micro-batches form one group. With
+    fewer than ``pp`` micro-batches ranks wait for the only group.
     """
     placement = Placement("loop", pp, chunks)
     forwards = _in_groups(placement, num_micro_batches)
@@ -64,14 +65,14 @@ def interleaved_one_f_one_b(pp: int, chunks: int, num_micro_batches: int) -> Pip
 
 @lru_cache(maxsize=32)
 def all_forward(placement: Placement, num_micro_batches: int) -> PipelineSchedule:
-    """Every micro-batch through every virtual stage, forward only: evaluation and generation."""
+    """Forward-only schedule of every micro-batch, for evaluation and generation."""
     turns = _in_groups(placement, num_micro_batches)
     nothing_is_kept = [ActivationBound(len(turns), len(turns))] * placement.pp
     return replace(arrange(placement, num_micro_batches, turns, (), nothing_is_kept, split=False), bounds=())
 
 
 def _in_groups(placement: Placement, num_micro_batches: int) -> list[Turn]:
-    """The order of forwards: one group of micro-batches through one chunk after the other, then the next group."""
+    """Order of forwards: a group of micro-batches through all chunks in turn, then the next group."""
     sizes = _group_sizes(placement.pp, num_micro_batches)
     return [
         (micro_batch, chunk)
@@ -82,7 +83,7 @@ def _in_groups(placement: Placement, num_micro_batches: int) -> list[Turn]:
 
 
 def _group_sizes(pp: int, num_micro_batches: int) -> list[int]:
-    """As many groups as have ``pp`` micro-batches or more, nearly equal: less would not keep ``pp`` ranks at work."""
+    """Sizes of the most groups of at least ``pp`` micro-batches, nearly equal; smaller ones leave ranks idle."""
     count = max(1, num_micro_batches // pp)
     size, rest = divmod(num_micro_batches, count)
     return [size + (number < rest) for number in range(count)]

@@ -1,6 +1,6 @@
-"""The calls of a messenger, run in simulation: whether all messages meet, and how long that takes.
+"""Simulation of point-to-point messages: deadlocks, mismatches and step time.
 
-A message passes when its send and its receive have both been posted: nothing is counted on that a backend may buffer.
+A message is transferred when its send and its receive have both been posted: no buffering by the backend is assumed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEWEST_SENDS_UNDER_WAY = 2
 
 
 class Verb(Enum):
-    """What a rank does."""
+    """Kind of call."""
 
     SEND = "send"
     RECEIVE = "receive"
@@ -30,7 +30,7 @@ class Verb(Enum):
 
 @dataclass(frozen=True)
 class Call:
-    """Post a send or a receive, which returns at once; wait until a message has passed; or compute."""
+    """One call of a rank: post a send or receive without blocking, wait for a message, or compute."""
 
     verb: Verb
     message: Message | None = None
@@ -38,7 +38,7 @@ class Call:
 
 
 def batched_program(schedule: PipelineSchedule, rank: int) -> list[Call]:
-    """All that lies between two actions posted as one batch, which is then waited for."""
+    """Calls of a rank that posts all messages between two actions as one batch and waits for it."""
     row = exchanges(schedule, rank)
     calls: list[Call] = []
     for step, exchange in enumerate(row):
@@ -52,7 +52,7 @@ def _batch(send: Message | None, receive: Message | None) -> list[Call]:
 
 
 def tagged_program(schedule: PipelineSchedule, rank: int, *, sends_under_way: int | None) -> list[Call]:
-    """Single sends and receives with tags; ``sends_under_way`` of them at most, or any number."""
+    """Calls of a rank with tagged sends and receives, at most ``sends_under_way`` pending (None: no limit)."""
     row = exchanges(schedule, rank)
     calls: list[Call] = []
     leaving: deque[Message] = deque()
@@ -68,7 +68,7 @@ def tagged_program(schedule: PipelineSchedule, rank: int, *, sends_under_way: in
 
 
 def ordered_programs(schedule: PipelineSchedule) -> list[list[Call]]:
-    """Single sends and receives in the one order of posts_in_order; nothing but a receive is waited for."""
+    """Calls of all ranks with untagged messages in the order of posts_in_order, waiting only for receives."""
     programs: list[list[Call]] = []
     for rank, plan in enumerate(posts_in_order(schedule)):
         row = exchanges(schedule, rank)
@@ -92,14 +92,15 @@ def _compute(kind: ActionKind) -> Call:
 
 @lru_cache(maxsize=32)
 def sends_under_way(schedule: PipelineSchedule) -> int:
-    """How many sends with tags a rank should have under way at one time: the fewest with which nobody waits for them.
+    """Fewest pending tagged sends per rank with which no rank waits for a send.
 
-    Each of them keeps a stage's output in memory. They also bound how far a rank runs ahead where no answer comes back,
-    as in evaluation. All follows from the times of the table: nothing is tried, which would take a large one minutes.
+    Each pending send keeps a stage's output in memory. The limit also bounds how far a rank runs ahead without any
+    message back, as in evaluation. The number is computed from the timeline: a search by simulation would take minutes
+    for a large table.
     """
     times = timeline(schedule, TICKS).rows
     rows = [exchanges(schedule, rank) for rank in range(len(schedule.stages))]
-    # A receive is posted as soon as the action before its step has ended; what is posted at both ends passes.
+    # A receive is posted when the previous action ends; a message posted at both ends is transferred.
     posted = {
         message: spans[step - 1][1] if step else 0.0
         for row, spans in zip(rows, times, strict=True)
@@ -114,7 +115,7 @@ def sends_under_way(schedule: PipelineSchedule) -> int:
 def _most_under_way(
     row: Sequence[Exchange], spans: Sequence[tuple[float, float]], posted: Mapping[Message, float]
 ) -> int:
-    """Sends from the oldest that has not passed when an action starts to the last before it, at the most."""
+    """Largest number of untransferred sends at the start of an action."""
     most = 0
     passed: deque[float] = deque()
     for exchange, (start, end) in zip(row, spans, strict=True):
@@ -127,7 +128,7 @@ def _most_under_way(
 
 
 class Meeting(Enum):
-    """Which send meets which receive."""
+    """Rule for matching sends with receives."""
 
     BY_TAG = "each its own"
     BY_PAIR = "the first send from one rank to another meets the first receive there, whatever each is meant for"
@@ -135,14 +136,14 @@ class Meeting(Enum):
 
 
 def run_programs(programs: Sequence[Sequence[Call]], meeting: Meeting) -> float:
-    """Run what every rank calls until all are done; returns the ticks that takes.
+    """Run the calls of all ranks to the end and return the number of ticks.
 
     Args:
         programs: the calls of each rank.
-        meeting: which send meets which receive. A direction is that to higher or that to lower ranks.
+        meeting: the matching rule. There are two directions: to higher and to lower ranks.
 
     Raises:
-        ScheduleError: some rank waits for ever, or a message is taken for another.
+        ScheduleError: a rank waits forever, or a send is matched with another message's receive.
     """
     posted = _Posted(meeting)
     steps, clocks = [0] * len(programs), [0] * len(programs)
@@ -159,12 +160,12 @@ def run_programs(programs: Sequence[Sequence[Call]], meeting: Meeting) -> float:
                 progress = True
     for rank, program in enumerate(programs):
         if steps[rank] < len(program):
-            raise ScheduleError(f"deadlock: rank {rank} waits for ever for {program[steps[rank]].message}")
+            raise ScheduleError(f"deadlock: rank {rank} waits forever for {program[steps[rank]].message}")
     return max(clocks, default=0)
 
 
 class _Posted:
-    """Sends and receives that have been posted, and when they met."""
+    """Posted sends and receives, and the times of their transfers."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
@@ -173,7 +174,7 @@ class _Posted:
         self._passed: dict[Message, int] = {}
 
     def call(self, rank: int, call: Call, clock: int) -> int | None:
-        """When the caller can go on; None as long as that is not known."""
+        """Time at which the caller continues; None: not known yet."""
         if call.message is None:
             return clock + call.ticks
         if call.verb is Verb.WAIT:
@@ -190,7 +191,7 @@ class _Posted:
         return rank, message.source < message.destination
 
     def _let_pass(self, ours: Hashable) -> None:
-        """Let what stands first at both of its ends pass, and then what stood behind it."""
+        """Transfer the message that is first in the queues of both ends, then the messages behind it."""
         while self._queues[ours]:
             message, verb, posted = self._queues[ours][0]
             peer = message.destination if verb is Verb.SEND else message.source

@@ -1,4 +1,4 @@
-"""A pipeline schedule as data: what each rank computes in which order, and the messages that follow from it."""
+"""Tables of pipeline schedules: the actions of each rank, and the messages that follow from them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trainer.planning.schedule.placement import Placement
 
 
 class ActionKind(Enum):
-    """What a rank does with one micro-batch in one of its chunks.
+    """Kind of computation on one micro-batch in one model chunk.
 
-    The backward is either one action or, in zero-bubble schedules, two: the gradient of the input, which the stage
-    before waits for, and the gradients of the weights, which nobody waits for (Qi et al. 2023, arXiv:2401.10241).
+    Backward is either one action or, in zero-bubble schedules, two: the gradient of the input, which the previous stage
+    waits for, and the gradients of the weights, which no stage waits for (Qi et al. 2023, arXiv:2401.10241).
     """
 
     FORWARD = "F"
@@ -24,18 +24,18 @@ class ActionKind(Enum):
 
     @property
     def gives_input_gradient(self) -> bool:
-        """Whether the stage before can go on after it."""
+        """True if the action yields the gradient that the previous stage waits for."""
         return self in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
 
     @property
     def frees_activations(self) -> bool:
-        """Whether nothing of the micro-batch is left on the rank after it."""
+        """True if the rank keeps no activation of the micro-batch after the action."""
         return self in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True)
 class Action:
-    """One computation of one rank. ``chunk`` tells apart the virtual stages that lie on it."""
+    """One computation of one rank. ``chunk`` is the number of the model chunk on the rank."""
 
     kind: ActionKind
     micro_batch: int
@@ -47,11 +47,12 @@ class Action:
 
 @dataclass(frozen=True)
 class ActivationBound:
-    """What a rank may hold at one time, in activations of one micro-batch in one chunk.
+    """Bounds on the activations that a rank holds, counted per micro-batch and model chunk.
 
     Attributes:
-        live: from the forward until the gradient of the input.
-        kept: from the forward until the gradients of the weights; the same as ``live`` where backward is not split.
+        live: activations held from the forward until the gradient of the input.
+        kept: activations held from the forward until the gradients of the weights; equal to ``live`` if backward is
+            not split.
     """
 
     live: int
@@ -60,13 +61,13 @@ class ActivationBound:
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """``stages[i]`` is what pipeline rank i computes, in order.
+    """A schedule table: ``stages[i]`` are the actions of pipeline rank i, in order.
 
     Attributes:
-        num_micro_batches: of one replica in one iteration.
+        num_micro_batches: micro-batches of one replica per iteration.
         stages: one row per pipeline rank.
-        placement: which virtual stage each chunk of each rank is.
-        bounds: what each rank may hold; empty where nothing is kept, as in evaluation.
+        placement: placement of the virtual stages on the ranks.
+        bounds: activation bounds of each rank; empty if nothing is kept, as in evaluation.
     """
 
     num_micro_batches: int
@@ -75,7 +76,7 @@ class PipelineSchedule:
     bounds: tuple[ActivationBound, ...] = ()
 
     def __hash__(self) -> int:
-        # A long table is looked up in every step by what is worked out once for it.
+        # Cached functions hash the table in every step, so hashing all actions would be slow.
         return hash((self.num_micro_batches, self.placement, tuple(map(len, self.stages))))
 
     def __str__(self) -> str:
@@ -84,14 +85,14 @@ class PipelineSchedule:
 
 @dataclass(frozen=True)
 class Message:
-    """Activations (of a forward) or their gradients (of a backward) on the way between neighbouring virtual stages.
+    """Activations (forward) or their gradients (backward) sent between neighbouring virtual stages.
 
     Attributes:
         kind: FORWARD or BACKWARD.
-        micro_batch: whose.
-        virtual_stage: the one that waits for it. Kind, micro-batch and virtual stage tell messages from one another.
-        source: pipeline rank.
-        destination: pipeline rank; where it is the source as well, nothing travels.
+        micro_batch: number of the micro-batch.
+        virtual_stage: the receiving virtual stage. Kind, micro-batch and virtual stage identify a message.
+        source: sending pipeline rank.
+        destination: receiving pipeline rank; if it equals the source, nothing is sent.
     """
 
     kind: ActionKind
@@ -102,7 +103,7 @@ class Message:
 
     @property
     def is_local(self) -> bool:
-        """Handed over on one rank."""
+        """True if source and destination are the same rank."""
         return self.source == self.destination
 
     def __str__(self) -> str:
@@ -112,9 +113,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An action with the message it waits for and the message it gives; None at the ends of the pipeline.
+    """An action with the messages it receives and sends; None at the ends of the pipeline.
 
-    Either may be local: then the rank hands it over to itself.
+    Either message may be local, from a rank to itself.
     """
 
     action: Action
@@ -124,7 +125,7 @@ class Exchange:
 
 @lru_cache(maxsize=32)
 def exchanges(schedule: PipelineSchedule, rank: int) -> tuple[Exchange, ...]:
-    """The actions of a pipeline rank, each with what it waits for and what it gives."""
+    """Actions of a pipeline rank, each with the messages it receives and sends."""
     return tuple(_exchange(schedule.placement, rank, action) for action in schedule.stages[rank])
 
 
@@ -145,7 +146,7 @@ def _exchange(placement: Placement, rank: int, action: Action) -> Exchange:
 
 
 def message_count(schedule: PipelineSchedule) -> int:
-    """Messages between different ranks in one run of the table."""
+    """Number of messages between different ranks in one run of the table."""
     return sum(
         exchange.send is not None and not exchange.send.is_local
         for rank in range(len(schedule.stages))
@@ -154,15 +155,18 @@ def message_count(schedule: PipelineSchedule) -> int:
 
 
 def live_activations(schedule: PipelineSchedule, rank: int) -> int:
-    """Most activations (of one micro-batch in one chunk) between their forward and the gradient of their input."""
+    """Peak number of activations between their forward and the gradient of their input.
+
+    An activation is that of one micro-batch in one model chunk.
+    """
     return _most(schedule, rank, lambda kind: kind.gives_input_gradient)
 
 
 def kept_activations(schedule: PipelineSchedule, rank: int) -> int:
-    """Most activations (of one micro-batch in one chunk) of which anything is kept: until the weights' gradients.
+    """Peak number of activations between their forward and the gradients of the weights.
 
-    What is left of one after the gradient of its input are the factors of the weight gradients: the inputs of the
-    linear layers and the gradients of their outputs.
+    An activation is that of one micro-batch in one model chunk. After the gradient of its input only the factors of
+    the weight gradients are kept: the inputs of the linear layers and the gradients of their outputs.
     """
     return _most(schedule, rank, lambda kind: kind.frees_activations)
 

@@ -1,4 +1,4 @@
-"""When every action of a table starts and ends, from how long its kinds of action take."""
+"""Start and end times of the actions of a table, from given durations."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from trainer.planning.schedule.table import Action, ActionKind, Message, Pipelin
 
 @dataclass(frozen=True)
 class Timeline:
-    """Times of the actions of a table, row by row, in the unit of the durations it was made from."""
+    """Times of the actions of a table, row by row, in the unit of the durations."""
 
     rows: tuple[tuple[tuple[float, float], ...], ...]
     """(start, end) of every action of every pipeline rank."""
 
     @property
     def step_time(self) -> float:
-        """From the first action to the end of the last: what the table takes at best."""
+        """Time from the start of the first action to the end of the last."""
         return max((row[-1][1] for row in self.rows if row), default=0.0)
 
     @property
     def bubble_fraction(self) -> float:
-        """The part of all ranks' time in which they wait."""
+        """Fraction of all ranks' time spent waiting."""
         if not self.step_time:
             return 0.0
         busy = sum(end - start for row in self.rows for start, end in row)
         return 1 - busy / (len(self.rows) * self.step_time)
 
     def idle_time(self, rank: int) -> float:
-        """How long a rank waits, before its first and after its last action included."""
+        """Time that a rank waits, including before its first and after its last action."""
         return self.step_time - sum(end - start for start, end in self.rows[rank])
 
 
 Durations = Mapping[ActionKind, float]
-"""How long each kind of action takes. BACKWARD may be left out: it is the sum of its two parts."""
+"""Duration of each kind of action. BACKWARD may be left out; it is the sum of its two parts."""
 
 
 DurationOf = Callable[[int, Action], float]
-"""How long an action of a pipeline rank takes."""
+"""Function from a pipeline rank and an action to the duration."""
 
 
 def timeline(
     schedule: PipelineSchedule, durations: Durations | Sequence[Durations] | DurationOf, *, latency: float = 0.0
 ) -> Timeline:
-    """Times of every action where each starts as soon as its rank is free and what it waits for has arrived.
+    """Times of all actions, each started when its rank is free and its message has arrived.
 
     Args:
         schedule: any table.
-        durations: of the actions in any virtual stage, or for each virtual stage its own, or of each single action.
-        latency: from the end of an action until what it gives has arrived on another rank.
+        durations: durations for all virtual stages, or a sequence with one mapping per virtual stage, or a function.
+        latency: time from the end of an action until its message arrives on another rank.
 
     Raises:
-        ScheduleError: some action never gets what it waits for.
+        ScheduleError: an action never receives its message.
     """
     duration = durations if callable(durations) else _lookup(schedule, durations)
     rows = [exchanges(schedule, rank) for rank in range(len(schedule.stages))]
@@ -73,7 +73,7 @@ def timeline(
                 progress = True
     for rank, (row, done) in enumerate(zip(rows, times, strict=True)):
         if len(done) < len(row):
-            raise ScheduleError(f"deadlock: rank {rank} never gets what {row[len(done)].action} waits for")
+            raise ScheduleError(f"deadlock: rank {rank} never receives the message for {row[len(done)].action}")
     return Timeline(tuple(tuple(done) for done in times))
 
 

@@ -1,6 +1,6 @@
-"""How the messages of a table are posted, in each of the ways that a backend allows, as data.
+"""Posting order of a table's messages, for each communication backend.
 
-The messengers in trainer.pipeline.communication follow these orders, and the check of a table runs them in simulation.
+The messengers in trainer.pipeline.communication follow these orders, and the check of a table simulates them.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from trainer.planning.schedule.table import ActionKind, Exchange, Message, Pipel
 from trainer.planning.schedule.timeline import timeline
 
 TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.BACKWARD_INPUT: 1, ActionKind.BACKWARD_WEIGHT: 1}
-"""How long actions take where a plan must be made without knowing."""
+"""Durations assumed for planning, where the real ones are unknown."""
 
 RECEIVES_AHEAD = 2
-"""Receives that are posted at one time where each is posted on its own: that of the action to come, and the next one,
-so that it arrives while this rank computes."""
+"""Number of single receives posted in advance: for the next action, and for the one after, so that its message arrives
+while this rank computes."""
 
 
 def receive_of(exchange: Exchange) -> Message | None:
-    """What an action waits for from another rank."""
+    """Message that an action needs from another rank; None: no message."""
     return None if exchange.receive is None or exchange.receive.is_local else exchange.receive
 
 
 def send_of(exchange: Exchange) -> Message | None:
-    """What an action gives to another rank."""
+    """Message that an action sends to another rank; None: no message."""
     return None if exchange.send is None or exchange.send.is_local else exchange.send
 
 
 def receives_as_needed(row: Sequence[Exchange]) -> list[list[Message]]:
-    """For each action of a row the receives to post before it, where tags tell messages apart."""
+    """Receives to post before each action of a row, if messages have tags."""
     wanted = [(step, message) for step, exchange in enumerate(row) if (message := receive_of(exchange)) is not None]
     plan: list[list[Message]] = [[] for _ in row]
     for number, (_, message) in enumerate(wanted):
-        # Posted as soon as the one two before it was taken.
+        # Post when the receive RECEIVES_AHEAD before this one has been consumed.
         earlier = number - RECEIVES_AHEAD
         plan[0 if earlier < 0 else wanted[earlier][0] + 1].append(message)
     return plan
@@ -43,13 +43,13 @@ def receives_as_needed(row: Sequence[Exchange]) -> list[list[Message]]:
 
 @lru_cache(maxsize=32)
 def posts_in_order(schedule: PipelineSchedule) -> list[list[list[Message]]]:
-    """For each rank and each of its actions, and for the end, the messages to post before it: sends and receives.
+    """Messages to post before each action of each rank, and after the last one.
 
-    Where messages have no tags, and what a rank posts to one group passes in the order it was posted, two ranks that
-    post their messages in different orders wait for each other. Here all ranks follow one order of all messages, that
-    in which they come to be sent if nothing is late. Then the first message in it that has not passed always can: all
-    that its sender needs are earlier ones, and nothing stands before it at either end. In this order receives are
-    posted no later than needed and no earlier than RECEIVES_AHEAD says.
+    Without tags, messages of one group are transferred in the order in which a rank posts them, so that two ranks with
+    different orders deadlock. Here all ranks follow one global order: the order in which messages become ready if
+    nothing is late. The first untransferred message in this order can always be transferred, because its sender
+    depends only on earlier messages, and no message is before it at either end. Within this order receives are posted
+    no later than needed and no earlier than RECEIVES_AHEAD allows.
     """
     number = _numbers(schedule)
     return [_rank_posts(exchanges(schedule, rank), number) for rank in range(len(schedule.stages))]
@@ -67,7 +67,7 @@ def _rank_posts(row: Sequence[Exchange], number: Mapping[Message, int]) -> list[
             while receives and number[receives[0]] < number[send]:
                 posts.append(receives.popleft())
             posts.append(send)
-        # Numbers instead of searches: with thousands of messages these would take the longest of all.
+        # Compare numbers: searching lists of thousands of messages would dominate the run time.
         needed = receive_of(row[step]) if step < len(row) else None
         last_needed = number[needed] if needed is not None else -1
         limit = number[sends[0]] if sends else len(number)
@@ -80,7 +80,7 @@ def _rank_posts(row: Sequence[Exchange], number: Mapping[Message, int]) -> list[
 
 
 def _numbers(schedule: PipelineSchedule) -> dict[Message, int]:
-    """All messages between ranks, numbered in the order in which they are ready to be sent if nothing is late."""
+    """Messages between ranks, numbered in the order in which they become ready if nothing is late."""
     times = timeline(schedule, TICKS)
     ready = {
         send: (end, rank)
@@ -92,7 +92,7 @@ def _numbers(schedule: PipelineSchedule) -> dict[Message, int]:
 
 
 def message_order(schedule: PipelineSchedule) -> dict[tuple[int, int], tuple[list[Message], list[Message]]]:
-    """For each pair of ranks (source, destination): the messages as they are sent, and as they are wanted."""
+    """Send order and receive order of the messages of each pair of ranks (source, destination)."""
     order: dict[tuple[int, int], tuple[list[Message], list[Message]]] = defaultdict(lambda: ([], []))
     for rank in range(len(schedule.stages)):
         for exchange in exchanges(schedule, rank):

@@ -1,4 +1,4 @@
-"""Zero-bubble schedules: the gradients of the weights, which nobody waits for, fill the bubble.
+"""Zero-bubble schedules, which fill the bubble with delayed weight gradients.
 
 Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241).
 """
@@ -11,14 +11,13 @@ from trainer.planning.schedule.table import Action, ActionKind, ActivationBound,
 
 
 def zb_h1(pp: int, num_micro_batches: int) -> PipelineSchedule:
-    """1F1B with its weight gradients put off into the bubble, in the memory of 1F1B (section 2.3, ZB-H1).
+    """ZB-H1: 1F1B with weight gradients delayed into the bubble, in 1F1B's memory (section 2.3).
 
-    Until the gradient of its input rank i holds no more than 1F1B does, ``pp - i`` activations. Until the gradients of
-    the weights no rank keeps anything of more than ``pp`` micro-batches, which is what 1F1B keeps on its first rank.
-    Between the two other things are kept than before: gradients of outputs, and under sequence parallelism the gathered
-    inputs (trainer.pipeline.weight_gradients), so that these activations may weigh more than the others.
-    The bubble is ``(pp - 1) * (forward + backward_input - backward_weight)``, a third of that of 1F1B if all three
-    take the same time.
+    Until the gradient of its input rank i holds ``pp - i`` activations, as in 1F1B. Until the gradients of the weights
+    no rank keeps more than ``pp`` micro-batches, the number that 1F1B keeps on its first rank. Between the two a rank
+    keeps different tensors: gradients of outputs, and with sequence parallelism the gathered inputs
+    (trainer.pipeline.weight_gradients), which may need more memory than the activations. The bubble is
+    ``(pp - 1) * (forward + backward_input - backward_weight)``, a third of 1F1B's if all three take the same time.
     """
     turns = [(micro_batch, 0) for micro_batch in range(num_micro_batches)]
     bounds = [ActivationBound(live=pp - rank, kept=pp) for rank in range(pp)]
@@ -26,13 +25,13 @@ def zb_h1(pp: int, num_micro_batches: int) -> PipelineSchedule:
 
 
 def zb_v(pp: int, num_micro_batches: int) -> PipelineSchedule:
-    """Two chunks on each rank, placed in a V: next to no bubble in the memory of 1F1B (section 6, ZB-V).
+    """ZB-V: two model chunks per rank in a V; almost no bubble in 1F1B's memory (section 6).
 
-    No rank keeps anything of more than ``2 * pp`` activations of a chunk, each of which is half as large as that of a
-    rank in 1F1B. From ``2 * pp - 1`` micro-batches on, and if forward and both backwards take the same time, no rank
-    waits between its first and its last action.
+    A rank keeps at most ``2 * pp`` activations of a chunk, each half as large as an activation of a rank in 1F1B. With
+    at least ``2 * pp - 1`` micro-batches, and if forward and both backwards take the same time, no rank waits between
+    its first and its last action.
     """
-    # Fewer micro-batches would not fill the pattern: their table is that of enough, without those that are not there.
+    # Fewer micro-batches do not fill the pattern: build the table for enough of them, and drop the surplus actions.
     enough = max(num_micro_batches, 2 * pp - 1)
     rows = (
         tuple(action for action in _VRow(pp, rank, enough).fill() if action.micro_batch < num_micro_batches)
@@ -43,7 +42,7 @@ def zb_v(pp: int, num_micro_batches: int) -> PipelineSchedule:
 
 
 class _VRow:
-    """One rank's row of ZB-V: which chunk comes next is the schedule, which micro-batch is counted here."""
+    """Builder of one rank's row of ZB-V; counts the next micro-batch of each kind of action and chunk."""
 
     def __init__(self, pp: int, rank: int, num_micro_batches: int) -> None:
         self._pp = pp
@@ -53,10 +52,10 @@ class _VRow:
         self._row: list[Action] = []
 
     def fill(self) -> list[Action]:
-        """The whole row.
+        """Build the whole row.
 
-        Warmup until the first micro-batch has come back to this rank; then a forward and a backward of each chunk in
-        turn; then what is left of the input gradients at once, and the weight gradients that were put off for them.
+        Warmup until the first micro-batch returns to this rank; then one forward and one backward of each chunk in
+        turn; then the remaining input gradients, and the weight gradients delayed for them.
         """
         down, back = 0, 1
         self._forward(down, 2 * (self._pp - self._rank) - 1)

@@ -101,7 +101,7 @@ def test_what_a_killed_merge_left_makes_room_and_a_living_one_is_not_disturbed(
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(begun, 0)
     assert left() > 1_999_000
-    with PairWriter(tmp_path / "out", 8), pytest.raises(DataError, match="another process is writing it; wait"):
+    with PairWriter(tmp_path / "out", 8), pytest.raises(DataError, match="another process is writing this"):
         merge_pairs([tmp_path / "a"], tmp_path / "out")
     assert not left()
     (tmp_path / "out.bin.partial").write_bytes(bytes(2_000_000))
@@ -161,7 +161,7 @@ def test_a_source_that_is_cut_off_meanwhile_is_not_merged(tmp_path: Path) -> Non
     def cut(_: int, __: int) -> None:
         (tmp_path / "b.bin").write_bytes(b"123")
 
-    with pytest.raises(DataError, match=r"b\.bin: its 3 bytes are not whole tokens"):
+    with pytest.raises(DataError, match=r"b\.bin: its size of 3 bytes is not a multiple of the token size"):
         merge_pairs([tmp_path / "a", tmp_path / "b"], tmp_path / "out", cut)
     assert not list(tmp_path.glob("out*"))
 
@@ -169,7 +169,7 @@ def test_a_source_that_is_cut_off_meanwhile_is_not_merged(tmp_path: Path) -> Non
 def test_a_manifest_of_other_data_is_not_believed(tmp_path: Path) -> None:
     describe(tmp_path / "a", DOCUMENTS)
     write(tmp_path / "a", DOCUMENTS[:20])
-    with pytest.raises(DataError, match=r"a\.json: tells of 60 documents \(there are 20\) and 48 sequences"):
+    with pytest.raises(DataError, match=r"a\.json: states 60 documents \(there are 20\) and 48 sequences"):
         merge_pairs([tmp_path / "a"], tmp_path / "out")
 
 

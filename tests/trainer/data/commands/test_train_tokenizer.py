@@ -317,7 +317,7 @@ def test_a_sample_is_a_number_of_bytes(source: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="2"):
         main(["--input", str(source), "--vocab-size", "400", "--output", "t.json", "--sample-bytes", size])
     said = capsys.readouterr().err
-    assert f"{size!r} is no number of bytes, as 500M or 2G" in said or f"{size} is less than 1" in said
+    assert f"{size!r} is not a number of bytes such as 500M or 2G" in said or f"{size} is less than 1" in said
 
 
 _DEAF = """

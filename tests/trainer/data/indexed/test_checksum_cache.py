@@ -1,4 +1,4 @@
-"""What is known of a large file is believed for as long as the file is the same, and no longer."""
+"""Cached results about a large file are used while the file is unchanged, and never afterwards."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_nothing_is_known_of_a_file_that_has_changed(file: Path, change: Callabl
     known.keep(file, file.stat(), "whole", b"yes")
     assert KnownFiles(file.parent / "known").recall(file, "whole") == b"yes"
     assert known.recall(file, "other") is None
-    time.sleep(0.02)  # the clock of the file system
+    time.sleep(0.02)  # resolution of the file system's clock
     change(file)
     assert known.recall(file, "whole") is None
 
@@ -116,7 +116,7 @@ def test_an_index_that_was_whole_is_not_read_again_until_it_changes(
     time.sleep(0.02)
     content = (tmp_path / "d.idx").read_bytes()
     (tmp_path / "d.idx").write_bytes(content[:34] + bytes([content[34] ^ 1]) + content[35:])
-    with pytest.raises(DataError, match="offsets do not follow"):
+    with pytest.raises(DataError, match="byte offsets do not match"):
         IndexedDataset(tmp_path / "d", known)
 
 

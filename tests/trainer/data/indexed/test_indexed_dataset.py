@@ -1,4 +1,4 @@
-"""The .bin/.idx pair: Megatron-LM's bytes, refusals of damaged files, and writing without traces."""
+"""Indexed datasets: Megatron-LM's bytes, refusal of damaged files, and atomic writing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.data.indexed.writer import PairWriter
 
 
 def by_the_book(documents: list[list[int]], vocab_size: int) -> tuple[bytes, bytes]:
-    """The two files, value by value from the published layout."""
+    """Both files, value by value from the published layout."""
     code, letter, size = (8, "H", 2) if vocab_size < 65500 else (4, "i", 4)
     sequences = [document for document in documents if document]
     index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sequences), len(documents) + 1)
@@ -79,19 +79,23 @@ def patched(content: bytes, offset: int, value: bytes) -> bytes:
     [
         ("d.idx", lambda _: b"not an index at all, rather a text", r"d\.idx: is not a Megatron-LM index"),
         ("d.idx", lambda _: b"", r"d\.idx: is not a Megatron-LM index"),
-        ("d.idx", lambda old: old[:20], r"d\.idx: is cut off within its header"),
+        ("d.idx", lambda old: old[:20], r"d\.idx: is truncated within its header"),
         ("d.idx", lambda old: old[:-3], r"d\.idx: has \d+ bytes where 3 sequences"),
         ("d.idx", lambda old: patched(old, 9, struct.pack("<Q", 2)), r"d\.idx: is index version 2"),
-        ("d.idx", lambda old: patched(old, 17, b"\x07"), r"d\.idx: has float32 \(dtype code 7\), which is no integer"),
-        ("d.idx", lambda old: patched(old, 17, b"\x09"), r"d\.idx: has dtype code 9, which is no integer token"),
+        (
+            "d.idx",
+            lambda old: patched(old, 17, b"\x07"),
+            r"d\.idx: has float32 \(dtype code 7\), which is not an integer",
+        ),
+        ("d.idx", lambda old: patched(old, 17, b"\x09"), r"d\.idx: has dtype code 9, which is not an integer token"),
         ("d.idx", lambda old: patched(old, 26, b"\xff" * 8), r"d\.idx: has \d+ bytes where 3 sequences"),
         ("d.idx", lambda old: old + b"\1\1\1", r"d\.idx: has a mode for each of its 3 sequences"),
-        ("d.idx", lambda old: patched(old, 34, struct.pack("<i", -3)), r"d\.idx: its offsets do not follow"),
-        ("d.idx", lambda old: patched(old, 54, struct.pack("<q", 8)), r"d\.idx: its offsets do not follow"),
-        ("d.idx", lambda old: patched(old, 34, struct.pack("<i", 5)), r"d\.idx: its offsets do not follow"),
+        ("d.idx", lambda old: patched(old, 34, struct.pack("<i", -3)), r"d\.idx: the byte offsets do not match"),
+        ("d.idx", lambda old: patched(old, 54, struct.pack("<q", 8)), r"d\.idx: the byte offsets do not match"),
+        ("d.idx", lambda old: patched(old, 34, struct.pack("<i", 5)), r"d\.idx: the byte offsets do not match"),
         ("d.idx", lambda old: patched(old, 70, struct.pack("<q", 1)), r"d\.idx: its document entries"),
         ("d.bin", lambda old: old[:-2], r"d\.bin: has 10 bytes where d\.idx lists 12"),
-        ("d.bin", lambda old: old[:-1], r"d\.bin: its 11 bytes are not whole tokens"),
+        ("d.bin", lambda old: old[:-1], r"d\.bin: its size of 11 bytes is not a multiple of the token size"),
         ("d.bin", lambda old: old * 2, r"d\.bin: has 24 bytes where d\.idx lists 12"),
         ("d.bin", lambda _: b"", r"d\.bin: has 0 bytes where d\.idx lists 12"),
     ],
@@ -107,7 +111,7 @@ def test_damaged_files_are_refused_by_name(
 
 
 def test_no_wrong_bit_before_the_documents_goes_unnoticed(tmp_path: Path) -> None:
-    """Those of the documents' table may give another valid table, which only a checksum tells."""
+    """A bit flip in the documents' table may give another valid table, which only a checksum detects."""
     write(tmp_path / "d", [[1, 2, 3], [4], [5, 6]])
     index = tmp_path / "d.idx"
     whole = index.read_bytes()
@@ -178,7 +182,7 @@ def test_large_indexes_are_written_and_checked_in_pieces(tmp_path: Path, monkeyp
     index = tmp_path / "pieces.idx"
     last_but_one = index.stat().st_size - 16
     index.write_bytes(patched(index.read_bytes(), last_but_one, struct.pack("<q", 5)))
-    with pytest.raises(DataError, match="its document entries do not run"):
+    with pytest.raises(DataError, match="the document entries do not ascend"):
         IndexedDataset(tmp_path / "pieces")
 
 
@@ -191,7 +195,7 @@ def test_sequences_of_a_document(tmp_path: Path) -> None:
 
 
 def rewritten(source: Path, target: Path) -> None:
-    """Read with our reader and write with our writer."""
+    """Read with IndexedDataset and write with PairWriter."""
     with IndexedDataset(source) as dataset:
         code = next(code for code, name in DTYPES.items() if np.dtype(name) == dataset.dtype)
         with PairWriter(target, code) as writer:
@@ -201,7 +205,7 @@ def rewritten(source: Path, target: Path) -> None:
 
 
 RECORDED_DOCUMENTS = [[], [[5, 6, 7]], [], [[1]], [[2], [3, 4]], [[]], []]
-"""Of every recorded dtype: documents of sequences."""
+"""Documents of sequences for every recorded dtype."""
 
 
 @pytest.mark.parametrize("name", ["uint8", "int8", "int16", "int32", "int64", "uint16", "no_documents", "only_empty"])
@@ -284,7 +288,7 @@ def test_file_systems_that_do_not_map_are_read(tmp_path: Path, monkeypatch: pyte
         dataset.read_into(2, 5, out)
         assert out.tolist() == [3, 4, 5]
         (tmp_path / "d.bin").write_bytes(b"12")
-        with pytest.raises(OSError, match=r"d\.bin: ends before number 5; it has become shorter"):
+        with pytest.raises(OSError, match=r"d\.bin: ends before number 5; the file has become shorter"):
             dataset.read(2, 5)
 
 
@@ -292,7 +296,7 @@ def test_file_systems_that_do_not_map_are_read(tmp_path: Path, monkeypatch: pyte
 def test_a_full_disk_leaves_the_old_pair_and_nothing_else(tmp_path: Path, batches: int) -> None:
     write(tmp_path / "d", [[7, 8]])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    # The first batch fits into the buffers of the files, and is only found not to fit when they are emptied.
+    # The first batch fits into the write buffers; the full disk is only detected when they are flushed.
     tokens, lengths, ends = np.zeros(400_000, np.int64), np.full(100_000, 4), np.arange(1, 100_001)
     disk_full = pytest.raises(OSError, match="File too large")
     with disk_full, files_end_at(1000), PairWriter(tmp_path / "d", 8) as writer:

@@ -29,7 +29,7 @@ def prepared(tmp_path: Path, tokenizer: Tokenizer) -> Path:
 
 
 def inspected(prefix: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, object], str]:
-    """Exit status, the pair in the JSON document, and what is said on standard error."""
+    """Exit status, the dataset in the JSON document, and the text on standard error."""
     status = main(["data", "inspect", str(prefix), "--json", *flags])
     said = capsys.readouterr()
     (pair,) = json.loads(said.out)["pairs"]
@@ -112,7 +112,7 @@ def test_damage_is_one_sentence_each(prepared: Path, capsys: pytest.CaptureFixtu
     binary.write_bytes(binary.read_bytes()[:-2])
     status, pair, said = inspected(prepared, capsys, "--verify")
     assert (status, pair["dtype"]) == (3, None)
-    assert "one of the two is cut off" in said and said.count("\n") == 1
+    assert "one of the two files is truncated" in said and said.count("\n") == 1
     assert main(["data", "inspect", str(prepared)]) == 3
     assert "cannot be opened" in capsys.readouterr().out
 
@@ -121,7 +121,7 @@ def test_tokens_and_manifests_that_cannot_be(tmp_path: Path, tokenizer: Tokenize
     describe(tmp_path / "d", [[1, 0], [2, 999], [3, 0]])
     assert inspect_pair(tmp_path / "d").problems == ()
     (ends,) = inspect_pair(tmp_path / "d", verify=True).problems
-    assert "the token that ends a document occurs 2 times in 3 documents" in ends
+    assert "the end-of-document token occurs 2 times in 3 documents" in ends
     other, _ = inspect_pair(tmp_path / "d", tokenizer, "mine", verify=True).problems
     assert "was tokenized with another tokenizer" in other and "mine" in other
     (tmp_path / "d.json").unlink()
@@ -133,7 +133,7 @@ def test_tokens_and_manifests_that_cannot_be(tmp_path: Path, tokenizer: Tokenize
 
 
 def test_manifests_without_checksums_are_read(tmp_path: Path) -> None:
-    """Those of schema 1."""
+    """Downgrade the manifests to schema 1."""
     describe(tmp_path / "d", [[1, 0]])
     path = tmp_path / "d.json"
     values = json.loads(path.read_text())
@@ -147,7 +147,7 @@ def test_manifests_without_checksums_are_read(tmp_path: Path) -> None:
 
 def test_empty_folders_and_wrong_tokenizers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "inspect", str(tmp_path)]) == 3
-    assert "is a folder without a .bin or .idx" in capsys.readouterr().err
+    assert "is a folder without .bin or .idx files" in capsys.readouterr().err
     write(tmp_path / "d", [[1]])
     assert main(["data", "inspect", str(tmp_path / "d"), "--tokenizer-model", str(tmp_path / "none.json")]) == 3
     assert "none.json: cannot read the tokenizer" in capsys.readouterr().err
@@ -197,4 +197,4 @@ def test_a_disk_that_fails_is_a_problem_of_its_pair(
     monkeypatch.setattr("trainer.data.indexed.inspection._read_contents", fail)
     status, pair, said = inspected(prepared, capsys, "--verify")
     assert (status, pair["documents"], pair["contents"]) == (3, 5, None)
-    assert said == f"llmctl data inspect: {prepared}.bin: cannot be read to its end: Input/output error\n"
+    assert said == f"llmctl data inspect: {prepared}.bin: reading failed: Input/output error\n"

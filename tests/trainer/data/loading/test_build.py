@@ -1,4 +1,4 @@
-"""Blends and fine-tuning data as a config asks for them, on any layout, from any place."""
+"""Blends and fine-tuning data of a config, on any parallel layout, from any position."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODEL = {"vocab_size": 1000}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Datasets whose tokens tell where they are from: a has 10 samples of 8 + 1, b 40, tiny one, nothing none."""
+    """Datasets with recognisable tokens: a has 10 samples of 8 + 1, b 40, tiny 1, nothing 0."""
     for name, first, tokens in (("a", 0, 81), ("b", 300, 321), ("tiny", 700, 9), ("nothing", 800, 8)):
         write(tmp_path / name, [[first + token] * 3 for token in range(tokens // 3)] + [[first] * (tokens % 3)])
     return tmp_path
@@ -77,8 +77,8 @@ def test_a_dataset_of_weight_0_is_not_even_looked_for(folder: Path) -> None:
 def test_a_dataset_too_small_for_its_share_is_read_again_and_noted_once(folder: Path) -> None:
     data = data_of(folder, {"data_path": "0.5 {f}/tiny 0.25 {f}/a 0.25 {f}/b"}, eval_iters=0)
     assert data.notes == (
-        f"data.data_path: too small for their weights, these are read over and over: {folder}/tiny 35.6 times, "
-        f"{folder}/a 2.0 times",
+        f"data.data_path: these datasets are repeated, because they are small for their weights: {folder}/tiny 35.6 "
+        f"times, {folder}/a 2.0 times",
     )
     tiny = [row for row in rows(data) if 700 <= row[0] < 800]
     assert len(tiny) == 20
@@ -112,8 +112,8 @@ def test_by_default_a_dataset_without_validation_samples_is_left_out_of_validati
     data = data_of(folder, {"data_path": "1 {f}/a 1 {f}/tiny 2 {f}/c", "split": "969,30,1"})
     assert data.has("valid")
     assert {row[0] // 100 for row in rows(data, "valid", 1)} == {8}
-    (left_out,) = (note for note in data.notes if "leaves a dataset out" in note)
-    assert left_out.endswith("but one sample needs 9, and so with 1 more")
+    (left_out,) = (note for note in data.notes if "skips a dataset" in note)
+    assert left_out.endswith("but one sample needs 9; the same holds for 1 more")
 
 
 def test_data_of_two_tokenizers_is_not_mixed(folder: Path) -> None:
@@ -141,9 +141,9 @@ def test_documents_that_end_differently_are_refused_where_their_ends_count(folde
     describe(folder / "b", 5)
     assert data_of(folder, {**asked, "reset_attention_mask": True}).has_documents
     (folder / "b.json").unlink()
-    with pytest.raises(DataError, match="eod_mask_loss: .*/b has no manifest that tells .* others of the blend have"):
+    with pytest.raises(DataError, match="eod_mask_loss: .*/b has no manifest .* unlike others of the blend"):
         data_of(folder, {**asked, "eod_mask_loss": True})
-    # Numbers below 1000, and 1000 for the end of a document.
+    # Tokens below 1000; 1000 ends a document.
     named = {"tokenizer_type": "NullTokenizer"}
     sha = NullTokenizer(1000).sha256
     describe(folder / "a", 1000, sha)
@@ -181,7 +181,7 @@ def test_megatrons_order_is_that_of_the_run_and_of_the_shares(folder: Path) -> N
         blended = rows(data_of(folder, {"data_path": "1 {f}/a 2 {f}/b", **order}, **training))
         of_b = [row for row in blended if row[0] >= 300]
         assert of_b == first(math.ceil(80 * 1.005), len(of_b)) != first(80 * 3, len(of_b))
-        # A weight makes a blend of one, with the surplus of blends: 121 samples are of four epochs.
+        # A single dataset with a weight is a blend, with the surplus of blends: 121 samples need four epochs.
         alone = rows(data_of(folder, {"data_path": "1 {f}/b", **order}, **training))
         assert alone == first(121, 40)
         own = {"train_data_path": "1 {f}/b", "sample_order": "megatron"}
@@ -191,7 +191,7 @@ def test_megatrons_order_is_that_of_the_run_and_of_the_shares(folder: Path) -> N
 @pytest.mark.parametrize("iterations", [10**10, 10**12])
 def test_an_order_that_no_machine_holds_is_refused_before_it_is_made(folder: Path, iterations: int) -> None:
     asked = {"data_path": "{f}/tiny", "split": "1"}
-    says = r"sample_order: .* has [0-9]{10,} epochs .*/tiny, which takes [0-9,]{3,} GiB of memory, .*; set it to stable"
+    says = r"sample_order: .* [0-9]{10,} epochs .*/tiny, which needs [0-9,]{3,} GiB .* set data.sample_order to stable"
     with pytest.raises(DataError, match=says):
         data_of(folder, {**asked, "sample_order": "megatron"}, train_iters=iterations)
     data_of(folder, asked, train_iters=iterations)
@@ -202,7 +202,7 @@ def test_an_order_that_was_made_before_takes_no_memory(folder: Path, monkeypatch
     asked = {"data_path": "{f}/a", "sample_order": "megatron"}
     data = data_of(folder, asked, train_iters=50)
     monkeypatch.setattr(build, "memory_limit", lambda: 1)
-    with pytest.raises(DataError, match="this process may take 0; set it to stable"):
+    with pytest.raises(DataError, match="the limit of this process is 0 GiB; set data.sample_order to stable"):
         data_of(folder, asked, train_iters=50)
     made = rows(data)
     assert rows(data_of(folder, asked, train_iters=50, eval_iters=0)) == made
@@ -231,7 +231,7 @@ def test_whole_documents_reach_the_model_with_bounds_positions_and_mask(tmp_path
     too_long = sum(len(answer) > 7 for _, answer in documents)
     assert data.notes == (
         f"data.data_path: {too_long} of the 60 documents in the train split are longer than training.seq_length + 1 "
-        "and are left out",
+        "and are skipped",
     )
     serial = by_number([data], 16)
     for batch in serial.values():

@@ -1,4 +1,4 @@
-"""Batches that are ready in time: read ahead within bounds, by the ranks that need them, the same on every layout."""
+"""BatchLoader: bounded prefetching, by the ranks that need batches, the same on every layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMITS: dict[Any, int] = {"train": 6 * STEP, "valid": 2 * STEP}
 
 
 class Recorder:
-    """Remembers what it was asked to read, and waits for leave where it is told to."""
+    """Records its calls, and optionally blocks until released."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
@@ -45,7 +45,7 @@ class Recorder:
 
 
 def settled(recorder: Recorder, count: int) -> list[tuple[str, int]]:
-    """What was asked for, once it is as many; what should not follow has a moment to."""
+    """Calls so far, once there are ``count``; waits a moment for unwanted further calls."""
     deadline = time.monotonic() + 10
     while len(recorder.asked) < count and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -60,13 +60,13 @@ def test_what_comes_next_is_read_while_nobody_waits() -> None:
     assert settled(recorder, 3) == [("train", 0), ("train", 8), ("train", 16)]  # and no more
     assert ahead.get("train", 8) == ("train", 8)
     assert settled(recorder, 4)[3:] == [("train", 24)]
-    # An evaluation between does not lose what was read, and reads nothing beyond its end.
+    # An evaluation in between keeps the prefetched batches, and reads nothing beyond its end.
     assert [ahead.get("valid", consumed) for consumed in (0, 8)] == [("valid", 0), ("valid", 8)]
     assert settled(recorder, 6)[4:] == [("valid", 0), ("valid", 8)]
     assert ahead.get("train", 16) == ("train", 16)
     ahead.get("train", 24)
     ahead.get("train", 32)
-    # The error waits for the turn of what it belongs to.
+    # The error is raised when its batch is requested.
     for _ in range(2):
         with pytest.raises(DataError, match="sample 40 is bad"):
             ahead.get("train", 40)
@@ -111,7 +111,7 @@ def test_reading_that_hangs_is_told_of(
         nonlocal said
         deadline = time.monotonic() + 20
         while consumed and not said and time.monotonic() < deadline:
-            time.sleep(1.0)  # no sign of life for longer than is waited
+            time.sleep(1.0)  # no progress for longer than the limit
             said = capsys.readouterr().err
         return read(split, consumed)
 
@@ -134,7 +134,7 @@ def test_only_ends_of_the_pipeline_need_tokens() -> None:
     roles = [mapped_role(mesh.at(rank), by_all=False) for rank in range(12)]
     assert [role.reads for role in roles] == [role.needs for role in roles]
     assert [rank for rank, role in enumerate(roles) if not role.needs] == [4, 5, 6, 7]
-    # The loss on the first rank (zb-v): its stage is both ends.
+    # The loss is on the first rank (zb-v), which holds both ends.
     assert needing_ranks(ParallelMesh(tp=1, pp=3, dp=1, rank=0, loss_pp_rank=-3), 0, by_all=False) == (0,)
 
 
@@ -199,7 +199,7 @@ LAYOUTS = [{"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp": 2}, {"tp": 2, "pp": 2}, {"tp"
 @pytest.mark.parametrize("kind", ["mapped", "streaming"])
 def test_every_rank_gets_what_one_process_reads(ranks: Ranks, folder: Path, kind: str, layout: dict[str, int]) -> None:
     mesh = ParallelMesh(**{"tp": 1, "pp": 1, "dp": 1, "rank": 0, **layout})
-    # Without a tokenizer nothing tells where mapped documents end.
+    # Without a tokenizer the ends of documents in prepared data are unknown.
     for packing in (False, True) if kind == "streaming" else (False,):
         wanted = asked(folder, kind, packing)
         whole = build_data(wanted, 0, 1)

@@ -1,4 +1,4 @@
-"""The memory that a process may take: the least of all that limits it."""
+"""Memory limit of a process: the least of all limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             },
             5000,
         ),
-        # Within a container without a namespace of groups: the path is the machine's, what is mounted the container's.
+        # In a container without a cgroup namespace the path is the host's, but the mount is the container's.
         ("9:memory:/docker/3f\n", {"memory/memory.limit_in_bytes": "3000\n"}, 3000),
         ("no group at all", {}, MACHINE),
     ],

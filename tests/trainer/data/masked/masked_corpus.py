@@ -1,4 +1,4 @@
-"""Corpora of sentences for masked samples: the one that Megatron-LM's were recorded of, and made ones."""
+"""Corpora of sentences for masked samples: the corpus of the recorded samples, and generated ones."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SPECIALS = SpecialTokens(
     sentinels=tuple(token for token, piece in enumerate(VOCABULARY) if piece.startswith("<extra_id_")),
 )
 FIRST_WORD = 5
-"""Ids before it are special."""
+"""Smaller ids are special tokens."""
 
 
 @dataclass(frozen=True)
 class RecordedPieces:
-    """The vocabulary of the recorded samples, or one like it with other special tokens."""
+    """Vocabulary of the recorded samples, or a variant with other special tokens."""
 
     specials: SpecialTokens = SPECIALS
     vocab_size: int = len(VOCABULARY)
@@ -48,13 +48,13 @@ def settings_of(recorded: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def write_sentences(prefix: Path, documents: Sequence[Sequence[Sequence[int]]], vocab_size: int) -> Path:
-    """A pair of ``documents`` of sentences of tokens."""
+    """Write an indexed dataset of ``documents``, which are lists of sentences of tokens."""
     write_sequences(prefix, documents, vocab_size)
     return prefix
 
 
 def write_recorded(prefix: Path, recorded: dict[str, Any]) -> Path:
-    """The pair that the recorded samples are of."""
+    """Write the dataset of the recorded samples."""
     sentences = np.split(recorded["tokens"], np.cumsum(recorded["sentences"])[:-1])
     ends = np.cumsum(recorded["sentences_per_document"]).tolist()
     documents = [
@@ -64,7 +64,7 @@ def write_recorded(prefix: Path, recorded: dict[str, Any]) -> Path:
 
 
 def made_documents(count: int, seed: int) -> list[list[list[int]]]:
-    """Documents of five to nine sentences of 10 to 40 words of the recorded vocabulary."""
+    """Random documents of five to nine sentences of 10 to 40 words of the recorded vocabulary."""
     random = np.random.RandomState(seed)
     return [
         [

@@ -1,4 +1,4 @@
-"""BERT samples, against those that Megatron-LM itself made, and by what they must be with any vocabulary."""
+"""BERT samples: equal to samples recorded from Megatron-LM, and valid with any vocabulary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PARTS = {
     "text": "tokens",
     **{name: name for name in ("types", "labels", "is_random", "padding_mask", "loss_mask", "truncated")},
 }
-"""Megatron-LM's names of a sample's parts, and ours."""
+"""Megatron-LM's name of each field of a sample -> BertSample's."""
 
 
 @pytest.mark.parametrize("case", ["plain", "whole_words", "longer", "spans", "one_part"])
@@ -70,7 +70,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
 
 
 def text_of(sample: BertSample) -> list[int]:
-    """What stood there before anything was hidden, without special tokens and padding."""
+    """Original text before masking, without special tokens and padding."""
     whole = np.where(sample.loss_mask, sample.labels, sample.tokens)
     return [token for token in whole.tolist() if token >= FIRST_WORD]
 
@@ -82,10 +82,10 @@ def test_shares_of_what_is_hidden(made: IndexedDataset) -> None:
         np.stack([getattr(s, name) for s in samples]) for name in ("tokens", "labels", "loss_mask")
     )
     filled = np.stack([sample.padding_mask for sample in samples])
-    # Also [PAD] may be the token that a hidden one becomes.
+    # A masked token may also become [PAD].
     assert 0 < (hidden & ~filled).sum() < 20 and (tokens[~filled] == SPECIALS.pad).all()
     filled |= hidden
-    # 15% of the 125 that a sample aims at are 18.75, of which the last three quarters are never hidden.
+    # 15% of the target of 125 tokens are 18.75, rounded down to 18 masked tokens.
     assert hidden.sum() / filled.sum() == pytest.approx(18 / 128, abs=0.003)
     now, before = tokens[hidden], labels[hidden]
     assert (now == SPECIALS.mask).mean() == pytest.approx(0.8, abs=0.015)
@@ -95,7 +95,7 @@ def test_shares_of_what_is_hidden(made: IndexedDataset) -> None:
     assert len(np.unique(other)) > len(VOCABULARY) / 2
     assert (labels[~hidden] == -1).all() and (labels[hidden] >= FIRST_WORD).all()
     assert np.mean([sample.is_random for sample in samples]) == pytest.approx(0.5, abs=0.08)
-    # No place is likelier than another.
+    # All positions are equally likely.
     whole = hidden[filled.all(axis=1)]
     assert len(whole) > 500 and whole[:, 1:64].mean() == pytest.approx(whole[:, 64:127].mean(), rel=0.05)
 
@@ -132,7 +132,7 @@ def test_documents_of_one_sentence_are_used_without_parts(tmp_path: Path) -> Non
         assert not any(sample.types.any() or sample.is_random or sample.truncated for sample in samples)
         again = data.sample(30)
         assert any(np.array_equal(np.sort(text_of(again)), np.sort(text_of(sample))) for sample in samples)
-        with pytest.raises(DataError, match="30 have fewer than 2 sentences; .* make samples of one part"):
+        with pytest.raises(DataError, match="30 have fewer than 2 sentences; .* use samples of one part"):
             BertDataset(tokens, range(30), 64, 3, RecordedPieces())
 
 
@@ -151,7 +151,7 @@ def test_words_are_hidden_whole_whatever_marks_them(vocabularies: Vocabularies, 
             filled = sample.padding_mask | sample.loss_mask
             whole = np.where(sample.loss_mask, sample.labels, sample.tokens)[filled]
             starts, hidden = words.starts(whole), sample.loss_mask[filled]
-            # A word is hidden from its beginning to its end, and often with its neighbours.
+            # Words are masked as a whole, and often with their neighbours.
             assert (hidden[:-1] & hidden[1:] & starts[1:]).sum() > hidden.sum() / 8
             assert not sample.truncated and (hidden[1:] == hidden[:-1])[~starts[1:]].all()
             begins = np.flatnonzero(starts & hidden).tolist()
@@ -160,28 +160,28 @@ def test_words_are_hidden_whole_whatever_marks_them(vocabularies: Vocabularies, 
                 tokenizer.decode(whole[begin:end].tolist()).strip() for begin, end in zip(begins, ends, strict=True)
             ]
     assert any(len(run) > 8 and run.isalpha() and run.isascii() for run in runs), runs
-    # This WordPiece has no Japanese.
+    # This WordPiece vocabulary has no Japanese.
     assert kind == "wordpiece" or any("\u3040" <= run[:1] <= "\u9fff" for run in runs), runs
 
 
 def test_what_samples_cannot_be_made_of(made: IndexedDataset) -> None:
     everything = RecordedPieces()
-    with pytest.raises(DataError, match=r"seq_length: 10,000,000,000 tokens are more .*; give 1,048,576 or fewer"):
+    with pytest.raises(DataError, match=r"seq_length: 10,000,000,000 tokens are too many .*; use 1,048,576 or fewer"):
         BertDataset(made, range(60), 10**10, 3, RecordedPieces())
-    with pytest.raises(DataError, match=r"seq_length: 4 has no room .* give 5 or more"):
+    with pytest.raises(DataError, match=r"seq_length: 4 is too short .* use 5 or more"):
         BertDataset(made, range(60), 4, 3, everything)
     bare = RecordedPieces(replace(SPECIALS, mask=None, sep=None))
     with pytest.raises(DataError, match=r"BERT samples: the tokenizer has no sep, no mask token; .* has them"):
         BertDataset(made, range(60), 64, 3, bare)
     small = RecordedPieces(vocab_size=40)
-    with pytest.raises(DataError, match=r"d: sample 0 holds token \d+, but the tokenizer has 40; name the one"):
+    with pytest.raises(DataError, match=r"d: sample 0 has token \d+, but the tokenizer has 40 tokens; name"):
         BertDataset(made, range(60), 64, 3, small).sample(0)
     short = BertDataset(made, range(60), 5, 3, everything, short_seq_prob=1.0)
     assert {int((sample.padding_mask | sample.loss_mask).sum()) for sample in map(short.sample, range(50))} == {5}
 
 
 def test_a_piece_that_goes_on_with_a_word_is_hidden_with_it(tmp_path: Path) -> None:
-    # Cutting may leave a part that begins within a word; Megatron-LM then takes what is left with the part before.
+    # Truncation may leave a part that begins within a word; Megatron-LM joins this rest to the previous part.
     pieces = words_by_prefix(VOCABULARY, "##")
     inside = next(token for token, piece in enumerate(VOCABULARY) if piece.startswith("##"))
     outside = next(token for token, piece in enumerate(VOCABULARY) if piece.startswith("word"))
@@ -193,7 +193,7 @@ def test_a_piece_that_goes_on_with_a_word_is_hidden_with_it(tmp_path: Path) -> N
         samples = [data.sample(number) for number in range(20)]
     hidden = [int((sample.labels == inside).sum()) for sample in samples]
     assert set(hidden) == {0, 6}
-    # [CLS] and six words come before the [SEP].
+    # [CLS] and six words precede the [SEP].
     ahead = [
         (count, sample.loss_mask[6]) for count, sample in zip(hidden, samples, strict=True) if not sample.is_random
     ]

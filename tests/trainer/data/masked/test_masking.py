@@ -1,4 +1,4 @@
-"""What is hidden: as much as asked for, in runs of words of the lengths asked for, and never a part of a word."""
+"""Masking: the requested share, in spans of the requested lengths, and never a part of a word."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_lengths_of_runs(rules: MaskingRules, shares: list[float]) -> None:
     runs = [run for seed in range(30) for run in masking.runs(starts, 400, np.random.RandomState(seed))]
     lengths = np.array([stop - first for first, stop in runs])
     found = np.bincount(lengths, minlength=len(shares) + 1)[1:] / len(lengths)
-    # Between 4,000 and 12,000 runs; and of one that would meet another, about 1 in 50, nothing is hidden.
+    # Between 4,000 and 12,000 spans; about 1 in 50 would overlap another and is dropped.
     assert np.abs(found - shares).max() < 0.025, found
     assert rules.run_shares == pytest.approx(shares)
     assert rules.mean_run == pytest.approx(sum(share * size for size, share in enumerate(shares, 1)))

@@ -1,4 +1,4 @@
-"""Which sentences make a sample, against Megatron-LM's own mapping and C++'s random streams."""
+"""Sentence mappings against Megatron-LM's recorded mapping, and C++'s random streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def numbers(stream: Iterator[np.ndarray[Any, Any]], count: int) -> list[int]:
 
 
 def test_the_streams_are_those_of_the_standard() -> None:
-    # [rand.predef] of the C++ standard says what the 10,000th call of a default-constructed engine returns.
+    # [rand.predef] of the C++ standard specifies the 10,000th output of a default-constructed engine.
     assert numbers(stream_32(5489), 10_000)[-1] == 4123659995
     assert numbers(stream_64(5489), 10_000)[-1] == 9981545732273789042
 
@@ -65,7 +65,7 @@ def test_shares_are_rounded_as_cpp_rounds() -> None:
 
 
 def one_by_one(documents: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], rules: MappingRules) -> list[list[int]]:
-    """The samples of one epoch, sentence by sentence, before they are shuffled."""
+    """Samples of one epoch before the shuffle, by a plain loop over sentences."""
     draws = iter(numbers(stream_32(rules.seed), 10_000))
 
     def target() -> int:
@@ -109,7 +109,7 @@ def test_a_mapping_is_kept_and_a_damaged_one_is_not_used(tmp_path: Path) -> None
     assert np.array_equal(load_or_build_mapping(tmp_path / "cache", *asked, smallest=10), built)
     (entry,) = (tmp_path / "cache").iterdir()
     content = entry.read_bytes()
-    # What lies there is what is served, by number, where it is whole: here of another seed.
+    # A valid entry is used as it is: here the entry of another seed.
     other = (documents, lengths, MappingRules(20, 0.1, 4), None)
     load_or_build_mapping(tmp_path / "other", *other, smallest=10)
     (of_other,) = (tmp_path / "other").iterdir()
@@ -152,7 +152,7 @@ def test_epochs_have_the_same_samples_in_another_order(tmp_path: Path) -> None:
         (
             [[[1, 2]], [[3]]],
             2,
-            ["no sample can be made of its 2 documents", "2 have fewer than 2 sentences", "one part"],
+            ["none of its 2 documents is usable", "2 have fewer than 2 sentences", "one part"],
         ),
         ([[[1] * 513, [2]], [[3]]], 2, ["1 have fewer than 2", "1 have a sentence of more than 512 tokens"]),
         ([[]], 1, ["1 have fewer than 1 sentence;", "--split-sentences"]),

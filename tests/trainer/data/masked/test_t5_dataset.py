@@ -1,4 +1,4 @@
-"""T5 samples, against those that Megatron-LM itself made, and by what they must be."""
+"""T5 samples: equal to samples recorded from Megatron-LM, and valid with other settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARTS = {
     **{"text_enc": "encoder_tokens", "text_dec": "decoder_tokens", "enc_mask": "encoder_mask"},
     **{"dec_mask": "decoder_mask", "labels": "labels", "loss_mask": "loss_mask", "truncated": "truncated"},
 }
-"""Megatron-LM's names of a sample's parts, and ours."""
+"""Megatron-LM's name of each field of a sample -> T5Sample's."""
 
 
 @pytest.mark.parametrize("case", ["whole_words", "spans"])
@@ -65,7 +65,7 @@ def test_samples_are_megatrons(tmp_path: Path, recorded_masks: dict[str, Any], c
 
 
 def test_what_is_set_apart_in_the_text_is_never_hidden(tmp_path: Path) -> None:
-    """Recorded of Megatron-LM: what a run goes across is left out, and the run goes on behind it."""
+    """Recorded from Megatron-LM: a special token inside a span is dropped, and the span continues after it."""
     # Token 3 is [SEP].
     text = [5, 6, 3, 7, 8, 9, 10, 3, 11, 12, 13, 14, 3, 15]
     recorded = [
@@ -86,7 +86,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
 
 
 def runs_of(sample: T5Sample, sentinels: tuple[int, ...] = SPECIALS.sentinels) -> dict[int, list[int]]:
-    """What each sentinel stands for, by what the decoder is asked for."""
+    """Span of each sentinel, from the labels of the decoder."""
     found: dict[int, list[int]] = {}
     for token in sample.labels[sample.loss_mask].tolist()[:-1]:
         if token in sentinels:
@@ -124,10 +124,10 @@ def test_how_much_is_hidden_and_in_what_runs(made: IndexedDataset) -> None:
     lengths = Counter(len(run) for sample in samples for run in runs_of(sample).values())
     hidden = sum(length * count for length, count in lengths.items())
     seen = sum(int(sample.encoder_mask.sum()) - len(runs_of(sample)) for sample in samples)
-    # 15% of a whole sample's 126 tokens are 18.9, of which the last tenth is never hidden.
+    # 15% of the 126 tokens of a full sample are 18.9, rounded down to 18 masked tokens.
     assert hidden / (hidden + seen) == pytest.approx(18 / 126, abs=0.004)
     assert max(lengths) == 10
-    # The last run of a sample, about one in five, is cut to what is left to hide.
+    # The last span of a sample, about one in five, is shortened to the remaining number of tokens.
     shares = [lengths[length] / lengths.total() for length in range(1, 6)]
     wanted = 0.2 * 0.8 ** np.arange(5)
     assert np.abs(shares - wanted).max() < 0.08, shares
@@ -153,7 +153,7 @@ def test_seen_and_hidden_are_the_text_again_in_any_script(
             parts = [by_sentinel.get(token, [token]) for token in seen]
             whole = np.array([token for part in parts for token in part])
             is_hidden = np.array([at in by_sentinel for at, part in zip(seen, parts, strict=True) for _ in part])
-            # A word is hidden from its beginning to its end.
+            # Words are masked as a whole.
             assert not (is_hidden[1:] != is_hidden[:-1])[~words.starts(whole)[1:]].any()
             found.append(tokenizer.decode(whole.tolist()))
             runs += [tokenizer.decode(run) for run in by_sentinel.values()]
@@ -181,18 +181,18 @@ def test_what_samples_cannot_be_made_of(made: IndexedDataset) -> None:
         with pytest.raises(DataError, match=match):
             T5Dataset(made, range(60), encoder, decoder, 3, RecordedPieces(specials))
 
-    refused(r"encoder_seq_length: 3 is too short; give 4 or more", encoder=3)
-    refused(r"encoder_seq_length: 2,000,000 tokens are more than a sample", encoder=2_000_000)
-    refused(r"decoder_seq_length: 0 is too short; give 1 or more", decoder=0)
-    refused(r"decoder_seq_length: 2,000,000 tokens are more than a sample", decoder=2_000_000)
-    refused(r"decoder_seq_length: 20 has no room .* about 18 in 5 runs; give 37", decoder=20)
-    refused(r"has 0 sentinels \(<extra_id_0> and on\).* --vocab-extra-ids 100", replace(SPECIALS, sentinels=()))
-    refused(r"has 3 sentinels .* about 5 runs", replace(SPECIALS, sentinels=SPECIALS.sentinels[:3]))
+    refused(r"encoder_seq_length: 3 is too short; use 4 or more", encoder=3)
+    refused(r"encoder_seq_length: 2,000,000 tokens are too many for a sample", encoder=2_000_000)
+    refused(r"decoder_seq_length: 0 is too short; use 1 or more", decoder=0)
+    refused(r"decoder_seq_length: 2,000,000 tokens are too many for a sample", decoder=2_000_000)
+    refused(r"decoder_seq_length: 20 is too short .* about 18 in 5 spans; use 37", decoder=20)
+    refused(r"has 0 sentinels \(<extra_id_0>, ...\).* --vocab-extra-ids 100", replace(SPECIALS, sentinels=()))
+    refused(r"has 3 sentinels .* about 5 masked spans", replace(SPECIALS, sentinels=SPECIALS.sentinels[:3]))
     refused(r"T5 samples: the tokenizer has no eod token; .* has it", replace(SPECIALS, eod=None))
     refused(r"T5 samples: the tokenizer has no bos token", replace(SPECIALS, bos=None, pad=None))
     own = T5Dataset(made, range(60), 128, 64, 3, RecordedPieces(replace(SPECIALS, bos=None)))
     assert own.sample(0).decoder_tokens[0] == SPECIALS.pad
-    with pytest.raises(DataError, match="sample 0 holds token"):
+    with pytest.raises(DataError, match="sample 0 has token"):
         T5Dataset(made, range(60), 128, 64, 3, RecordedPieces(vocab_size=40)).sample(0)
 
 
@@ -215,18 +215,18 @@ def test_samples_are_shown(vocabularies: Vocabularies, tmp_path: Path, capsys: p
     assert main([*asked, "--model", "t5"]) == 3
     assert "trainer masked-samples: T5 samples: the tokenizer has 0 sentinels" in capsys.readouterr().err
     for flag, number, says in (
-        ("--samples", -1, "--samples: -1 cannot be shown; give a number from 1 to 10,000"),
+        ("--samples", -1, "--samples: -1 is out of range; use 1 to 10,000"),
         ("--samples", 10**30, "--samples: 1,000,"),
-        ("--seq-length", 10**12, "seq_length: 1,000,000,000,000 tokens are more than a sample can have"),
+        ("--seq-length", 10**12, "seq_length: 1,000,000,000,000 tokens are too many for a sample"),
         ("--seq-length", 10**30, "seq_length: 1,000,"),
-        ("--masking-max-ngram", 10**12, "masking_max_ngram: 1,000,000,000,000 words are no run; give 1 or more, at"),
-        ("--masking-max-ngram", 0, "masking_max_ngram: 0 words are no run"),
+        ("--masking-max-ngram", 10**12, "masking_max_ngram: 1,000,000,000,000 is out of range; use 1 to 10,000"),
+        ("--masking-max-ngram", 0, "masking_max_ngram: 0 is out of range"),
     ):
         assert main([*asked, "--model", "bert", flag, str(number)]) == 3
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"trainer masked-samples: {says}")
     assert main([*t5, "--decoder-seq-length", "99999999999"]) == 3
-    assert "decoder_seq_length: 99,999,999,999 tokens are more than" in capsys.readouterr().err
+    assert "decoder_seq_length: 99,999,999,999 tokens are too many" in capsys.readouterr().err
     assert main(["masked-samples", path, "--model", "bert"]) == 3
     assert "name it with --tokenizer-model" in capsys.readouterr().err
 

@@ -44,18 +44,18 @@ WORKS = [
     "--split-sentences",
 ]
 REFUSED = [
-    (["--find-optimal-num-workers"], "numbers of workers are not tried out"),
-    (["--workers-to-check", "16", "32"], "numbers of workers are not tried out"),
-    (["--performance-dir", "d"], "numbers of workers are not tried out"),
-    (["--max-documents", "5"], "all documents are prepared; leave it out, or cut the input"),
-    (["--tokenizer-metadata", "f"], "the tokenizer's kind is told from its files"),
-    (["--chat-template", "t"], "chats are not tokenized here"),
-    (["--null-tokenizer-eod-id", "5"], "a document always ends with the id after the last number"),
-    (["--no-tokenizer-sentencepiece-ignore-extra-whitespaces"], "the model's file says what becomes of rows of spaces"),
-    (["--tokenizer-type", "SFTTokenizer"], "images and chats are not tokenized here; prepare text"),
+    (["--find-optimal-num-workers"], "the number of workers is not tuned"),
+    (["--workers-to-check", "16", "32"], "the number of workers is not tuned"),
+    (["--performance-dir", "d"], "the number of workers is not tuned"),
+    (["--max-documents", "5"], "all documents are prepared; leave the flag out, or cut the input"),
+    (["--tokenizer-metadata", "f"], "the kind of the tokenizer follows from its files"),
+    (["--chat-template", "t"], "chat templates are not supported"),
+    (["--null-tokenizer-eod-id", "5"], "the end-of-document id is always --vocab-size"),
+    (["--no-tokenizer-sentencepiece-ignore-extra-whitespaces"], "the SentencePiece model decides"),
+    (["--tokenizer-type", "SFTTokenizer"], "tokenizers of images and chats are not supported; prepare text"),
     (["--tokenizer-type", "GPT2"], "'GPT2' is not available here; there are HuggingFaceTokenizer, "),
     (["--dataset-impl", "lazy"], "argument --dataset-impl: invalid choice: 'lazy'"),
-    (["--vocab-extra-ids", "-5"], "argument --vocab-extra-ids: '-5' is no number of tokens, 0 or more"),
+    (["--vocab-extra-ids", "-5"], "argument --vocab-extra-ids: '-5' is not a number >= 0"),
     (["--append-eos"], "unrecognized arguments: --append-eos"),
 ]
 
@@ -87,8 +87,8 @@ def test_other_commands_say_it_alike(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         inspect_command.main(["p", "--chat-template", "t"])
     merged, inspected = capsys.readouterr().err.splitlines()
-    assert merged == "llmctl data merge: --multimodal: pairs of text alone are read here; leave it out"
-    assert inspected == "llmctl data inspect: --chat-template: chats are not tokenized here; leave it out"
+    assert merged == "llmctl data merge: --multimodal: multimodal datasets are not supported; leave the flag out"
+    assert inspected == "llmctl data inspect: --chat-template: chat templates are not supported; leave the flag out"
 
 
 @pytest.mark.parametrize("flag", ["padded-vocab-size", "no-pad-vocab-size", "tiktoken-special-tokens"])

@@ -1,4 +1,4 @@
-"""What a replica trains on: the same global batch for every layout, at any place; refusals before the first step."""
+"""Micro-batches of a replica: the same global batch on every layout; refusals before the first step."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_masked_tokens_are_not_counted(tmp_path: Path, tokenizer: Tokenizer) -> 
 
 
 def by_loop(tokens: list[int], eod: int) -> tuple[list[int], list[int]]:
-    """Bounds and positions of one sample, token by token."""
+    """Bounds and positions of one sample, by a plain loop over tokens."""
     bounds, positions = [0], []
     for place, token in enumerate(tokens):
         positions.append(place - bounds[-1])
@@ -182,7 +182,7 @@ def test_splits_and_separate_files(tmp_path: Path, tokenizer: Tokenizer) -> None
     two = build_data(config({"train_data_path": path, "valid_data_path": path}), 0, 1)
     assert two.has("valid")
     one = build_data(config({"train_data_path": path}), 0, 1)
-    assert one.notes == ("no evaluation while training: there is no valid split",)
+    assert one.notes == ("no evaluation during training: there is no valid split",)
 
 
 def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp
     assert "the valid split" in data.notes[0]
     assert "1 tokens in 1 documents, but one sample needs 9" in data.notes[0]
     asked = {"data_path": str(tmp_path / "d"), "split": "95,5,0"}
-    with pytest.raises(DataError, match="the valid split .* needs 9; give it more of data.split"):
+    with pytest.raises(DataError, match="the valid split .* needs 9; raise its share in data.split"):
         build_data(config(asked, model=model), 0, 1)
     assert not build_data(config(asked, model=model, eval_iters=0), 0, 1).notes
 
@@ -207,18 +207,18 @@ def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp
         ({"data_path": "/"}, {}, r"data.data_path: /\.bin and /\.idx: no such file"),
         ({"data_path": "{folder}/plain"}, {}, "model.vocab_size: is unset, and the data has no manifest"),
         ({"data_path": "{folder}/short"}, {"vocab_size": 300}, "holds 5 tokens in 1 documents, but one sample needs 9"),
-        ({"data_path": "{folder}/d"}, {"vocab_size": 200}, "model.vocab_size: 200 is too small for .*set it to 300"),
+        ({"data_path": "{folder}/d"}, {"vocab_size": 200}, "model.vocab_size: 200 is too small for .*use 300"),
         (
             {"data_path": "{folder}/plain", "tokenizer_model": "{folder}/other.json"},
             {"vocab_size": 250},
-            "model.vocab_size: 250 is too small for the tokenizer of the data; set it to 300",
+            "model.vocab_size: 250 is too small for the tokenizer of the data; use 300",
         ),
         ({"data_path": "{folder}/d", "tokenizer_model": "{folder}/other.json"}, {}, "another tokenizer"),
         ({"data_path": "{folder}/plain", "eod_mask_loss": True}, {"vocab_size": 300}, "data.eod_mask_loss: nothing"),
         (
             {"data_path": "{folder}/plain", "reset_position_ids": True},
             {"vocab_size": 300},
-            "data.reset_position_ids: nothing tells which token ends a document; set data.tokenizer_model",
+            "data.reset_position_ids: the end-of-document token is unknown; set data.tokenizer_model",
         ),
         (
             {"mock_data": True, "reset_attention_mask": True},
@@ -244,12 +244,12 @@ def test_data_that_cannot_be_trained_on(
 def test_tokens_outside_the_vocabulary_are_found_without_a_manifest(tmp_path: Path) -> None:
     write(tmp_path / "d", [list(range(250))] * 4, 300)
     data = build_data(config({"data_path": str(tmp_path / "d"), "split": "1"}, model={"vocab_size": 8}), 0, 1)
-    with pytest.raises(DataError, match="hold token .*, but model.vocab_size is 8"):
+    with pytest.raises(DataError, match="has token .*, but model.vocab_size is 8"):
         data.micro_batches("train", 0)
 
 
 def store(prefix: Path, documents: list[list[int]], code: int) -> None:
-    """A pair of any type of integers."""
+    """Write an indexed dataset of any integer dtype."""
     with PairWriter(prefix, code) as writer:
         lengths = np.array([len(document) for document in documents])
         writer.append(np.concatenate(documents), lengths, np.arange(1, len(documents) + 1))
@@ -279,7 +279,7 @@ def test_tokens_are_the_same_however_they_are_stored(tmp_path: Path, code: int, 
 def test_no_number_is_taken_for_a_token_of_the_vocabulary(tmp_path: Path, code: int, wrong: int) -> None:
     store(tmp_path / "d", [[1, 2, 3, wrong, 4]] * 40, code)
     data = build_data(config({"data_path": str(tmp_path / "d"), "split": "1"}, model={"vocab_size": 100_000}), 0, 1)
-    with pytest.raises(DataError, match=f"sample 0 and on hold token {wrong}, but model.vocab_size is 100000"):
+    with pytest.raises(DataError, match=f"a sample from 0 on has token {wrong}, but model.vocab_size is 100000"):
         data.micro_batches("train", 0)
 
 
@@ -304,7 +304,7 @@ def test_data_without_ends_of_documents_has_to_be_prepared_again(
     with pytest.raises(DataError) as caught:
         build_data(config(asked), 0, 1)
     prefix = tmp_path / "d"
-    expected = f"data.reset_attention_mask: {prefix} was prepared without --append-eod; prepare it again with it"
+    expected = f"data.reset_attention_mask: {prefix} was prepared without --append-eod; prepare it again with the flag"
     assert str(caught.value) == expected
 
 

@@ -1,4 +1,4 @@
-"""Blends: Megatron-LM's order at any place, however far on, whatever the weights."""
+"""Blends: Megatron-LM's order at any position, for any weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = {
 
 
 def drawn_one_by_one(weights: list[float], size: int) -> list[tuple[int, int]]:
-    """The published rule: whoever lies farthest behind its share, the first of several."""
+    """The published rule: the dataset farthest behind its share, the first of equals."""
     counts = [0] * len(weights)
     places = []
     for number in range(size):
@@ -98,7 +98,7 @@ def test_counts_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
         BlendOrder(shares[name], tmp_path).place(600)
         (kept[name],) = set(tmp_path.iterdir()) - before
         os.utime(kept[name], (0, 0))
-    BlendOrder(shares["equal"], tmp_path)  # which is in use again
+    BlendOrder(shares["equal"], tmp_path)  # which marks the file as in use
     BlendOrder(shares["ties"], tmp_path).place(600)
     assert not kept["two"].exists() and kept["equal"].exists()
 
@@ -115,7 +115,7 @@ def test_stretches_that_were_guessed_wrong_are_done_again(monkeypatch: pytest.Mo
 
 
 class Counted:
-    """Dataset number ``name``, whose samples are their numbers."""
+    """Dataset number ``name``, whose samples equal their numbers."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -130,7 +130,7 @@ def test_samples_are_those_of_the_datasets_in_turn() -> None:
 
 
 class Windows(Counted):
-    """The same of many at once."""
+    """Samples of many ``numbers`` at once."""
 
     def windows(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.stack([numbers + 1000 * ord(self.name), numbers], axis=1)

@@ -1,4 +1,4 @@
-"""A run that goes on with other data than its checkpoint's: every sample once and in turn, or a refusal."""
+"""Resuming with other data than the checkpoint's: every sample once and in order, or a refusal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST = {"a": 0, "b": 300, "c": 600}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Datasets of 20 documents of 8 tokens that no other one holds."""
+    """Datasets of 20 documents of 8 tokens, with different tokens in each dataset."""
     for name, first in FIRST.items():
         write(tmp_path / name, [[first + 8 * number + place for place in range(8)] for number in range(20)])
     return tmp_path
@@ -87,15 +87,15 @@ def test_shares_change_datasets_come_and_go_and_none_is_read_twice_or_passed_ove
         assert own == rows(data_of(folder, name), 0, 200)[: len(own)]
     shares = [[len(of(name, part)) for name in "abc"] for part in found]
     assert shares == [[40, 0, 0], [20, 20, 0], [30, 10, 0], [0, 20, 20], [4, 0, 36]]
-    goes_on = "what was there before goes on at its place"
+    goes_on = "former datasets continue at their position"
     assert notes == [
-        f"data: from sample 40 on from another blend (now {folder}/a 0.5 (was 1) of the samples; new: {folder}/b); "
+        f"data: the blend changes at sample 40 (now {folder}/a 0.5 (was 1) of the samples; new: {folder}/b); "
         + goes_on,
-        f"data: from sample 80 on from another blend (now {folder}/b 0.25 (was 0.5), {folder}/a 0.75 (was 0.5) of the "
+        f"data: the blend changes at sample 80 (now {folder}/b 0.25 (was 0.5), {folder}/a 0.75 (was 0.5) of the "
         f"samples); {goes_on}",
-        f"data: from sample 120 on from another blend (now {folder}/b 0.5 (was 0.25) of the samples; new: {folder}/c; "
+        f"data: the blend changes at sample 120 (now {folder}/b 0.5 (was 0.25) of the samples; new: {folder}/c; "
         f"left out: {folder}/a); {goes_on}",
-        f"data: from sample 160 on from another blend (now {folder}/c 0.9 (was 0.5), {folder}/a 0.1 (was 0) of the "
+        f"data: the blend changes at sample 160 (now {folder}/c 0.9 (was 0.5), {folder}/a 0.1 (was 0) of the "
         f"samples; left out: {folder}/b); {goes_on}",
     ]
 
@@ -109,12 +109,12 @@ def test_data_that_was_moved_is_the_same_and_other_data_begins(folder: Path) -> 
     other = gone_on(data_of(folder, "b", seq_length=4), state, 40)
     assert rows(other, 40, 48) == rows(data_of(folder, "b", seq_length=4), 0, 8)
     assert other.notes == (
-        f"data: from sample 40 on from another blend (new: {folder}/b; left out: {folder}/a); all of it is read from "
+        f"data: the blend changes at sample 40 (new: {folder}/b; left out: {folder}/a); all datasets are read from "
         "its beginning",
     )
     streamed = gone_on(data_of(folder, "a"), {"stream": "0123", "epoch": 0}, 40)
     assert rows(streamed, 40, 48) == rows(data_of(folder, "a"), 0, 8)
-    assert "was on text that was streamed" in streamed.notes[0]
+    assert "was trained on streamed text" in streamed.notes[0]
 
 
 def _documents(prefix: Path) -> list[list[int]]:
@@ -125,9 +125,9 @@ def _documents(prefix: Path) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"seed": 7}, "training.seed: the checkpoint was trained on .*/a with 1234, and this run has 7, which puts"),
-        ({"seq_length": 4}, "training.seq_length: .* with 8, and this run has 4"),
-        ({"data": {"split": "9,1"}}, "data.split: .* documents 0 to 20, and this run has documents 0 to 18"),
+        ({"seed": 7}, "training.seed: the checkpoint was trained on .*/a with 1234, but this run has 7, which changes"),
+        ({"seq_length": 4}, "training.seq_length: .* with 8, but this run has 4"),
+        ({"data": {"split": "9,1"}}, "data.split: .* documents 0 to 20, but this run has documents 0 to 18"),
         ({"train_iters": 30}, "data.sample_order: .* with 5 epochs shuffled .* has 13 epochs shuffled together"),
         ({"data": {"sample_order": "stable"}}, "data.sample_order: .* this run has each epoch shuffled by itself"),
     ],
@@ -144,14 +144,14 @@ def test_another_order_of_the_same_data_is_refused(folder: Path, change: State, 
 
 
 class Numbers:
-    """Sample n is n."""
+    """Dataset whose sample n is n."""
 
     def sample(self, number: int) -> int:
         return number
 
 
 def test_many_datasets_are_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with each, a blend of thousands would take minutes to go on with, on every rank."""
+    """Pairwise comparison would take minutes on every rank for a blend of thousands."""
     compared = 0
     compare = DatasetRecord.holds_the_same
 
@@ -165,7 +165,7 @@ def test_many_datasets_are_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) 
     run = ContinuedDatasets(records, [Numbers()] * 128)
     assert run.restore(json.loads(json.dumps(run.state())), 5) is None
     assert compared == 128
-    assert "stand in another order" in str(ContinuedDatasets(records[::-1], [Numbers()] * 128).restore(run.state(), 5))
+    assert "are in another order" in str(ContinuedDatasets(records[::-1], [Numbers()] * 128).restore(run.state(), 5))
 
 
 @pytest.mark.parametrize(
@@ -188,14 +188,14 @@ def test_a_place_that_cannot_be_read_is_refused(folder: Path, damage: State) -> 
     state = data.state(8)
     assert state is not None
     state["datasets"] = [{**state["datasets"][0], **damage}]
-    with pytest.raises(DataError, match="place in the data is damaged, or of another version"):
+    with pytest.raises(DataError, match="data position is damaged or from another version"):
         gone_on(data, state, 8)
 
 
 @pytest.mark.parametrize("first", [-8, 16])
 def test_a_blend_that_began_nowhere_or_later_is_refused(folder: Path, first: int) -> None:
     state = data_of(folder, "0.3 a 0.7 b").state(8)
-    with pytest.raises(DataError, match=r"place in the data is damaged, .*\(sample -?\d+ of 8, 2 datasets\)"):
+    with pytest.raises(DataError, match=r"data position is damaged .*\(sample -?\d+ of 8, 2 datasets\)"):
         gone_on(data_of(folder, "0.5 a 0.5 b"), {**(state or {}), "first": first}, 8)
 
 
@@ -207,18 +207,18 @@ def test_a_pair_that_was_prepared_anew_is_refused(folder: Path) -> None:
     state = data_of(folder, "a").state(40)
     assert state is not None and state["datasets"][0]["eod"] == 0
     describe("4" * 64)
-    with pytest.raises(DataError, match="/a: was prepared anew since the checkpoint was written"):
+    with pytest.raises(DataError, match="/a: was prepared again after the checkpoint was written"):
         gone_on(data_of(folder, "a"), state, 40)
     (folder / "a.json").unlink()
     unknown = {**state, "datasets": [{**state["datasets"][0], "marks": None}]}
     assert gone_on(data_of(folder, "a"), state, 40).notes == ()
-    # Tokens of the same lengths, and nothing beside them that tells.
+    # Other tokens of the same lengths, without a manifest.
     write(folder / "a", [[1] * 8] * 20)
-    with pytest.raises(DataError, match="/a: was prepared anew"):
+    with pytest.raises(DataError, match="/a: was prepared again"):
         gone_on(data_of(folder, "a"), state, 40)
-    assert gone_on(data_of(folder, "a"), unknown, 40).notes == ()  # of a version that kept less
+    assert gone_on(data_of(folder, "a"), unknown, 40).notes == ()  # from a version with fewer fields
     write(folder / "a", [[1] * 9] * 20)
-    with pytest.raises(DataError, match="/a: was prepared anew"):
+    with pytest.raises(DataError, match="/a: was prepared again"):
         gone_on(data_of(folder, "a"), unknown, 40)
 
 

@@ -1,4 +1,4 @@
-"""Sample order: Megatron-LM's for the first epoch, another for each that follows, none of it dependent on the run."""
+"""Sample order: Megatron-LM's in the first epoch, a new one in each later epoch, independent of the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def documents() -> list[list[int]]:
 
 
 def walked_one_by_one(texts: list[list[int]], seq_length: int, seed: int) -> list[list[int]]:
-    """One epoch as Megatron-LM describes it, document by document and token by token."""
+    """One epoch by Megatron-LM's description, with plain loops over documents and tokens."""
     random = np.random.RandomState(seed)
     order = np.arange(len(texts), dtype=np.int32)
     random.shuffle(order)
@@ -60,7 +60,7 @@ def test_first_epoch_is_megatrons(
 
 
 def megatrons(lengths: list[int], seq_length: int, seed: int, num_samples: int) -> list[list[tuple[int, int]]]:
-    """The samples of a run as Megatron-LM lays it out, each as (document, place) of its tokens."""
+    """Samples of a run in Megatron-LM's order, each as (document, position) of its tokens."""
     tokens = sum(lengths)
     epochs = 1
     while epochs * tokens < num_samples * seq_length + 1:
@@ -108,7 +108,7 @@ def test_all_epochs_of_a_run_are_megatrons(
 
 
 def test_a_last_epoch_that_is_hardly_needed_comes_last() -> None:
-    # 100 tokens and samples of 10 + 1: an epoch has 9, and 0.8 of them are 7.
+    # 100 tokens and samples of 10 + 1: an epoch has 9 samples, of which 0.8 are 7.
     assert megatron_epochs(100, 10, 9) == Epochs()
     assert megatron_epochs(100, 10, 19) == Epochs(count=2)
     assert megatron_epochs(100, 10, 25) == Epochs(count=3, separate_last=True)
@@ -159,7 +159,7 @@ def of(epochs: int | Epochs, cache: EpochIndexCache | None = None, seq_length: i
 
 
 def test_numpys_order_is_the_one_of_the_published_runs() -> None:
-    # RandomState is frozen by numpy's compatibility policy; were it not, every run would silently change its data.
+    # numpy's compatibility policy freezes RandomState; a change would silently change the data of every run.
     index = of(0, seed=1234)
     assert list(index.documents) == [7, 2, 9, 1, 0, 8, 4, 5, 6, 3]
     assert list(index.samples) == [3, 10, 2, 1, 7, 5, 4, 0, 8, 6, 9]

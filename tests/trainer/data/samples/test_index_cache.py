@@ -1,4 +1,4 @@
-"""Kept orders of samples: read back, repaired, built by one while others wait, removed when nobody uses them."""
+"""Cache of epoch indexes: reading, repair, one builder while others wait, removal of unused entries."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_cache_is_read_back_and_repaired(tmp_path: Path, damage: bytes | str) ->
 
 @pytest.fixture(params=["locks", "no locks"])
 def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system with them and one without, as Lustre mounted without flock."""
+    """Run with file locks and without them, as on Lustre mounted without flock."""
 
     def refuses(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
@@ -100,13 +100,13 @@ def test_who_comes_second_waits_and_maps_what_the_first_one_wrote(
 
 @pytest.mark.usefixtures("locks")
 def test_who_has_waited_for_long_builds_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were all of them to write, each would map pages of its own, and another node's might be gone."""
+    """If all processes wrote, each would map separate pages, and pages mapped on another node might vanish."""
     expected = of(0, EpochIndexCache(tmp_path, smallest=0))
     (entry,) = tmp_path.iterdir()
     entry.unlink()
     with index_cache._claimed(entry):
         monkeypatch.setattr(index_cache, "LONGEST_WAIT", 0.01)
-        # Of whoever holds it still.
+        # Left by a process that still holds the claim.
         later = time.time() + 60
         for claim in tmp_path.iterdir():
             os.utime(claim, (later, later))
@@ -126,7 +126,7 @@ def test_thousands_that_wait_ask_ever_less_often_and_not_together() -> None:
 def test_a_folder_is_read_again_before_an_entry_is_believed_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An NFS client remembers for a minute that a file was not there, but for a folder that is read."""
+    """An NFS client caches for a minute that a file did not exist, unless its folder is read."""
     expected = of(0, EpochIndexCache(tmp_path, smallest=0))
     look, read = index_cache._open, os.scandir
     is_read = False
@@ -150,7 +150,7 @@ def test_only_what_nobody_used_for_long_is_removed(tmp_path: Path, monkeypatch: 
     cache = EpochIndexCache(tmp_path, smallest=0)
     for epoch in range(5):
         of(epoch, cache)
-    # Another run may be at any of them.
+    # Another run may use any of them.
     assert len(list(tmp_path.iterdir())) == 5
     long_ago = time.time() - cache_entry.UNUSED_SECONDS - 1
     for entry in tmp_path.iterdir():

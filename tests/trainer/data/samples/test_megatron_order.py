@@ -1,4 +1,4 @@
-"""The order of samples and blends, against what Megatron-LM itself served (tests/record_megatron_order.py)."""
+"""Order of samples and blends against orders recorded from Megatron-LM (tests/record_megatron_order.py)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_index(data: GPTDataset, sequences: range, recorded: dict[str, Any], pl
     (index,) = data._indexes.values()
     assert np.array_equal(index.documents + sequences.start, recorded[f"{place}/document_index"])
     assert np.array_equal(index.samples, recorded[f"{place}/shuffle_index"])
-    # Where samples begin, as (place in the order of documents, offset): we keep the documents' ends instead.
+    # Megatron-LM's starts of samples, as (index into the document order, offset); EpochIndex has document ends.
     starts = np.arange(len(recorded[f"{place}/sample_index"])) * SEQ_LENGTH
     documents = np.searchsorted(index.ends, starts, side="right")
     offsets = starts - np.concatenate([[0], index.ends])[documents]

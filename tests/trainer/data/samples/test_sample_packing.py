@@ -1,4 +1,4 @@
-"""Fine-tuning samples: every document whole, once per epoch, alone with itself, and only what is asked for counts."""
+"""Fine-tuning samples: whole documents, once per epoch, isolated, with the requested loss mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.data.samples.sample_packing import PackedDataset
 
 
 def one_by_one(lengths: list[int], capacity: int) -> list[int]:
-    """Best fit decreasing, piece by piece: how full each box becomes."""
+    """Best fit decreasing by a plain loop over items: the final load of each bin."""
     rooms: list[int] = []
     for length in sorted(lengths, reverse=True):
         fitting = [room for room in rooms if room >= length]
@@ -37,7 +37,7 @@ def test_boxes_are_those_of_best_fit(lengths: list[int], capacity: int) -> None:
 
 
 def texts_of(sample: PackedSample) -> list[list[int]]:
-    """The documents that a sample holds, without its padding."""
+    """Documents of a sample, without its padding."""
     parts = list(zip(sample.bounds, sample.bounds[1:], strict=False))
     whole = [[*sample.tokens[start:stop].tolist(), int(sample.labels[stop - 1])] for start, stop in parts]
     for (start, stop), text in zip(parts, whole, strict=True):
@@ -59,7 +59,7 @@ def test_every_document_is_whole_and_there_once_per_epoch(tmp_path: Path) -> Non
     with IndexedDataset(tmp_path / "d") as tokens:
         data = PackedDataset(tokens, range(len(tokens)), 8, seed=3)
         assert (data.documents, data.too_long, data.token_count) == (13, 1, sum(SIZES))
-        # 12 tokens do not fit into 8 + 1, and a single one predicts nothing.
+        # 12 tokens do not fit into 8 + 1, and a single token predicts nothing.
         used = sorted(document[0] for document in documents if document and 2 <= len(document[0]) <= 9)
         orders = set()
         for epoch in range(3):
@@ -110,5 +110,5 @@ def test_only_answers_count(tmp_path: Path) -> None:
 
 def test_prompts_that_cannot_be_told_from_answers_are_refused(tmp_path: Path) -> None:
     write_sequences(tmp_path / "d", [[[1, 2, 3]], [[4, 5]]])
-    with IndexedDataset(tmp_path / "d") as tokens, pytest.raises(DataError, match="no document has a prompt apart"):
+    with IndexedDataset(tmp_path / "d") as tokens, pytest.raises(DataError, match="every document is a single"):
         PackedDataset(tokens, range(2), 8, seed=0, answers_only=True)

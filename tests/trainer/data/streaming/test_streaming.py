@@ -375,12 +375,12 @@ def test_documents_and_splits_of_a_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({"mock_data": True, "data_path": []}, "data.streaming: excludes data.mock_data"),
-        ({"sample_packing": True}, "data.sample_packing: needs documents whose lengths are known"),
-        ({"sample_order": "megatron"}, "data.sample_order: megatron is an order of prepared data"),
-        ({"tokenizer_type": None}, "data.tokenizer_model: is unset, and data.streaming needs it"),
-        ({"data_path": "0.3 a 0.7 b"}, "data.data_path: takes no weights"),
-        ({"streaming": False, "streaming_key": "body"}, "data.streaming_key: goes with data.streaming"),
+        ({"mock_data": True, "data_path": []}, "data.streaming: cannot be combined with data.mock_data"),
+        ({"sample_packing": True}, "data.sample_packing: needs prepared data"),
+        ({"sample_order": "megatron"}, "data.sample_order: megatron needs prepared data"),
+        ({"tokenizer_type": None}, "data.tokenizer_model: is unset, but data.streaming needs it"),
+        ({"data_path": "0.3 a 0.7 b"}, "data.data_path: cannot have weights"),
+        ({"streaming": False, "streaming_key": "body"}, "data.streaming_key: needs data.streaming"),
         ({"data_path": "{f}/none*.jsonl"}, "data.data_path: .*none.* matches no file"),
         ({"data_path": "{f}/e.jsonl"}, "data.data_path: .*e.jsonl: is empty"),
         ({"data_path": "{f}/t.parquet"}, "no column 'text', only body; name the text columns with data.streaming_key"),
