@@ -20,7 +20,7 @@ def functions_of(library: Path | None, signatures: Mapping[str, Signature]) -> t
 
     Args:
         library: trainer.ops.dispatch.library.Library.path; only a process that has imported torch can load the library.
-        signatures: signature of each function by name, as in csrc/include.
+        signatures: signature of each function by name, as in csrc/data.
     """
     if library is None:
         return None
