@@ -60,8 +60,8 @@ def test_a_compiler_in_the_environment_that_is_no_command_is_explained():
 def test_a_torch_that_the_library_does_not_serve_is_named_before_anything_is_compiled(load, monkeypatch, tmp_path):
     said = "the library is not built|no C"
     for version, message in (
-        ("2.9.1+cu128", r"serves torch from 2\.10 on, and this is 2\.9\.1\+cu128; install a newer one"),
-        ("1.13", r"serves torch from 2\.10 on, and this is 1\.13; "),
+        ("2.9.1+cu128", r"needs torch 2\.10 or newer, and this is torch 2\.9\.1\+cu128; install a newer torch"),
+        ("1.13", r"needs torch 2\.10 or newer, and this is torch 1\.13; "),
         ("2.10.0a0+git5", said),
         ("3.0", said),
         ("of nobody", said),

@@ -86,10 +86,10 @@ def obtain_with_failures(rank: int, world_size: int, planned_fails: bool, on: in
 
 def test_nobody_waits_for_a_rank_that_fails_whatever_it_fails_with(ranks: Ranks) -> None:
     wrong = "OSError: Stale file handle"
-    assert ranks.run(obtain_with_failures, False, 0) == [wrong, "rank 0 has none"]
+    assert ranks.run(obtain_with_failures, False, 0) == [wrong, "rank 0 has no build"]
     assert ranks.run(obtain_with_failures, False, 1) == ["g++ 12", wrong]
     # Who cannot say what it would build does not build, and takes something else than it was told.
-    told = "it is found g++ 12 here, and g++ 12 on rank 0"
+    told = "this rank has found g++ 12, and rank 0 has g++ 12"
     assert ranks.run(obtain_with_failures, True, 1) == ["g++ 12", told]
 
 

@@ -71,6 +71,6 @@ def test_on_gpus_what_torch_compiles_comes_after_our_own(monkeypatch):
     found = choose_kernels(requested, NO_COMPILER, cuda, torch.float32, is_alone=True)
     assert set(found.backends.values()) == {"reference"}
     assert found.fallbacks()[-1:] == [
-        "kernels: activation, scaled_causal_softmax: reference in the place of compile: "
+        "kernels: activation, scaled_causal_softmax: reference instead of compile: "
         "TritonMissing: Cannot find a working triton installation."
     ]

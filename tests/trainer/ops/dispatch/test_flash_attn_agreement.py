@@ -75,7 +75,7 @@ def test_what_fails_on_one_node_is_out_on_all(ranks) -> None:
     assert ranks.run(settled, "auto", first, second) == [(why, lines)] * 2
     assert (
         ranks.run(settled, "flash", first, second)
-        == [f"model.attention_backend: flash is unable: {why}; use fused, which is torch's own, or auto"] * 2
+        == [f"model.attention_backend: flash cannot run here: {why}; use fused, torch's own kernel, or auto"] * 2
     )
 
 

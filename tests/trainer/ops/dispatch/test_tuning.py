@@ -21,8 +21,8 @@ from trainer.planning.kernel_choice import RequestedBackend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 AUTO = RequestedBackend("auto", "training.kernel_backend", False)
-SLOW_COPY = "the bench has measured it at less than 80% of the speed of a copy"
-NO_FASTER = "the bench has measured it at less than 1.1 times the speed of torch"
+SLOW_COPY = "the benchmark measured less than 80% of the speed of a copy"
+NO_FASTER = "the benchmark measured less than 1.1 times the speed of torch"
 
 
 def row(backend, seconds, of_copy=0.5, *, moved=1 << 30, **more):
@@ -38,7 +38,7 @@ def test_what_is_fast_enough_stays_first():
         [row("native", 1.0, 0.80), row("torch", 1.11), row("reference", 4.0), row("plain", 0.1), row("small", 0.1)]
     )
     assert ranking.order == ("native", "nvrtc", "torch", "reference", "compile")
-    assert ranking.reasons == {"compile": "the bench has measured torch here, and not this"}
+    assert ranking.reasons == {"compile": "the benchmark measured torch here, but not compile"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_is_not_comes_last(native, reason):
         [native, row("compile", 2.0), row("torch", 1.09 if reason == NO_FASTER else 1.2), row("reference", 4.0)]
     )
     assert ranking.order == ("torch", "compile", "reference", "native", "nvrtc")
-    faster = "the bench has measured torch to be faster"
+    faster = "the benchmark found torch faster"
     assert ranking.reasons == {"native": reason, "nvrtc": reason, "compile": faster}
 
 
@@ -164,8 +164,8 @@ def test_auto_takes_what_was_measured_to_be_better_and_says_why():
     assert found.backends == {"rms_norm": "torch"}
     assert found.lines() == [
         "kernels: torch for rms_norm",
-        f"kernels: rms_norm: torch in the place of native: {SLOW_COPY}",
-        "kernels: rms_norm: torch in the place of compile: the bench has measured torch to be faster",
+        f"kernels: rms_norm: torch instead of native: {SLOW_COPY}",
+        "kernels: rms_norm: torch instead of compile: the benchmark found torch faster",
     ]
     assert chosen(SLOW_OWN, missing=["torch"]).backends == {"rms_norm": "compile"}
     assert chosen([row("native", 1.0, 0.9), row("reference", 4.0)]).lines() == ["kernels: native for rms_norm"]
