@@ -122,7 +122,8 @@ def load_built(settings: BuildSettings, name: str | None = None) -> Library:
 def load_on_demand(settings: BuildSettings, report: LineReport, limit_s: float = LIMIT_S) -> Library:
     """Load the library for this machine, built if it is missing.
 
-    A library that fails to load is rebuilt. If the build is impossible, such as on a node without a compiler, load the library of another compiler.
+    A library that fails to load is rebuilt. If the build is impossible, such as on a node without a compiler, the
+    library of another compiler is loaded.
 
     Args:
         settings: cache folder and compilers.

@@ -52,7 +52,7 @@ def test_the_environment_names_cache_and_compiler(tmp_path):
 
 
 def test_a_compiler_in_the_environment_that_is_no_command_is_explained():
-    with pytest.raises(ConfigError, match=r"^CXX: 'g\+\+ \"-O2' in the environment is no command \(no closing quot"):
+    with pytest.raises(ConfigError, match=r"^CXX: 'g\+\+ \"-O2' is not a command \(no closing quot"):
         BuildSettings.from_variables({"HOME": "/h", "CXX": 'g++ "-O2'})
 
 
@@ -111,7 +111,7 @@ def are_gone(mark):
 def test_a_compiler_that_does_not_end_is_ended_with_its_children(tmp_path):
     nap = a_nap(4)
     job = CompileJob(("bash", "-c", f"sleep {nap} & sleep {nap}"), tmp_path / "log")
-    with pytest.raises(BuildError, match="not done in time, with 1 of 3"):
+    with pytest.raises(BuildError, match="did not finish in time: 1 of 3"):
         run_compilers([CompileJob(("true",), tmp_path / "other"), job, job], 2, time.monotonic() + 1.0, lambda *_: None)
     assert are_gone(nap)
 

@@ -51,7 +51,7 @@ def test_who_waits_says_for_whom_and_not_for_ever(cache, tmp_path):
     ):
         cache.obtain(NAME, make_slowly, said.append, limit_s=1.5)
     assert said == [
-        f"kernels: waiting for another process ({os.uname().nodename}, process {os.getpid()}) that is building them"
+        f"kernels: waiting for another process ({os.uname().nodename}, process {os.getpid()}) to build them"
     ]
     assert not (cache.shared / NAME).exists()
 
@@ -156,7 +156,7 @@ def test_a_compiler_that_fails_on_a_full_disk_is_run_again_in_the_folder_of_the_
             cache.obtain(NAME, make, said.append)
         return
     assert cache.obtain(NAME, make, said.append) == cache.of_node / NAME
-    assert said == [f"kernels: {cache.shared}: {os.strerror(error)}; what is built is kept in {cache.of_node}"]
+    assert said == [f"kernels: {cache.shared}: {os.strerror(error)}; builds are kept in {cache.of_node}"]
     assert list(cache.shared.rglob(".build-*")) == []
 
 
@@ -204,8 +204,7 @@ def test_a_folder_that_no_code_may_run_from_gives_way_to_that_of_the_node(cache,
     said = []
     assert cache.obtain(NAME, make_slowly_here, said.append) == cache.of_node / NAME == cache.find(NAME)
     assert said == [
-        f"kernels: {cache.shared} is on a file system that no code may run from (noexec); what is built is kept in "
-        f"{cache.of_node}"
+        f"kernels: {cache.shared} is on a file system that is mounted noexec; builds are kept in {cache.of_node}"
     ]
 
 
@@ -223,7 +222,7 @@ def test_nothing_is_taken_from_a_folder_that_others_may_write(cache):
     assert path == cache.of_node / NAME and is_intact(path)
     assert cache.find(NAME) is None
     cache.shared.parent.write_text("no folder")
-    with pytest.raises(BuildError, match="others may write"):
+    with pytest.raises(BuildError, match="writable by others"):
         cache.obtain(NAME, make_slowly_here, print)
 
 
@@ -249,7 +248,7 @@ def test_a_file_that_others_could_have_written_is_replaced_with_a_line(cache, mo
     if not of_another or os.getuid() == 0:
         assert cache.obtain(NAME, make_slowly_here, said.append) == path == cache.find(NAME)
         assert said == [
-            f"kernels: {path} belongs to another user, or others may write to it; it is not used, and replaced"
+            f"kernels: {path} belongs to another user or is writable by others; the file is ignored and replaced"
         ]
 
 
@@ -275,8 +274,7 @@ def test_a_folder_of_another_user_gives_way_to_that_of_the_node_with_a_line(cach
     said = []
     assert cache.obtain(NAME, make_slowly_here, said.append) == cache.of_node / NAME
     assert said == [
-        f"kernels: {cache.shared}: belongs to another user, or others may write to it; "
-        f"what is built is kept in {cache.of_node}"
+        f"kernels: {cache.shared}: belongs to another user or is writable by others; builds are kept in {cache.of_node}"
     ]
 
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_compiled_is_what_another_compiler_has_made(
     use_nvcc(monkeypatch, 8, None)
     report = Said()
     assert obtain_image(settings, "native", 90, report) == first
-    assert report.lines[-1] == f"kernels: nvcc failed (1): error: no; {first} is used, which was compiled before"
+    assert report.lines[-1] == f"kernels: nvcc failed (1): error: no; using {first}, compiled earlier"
     with pytest.raises(BuildError, match=r"error: no"):
         obtain_image(settings, "native", 80, Said())
 
@@ -160,7 +160,7 @@ def test_ranks_take_the_image_of_the_first_rank_and_not_the_newest(
     first = name.replace("12.8", "12.4")
     found = load_device_image(*here, may_build=False, name=first)
     assert (found.name, str(found)) == (first, "sm_90, nvcc 12.4")
-    with pytest.raises(BuildError, match=r"the kernels of the first rank are not to be had here: .* has no images-"):
+    with pytest.raises(BuildError, match=r"the kernels of rank 0 are not available here: .* has no images-"):
         load_device_image(*here, may_build=False, name=name.replace("12.8", "12.9"))
 
 
@@ -220,7 +220,7 @@ def test_reasons_are_told(settings: BuildSettings, monkeypatch: pytest.MonkeyPat
         BuildError, match=r"^nvcc 13\.0 is newer than the driver, which supports CUDA 12\.4; use a CUDA 12"
     ):
         obtain_image(settings, "native", 80, Said(), newest=(12, 4))
-    with pytest.raises(BuildError, match=r"^the kernels are not compiled; python -m trainer kernels build does it$"):
+    with pytest.raises(BuildError, match=r"^the kernels are not compiled; run python -m trainer kernels build$"):
         obtain_image(settings, "native", 80, Said(), newest=(13, 0), may_build=False)
 
 
@@ -294,7 +294,7 @@ def test_nvrtc_finds_its_second_half_beside_it(fake_nvrtc: str) -> None:
 @pytest.mark.parametrize(
     ("source", "limit_s", "problem"),
     [
-        ("hang", 0.5, r"^NVRTC 13\.0: the compiler was not done in time"),
+        ("hang", 0.5, r"^NVRTC 13\.0: the compiler did not finish in time"),
         ("crash", 60.0, r"^NVRTC 13\.0: .* was killed by signal 6"),
     ],
 )
@@ -313,5 +313,5 @@ def test_the_library_takes_an_image(emulated_cuda: EmulatedCuda) -> None:
     interface = DeviceInterface(emulated_cuda.path)
     assert interface.driver_version() == (13, 0)
     interface.load(0, emulated_cuda.library.emulation_image())
-    with pytest.raises(BuildError, match="does not take the kernels: CUDA_ERROR_INVALID_IMAGE"):
+    with pytest.raises(BuildError, match="the CUDA driver rejects the kernels: CUDA_ERROR_INVALID_IMAGE"):
         interface.load(0, b"no image")

@@ -233,18 +233,23 @@ def test_the_bench_keeps_what_it_measures_on_a_gpu(monkeypatch, tmp_path, capsys
     usual = Plan(compiles=True)
     bench_command._keep(SLOW_OWN, usual, settings)
     path = setup.tuning_here(settings, CUDA).path
-    assert capsys.readouterr().err == f"trainer kernels bench: kept in {path}, which auto goes by on this kind of GPU\n"
+    assert (
+        capsys.readouterr().err
+        == f"trainer kernels bench: saved in {path}; auto uses these measurements on this kind of GPU\n"
+    )
     assert measurements_in(path.read_text()) == SLOW_OWN
     (tmp_path / "file").touch()
     bench_command._keep(SLOW_OWN, usual, BuildSettings(tmp_path / "file"))
-    assert "the measurements cannot be kept, and auto does not go by them: " in capsys.readouterr().err
+    assert "the measurements cannot be saved, so auto does not use them: " in capsys.readouterr().err
     kept = path.read_text()
     bench_command._keep([row("native", 1.0, 0.9), row("torch", 2.0)], Plan(copy_mib=16), settings)
-    assert "auto goes by 7 repeats and 256 MiB copied or more; this is not kept" in capsys.readouterr().err
+    assert "not saved for auto, which needs --repeats 7 and --copy-mib 256 or more" in capsys.readouterr().err
     bench_command._keep([row("native", 1.0, 0.9), row("torch", 2.0)], Plan(), settings)
-    assert "auto goes by the backend compile, too; this is not kept" in capsys.readouterr().err
+    assert "not saved for auto, which needs measurements of the backend compile" in capsys.readouterr().err
     bench_command._keep([row("native", 1.0, 0.9)], usual, settings)
-    assert "too little was measured for auto to go by; nothing is kept" in capsys.readouterr().err
+    assert (
+        "not saved for auto, which needs measurements of large sizes and of several backends" in capsys.readouterr().err
+    )
     assert path.read_text() == kept
 
 
@@ -260,7 +265,7 @@ def test_the_doctor_says_by_what_auto_goes(monkeypatch, tmp_path):
     assert doctor._notes(settings) == doctor.NOTES
     setup.tuning_here(settings, CUDA).keep(SLOW_OWN)
     (note,) = doctor._notes(settings)
-    assert note.startswith(f"On this GPU auto goes by what the bench has measured: {tmp_path}")
+    assert note.startswith(f"On this GPU auto uses the measurements of kernels bench: {tmp_path}")
 
 
 def test_the_version_of_the_driver(monkeypatch, tmp_path):

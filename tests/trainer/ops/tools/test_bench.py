@@ -247,20 +247,22 @@ def test_numbers_that_are_too_small_or_absurd_are_refused(words, capsys):
     with pytest.raises(SystemExit) as left:
         bench_command.main([*words, "--as-is"], BuildSettings(ROOT / "nowhere"), {})
     assert left.value.code == 2
-    assert f"argument {words[0]}: '{words[1]}' is no number from 1 to 1,000,000" in capsys.readouterr().err
+    assert f"argument {words[0]}: '{words[1]}' is not a number from 1 to 1,000,000" in capsys.readouterr().err
 
 
 def test_without_a_gpu_none_is_measured(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     words = ["rms_norm=8x32", "--device", "cuda", "--as-is"]
     assert bench_command.main(words, BuildSettings(ROOT / "nowhere"), {}) == 3
-    assert capsys.readouterr().err == "trainer kernels bench: torch sees no GPU here; leave --device out\n"
+    assert (
+        capsys.readouterr().err == "trainer kernels bench: --device cuda: torch finds no GPU here; leave --device out\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("norm=8x32", "'norm' is no operation; there are rms_norm, "),
+        ("norm=8x32", "'norm' is not an operation; valid are rms_norm, "),
         ("rope=8x32", "sequence x heads x width, such as 2048x32x128"),
         ("rms_norm=\u00b2x3", "tokens x hidden, such as 4096x4096"),
         ("rms_norm=", "tokens x hidden, such as 4096x4096"),
