@@ -77,7 +77,7 @@ def test_the_whole(kernel_library):
     assert [line for line in lines if line.startswith("| rms_norm | 8x32 | float32 | native * |")]
     # Forward and backward; then forward alone, for which fewer bytes are counted.
     assert len([line for line in lines if line.startswith("| rope | 5x3x8 | float32 | native * |")]) == 2
-    assert "Forward alone:" in lines
+    assert "Forward only:" in lines
     assert "MALLOC_MMAP_MAX_=0" in done.stdout
     used = [line.partition(": ")[::2] for line in lines if line.startswith("- ours")]
     assert dict(used)[f"- {OURS_REFERENCE}"].split(", ")[1].startswith("0 of ")
