@@ -1,7 +1,7 @@
 """Patch torch so that a trainer for CUDA runs on the CPU.
 
-Import this module before the trainer. Every ``cuda`` device becomes the CPU, streams and events do nothing, the random state is the CPU's, and process groups
-use gloo. The computation itself is unchanged.
+Import this module before the trainer. Every ``cuda`` device becomes the CPU, streams and events do nothing, the random
+state is the CPU's, and process groups use gloo. The computation itself is unchanged.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """Adapter of transformers: its Llama and loss with tensor parallelism or DDP.
 
-The training loop is hand-written. transformers has no pipeline parallelism for training. Its Trainer, made for datasets and checkpoints, is not used.
+The training loop is hand-written. transformers has no pipeline parallelism for training. Its Trainer, made for datasets
+and checkpoints, is not used.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Divided training on the own kernels equals serial training on torch's operations, in every kind of model."""
+"""Parallel training on native kernels equals serial training in torch for all models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = [
 
 @contextmanager
 def on_own_kernels(library: Path) -> Iterator[None]:
-    """All operations on the library, however small the tensors are."""
+    """Run all operations on the library for all sizes of tensors."""
     load_library(library)
     own = Kernels(**{operation.name: operation.implementations["native"].function for operation in OPERATIONS})
     with mock.patch.object(layout_parity, "build_model", partial(build_model, kernels=own)):
@@ -50,13 +50,13 @@ def ranks():
 
 @pytest.fixture(scope="module")
 def serials():
-    """Serial outcomes, on torch's operations, each computed once."""
+    """Serial results with torch's operations, computed once per case."""
     return {}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_loss_gradients_and_steps_equal_the_serial_run(ranks, serials, kernel_library: Library, case):
     found = compare(ranks, serials, case, partial(on_own_kernels, kernel_library.path))
-    # Other kernels, other roundings: nothing is bit-equal here.
+    # Different kernels round differently, so results are not bit-identical.
     wrong = [problem for problem in problems(case, found) if "bit" not in problem]
     assert not wrong, str(found)

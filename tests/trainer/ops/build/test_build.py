@@ -1,4 +1,4 @@
-"""Compilers: found, run side by side, ended; and what a library is kept under."""
+"""Compilers: search, parallel runs, cleanup; and the key of a library."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from trainer.ops.dispatch.library import load_built, load_on_demand
 
 @pytest.fixture
 def compiler(tmp_path):
-    """Makes a compiler out of a shell script, which must answer --version."""
+    """Make a compiler from a shell script that answers --version."""
 
     def make(body):
         path = tmp_path / "c++ of a test"
@@ -76,7 +76,7 @@ def test_options_make_another_compiler_and_strange_words_do_not_matter(compiler)
     path = found.command[0]
     other = find_compiler([(path, "-march=native")])
     assert library_name(found) != library_name(other)
-    # What a compiler says of itself may be in any encoding.
+    # The output of a compiler may have any encoding.
     Path(path).write_text("#!/bin/bash\nprintf 'g++ \\xb0\\n'\n")
     assert find_compiler([(path,)]).version == "g++ \ufffd"
 
@@ -91,7 +91,7 @@ def test_what_the_compiler_says_is_kept(compiler, tmp_path):
 
 
 def a_nap(thousands):
-    """Seconds of a sleep that no other session of these tests sleeps at the same time."""
+    """A sleep time in seconds that no concurrent test session uses."""
     return f"{thousands}000.{os.getpid()}"
 
 
@@ -101,7 +101,7 @@ def sleeping(mark):
 
 
 def are_gone(mark):
-    """Whether they are, as soon as they are: a killed process may take a moment to end."""
+    """True if the processes end. Waits, because a killed process may take a moment."""
     end = time.monotonic() + 10.0
     while sleeping(mark) and time.monotonic() < end:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Files built once and kept: many builders, killed ones, file systems without locks, other users, old files."""
+"""Build cache: concurrent and killed builders, missing locks, other users, disused files."""
 
 import errno
 import fcntl
@@ -199,7 +199,7 @@ def test_a_folder_that_no_code_may_run_from_gives_way_to_that_of_the_node(cache,
     status = os.statvfs(cache.shared)
     marked = SimpleNamespace(f_flag=status.f_flag | os.ST_NOEXEC)
     monkeypatch.setattr(os, "statvfs", lambda folder: marked if Path(folder) == cache.shared else status)
-    # What is there already can be loaded no more than what would be built.
+    # Existing files cannot be loaded either.
     assert cache.find(NAME) is None
     said = []
     assert cache.obtain(NAME, make_slowly_here, said.append) == cache.of_node / NAME == cache.find(NAME)
@@ -227,7 +227,7 @@ def test_nothing_is_taken_from_a_folder_that_others_may_write(cache):
 
 
 def give_away(path, monkeypatch):
-    """Make a file or folder another user's."""
+    """Make another user the owner of a file or folder."""
     if os.getuid() == 0:
         os.chown(path, 4321, 4321)
     else:
@@ -260,7 +260,7 @@ def test_folders_are_ours_alone_whatever_the_umask(cache):
         os.umask(before)
     assert [stat.S_IMODE(place.stat().st_mode) for place in (cache.shared, path.parent)] == [0o700] * 2
     assert not stat.S_IMODE(path.stat().st_mode) & 0o022
-    # Made by an earlier version, or by hand.
+    # A folder made by an earlier version, or by hand.
     path.parent.chmod(0o775)
     assert cache.find(NAME) is None
     assert cache.obtain(NAME, make_slowly_here, print) == path == cache.find(NAME)
@@ -308,7 +308,7 @@ def test_old_builds_are_removed_but_not_the_last_few_nor_what_is_in_use(cache):
     age(paths[3], 10)
     mark = mark_in_use(paths[4])
     cache.remove_disused("machine-*/*.so")
-    # The three used last are 3, 0 and 1; 4 is in use; what is left of 2 and 5 is nothing at all.
+    # The three most recently used are 3, 0 and 1; 4 is in use; 2 and 5 are removed completely.
     assert [path.exists() for path in paths] == [True, True, False, True, True, False, False]
     assert not paths[2].parent.exists() and not left.exists()
     assert other.exists()

@@ -1,4 +1,4 @@
-"""Images of device code: compiled by nvcc or NVRTC, kept, found by who has no compiler; and why one cannot be had."""
+"""GPU images: compilation by nvcc or NVRTC, cache, use without a compiler, errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KERNEL = '#include "../shared/twice.h"\nextern "C" __global__ void twice_float32
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSettings:
-    """Of a tiny csrc/ and an empty cache."""
+    """Settings with a tiny csrc/ and an empty cache."""
     sources = tmp_path / "csrc"
     (sources / "cuda").mkdir(parents=True)
     (sources / "shared").mkdir()
@@ -42,7 +42,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSettings:
 
 
 class Said(LineReport):
-    """Keeps what it is told."""
+    """A report that records its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -87,7 +87,7 @@ def test_an_image_is_compiled_once_and_found_without_a_compiler(
     with pytest.raises(BuildError, match="was found"):
         obtain_image(settings, backend, 80, report)
     with pytest.raises(BuildError, match="was found"):
-        # The driver is older than what compiled the image.
+        # The driver is older than the compiler of the image.
         obtain_image(settings, backend, 90, report, newest=(5, 0))
 
 
@@ -99,7 +99,7 @@ def test_another_source_is_another_image(settings: BuildSettings) -> None:
 
 
 class FakeNvcc(Nvcc):
-    """Of a test: it compiles nothing into what it is given, or fails."""
+    """An nvcc that writes fixed bytes, or fails."""
 
     content: bytes | None = None
 
@@ -156,7 +156,7 @@ def test_ranks_take_the_image_of_the_first_rank_and_not_the_newest(
         assert str(load_device_image(*here)) == f"sm_90, nvcc 12.{minor}"
         name = compiled_name(emulated_cuda.path, settings, device, "native")
         assert name.endswith(f"/nvcc 12.{minor}") and load_device_image(*here).name == name
-    # A rank that builds nothing, on this node or on another one.
+    # A rank that builds nothing, on this node or another node.
     first = name.replace("12.8", "12.4")
     found = load_device_image(*here, may_build=False, name=first)
     assert (found.name, str(found)) == (first, "sm_90, nvcc 12.4")
@@ -183,7 +183,7 @@ def test_old_images_are_removed_by_architecture(settings: BuildSettings, monkeyp
 @pytest.mark.parametrize("before", [("env",), ()])
 def test_nvcc_gets_a_host_compiler_of_several_words_as_one_program(before: tuple[str, ...], tmp_path: Path) -> None:
     nvcc = tmp_path / "nvcc of a test"
-    # It asks its host compiler something that env does not know.
+    # The fake nvcc calls its host compiler with an option that env does not know.
     nvcc.write_text(
         "#!/bin/bash\nwhile (($#)); do case $1 in -o) shift; target=$1;; -ccbin) shift; host=$1;; esac; shift; done\n"
         '"$host" -dumpversion >"$target"\n'
@@ -241,7 +241,7 @@ def test_compilers_of_conda_are_found_beside_python(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     monkeypatch.setattr(nvrtc, "Nvrtc", str)
     assert str(tmp_path / "lib/libnvrtc.so.12") in map(str, find_nvrtc([], []))
-    # Python asks a linker for what is installed elsewhere, which needs a folder for temporary files.
+    # Python calls a linker to find installed libraries, which needs a temporary folder.
     monkeypatch.setattr("ctypes.util.find_library", lambda _: (tmp_path / "missing").read_text())
     assert str(tmp_path / "lib/libnvrtc.so.12") in map(str, find_nvrtc([], []))
     monkeypatch.setenv("PATH", "/nowhere")
@@ -273,7 +273,7 @@ extern "C" int nvrtcVersion(int *major, int *minor) {
 
 @pytest.fixture(scope="module")
 def fake_nvrtc(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of a library that says that it is an NVRTC of CUDA 13, and hangs or crashes when it is to compile."""
+    """Path of a fake NVRTC of CUDA 13 that hangs or crashes in a compilation."""
     root = tmp_path_factory.mktemp("nvrtc")
     folder = root / "nvidia" / "cu13" / "lib"
     folder.mkdir(parents=True)
@@ -287,7 +287,7 @@ def fake_nvrtc(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_nvrtc_finds_its_second_half_beside_it(fake_nvrtc: str) -> None:
-    """The packages of CUDA 13 have no path to it in the first."""
+    """The packages of CUDA 13 set no search path to the builtins library."""
     assert Nvrtc(fake_nvrtc).version == (13, 0)
 
 

@@ -21,7 +21,7 @@ INVALID_DEVICE, INVALID_IMAGE = 101, 200
 
 
 def sum_columns(cuda: EmulatedCuda) -> int:
-    """The error of a launch that needs the current device and its image."""
+    """Error code of a launch that needs the current device and its image."""
     ones, weight = torch.ones(2, 4), torch.ones(4)
     normed, scale = torch.empty(2, 4), torch.empty(2)
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (ones, weight, normed, scale)]
@@ -67,7 +67,7 @@ def test_every_thread_uses_the_device_for_itself(emulated_cuda: EmulatedCuda) ->
 
 
 def current_device(cuda: EmulatedCuda) -> int:
-    """The device of this thread's current context."""
+    """Device of this thread's current context."""
     device = ctypes.c_int(-1)
     assert cuda.library.cuCtxGetDevice(ctypes.byref(device)) == 0
     return device.value
@@ -89,7 +89,7 @@ def test_images_of_other_devices_leave_the_current_one(emulated_cuda: EmulatedCu
 
 
 def test_a_launch_looks_nothing_up(emulated_cuda: EmulatedCuda) -> None:
-    """All kernels of the image are loaded with it: in a stream that is captured into a graph none could be."""
+    """All kernels are loaded with the image: none can be loaded during graph capture."""
     names = (source_folder() / "launch" / "kernel_names.h").read_text()
     suffixes = ["_float32", "_bfloat16", "_float16", "_float64"]
     of_types = {"kAll": suffixes, "kNoDouble": suffixes[:3], "kNoType": [""]}

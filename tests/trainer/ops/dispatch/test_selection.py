@@ -1,4 +1,4 @@
-"""Which backend each operation gets: what the config asks for, what there is, what passes, and where ranks agree."""
+"""Backend selection: request, availability, self-test and agreement of ranks."""
 
 import json
 import os
@@ -157,7 +157,7 @@ def test_what_fails_its_self_test_is_not_used(monkeypatch, function, said):
 
 
 def test_a_kernel_that_breaks_the_device_ends_the_process(monkeypatch):
-    """What ranks agree by would not work any more, and would say nothing of the kernel."""
+    """Later communication of the ranks would fail without naming the kernel."""
 
     def broken(_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -228,7 +228,7 @@ def test_what_one_rank_misses_is_an_error_on_all(ranks):
 
 def choose_for_both_memories(rank, world_size):
     del rank, world_size
-    choice_module.OPERATIONS = OPERATIONS  # which another test may have changed in this process
+    choice_module.OPERATIONS = OPERATIONS  # another test may have changed it in this process
     on_gpu = KernelSelection(Kernels(), {"adamw": "reference"}, {}, {})
     availability = Availability({}, {}, in_cpu_memory=NO_COMPILER)
     both = with_cpu_memory(on_gpu, {"adamw": AUTO}, availability, CPU)
@@ -260,7 +260,7 @@ def test_backends_for_gpus_alone_are_not_wanted_in_cpu_memory(backend, there):
     ("backend", "there"), [("native", "auto"), ("nvrtc", "auto"), ("compile", "torch"), ("torch", "torch")]
 )
 def test_what_is_wanted_for_everything_is_no_must_in_cpu_memory(backend, there):
-    """Of the host's processor nobody has asked for anything."""
+    """The config requests nothing of the host's processor."""
     optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
     training = {**CONFIG["training"], "kernel_backend": backend}
     found = requested_in_cpu_memory(build_config({**CONFIG, "training": training, "optimizer": optimizer}))

@@ -1,4 +1,4 @@
-"""What a rank can offer: the library, and of the images for a GPU the first that all ranks can have."""
+"""Availability on a rank: the library, and the first common GPU image."""
 
 import os
 
@@ -17,7 +17,7 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture
 def images(monkeypatch, tmp_path):
-    """Makes those loaders of images fail that it is given; gives those that were asked."""
+    """Make the loaders of the given images fail. Returns the requested images."""
     asked = []
 
     def make(*failing):

@@ -1,4 +1,4 @@
-"""The gate: which measurements on a GPU let our own code come first there, and how they are kept."""
+"""Tuning results: measurements that rank the native kernels first, and their storage."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ NO_FASTER = "the benchmark measured less than 1.1 times the speed of torch"
 
 
 def row(backend, seconds, of_copy=0.5, *, moved=1 << 30, **more):
-    """A measurement of a call that moves so many bytes."""
+    """A measurement of a call that moves ``moved`` bytes."""
     return {
         **{"device": "cuda", "dtype": "float32", "operation": "rms_norm", "size": "32768x4096", "backend": backend},
         **{"seconds": seconds, "gb_per_s": moved / seconds / 1e9, "of_copy": of_copy, "problem": "", **more},
@@ -64,7 +64,7 @@ def test_every_large_size_counts_and_no_small_one():
     assert rank([*rows, row("native", 1.0, 0.1, **small), row("torch", 0.1, **small)]).order[0] == "native"
     other = {"size": "32768x8192"}
     assert rank([*rows, row("native", 1.0, 0.9, **other), row("torch", 1.0, **other)]).order[0] == "torch"
-    # Of what was not measured at every size nothing is known.
+    # A backend that was not measured at every size has no rank.
     assert rank([*rows, row("native", 1.0, 0.9, **other), row("reference", 1.0, **other)]) is None
 
 
@@ -96,7 +96,7 @@ def test_measurements_are_kept_for_gpus_of_one_name_and_one_torch(tmp_path):
     first = [row("native", 1.0, 0.9), row("torch", 2.0), row("compile", 1.5)]
     assert measured.keep(first)
     assert measurements_in(measured.text()) == first
-    # A look at a small size, or a failure, says nothing of what was measured before.
+    # Measurements of small sizes and failures do not replace earlier measurements.
     small = {"size": "64x256", "moved": 1 << 20}
     assert not measured.keep([row("native", 1.0, 0.1, **small), row("torch", 0.1, **small)])
     assert not measured.keep([row("native", 1.0, problem="out of memory"), row("torch", 1.0, problem="out of memory")])
@@ -131,7 +131,7 @@ def test_measurements_of_other_sources_and_broken_files_count_for_nothing():
 
 @pytest.fixture
 def operation(monkeypatch):
-    """rms_norm with every backend there is, all of them right, on every device."""
+    """rms_norm with all backends, all correct, on every device."""
 
     def same(*arguments):
         return RMS_NORM.implementations["reference"].function(*arguments)
@@ -154,7 +154,7 @@ SLOW_OWN = [row("native", 1.0, 0.7), row("compile", 3.0), row("torch", 2.0), row
 def test_without_measurements_own_code_comes_first():
     assert chosen([]).backends == {"rms_norm": "native"}
     assert chosen([], missing=["native"]).backends == {"rms_norm": "torch"}
-    # Of another dtype nothing was measured.
+    # Another dtype has no measurements.
     assert chosen(SLOW_OWN, dtype=torch.bfloat16).backends == {"rms_norm": "native"}
 
 
@@ -185,7 +185,7 @@ def test_eager_may_be_the_best():
 
 
 def here(monkeypatch, tmp_path, rows):
-    """A machine with a GPU for which these measurements are kept."""
+    """A machine with a GPU and saved measurements."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     settings = BuildSettings(tmp_path)
     if rows:

@@ -1,4 +1,4 @@
-"""``python -m trainer kernels``: build, doctor, and what becomes of libraries that do not load."""
+"""``python -m trainer kernels``: build, doctor, and libraries that fail to load."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def kernels(*words, **environment):
 
 @pytest.fixture
 def place(tmp_path, kernel_library):
-    """Variables of a fresh cache, and of a compiler that links what CAST names, in no time; it notes every link."""
+    """Variables for a fresh cache and a fake compiler, which copies CAST and logs links."""
     script = tmp_path / "quick-c++"
     script.write_text(
         "#!/bin/bash\n"
@@ -97,7 +97,7 @@ def library_of(place):
 
 
 def seal(path, content):
-    """Put a file into the cache as if it had been built."""
+    """Put a file into the cache like a built file."""
     digest = hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode() + content).hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content + b"llmctl sealed " + digest.encode())
@@ -139,14 +139,14 @@ def test_without_a_compiler(place, tmp_path):
     assert code == 3
     assert "no C++ compiler (g++, c++, clang++) was found; install g++, or load a module" in err
     assert kernels("build", **place)[0] == 0
-    # What a login node has built serves a node without a compiler.
+    # A node without a compiler uses the build of a login node.
     code, out, err = kernels("build", **nothing)
     assert code == 0, err
     assert out.startswith(str(library_of(place)))
 
 
 def failing_compiler(tmp_path):
-    """One that knows itself and nothing else."""
+    """A compiler that answers --version and fails otherwise."""
     failing = tmp_path / "failing-c++"
     failing.write_text(
         '#!/bin/bash\n[[ $* == *--version* ]] && echo "failing 1.0" && exit\necho "a.cpp:1: error: no"\nexit 1\n'
@@ -218,7 +218,7 @@ def test_who_ends_a_build_ends_its_compilers(place, tmp_path, number, code):
 
 @pytest.fixture
 def images(monkeypatch, tmp_path):
-    """Makes images of fakes: fails for each backend and architecture that it is given; the library is there."""
+    """Fake the images: fail for the given backends and architectures. The library exists."""
 
     def make(*failing):
         def obtain(_, backend, architecture, __):
@@ -296,8 +296,8 @@ def test_the_bench_needs_no_torch_to_start_and_no_rich_to_end(monkeypatch, capsy
     bench_command._print_tables(document)
     first, _, title, _, head, own, reference, problem = capsys.readouterr().out.splitlines()
     assert "glibc defaults" in first and title == "a processor: a copy moves 25.0 GB/s; * marks the choice of auto"
-    assert own == "rms_norm   8x32  float32  native *    250.000  12.3      50%     2.00    10.00"
-    assert reference == "rms_norm   8x32  float32  reference    250.000  12.3      50%     2.00     1.00"
+    assert own == "rms_norm   8x32  float32  native *   250.000  12.3      50%         2.00    10.00"
+    assert reference == "rms_norm   8x32  float32  reference  250.000  12.3      50%         2.00     1.00"
     assert head.index("GB/s") + 4 == own.index("12.3") + 4 and problem == "nvrtc not measured for rms_norm: no GPU"
 
 
@@ -335,7 +335,7 @@ def test_kernels_for_gpus_are_said_to_be_untimed_until_there_are_results():
 
 @pytest.mark.parametrize("words", [("doctor", "--json"), ("bench", "l2_norm=64", "--copy-mib", "1", "--device", "cpu")])
 def test_who_reads_may_leave(words, place):
-    """As ``doctor | head -1`` does: no traceback, and the status of a program that was not let finish."""
+    """As in ``doctor | head -1``: no traceback, and the exit code of SIGPIPE."""
     process = start(*words, **place)
     process.stdout.close()
     code, err = process.wait(TIMEOUT_S), process.stderr.read()
