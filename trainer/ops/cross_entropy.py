@@ -146,7 +146,7 @@ def _small(
     # Compiled code raises no error for a label outside the vocabulary.
     if combine is None and columns.is_whole and not terms.z_loss and not torch.compiler.is_compiling():
         width = columns.num_valid
-        # At these sizes a cast that changes nothing costs as much as a real cast.
+        # Slices and views without effect are skipped: at these sizes they cost as much as real operations.
         valid = logits if logits.shape[-1] == width else logits[..., :width]
         rows = valid if valid.dim() == 2 else valid.reshape(-1, width)
         try:

@@ -1,4 +1,4 @@
-"""Operation: a name, an implementation per backend, examples for the self-test, and a benchmark.
+"""Operations: name, implementation per backend, examples for the self-test, and benchmark.
 
 The backends, in the order in which ``auto`` prefers them:
     native: csrc/, compiled for this machine's processor; for GPUs compiled by nvcc.
