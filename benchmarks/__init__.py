@@ -1,1 +1,1 @@
-"""Side-by-side measurements: each script runs ours and its peers in one session and prints the ratio."""
+"""Benchmarks: each script measures llmctl and its peers together, and prints the ratio."""

@@ -1,8 +1,8 @@
-"""What starting the command line costs: CPU time (user + system) of ``llmctl`` beside a bare typer program.
+"""CPU time (user + system) of starting ``llmctl``, compared with a bare typer program.
 
     python -m benchmarks.cli_start --write
 
-CPU time, because it bears other work on the machine; every command runs in turn, so that all meet the same minute.
+CPU time is robust against other load on the machine. The commands take turns, so that load affects all of them.
 """
 
 import argparse
@@ -26,7 +26,7 @@ app()
 
 
 def clean_environment(folder: str) -> dict[str, str]:
-    """Our own environment, with ``folder`` for a home and without settings of llmctl's."""
+    """This process's environment with ``folder`` as home and without settings of llmctl."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LLMCTL_", "XDG_"))}
     return kept | {"HOME": folder}
 
@@ -47,12 +47,12 @@ def cpu_ms(argv: list[str], folder: str, environment: dict[str, str] | None = No
     )
     assert process.stderr
     errors = process.stderr.read()
-    # wait4 and not RUSAGE_CHILDREN: the latter adds up all children, and rounds the difference.
+    # wait4 instead of RUSAGE_CHILDREN, which sums over all children and rounds the difference.
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     process.stderr.close()
     if process.returncode:
-        raise RuntimeError(f"{' '.join(argv)} left with {process.returncode}: {errors.decode()[-500:]}")
+        raise RuntimeError(f"{' '.join(argv)} exited with code {process.returncode}: {errors.decode()[-500:]}")
     return (usage.ru_utime + usage.ru_stime) * 1000
 
 

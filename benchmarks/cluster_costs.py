@@ -1,11 +1,10 @@
-"""What clusters cost: CPU time of a dry run by its size, and scheduler calls, beside TorchX and NeMo-Run.
+"""CPU time and scheduler calls of llmctl, TorchX and NeMo-Run on a cluster.
 
     benchmarks/peers/set_up.sh
     python -m benchmarks.cluster_costs --write
 
-The scheduler is a stand-in: small scripts called sbatch, squeue and sacct that write down every call and always answer
-that the job runs. All programs meet the same stand-in, one after the other; only their own doing is compared. CPU time
-(user + system) bears other work on the machine.
+The scheduler is a stub: scripts named sbatch, squeue and sacct that log every call and always report a running job. All
+programs use the same stub, one after the other. CPU time (user + system) is robust against other load on the machine.
 """
 
 import argparse
@@ -53,28 +52,28 @@ if sys.argv[3] == "follow":
 
 @dataclass(frozen=True)
 class Site:
-    """A home, a folder of runs, and a scheduler that counts its calls."""
+    """A home folder, a folder of runs, and a stub scheduler with counted calls."""
 
     home: Path
 
     @property
     def calls(self) -> Path:
-        """One word per call."""
+        """Log file with one word per call."""
         return self.home / "calls"
 
     def environment(self) -> dict[str, str]:
-        """With the stand-in's commands before all others."""
+        """Environment with the stub's commands first on PATH."""
         clean = clean_environment(str(self.home))
         return clean | {"PATH": f"{self.home / 'bin'}:{clean['PATH']}"}
 
     def count(self) -> Counter[str]:
-        """Calls of each command since the last count."""
+        """Count the calls of each command since the last count."""
         lines = self.calls.read_text().split() if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
         return Counter(lines)
 
     def stand_in(self, name: str, answer: str) -> None:
-        """A command that is counted and prints ``answer``."""
+        """Write a stub command that logs its call and prints ``answer``."""
         path = self.home / "bin" / name
         path.parent.mkdir(exist_ok=True)
         answer_file = path.with_name(f".{name}")
@@ -84,7 +83,7 @@ class Site:
 
 
 def make_runs(site: Site, count: int) -> list[RunRecord]:
-    """``count`` runs of the ``slurm`` profile that all go on, with the files that their jobs write."""
+    """Make ``count`` running runs of the ``slurm`` profile, with the files of their jobs."""
     overlay = site.home / ".config/llmctl/clusters/slurm.yaml"
     overlay.parent.mkdir(parents=True)
     overlay.write_text(f"runs_root: {site.home}/runs\n")
@@ -126,12 +125,12 @@ def make_runs(site: Site, count: int) -> list[RunRecord]:
 
 
 def running_line(record: RunRecord, job_name: str) -> str:
-    """What squeue prints of a run's job, in the format that the slurm backend asks for."""
+    """Line of squeue for a run's job, in the format of the slurm backend."""
     return f"{record.submissions[-1].jobs[0].job_id}|RUNNING|2026-11-21T12:00:00|n[1-{NODES}]|None|{job_name}\n"
 
 
 def cpu_of_dry_run(site: Site, runs: int) -> list[str]:
-    """The table of CPU times at 8 and 512 nodes."""
+    """Table of CPU times of a dry run with 8 and 512 nodes."""
     llmctl = str(Path(sys.executable).with_name("llmctl"))
     script = site.home / "train.py"
     script.write_text("print(1)\n")
@@ -185,7 +184,7 @@ def cpu_of_dry_run(site: Site, runs: int) -> list[str]:
 
 
 def cost_of_status(site: Site, count: int) -> list[str]:
-    """The table of CPU time and scheduler calls of the status of many runs, beside one TorchX status per run."""
+    """Table of CPU time and scheduler calls for the status of many runs."""
     llmctl = str(Path(sys.executable).with_name("llmctl"))
     ours = [cpu_ms([llmctl, "status", "--all", "--json"], str(site.home), site.environment()) for _ in range(3)]
     calls = site.count()
@@ -207,7 +206,7 @@ def cost_of_status(site: Site, count: int) -> list[str]:
 
 
 def cost_of_following(site: Site, record: RunRecord, seconds: float) -> list[str]:
-    """The table of scheduler calls while the logs of RANKS ranks are followed."""
+    """Table of scheduler calls while following the logs of RANKS ranks."""
     llmctl = str(Path(sys.executable).with_name("llmctl"))
     attempt = Path(record.run_dir) / "attempts/1"
     logs = [attempt / f"rank-{rank:05d}.log" for rank in range(RANKS)]
@@ -239,7 +238,10 @@ def cost_of_following(site: Site, record: RunRecord, seconds: float) -> list[str
 
 
 def sacct_table(job_name: str) -> str:
-    """What sacct --parsable2 prints of a job that goes on: one row per replica for TorchX, one for NeMo-Run."""
+    """Output of sacct --parsable2 for a running job.
+
+    The output has one row per replica for TorchX, and one row for NeMo-Run.
+    """
     rows = ["JobID|JobName|Partition|Account|AllocCPUS|State|ExitCode"]
     if job_name == "train":
         rows += [f"{JOB_ID}+{replica}|train-{replica}|gpu|a|8|RUNNING|0:0" for replica in range(NODES)]
@@ -249,7 +251,7 @@ def sacct_table(job_name: str) -> str:
 
 
 def follow(site: Site, argv: list[str], seconds: float) -> str:
-    """What a follower printed within so many seconds; it is then interrupted."""
+    """Output of a follower within ``seconds``, after which it is interrupted."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(argv, cwd=site.home, env=site.environment(), stdout=output, stderr=subprocess.STDOUT)
         time.sleep(seconds)
@@ -266,7 +268,7 @@ def follow(site: Site, argv: list[str], seconds: float) -> str:
 
 @contextmanager
 def being_written(logs: list[Path], site: Site) -> Iterator[None]:
-    """A line per second in every log, by a process of its own, as ranks write."""
+    """Run a process that writes to every log once per second, as ranks do."""
     program = (
         "import sys, time\nfor number in range(100000):\n    for path in sys.argv[1:]:\n"
         "        open(path, 'a').write(f'iteration {number}\\n')\n    time.sleep(1)\n"
@@ -285,9 +287,9 @@ def shown(calls: Counter[str], rounds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=7, help="of each dry run")
-    parser.add_argument("--records", type=int, default=1000, help="runs whose status is asked")
-    parser.add_argument("--seconds", type=float, default=60, help="that logs are followed")
+    parser.add_argument("--runs", type=int, default=7, help="repetitions of each dry run")
+    parser.add_argument("--records", type=int, default=1000, help="number of runs for the status")
+    parser.add_argument("--seconds", type=float, default=60, help="time of following logs")
     parser.add_argument("--write", action="store_true", help="also write the tables to benchmarks/results")
     flags = parser.parse_args()
     today = datetime.datetime.now(datetime.timezone.utc).date()
@@ -303,9 +305,9 @@ def main() -> None:
             ("Following logs", lambda: cost_of_following(site, records[0], flags.seconds)),
         ]
         lines = [
-            f"# What clusters cost, {today}",
+            f"# Cluster costs, {today}",
             "",
-            f"Stand-in scheduler; Python {platform.python_version()}, {platform.platform()}, TorchX 0.7.0, NeMo-Run "
+            f"Stub scheduler; Python {platform.python_version()}, {platform.platform()}, TorchX 0.7.0, NeMo-Run "
             f"0.11.1 (leptonai 0.26.7), load average {os.getloadavg()[0]:.1f} at the start.",
         ]
         for title, measure in parts:

@@ -1,16 +1,17 @@
-"""Indexes, blends and random access beside megatron-core, on the same files: CPU time, memory, and equal results.
+"""CPU time and memory of indexes, blends and random access, compared with megatron-core.
 
-    PYTHON312=python3.12 sh benchmarks/peers/set_up.sh   # once; without megatron-core only our side is measured
+    PYTHON312=python3.12 sh benchmarks/peers/set_up.sh   # once; without megatron-core only llmctl is measured
     python -m trainer kernels build                      # once, for the cases with the library
     OMP_NUM_THREADS=1 python -m benchmarks.data_index --write
 
-That is 10 million documents: half an hour, 4 GB of memory, 2 GB of disk. Whether all of it works is seen sooner by
+This uses 10 million documents: half an hour, 4 GB of memory, 2 GB of disk. A quick check that everything works:
 
     python -m benchmarks.data_index --documents 100000 --blended 100000 --runs 1
 
-megatron-core is the released wheel with its compiled C++ helpers. Every case runs in a process of its own, ours and
-theirs by turns; of --runs rounds the least CPU time counts. The .bin of 10 million documents is a hole in the disk:
-an index asks only for lengths. Reading uses real bytes, in the page cache; ours reads batches, theirs sample by sample.
+Both programs read the same files and must produce equal results. megatron-core is the released wheel with its compiled
+C++ helpers. Every case runs in a separate process, llmctl and megatron-core in turn; the result is the least CPU time
+of --runs rounds. The .bin of 10 million documents is a sparse file, because an index needs only lengths. Reading uses
+real bytes in the page cache; llmctl reads batches, megatron-core reads sample by sample.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ from trainer.ops.dispatch.library import load_built
 ROOT = Path(__file__).parents[1]
 READ_DOCUMENTS = 70_000
 MICRO_BATCH, READ_AT_ONCE = 4, 32
-"""Samples of a micro-batch, and of all that a replica reads for one step."""
+"""Samples of a micro-batch, and of a replica's batch for one step."""
 READ_IN_ALL = 640 * READ_AT_ONCE
-"""Samples that ours reads in any case, by going through fewer several times: about half a second."""
+"""Minimum number of samples that llmctl reads, in several passes: about half a second."""
 
 
 def dataset(case: Case) -> GPTDataset:
@@ -81,7 +82,7 @@ def dataset(case: Case) -> GPTDataset:
 
 def index(case: Case, watch: Stopwatch) -> str:
     built = dataset(case)
-    # As with the first sample, which megatron-core does not read either.
+    # Exclude the first sample, which megatron-core does not read either.
     found = built._prepare(built._together or Epochs())
     watch.stop()
     return digest(found.documents, found.samples)
@@ -130,14 +131,14 @@ def read(case: Case, watch: Stopwatch) -> str:
     watch.start()
     for first in chain.from_iterable(repeat(places, passes)):
         for batch in data.micro_batches("train", first):
-            # What a model asks for.
+            # Convert to the tensors that a model takes.
             _ = batch.documents.bounds if batch.documents is not None else None, batch.positions
     watch.stop(passes)
     return digest_of(part for first in places for batch in data.micro_batches("train", first) for part in parts(batch))
 
 
 def parts(batch: MicroBatch) -> Iterator[npt.NDArray[Any]]:
-    """Sample by sample tokens, labels, loss mask and positions where they are asked for, where documents begin."""
+    """Yield tokens, labels, loss mask, optional positions and document starts, per sample."""
     for row in range(len(batch.tokens)):
         yield batch.tokens[row].numpy()
         yield batch.labels[row].numpy()
@@ -150,7 +151,7 @@ def parts(batch: MicroBatch) -> Iterator[npt.NDArray[Any]]:
 
 
 def write_holes(prefix: Path, lengths: npt.NDArray[np.int32], entries: npt.NDArray[np.int64]) -> int:
-    """A pair of sequences of these lengths whose tokens are a hole; returns how many tokens."""
+    """Write an indexed dataset with a sparse .bin, and return its number of tokens."""
     ends = np.cumsum(lengths, dtype=np.int64)
     with prefix.with_suffix(".idx").open("wb") as file:
         file.write(b"MMIDIDX\x00\x00" + np.array([1], "<u8").tobytes() + bytes([8]))
@@ -167,7 +168,7 @@ def write_holes(prefix: Path, lengths: npt.NDArray[np.int32], entries: npt.NDArr
 
 
 def write_tokens(prefix: Path) -> int:
-    """A pair of READ_DOCUMENTS documents of random tokens that end with EOD; returns how many tokens."""
+    """Write READ_DOCUMENTS documents of random tokens with EOD; return the number of tokens."""
     lengths = document_lengths(READ_DOCUMENTS)
     random = np.random.default_rng(2)
     with PairWriter(prefix, dtype_code(VOCAB_SIZE)) as writer:
@@ -180,10 +181,10 @@ def write_tokens(prefix: Path) -> int:
 
 
 def measure(argv: Sequence[str], case: Case, folder: Path) -> dict[str, Any]:
-    """What one process finds; its cache is its own.
+    """Measure a case in a separate process with its own cache.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the process failed.
     """
     answer = folder / "answer.json"
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -191,7 +192,7 @@ def measure(argv: Sequence[str], case: Case, folder: Path) -> dict[str, Any]:
         [*argv, as_json(case), str(answer)], cwd=folder, env=variables, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(argv)} left with {done.returncode}: {done.stderr[-800:]}")
+        raise RuntimeError(f"{' '.join(argv)} exited with code {done.returncode}: {done.stderr[-800:]}")
     found: dict[str, Any] = json.loads(answer.read_text())
     return found | {"samples": case.samples}
 
@@ -230,7 +231,7 @@ def cases(folder: Path, documents: int, blended: int) -> dict[str, Case]:
 
 
 def compare(named: dict[str, Case], programs: dict[str, list[str]], runs: int, folder: Path) -> dict[str, Any]:
-    """Least CPU time and what belongs to it, by case and program; results must agree."""
+    """Measurements with the least CPU time, by case and program. Results must agree."""
     best: dict[str, dict[str, Any]] = {name: {} for name in named}
     for _ in range(runs):
         for name, case in named.items():
@@ -239,7 +240,7 @@ def compare(named: dict[str, Case], programs: dict[str, list[str]], runs: int, f
                     asked = replace(case, cache=f"{folder}/{case.cache}-{program}" if case.cache else own)
                     if case.cache and not Path(asked.cache).exists():
                         measure(argv, asked, folder)
-                        # Ours has to look at a file once more before it knows it.
+                        # llmctl trusts a file only after a second look.
                         time.sleep(2 * STEP_NS / 1e9)
                         measure(argv, asked, folder)
                     found = measure(argv, asked, folder)
@@ -273,7 +274,7 @@ def run() -> None:
     parser.add_argument("--documents", type=int, default=10_000_000)
     parser.add_argument("--blended", type=int, default=10_000_000, help="samples of the blends")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--only", default="", help="only cases whose name contains this text")
     parser.add_argument("--write", action="store_true", help="also write the table to benchmarks/results")
     flags = parser.parse_args()
     programs = {"ours": [sys.executable, "-m", "benchmarks.data_index", "--case"]}
@@ -290,8 +291,8 @@ def run() -> None:
         f"# Indexes, blends and random access, {today}",
         "",
         f"Least of {flags.runs} rounds; Python {platform.python_version()}, numpy {np.__version__}, "
-        f"{platform.platform()}, load average {os.getloadavg()[0]:.1f}. Memory is what was added to the imports.",
-        *(["Both programs found the same order, places, tokens and masks."] if len(programs) > 1 else []),
+        f"{platform.platform()}, load average {os.getloadavg()[0]:.1f}. Memory excludes the imports.",
+        *(["Both programs produced the same order, places, tokens and masks."] if len(programs) > 1 else []),
         "",
         *table(best, list(programs)),
     ]

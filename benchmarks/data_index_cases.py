@@ -1,4 +1,4 @@
-"""What benchmarks.data_index measures in each of the two programs. Needs numpy alone."""
+"""Cases of benchmarks.data_index for both programs. Needs only numpy."""
 
 from __future__ import annotations
 
@@ -15,57 +15,59 @@ import numpy.typing as npt
 
 SEED, SEQ_LENGTH, VOCAB_SIZE, EOD = 1234, 2048, 50_000, 7
 MEAN_LENGTH, SPREAD = 664.0, 1.2
-"""Of documents, in tokens: lengths are lognormal with this mean, and this standard deviation of their logarithm."""
+"""Lognormal document lengths: mean in tokens, and standard deviation of the logarithm."""
 LONGEST, SHORT_SEQ_PROB = 509, 0.1
-"""Of BERT's samples: tokens without special ones, and the share of short ones."""
+"""BERT samples: tokens without special tokens, and the share of short samples."""
 SENTENCES = 16.0
-"""Of a document; their number is geometric with this mean."""
+"""Mean of the geometric number of sentences per document."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that is measured."""
+    """One measured case."""
 
     kind: str
-    """index: of all samples of a run, built and saved; blend: the places of all samples; resume: the place of the last
-    one; mapping: of BERT's samples, once; read: samples, by the batch where a program reads batches."""
+    """Kind of work: index, blend, resume, mapping or read.
+
+    index builds and saves the index of a run. blend computes the places of all samples, resume that of the last sample.
+    mapping computes BERT's samples once. read reads samples, in batches if the program supports batches."""
     prefix: str = ""
     cache: str = ""
     samples: int = 0
-    """Of the run; 0: of one epoch."""
+    """Samples of the run; 0: one epoch."""
     weights: tuple[float, ...] = ()
     documents: bool = False
-    """With what keeps documents apart."""
+    """True to include the bounds that separate documents."""
     positions: bool = False
-    """And with positions that begin anew in each, and a loss without their ends."""
+    """True to reset positions in each document and mask the loss at its end."""
     compiled: bool = False
-    """With the library of kernels, which `python -m trainer kernels build` builds."""
+    """True to use the native library, which `python -m trainer kernels build` builds."""
 
 
 class Stopwatch:
-    """CPU time (user + system, all threads), wall time and how much memory was added to that of the imports."""
+    """CPU time (user + system, all threads), wall time, and memory beyond the imports."""
 
     def __init__(self) -> None:
         self._resident = peak_mb()
         self.start()
 
     def start(self) -> None:
-        """Begin anew."""
+        """Restart the clock."""
         self._cpu, self._wall = time.process_time(), time.perf_counter()
 
     def stop(self, passes: int = 1) -> None:
-        """Keep what one of ``passes`` took since ``start``."""
+        """Record the cost of one of ``passes`` since ``start``."""
         self.cpu_s, self.wall_s = time.process_time() - self._cpu, time.perf_counter() - self._wall
         self.cpu_s, self.wall_s = self.cpu_s / passes, self.wall_s / passes
         self.memory_mb = peak_mb() - self._resident
 
     def read(self) -> dict[str, float]:
-        """What was kept."""
+        """The recorded figures."""
         return {"cpu_s": self.cpu_s, "wall_s": self.wall_s, "memory_mb": self.memory_mb}
 
 
 def peak_mb() -> float:
-    """The most memory that this program had so far. (ru_maxrss would begin at that of the process that started it.)"""
+    """Peak memory of this program. ru_maxrss would include that of the parent process."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return float(status["VmHWM"].split()[0]) / 1024
 
@@ -88,7 +90,7 @@ def document_lengths(documents: int) -> npt.NDArray[np.int32]:
 
 
 def documents_of_sentences(documents: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Tokens of each sentence, 24 on average, and where documents begin and end."""
+    """Tokens of each sentence, 24 on average, and bounds of the documents."""
     random = np.random.default_rng(0)
     entries = np.concatenate([[0], np.cumsum(random.geometric(1 / SENTENCES, documents))])
     return np.clip(random.lognormal(3, 0.6, entries[-1]), 1, 512).astype(np.int32), entries
@@ -99,7 +101,7 @@ def some_places(case: Case) -> npt.NDArray[np.int64]:
 
 
 def main(measures: Mapping[str, Callable[[Case, Stopwatch], str]], case: str, answer: Path) -> None:
-    """Measure one case, given as JSON, and write what was found to the file ``answer``."""
+    """Measure one case, given as JSON, and write the result to the file ``answer``."""
     asked = json.loads(case)
     what = Case(**{**asked, "weights": tuple(asked["weights"])})
     watch = Stopwatch()

@@ -1,14 +1,14 @@
-"""Preparing data beside Megatron-LM's preprocess_data.py: CPU time, memory of every process, and the same bytes.
+"""CPU time and memory of data preparation, compared with Megatron-LM's preprocess_data.py.
 
     python -m benchmarks.data_prepare --gpt2 ~/gpt2 --sentencepiece ~/tokenizer.model --write
     python -m benchmarks.data_prepare --gpt2 ~/gpt2 --megatron ~/Megatron-LM --megatron-python ~/py312/bin/python
 
 ~/gpt2 holds GPT-2's vocab.json and merges.txt. Without --input the text is that of benchmarks.debian_text. Memory is
-looked at ten times a second, from /proc/PID/smaps_rollup of every process: the largest proportional set size (Pss) of
-one, and the largest sum over all processes at one time, of their proportional set sizes and of their resident sets
-(Rss), in which what they share counts as often as they share it. Besides the text as it is there is one text of 20 MB
-as a single document, and a unigram and a BPE model are learnt from a part of the text. Megatron-LM's Python needs
-megatron-core's requirements, transformers and sentencepiece. A second run of a day is added to the first one's report.
+sampled ten times a second from /proc/PID/smaps_rollup of every process. The report has the largest proportional set
+size (Pss) of one process, and the largest sums of Pss and of resident set size (Rss) over all processes; the sum of Rss
+counts shared memory several times. Further cases are a single document of 20 MB, and training a unigram and a BPE model
+on a part of the text. The outputs of both programs are compared by checksum. Megatron-LM's Python needs megatron-core's
+requirements, transformers and sentencepiece. A second run on a day is appended to the first report.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEARNT_TOKENS = 16_000
 
 @dataclass(frozen=True)
 class Case:
-    """One command, and what it read."""
+    """One command and its input."""
 
     name: str
     program: str
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What a run took and made."""
+    """Cost and output of a run."""
 
     wall_s: float
     cpu_s: float
@@ -71,7 +71,7 @@ def processes_below(pid: int) -> Iterator[int]:
 
 
 def memory_mb(pid: int) -> tuple[float, float]:
-    """Proportional set size, and resident set size."""
+    """Proportional set size and resident set size of a process in MB."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -81,10 +81,10 @@ def memory_mb(pid: int) -> tuple[float, float]:
 
 
 def run(case: Case) -> Found:
-    """Run it once.
+    """Run a case once.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the command failed.
     """
     with (case.folder / "log").open("w") as log:
         began = time.monotonic()
@@ -143,7 +143,7 @@ def learning(kind: str, text: Path, folder: Path, size: int) -> Case:
 
 
 def megatron(name: str, text: Path, folder: Path, tokenizer: list[str], flags: argparse.Namespace) -> Case:
-    # The tokenizer asks for the model "gpt2" by name, even where it is given files: a folder of that name will do.
+    # The tokenizer loads the model "gpt2" by name even with files given. A folder of that name satisfies it.
     (folder / "gpt2").mkdir()
     (folder / "gpt2/config.json").write_text('{"model_type": "gpt2"}')
     (folder / "gpt2/tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
@@ -190,7 +190,7 @@ def cases(flags: argparse.Namespace, text: Path, large: Path | None, long: Path 
 
 
 def repeated(text: Path, size: int, target: Path) -> Path:
-    """``text`` again and again, to ``size`` bytes or more."""
+    """Repeat ``text`` to ``size`` bytes or more."""
     with target.open("wb") as file:
         while file.tell() < size:
             file.write(text.read_bytes())
@@ -198,7 +198,7 @@ def repeated(text: Path, size: int, target: Path) -> Path:
 
 
 def one_text(text: Path, size: int, target: Path) -> Path:
-    """A document of the texts of ``text``, one after another, ``size`` bytes long or a little more."""
+    """Join the texts of ``text`` to one document of ``size`` bytes or slightly more."""
     texts: list[str] = []
     left = size
     with text.open(encoding="utf-8") as lines:
@@ -229,17 +229,21 @@ def main() -> None:
     parser.add_argument("--sentencepiece", type=Path, metavar="FILE")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument(
-        "--large", type=int, default=1_000_000_000, metavar="BYTES", help="of one more case; 0: without"
+        "--large", type=int, default=1_000_000_000, metavar="BYTES", help="size of the large case; 0 disables it"
     )
     parser.add_argument(
-        "--long", type=int, default=20_000_000, metavar="BYTES", help="of a text that is one document; 0: without"
+        "--long", type=int, default=20_000_000, metavar="BYTES", help="size of the single document; 0 disables it"
     )
     parser.add_argument(
-        "--learn", type=int, default=10_000_000, metavar="BYTES", help="of text that models are learnt from; 0: without"
+        "--learn",
+        type=int,
+        default=10_000_000,
+        metavar="BYTES",
+        help="size of the text for training tokenizers; 0 disables it",
     )
     parser.add_argument("--megatron", type=Path, metavar="FOLDER", help="a checkout of Megatron-LM")
     parser.add_argument("--megatron-python", type=Path, default=Path(sys.executable), metavar="FILE")
-    parser.add_argument("--megatron-path", nargs="+", default=[], metavar="FOLDER", help="of further packages")
+    parser.add_argument("--megatron-path", nargs="+", default=[], metavar="FOLDER", help="folders of further packages")
     parser.add_argument("--write", action="store_true", help="also write the table to benchmarks/results")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -267,13 +271,13 @@ def report(text: Path, found: list[tuple[Case, Found]]) -> str:
         "",
         f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPUs, load average "
         f"{os.getloadavg()[0]:.1f}. Text: {text.name}, sha256 {hashlib.sha256(text.read_bytes()).hexdigest()}.",
-        "The larger text is the same again and again, which is kind to what remembers words. Where other work",
-        "ran beside it CPU time counts, and wall time hardly.",
+        "The larger text repeats the smaller one, which favours caches of words. Under other load, compare CPU time",
+        "instead of wall time.",
         f"All programs of a case wrote {'other bytes: ' + ', '.join(different) if different else 'the same bytes'}.",
         "",
         *table(found),
         "",
-        *(f"{name}: sha256 of what was written {' and '.join(sorted(all_sums))}" for name, all_sums in sums.items()),
+        *(f"{name}: sha256 of the output {' and '.join(sorted(all_sums))}" for name, all_sums in sums.items()),
     ]
     return "\n".join(lines) + "\n"
 

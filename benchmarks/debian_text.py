@@ -1,8 +1,8 @@
-"""Real text as JSON lines, from documentation packages of Debian: English, Japanese, Chinese and Korean, and code.
+"""Real text as JSON lines from Debian's documentation: English, Japanese, Chinese, Korean, and code.
 
     python -m benchmarks.debian_text FOLDER        # needs apt-get and dpkg-deb; about 75 MB to download, no root
 
-Files as they are, in the order of packages and names, so that one Debian release gives one text.
+Files are unmodified and ordered by package and name, so that a Debian release always gives the same text.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TARGET_BYTES = 100_000_000
 
 
 def make_text(folder: Path) -> Path:
-    """``folder``/debian.jsonl of 100 MB, or all there is; made once.
+    """Make ``folder``/debian.jsonl of at most 100 MB, unless it exists.
 
     Raises:
-        subprocess.CalledProcessError: a package cannot be had.
+        subprocess.CalledProcessError: a package cannot be downloaded.
     """
     target = folder / "debian.jsonl"
     if target.exists():

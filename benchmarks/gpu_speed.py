@@ -1,14 +1,14 @@
-"""Training speed on one GPU: a 1B and a 3B Llama in bf16 at sequence 4096, ours beside torch.compile loops.
+"""Training speed of 1B and 3B Llamas in bf16 on one GPU, against torch.compile.
 
     python -m benchmarks.gpu_speed [--models 1b 3b] [--write]
-    python -m benchmarks.gpu_speed --models toy --device cpu --gemm-s 1      (does the script itself work?)
+    python -m benchmarks.gpu_speed --models toy --device cpu --gemm-s 1      # a test of the script
 
-First the card's sustained matrix rate is measured, long enough that it gets warm. Then the trainers take turns, each
-time in a process of its own: `plain`, a Llama as one writes it by hand, and `transformers`, Hugging Face's (where it is
-installed), both compiled, and ours. The two keep float32 weights that autocast casts in every step; ours keeps 16-bit
-weights, and float32 masters of them in the optimizer. A trainer that fails is named with the reason. MFU is against the
-data sheet's peak and against that sustained rate, by two conventions: full, (6N + 12 l h s) operations per token as in
-metrics.jsonl, and causal, which counts half of attention's.
+The sequence length is 4096. First the GPU's sustained matrix-product rate is measured, long enough to warm it up. Then
+the trainers take turns, each in a separate process: `plain`, a hand-written Llama; `transformers`, Hugging Face's Llama
+(if installed); and ours. The first two are compiled and keep float32 weights that autocast casts in every step. Ours
+keeps 16-bit weights, and float32 masters in the optimizer. A failed trainer is listed with the reason. MFU is relative
+to the data sheet's peak and to the sustained rate, by two conventions: full, (6N + 12 l h s) operations per token as in
+metrics.jsonl, and causal, which counts half of attention.
 """
 
 import argparse
@@ -52,7 +52,7 @@ LIMIT_S = 580
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama and its batch."""
+    """Shape of a Llama and its batch."""
 
     layers: int
     hidden: int
@@ -64,7 +64,7 @@ class Shape:
     micro_batch: int
 
     def config(self, device: str) -> TrainConfig:
-        """The training config; the plain loop reads its FLOPs from it too."""
+        """The training config, also the source of FLOPs for the plain loop."""
         return build_config(
             {
                 "model": {
@@ -104,7 +104,7 @@ SHAPES = {
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished all submitted work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -124,7 +124,7 @@ def sustained_gemm_tflops(device: torch.device, seconds: float) -> float:
 
 
 class Layer(nn.Module):
-    """A Llama layer as one writes it by hand."""
+    """A hand-written Llama layer."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, S, H] to [B, S, H]."""
+        """[B, S, H] -> [B, S, H]."""
         parts = self.qkv(self.norm1(x)).split(self.widths, -1)
         q, k, v = (part.unflatten(-1, (-1, self.width)).transpose(1, 2) for part in parts)
         q, k = (t * cos + torch.cat((-t.chunk(2, -1)[1], t.chunk(2, -1)[0]), -1) * sin for t in (q, k))
@@ -149,7 +149,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model with its loss."""
+    """The model with its loss."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def batch(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class TransformersLlama(nn.Module):
-    """Hugging Face's Llama, with the loss of the other."""
+    """Hugging Face's Llama with the loss of ``Decoder``."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class TransformersLlama(nn.Module):
 
 
 def run_compiled(build: Callable[[Shape], nn.Module], shape: Shape, device: torch.device, steps: int) -> list[float]:
-    """Seconds of each step of a compiled loop, bf16 by autocast over float32 weights."""
+    """Seconds of each step of a compiled loop with autocast from float32 to bf16."""
     with device:
         model = build(shape)
     compiled = torch.compile(model) if device.type == "cuda" else model
@@ -229,7 +229,7 @@ def run_compiled(build: Callable[[Shape], nn.Module], shape: Shape, device: torc
 
 
 def run_ours(shape: Shape, device: torch.device, steps: int, kernels: str) -> list[float]:
-    """Seconds of each step of our trainer, with the backend ``kernels`` of fused kernels."""
+    """Seconds of each step of our trainer with the kernel backend ``kernels``."""
     config = shape.config(device.type)
     config = config.model_copy(update={"training": config.training.model_copy(update={"kernel_backend": kernels})})
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -269,7 +269,7 @@ def measure(trainer: str, name: str, device: torch.device, steps: int) -> dict[s
 
 
 class RunFailed(Exception):
-    """A trainer did not finish; the message says why."""
+    """A trainer did not finish; the message is the reason."""
 
 
 @dataclass
@@ -282,10 +282,10 @@ class Result:
 
 
 def run_once(trainer: str, name: str, flags: argparse.Namespace) -> dict[str, Any]:
-    """What ``measure`` finds in a process of its own.
+    """Run ``measure`` in a separate process.
 
     Raises:
-        RunFailed: it failed, or did not end within the limit.
+        RunFailed: the process failed, or did not end within the limit.
     """
     argv = [sys.executable, "-m", "benchmarks.gpu_speed", "--device", flags.device, "--steps", str(flags.steps)]
     try:
@@ -299,7 +299,7 @@ def run_once(trainer: str, name: str, flags: argparse.Namespace) -> dict[str, An
 
 
 def take_turns(name: str, flags: argparse.Namespace) -> dict[str, Result]:
-    """The results of all trainers with one model; every round begins with another of them."""
+    """Measure all trainers with one model. Every round starts with another trainer."""
     results = {trainer: Result() for trainer in TRAINERS}
     for number in range(flags.rounds):
         first = number % len(TRAINERS)
@@ -336,7 +336,7 @@ def row(trainer: str, name: str, result: Result, gemm: float, peak: float | None
 
 
 def report(flags: argparse.Namespace) -> str:
-    """Measure everything; the table as Markdown."""
+    """Measure everything, and return the table as Markdown."""
     device = torch.device(flags.device)
     gemm = sustained_gemm_tflops(device, flags.gemm_s)
     peak = known_peak_tflops(device_name(device))
@@ -349,7 +349,7 @@ def report(flags: argparse.Namespace) -> str:
         f"# Training speed on one device, {datetime.datetime.now(datetime.timezone.utc).date()}",
         "",
         f"{device_name(device)}, torch {torch.__version__}, CUDA {driver}; bf16, AdamW; {shapes}. Medians over "
-        f"{flags.rounds} rounds of {flags.steps} steps after {WARM_UP}, the trainers taking turns. Sustained bf16 "
+        f"{flags.rounds} rounds of {flags.steps} steps after {WARM_UP}, trainers in turn. Sustained bf16 "
         f"matrix products over {flags.gemm_s:.0f} s: {gemm:.1f} TFLOP/s; data sheet: {peak or 'unknown'}. Pairs are "
         "the full and the causal convention.",
         "plain and transformers are compiled loops over float32 weights, which autocast casts in every step; ours has "

@@ -1,12 +1,12 @@
-"""Speed of the fused kernels: every operation beside plain torch, and training with and without them.
+"""Speed of the fused kernels against plain torch, per operation and in training.
 
     benchmarks/peers/set_up.sh
     python -m benchmarks.kernels --end-to-end --write
 
-The kernels are built first. Flags that are not listed here are those of ``python -m trainer kernels bench``, such as
-operations with their sizes; unset: all, at the sizes that they have there. One thread; the same allocator setting for
-all but the row that says otherwise. What --write leaves as JSON is what README's tables are made from
-(``python -m benchmarks.readme_table``).
+The kernels are built first. All other flags are passed to ``python -m trainer kernels bench``, such as operations with
+their sizes; the default is all operations at their usual sizes. One thread; all rows use the same allocator settings
+unless the row says otherwise. README's tables are made from the JSON files of --write (``python -m
+benchmarks.readme_table``).
 """
 
 import argparse
@@ -47,20 +47,20 @@ ROOT = Path(__file__).parents[1]
 MATMUL_SIZE = 2048
 MATMULS = 5
 FORWARD_TOO = ("rope",)
-"""Operations that are measured without backward, too, as published ones are."""
+"""Operations that are also measured without backward, as in published results."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What training a model was seen to do."""
+    """Measurements of training a model."""
 
     model: str
     rounds: int
     steps: int
     results: dict[str, Result]
-    """By row of the table."""
+    """Row of the table -> result."""
     matmul_flops_per_s: float
-    """Of float32 products on one thread: a median before training and one after it, of which the larger."""
+    """Rate of float32 products on one thread: the larger median of two measurements."""
 
     @property
     def flops_per_token(self) -> int:
@@ -70,7 +70,7 @@ class Training:
         return flops_per_token(train_config(task), work.vocab)
 
     def figures(self) -> dict[str, Any]:
-        """What is stored of it: of each trainer medians of speed, its share of the matmul speed, and its peak."""
+        """Figures for the JSON file: speed, share of the matmul speed and peak memory."""
         trainers = {}
         for name, result in self.results.items():
             if result.wall_s:
@@ -98,12 +98,12 @@ def kernels(*words: str) -> str:
 
 
 def forward_words(document: dict[str, Any], device: str, for_bench: Sequence[str]) -> list[str]:
-    """What to tell the bench so that it measures FORWARD_TOO without backward; nothing where it did, or none of them.
+    """Arguments for a benchmark of FORWARD_TOO without backward; empty if not needed.
 
     Args:
-        document: what it has measured.
-        device: one of its devices, whose sizes are taken.
-        for_bench: what it was told then.
+        document: document of the first benchmark.
+        device: one of its devices, which determines the sizes.
+        for_bench: arguments of the first benchmark.
     """
     sizes: dict[str, dict[str, None]] = {}
     for row in document["measurements"]:
@@ -112,21 +112,21 @@ def forward_words(document: dict[str, Any], device: str, for_bench: Sequence[str
     words = [f"{name}={','.join(sizes[name])}" for name in FORWARD_TOO if name in sizes]
     if not words or "--forward" in for_bench:
         return []
-    # Of a flag that is given twice the last counts.
+    # The last occurrence of a repeated flag counts.
     rest = [word for word in for_bench if word.partition("=")[0] not in sizes]
     return [*words, "--forward", *rest, "--device", device]
 
 
 def measured(for_bench: Sequence[str]) -> dict[str, Any]:
-    """The document of the bench, with what was measured without backward as ``forward``."""
+    """The document of the bench, with measurements without backward in ``forward``."""
     document: dict[str, Any] = json.loads(kernels("bench", "--json", *for_bench))
-    told = [forward_words(document, device, for_bench) for device in document["devices"]]
-    forward = [json.loads(kernels("bench", "--json", *words))["measurements"] for words in told if words]
+    arguments = [forward_words(document, device, for_bench) for device in document["devices"]]
+    forward = [json.loads(kernels("bench", "--json", *words))["measurements"] for words in arguments if words]
     return {**document, "forward": sum(forward, [])}
 
 
 def matmul_flops_per_s() -> float:
-    """Of the product of two float32 matrices on one thread: the median of several."""
+    """Median rate of the product of two float32 matrices on one thread."""
     torch.set_num_threads(1)
     left, right = torch.rand(MATMUL_SIZE, MATMUL_SIZE), torch.rand(MATMUL_SIZE, MATMUL_SIZE)
     target = left @ right
@@ -139,7 +139,7 @@ def matmul_flops_per_s() -> float:
 
 
 def train(flags: argparse.Namespace) -> Training:
-    """Every trainer in turn, on one process each."""
+    """Run all trainers in turn, with one process each."""
     before = matmul_flops_per_s()
     results: dict[str, dict[str, Result]] = {}
     for number in range(flags.rounds):
@@ -148,20 +148,19 @@ def train(flags: argparse.Namespace) -> Training:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table."""
+    """A Markdown table."""
     return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]
 
 
 def operations_report(document: dict[str, Any]) -> list[str]:
     """The document of the bench as Markdown."""
-    allocator = ", ".join(f"{name}={value}" for name, value in document["allocator"].items()) or "glibc as it comes"
+    allocator = ", ".join(f"{name}={value}" for name, value in document["allocator"].items()) or "glibc defaults"
     lines = [
         f"torch {document['torch']}, {document['compiler']}; {document['threads']} thread(s), median of "
         f"{document['repeats']} by {document['clock']}; {allocator}.",
-        f"Times are of a call, {document['passes']} where there is one. GB/s are of the bytes that must be moved at "
-        "the least. plain is what users write in torch, reference our own in torch, small that for sizes at which "
-        "calling "
-        "a kernel costs more than it saves; * is what training takes at this size.",
+        f"Times are of one call, {document['passes']} if there is one. GB/s count the minimum of bytes moved. plain is "
+        "the code that users write in torch, reference our implementation in torch, small the function for sizes at "
+        "which a kernel call costs more than it saves; * marks the choice of training at this size.",
     ]
     for device, name in document["devices"].items():
         if device == "cuda":
@@ -173,12 +172,12 @@ def operations_report(document: dict[str, Any]) -> list[str]:
         lines += ["", *(f"- {line}" for line in problems(rows))]
         forward = [row for row in document["forward"] if row["device"] == device and not row["problem"]]
         if forward:
-            lines += ["", "Forward alone:", "", *markdown(COLUMNS, [cells(row) for row in forward])]
+            lines += ["", "Forward only:", "", *markdown(COLUMNS, [cells(row) for row in forward])]
     return lines
 
 
 def training_report(training: Training) -> list[str]:
-    """Training as Markdown, with the share of the processor's matmul speed."""
+    """Training results as Markdown, with the share of the processor's matmul speed."""
     work = WORKLOADS[training.model]
     versions = [f"- {name}: {r.version} (torch {r.torch})" for name, r in training.results.items() if r.version]
     truth = next((result for result in training.results.values() if result.wall_s), Result())
@@ -202,7 +201,7 @@ def training_report(training: Training) -> list[str]:
 
 
 def report(day: datetime.date, document: dict[str, Any], training: Training | None, load: tuple[float, float]) -> str:
-    """The whole measurement as Markdown."""
+    """All measurements as Markdown."""
     lines = [
         f"# Fused kernels, {day}",
         "",
@@ -215,7 +214,7 @@ def report(day: datetime.date, document: dict[str, Any], training: Training | No
 
 
 def store(folder: Path, day: datetime.date, document: dict[str, Any], training: Training | None, text: str) -> None:
-    """Leave the whole measurement in a folder, for people and for readme_table: one per day and kinds of device."""
+    """Write Markdown and JSON files, one pair per day and kinds of device."""
     folder.mkdir(exist_ok=True)
     name = f"kernels-{'-'.join(document['devices'])}-{day}"
     stored = {"date": str(day), **document, "training": None if training is None else training.figures()}
@@ -225,13 +224,13 @@ def store(folder: Path, day: datetime.date, document: dict[str, Any], training: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--end-to-end", action="store_true", help="also train, with and without kernels, beside peers")
+    parser.add_argument("--end-to-end", action="store_true", help="also train, with and without kernels and with peers")
     parser.add_argument("--model", choices=WORKLOADS, default="small")
     parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=[*COMPARED, OURS_REFERENCE, PLAIN_GLIBC])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="timed steps per run")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before the timed ones")
-    parser.add_argument("--write", action="store_true", help="also write all to benchmarks/results, as .md and .json")
+    parser.add_argument("--write", action="store_true", help="also write .md and .json to benchmarks/results")
     flags, for_bench = parser.parse_known_args()
     flags.layouts = ["1"]
     before = os.getloadavg()[0]

@@ -1,15 +1,15 @@
-"""What the pipeline schedules take, beside what their tables say they take at best.
+"""Step times of the pipeline schedules, compared with the ideal of their tables.
 
     python -m benchmarks.pipeline_efficiency --write
 
-Two kinds of stages. Four ranks whose stages sleep: two cores are enough, and everything but the computation is real.
-Two ranks that train a small model, each with one thread. The ideal of a table is its timeline with the durations of the
-actions: those that the stages were told to sleep, or those that each action of that very step was seen to take. A
-schedule's factor is the step time of 1F1B divided by its own, measured and as the two ideals predict it.
+There are two kinds of stages. On four ranks the stages sleep: two cores are enough, and everything but the computation
+is real. On two ranks the stages train a small model, with one thread each. The ideal of a table is its timeline with
+the durations of the actions: the requested sleep times, or the measured duration of each action in the same step. A
+schedule's factor is the step time of 1F1B divided by its own step time, as measured and as predicted by the ideals.
 
-Schedules take turns, so that a slow minute of the machine meets all of them; of each the median and the best of its
-rounds are shown, and whether the median is within 5% of the ideal. Leaves with 1 where one is not. Everything is timed
-on the machine's one monotonic clock, from the first start to the last end.
+Schedules take turns, so that other load affects all of them. The table shows the median and the best of all rounds, and
+if the median is within 5% of the ideal. The exit code is 1 if a schedule is not within 5%. All times are by the
+machine's monotonic clock, from the first start to the last end.
 """
 
 import argparse
@@ -49,35 +49,35 @@ from trainer.planning.schedule import (
 TIMEOUT = timedelta(seconds=300)
 RESULTS = Path(__file__).parent / "results"
 MOST = 1.05
-"""Median step time over its ideal up to which a schedule is as fast as its table says."""
+"""Allowed ratio of the median step time to the ideal."""
 Span = tuple[Action, float, float]
 """An action with its start and end, in seconds of the monotonic clock."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a schedule, as the ranks saw it."""
+    """One step of a schedule as measured by the ranks."""
 
     schedule: PipelineSchedule
     rows: list[list[Span]]
     messages: int
     nominal: dict[ActionKind, float] | None = None
-    """What the actions were told to take."""
+    """Requested durations of the actions."""
 
     @property
     def seconds(self) -> float:
-        """From the first start to the last end."""
+        """Time from the first start to the last end."""
         return max(row[-1][2] for row in self.rows) - min(row[0][1] for row in self.rows)
 
     @property
     def ideal(self) -> float:
-        """The table's step time if nothing but its actions took time, as long as they were seen to take."""
+        """Step time of the table with the measured durations of the actions."""
         seen = [{action: end - start for action, start, end in row} for row in self.rows]
         return timeline(self.schedule, lambda rank, action: seen[rank][action]).step_time
 
     @property
     def nominal_ideal(self) -> float:
-        """The same with what the actions were told to take."""
+        """Step time of the table with the requested durations of the actions."""
         assert self.nominal is not None
         return timeline(self.schedule, self.nominal).step_time
 
@@ -95,7 +95,7 @@ def timed(
 
 
 class SendCounter:
-    """Counts the messages this process sends, for as long as it is entered."""
+    """Context manager that counts the messages sent by this process."""
 
     def __enter__(self) -> "SendCounter":
         self.count = 0
@@ -113,7 +113,10 @@ class SendCounter:
 
 
 def sleep_through(rank: int, pp: int, kind: str, count: int, unit_s: float) -> tuple[list[Span], int]:
-    """This rank's row, where every action sleeps: a whole stage's forward and half a backward take ``unit_s``."""
+    """Run this rank's row with sleeping actions.
+
+    A whole stage's forward and half of its backward take ``unit_s`` each.
+    """
     schedule = build_schedule(kind, pp, default_chunks(kind), count)
     durations = sleeping_durations(kind, unit_s)
     groups = build_process_groups(ParallelMesh(tp=1, pp=pp, dp=1, rank=rank), TIMEOUT)
@@ -137,7 +140,7 @@ def sleep_through(rank: int, pp: int, kind: str, count: int, unit_s: float) -> t
 
 
 def lateness() -> float:
-    """Seconds that this machine wakes a sleeper late, at the least: stages sleep that much less."""
+    """Minimum delay of a wake-up in seconds, by which stages sleep less."""
     asked, seen = 0.005, []
     for _ in range(8):
         start = time.monotonic()
@@ -147,7 +150,7 @@ def lateness() -> float:
 
 
 def sleeping_durations(kind: str, unit_s: float) -> dict[ActionKind, float]:
-    """Seconds of each action; a chunk is as much smaller as there are more of them."""
+    """Seconds of each action, divided by the number of model chunks per rank."""
     part = unit_s / default_chunks(kind)
     return {
         ActionKind.FORWARD: part,
@@ -158,7 +161,7 @@ def sleeping_durations(kind: str, unit_s: float) -> dict[ActionKind, float]:
 
 
 def sleeping_step(ranks: Ranks, pp: int, kind: str, count: int, unit_s: float) -> Step:
-    """One step of stages that sleep."""
+    """One step of sleeping stages."""
     results = ranks.run(sleep_through, kind, count, unit_s, world_size=pp)
     schedule = build_schedule(kind, pp, default_chunks(kind), count)
     rows = [spans for spans, _ in results]
@@ -166,7 +169,7 @@ def sleeping_step(ranks: Ranks, pp: int, kind: str, count: int, unit_s: float) -
 
 
 def compute_through(rank: int, pp: int, kind: str, count: int, rounds: int) -> list[tuple[list[Span], int]]:
-    """This rank's row with a small model, ``rounds`` times after one to warm up."""
+    """Run this rank's row with a small model, ``rounds`` times after a warm-up."""
     config = build_config(
         {
             "model": {
@@ -227,12 +230,12 @@ def computing_steps(ranks: Ranks, pp: int, kind: str, count: int, rounds: int) -
 
 
 def median_ratio(steps: list[Step], ideal: Callable[[Step], float]) -> float:
-    """Step time over its ideal."""
+    """Median ratio of step time to ideal."""
     return statistics.median(step.seconds / ideal(step) for step in steps)
 
 
 def verdict(stages: str, steps: dict[str, list[Step]], ideal: Callable[[Step], float]) -> list[str]:
-    """The schedules that take longer than their tables allow, in words."""
+    """Messages on schedules that exceed the allowed ratio."""
     ratios = {kind: median_ratio(of_kind, ideal) for kind, of_kind in steps.items()}
     return [f"{kind} of stages that {stages}: {ratio:.3f}" for kind, ratio in ratios.items() if ratio > MOST]
 
@@ -264,12 +267,12 @@ def table_of(steps: dict[str, list[Step]], ideal: Callable[[Step], float]) -> li
 
 
 def main() -> int:
-    """Measure and print; the exit status."""
+    """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--micro-batches", type=int, default=8)
-    parser.add_argument("--unit", type=float, default=0.05, help="seconds that a sleeping stage's forward takes")
-    parser.add_argument("--write", action="store_true", help=f"also into {RESULTS.name}/")
+    parser.add_argument("--unit", type=float, default=0.05, help="seconds of a sleeping stage's forward")
+    parser.add_argument("--write", action="store_true", help=f"also write the table to benchmarks/{RESULTS.name}")
     options = parser.parse_args()
     count = options.micro_batches
     with Ranks(4) as ranks:
@@ -287,13 +290,13 @@ def main() -> int:
     ]
     text = "\n".join(
         [
-            f"# Pipeline schedules beside their ideal, {datetime.date.today()}",
+            f"# Pipeline schedules compared with their ideal, {datetime.date.today()}",
             "",
             f"{platform.processor() or platform.machine()}, gloo, torch {torch.__version__}; {count} micro-batches, "
             f"{options.rounds} rounds; `python -m benchmarks.pipeline_efficiency`.",
             "",
-            f"Four ranks, stages sleep {1e3 * options.unit:.0f} ms forward and twice that backward; the ideal is that "
-            "of the durations asked for:",
+            f"Four ranks, stages sleep {1e3 * options.unit:.0f} ms forward and twice that backward; the ideal uses "
+            "the requested durations:",
             "",
             *table_of(sleeping, lambda step: step.nominal_ideal),
             "",

@@ -1,10 +1,10 @@
-"""README's tables of the fused kernels, made from the newest results of each device.
+"""Generate README's tables of the fused kernels from the newest results of each device.
 
     python -m benchmarks.readme_table
     python -m benchmarks.readme_table --check
 
-The results are the JSON files that ``python -m benchmarks.kernels --write`` leaves in benchmarks/results. With --check
-nothing is written, and the exit code is 1 where README says something else than they do.
+The results are the JSON files that ``python -m benchmarks.kernels --write`` writes to benchmarks/results. With --check
+the program writes nothing, and the exit code is 1 if README differs from the results.
 """
 
 import argparse
@@ -22,39 +22,38 @@ BEGIN = "<!-- Written by python -m benchmarks.readme_table -->"
 END = "<!-- Until here -->"
 _WIDTH = 150
 _LARGE_BYTES = 1 << 24
-"""Calls that move fewer bytes take as long as it takes to call: the results have them, and README has not."""
+"""Calls that move fewer bytes measure call overhead and are left out of README."""
 
 Document = Mapping[str, Any]
 
 
 class NoPlaceError(Exception):
-    """README has not the two lines between which the tables stand."""
+    """README lacks the two lines that enclose the tables."""
 
 
 def stored_results(folder: Path) -> list[Document]:
-    """All results of kernels, the newest first."""
+    """All results of kernels, newest first."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("kernels-*.json")]
     return sorted(found, key=lambda document: str(document["date"]), reverse=True)
 
 
 def tables(documents: Sequence[Document]) -> list[str]:
-    """The lines of all tables.
+    """Lines of all tables.
 
     Args:
-        documents: results, the newest first.
+        documents: results, newest first.
     """
     lines = textwrap.wrap(
-        "What `auto` takes: how many times as fast as plain PyTorch it is, forward and backward where there is one, "
-        "and at which share of the speed of copying memory it moves the bytes that it has to (in place, where nothing "
-        "is fetched only to be overwritten, that may be more than all of it). `reference` are torch's own operations. "
-        "All "
-        "times, those of small sizes too, are in `benchmarks/results`.",
+        "The choice of `auto`: speedup over plain PyTorch for forward and backward (if any), and speed as a percentage "
+        "of a memory copy, counting the minimum of bytes moved. In-place operations can exceed 100%, because they do "
+        "not fetch memory only to overwrite it. `reference` is plain torch operations. All times, also of small sizes, "
+        "are in `benchmarks/results`.",
         _WIDTH,
     )
     seen = set()
     for document in documents:
         for device, name in document["devices"].items():
-            # Every machine has another processor, and the newest is enough; GPUs each have a table.
+            # Only the newest result of a CPU, but one table for each GPU.
             key = "cpu" if device == "cpu" else name
             if key not in seen:
                 seen.add(key)
@@ -68,7 +67,7 @@ def tables(documents: Sequence[Document]) -> list[str]:
 
 
 def _device_table(document: Document, device: str) -> list[str]:
-    """Operations and sizes down, dtypes across."""
+    """Table of operations and sizes by dtypes."""
     alone = [{**row, "operation": f"{row['operation']}, forward"} for row in document.get("forward", [])]
     rows = [row for row in (*document["measurements"], *alone) if row["device"] == device and row["is_chosen"]]
     rows = [row for row in rows if 1e9 * row["gb_per_s"] * row["seconds"] >= _LARGE_BYTES]
@@ -95,7 +94,7 @@ def _device_table(document: Document, device: str) -> list[str]:
 
 
 def _training_table(document: Document) -> list[str]:
-    """Training with and without the own kernels, beside the peers."""
+    """Table of training with and without the native kernels, and of the peers."""
     training = document["training"]
     rows = [
         (
@@ -109,8 +108,8 @@ def _training_table(document: Document) -> list[str]:
     return [
         *textwrap.wrap(
             f"Training the model `{training['model']}` on one thread, {document['date']}, medians of "
-            f"{training['rounds']} rounds, one allocator setting for all but the row that says otherwise; the share is "
-            f"that of the speed of float32 matrix products, {training['matmul_gflops_per_s']:.0f} GFLOP/s:",
+            f"{training['rounds']} rounds, the same allocator settings unless the row says otherwise; the share is "
+            f"relative to the speed of float32 matrix products, {training['matmul_gflops_per_s']:.0f} GFLOP/s:",
             _WIDTH,
         ),
         "",
@@ -123,27 +122,27 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def with_tables(readme: str, lines: Sequence[str]) -> str:
-    """A text with these lines in the place of what stands between BEGIN and END.
+    """Replace the text between BEGIN and END by these lines.
 
     Raises:
-        NoPlaceError: it has not each of the two once, in this order.
+        NoPlaceError: the text does not contain BEGIN and END once each, in this order.
     """
     before, begin, rest = readme.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(f"{END}\n")
     if not (begin and end) or BEGIN in rest or END in after:
-        raise NoPlaceError(f"there must be one line {BEGIN!r} and after it one line {END!r}")
+        raise NoPlaceError(f"README must contain one line {BEGIN!r}, followed by one line {END!r}")
     return "".join((before, begin, "\n", *(f"{line}\n" for line in lines), "\n", end, after))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it would change something")
-    parser.add_argument("--readme", type=Path, default=README, metavar="FILE", help="the file with the two lines")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where the results are")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file would change")
+    parser.add_argument("--readme", type=Path, default=README, metavar="FILE", help="the file with the tables")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="folder of the results")
     flags = parser.parse_args(arguments)
     documents = stored_results(flags.results)
     if not documents:
-        print(f"{flags.results} has no kernels-*.json; python -m benchmarks.kernels --write makes one", file=sys.stderr)
+        print(f"{flags.results} has no kernels-*.json; run python -m benchmarks.kernels --write", file=sys.stderr)
         return 1
     said = flags.readme.read_text(encoding="utf-8")
     try:
@@ -152,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{flags.readme}: {error}", file=sys.stderr)
         return 1
     if flags.check and said != right:
-        print(f"{flags.readme} says something else; python -m benchmarks.readme_table writes it", file=sys.stderr)
+        print(f"{flags.readme} differs from the results; run python -m benchmarks.readme_table", file=sys.stderr)
         return 1
     if not flags.check:
         flags.readme.write_text(right, encoding="utf-8")

@@ -1,14 +1,13 @@
-"""Training speed of ours beside its peers: the same model, weights, tokens and AdamW, interleaved in one session.
+"""Training speed of our trainer and its peers on the same model and data.
 
     benchmarks/peers/set_up.sh
     python -m benchmarks.train_speed --model small --rounds 3 --write
 
-Each round runs every trainer once in every layout that it has, so that a slow minute of the machine meets all of them;
-every round begins with another trainer. The table gives medians over the timed steps of all rounds, and ratios to the
-best peer of the layout. CPU seconds are those of all ranks together; they bear other work on the machine, wall time
-does not. Losses and gradient norms are compared with those of the first run, plain on one process: a fast trainer that
-computes something else is not faster. A trainer that fails in a layout is named with the reason, and not run there
-again.
+Each round runs every trainer once in each of its layouts, so that other load affects all of them. Every round starts
+with another trainer. The table gives medians over the timed steps of all rounds, and ratios to the best peer of the
+layout. CPU seconds are the sum over all ranks; unlike wall time, they are robust against other load. Losses and
+gradient norms are compared with those of the first run, plain on one process, because a trainer that computes something
+else is not comparable. A trainer that fails in a layout is listed with the reason, and not run there again.
 """
 
 import argparse
@@ -33,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Layout:
-    """How the ranks share the work, and the section of the results that shows it."""
+    """Parallel layout, and its section of the results."""
 
     section: str
     tp: int = 1
@@ -49,18 +48,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Trainer:
-    """An adapter in benchmarks/peers, its layouts, and what set_up.sh made for it: an environment, a source tree."""
+    """An adapter in benchmarks/peers with its layouts, environment and source tree."""
 
     module: str
     layouts: tuple[str, ...]
     environment: str | None = None
     source: str | None = None
     zero_bubble: str | None = None
-    """What its adapter calls its schedule without bubble."""
+    """The adapter's name of its zero-bubble schedule."""
     arguments: tuple[str, ...] = ()
-    """Further flags of its adapter."""
+    """Further flags of the adapter."""
     keeps_memory: bool = True
-    """Whether it runs with the allocator setting of ENVIRONMENT."""
+    """True to run with the allocator settings of ENVIRONMENT."""
 
 
 LAYOUTS = {
@@ -83,12 +82,13 @@ TRAINERS = {
     ),
     "megatron-core": Trainer("megatron_core", ("1", "tp2", "pp2", "dp2", "tp4"), "megatron-core"),
     OURS: Trainer("ours", tuple(LAYOUTS), zero_bubble="zb-h1"),
-    # For what kernels and the allocator bring: see benchmarks/kernels.py.
+    # To measure the effect of kernels and allocator: see benchmarks/kernels.py.
     OURS_REFERENCE: Trainer("ours", ("1",), arguments=("--kernels", "reference")),
     PLAIN_GLIBC: Trainer("plain", ("1",), keeps_memory=False),
 }
 COMPARED = [name for name in TRAINERS if name not in (OURS_REFERENCE, PLAIN_GLIBC)]
-# glibc gives large tensors back to the kernel at every step and faults them in again; these keep them, for everybody.
+# By default glibc returns the memory of large tensors to the operating system at every step. These settings, which all
+# trainers get, keep it and avoid the page faults.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -100,7 +100,7 @@ LIMIT_S = 900
 
 
 class RunFailed(Exception):
-    """A trainer did not finish; the message is the last thing it said."""
+    """A trainer did not finish; the message is its last line of output."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Result:
     failure: str = ""
 
     def add(self, reports: list[dict[str, Any]], warm_up: int) -> None:
-        """Take one run into the result: a step takes as long as its slowest rank, and the CPU time of all."""
+        """Add one run: wall time of the slowest rank, CPU time of all ranks."""
         steps = list(zip(*(report["steps"] for report in reports), strict=True))
         self.wall_s += [max(rank["wall_s"] for rank in step) for step in steps[warm_up:]]
         self.cpu_s += [sum(rank["cpu_s"] for rank in step) for step in steps[warm_up:]]
@@ -129,22 +129,22 @@ class Result:
 
 
 def peers_folder() -> Path:
-    """Where benchmarks/peers/set_up.sh puts the environments."""
+    """Folder of the environments that benchmarks/peers/set_up.sh makes."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "llmctl-benchmarks"
 
 
 def surroundings(trainer: Trainer) -> tuple[str, dict[str, str]]:
-    """The interpreter of a trainer and the environment variables it runs with.
+    """The interpreter and the environment variables of a trainer.
 
     Raises:
-        RunFailed: set_up.sh has not made what it needs.
+        RunFailed: set_up.sh has not made the trainer's environment.
     """
     left_out = "MALLOC_" if not trainer.keeps_memory else "\0"
     variables = {k: v for k, v in (os.environ | ENVIRONMENT).items() if not k.startswith(left_out)}
     for name in (trainer.environment, trainer.source):
         if name is not None and not (peers_folder() / name / "ready").exists():
-            raise RunFailed(f"there is no {peers_folder() / name}; benchmarks/peers/set_up.sh makes it")
+            raise RunFailed(f"there is no {peers_folder() / name}; run benchmarks/peers/set_up.sh")
     if trainer.source is not None:
         variables["PYTHONPATH"] = str(peers_folder() / trainer.source)
     if trainer.environment is None:
@@ -153,14 +153,17 @@ def surroundings(trainer: Trainer) -> tuple[str, dict[str, str]]:
 
 
 def first_to_fail(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, str] | None:
-    """Wait for all ranks; the first that failed or was too slow and what it did, with the others ended."""
+    """Wait for all ranks. Return the first failed or late rank with the reason.
+
+    On a failure all other ranks are killed.
+    """
     until = time.monotonic() + LIMIT_S
     try:
         while True:
             codes = [process.poll() for process in ranks]
             for rank, code in enumerate(codes):
                 if code:
-                    return rank, f"left with {code}"
+                    return rank, f"exited with code {code}"
             if None not in codes:
                 return None
             if time.monotonic() > until:
@@ -173,14 +176,14 @@ def first_to_fail(ranks: list[subprocess.Popen[bytes]]) -> tuple[int, str] | Non
 
 
 def last_words(log: Path) -> str:
-    """The last line of a rank's output that says something."""
+    """The last non-empty line of a rank's output."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     said = [line for line in lines if line and not line.startswith(("[rank", "terminate called"))]
-    return said[-1][:300] if said else "it said nothing"
+    return said[-1][:300] if said else "no output"
 
 
 def run_once(name: str, layout_name: str, flags: argparse.Namespace) -> list[dict[str, Any]]:
-    """One run of one trainer in one layout: the reports of its ranks.
+    """Run one trainer in one layout, and return the reports of its ranks.
 
     Raises:
         RunFailed: a rank failed, or did not end within the limit.
@@ -215,9 +218,9 @@ def run_once(name: str, layout_name: str, flags: argparse.Namespace) -> list[dic
 
 
 def measure(flags: argparse.Namespace, number: int, results: dict[str, dict[str, Result]]) -> None:
-    """One round: add to the results, which are by section and row of the table."""
+    """Run one round, and add to the results by section and row."""
     first = number % len(flags.trainers)
-    # The first run of all is plain's on one process, the truth for the others.
+    # The very first run is plain on one process, the reference for all others.
     order = flags.trainers[first:] + flags.trainers[:first]
     for layout_name in flags.layouts:
         layout = LAYOUTS[layout_name]
@@ -237,9 +240,9 @@ def measure(flags: argparse.Namespace, number: int, results: dict[str, dict[str,
 
 
 def best_peer(results: dict[str, Result], name: str, figure: Callable[[Result], float]) -> float | None:
-    """The lowest figure of the peers that a row is compared with, None where none was measured.
+    """Lowest figure of the peers for a comparison with a row; None without measurements.
 
-    1F1B is compared with 1F1B, a named schedule with all.
+    1F1B is compared with 1F1B, a named schedule with all schedules.
     """
     peers = [peer for peer in results if not peer.startswith(OURS) and ("," in name or "," not in peer)]
     return min((figure(results[peer]) for peer in peers if results[peer].wall_s), default=None)
@@ -262,7 +265,7 @@ def ratio(above: float | None, below: float | None) -> str:
 
 
 def table(results: dict[str, Result], truth: Result, tokens_per_step: int) -> list[str]:
-    """Rows of one section; ratios are to the best peer in that column, differences to the run taken as the truth."""
+    """Rows of one section, with ratios to the best peer and differences to ``truth``."""
     lines = [
         "| trainer | tokens/s | of the fastest peer | CPU s/step | of the cheapest peer | peak MiB/rank "
         "| of the leanest peer | largest loss difference | of grad norm |",
@@ -293,20 +296,20 @@ def processor() -> str:
 
 
 def warning_of_builds(measured: dict[str, Result]) -> list[str]:
-    """A line where not all trainers ran with the same build of torch."""
+    """A warning if trainers ran with different builds of torch."""
     names: dict[str, list[str]] = {}
     for name, result in measured.items():
         names.setdefault(result.torch, []).append(name)
     if len(names) < 2:
         return []
     builds = "; ".join(f"{build} under {', '.join(of_build)}" for build, of_build in names.items())
-    return [f"Not the same build of torch under all, so that the same product may take another time: {builds}."]
+    return [f"The trainers ran with different builds of torch, whose speed may differ: {builds}."]
 
 
 def report(
     flags: argparse.Namespace, results: dict[str, dict[str, Result]], rounds: int, load: tuple[float, float]
 ) -> str:
-    """The measurement of so many rounds as Markdown."""
+    """All measurements as Markdown."""
     work = WORKLOADS[flags.model]
     today = datetime.datetime.now(datetime.timezone.utc).date()
     everything = [(name, result) for rows in results.values() for name, result in rows.items()]
@@ -316,7 +319,7 @@ def report(
         "",
         f"{work.parameters / 1e6:.1f} M parameters, {work.layers} layers of {work.hidden}, sequence {work.sequence}, "
         f"vocabulary {work.vocab}, {work.micro_batches} micro-batches of {work.micro_batch}; float32, gloo, one thread "
-        f"per process, one allocator setting for all.",
+        f"per process, the same allocator settings for all.",
         f"{processor()}, {platform.platform()}; {rounds} rounds of {flags.steps} timed steps after "
         f"{flags.warm_up}; load average {load[0]:.1f} before and {load[1]:.1f} after.",
         "Tokens/s of the fastest peer: above 1 is faster than every peer. CPU seconds and memory: below 1 is less than "
@@ -354,7 +357,7 @@ def main() -> None:
         measure(flags, number, results)
         text = report(flags, results, number + 1, (before, os.getloadavg()[0]))
         if flags.write:
-            # After every round: a measurement that is cut short has its whole rounds.
+            # After every round, so that an interrupted measurement keeps its complete rounds.
             day = datetime.datetime.now(datetime.timezone.utc).date()
             results_folder = Path(__file__).with_name("results")
             results_folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""One adapter per trainer: the same model, initial weights, tokens and AdamW, measured by one meter.
+"""Adapters of trainers, with the same model, weights, tokens, AdamW and meter.
 
-An adapter is run as ``python -m benchmarks.peers.NAME``, once per rank, by benchmarks/train_speed.py.
+benchmarks/train_speed.py runs an adapter as ``python -m benchmarks.peers.NAME``, once per rank.
 """

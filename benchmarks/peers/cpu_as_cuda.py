@@ -1,7 +1,7 @@
-"""Lets a trainer that was written for CUDA run on the CPU: import this before it.
+"""Patch torch so that a trainer for CUDA runs on the CPU.
 
-Every ``cuda`` device becomes the CPU, streams and events become idle, random state is the CPU's, and process groups
-are gloo's. It changes where work happens and nothing about the work.
+Import this module before the trainer. Every ``cuda`` device becomes the CPU, streams and events do nothing, the random
+state is the CPU's, and process groups use gloo. The computation itself is unchanged.
 """
 
 import contextlib
@@ -9,14 +9,14 @@ import functools
 from typing import Any
 
 import torch
-import torch._dynamo  # It lists torch's functions by identity when first imported: before we replace some.
+import torch._dynamo  # Before the patches: dynamo records torch's functions by identity on import.
 import torch.distributed as dist
 
 CPU = torch.device("cpu")
 
 
 class Idle:
-    """Stands in for a stream or an event: there is nothing to wait for."""
+    """Stub for a stream or an event, which never waits."""
 
     cuda_stream = 0
 
@@ -28,7 +28,7 @@ class Idle:
 
 
 class Properties:
-    """A device's properties, as far as they are asked for."""
+    """Device properties that trainers query."""
 
     name, major, minor, multi_processor_count, total_memory = "cpu", 8, 0, 1, 2**34
 
@@ -38,7 +38,7 @@ def is_cuda(device: Any) -> bool:
 
 
 def on_cpu(function: Any) -> Any:
-    """The function with its ``device`` argument turned to the CPU."""
+    """Wrap a function so that its ``device`` argument becomes the CPU."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def on_cpu(function: Any) -> Any:
 
 
 def replace_devices() -> None:
-    """Point everything that names a CUDA device at the CPU."""
+    """Redirect all functions with a CUDA device to the CPU."""
     factories = ("empty", "zeros", "ones", "tensor", "full", "arange", "rand", "randn", "as_tensor")
     for name in (*factories, "empty_like", "zeros_like", "ones_like"):
         setattr(torch, name, on_cpu(getattr(torch, name)))
@@ -73,7 +73,7 @@ def replace_devices() -> None:
 
 
 def replace_runtime() -> None:
-    """Streams, events, memory statistics and random state of a device that is not there."""
+    """Replace streams, events, memory statistics and random state of CUDA."""
     nothing, zero = lambda *_, **__: None, lambda *_, **__: 0
     answers = {
         "current_device": lambda: CPU,
@@ -98,7 +98,7 @@ def replace_runtime() -> None:
 
 
 def replace_groups() -> None:
-    """Process groups of gloo, whatever backend was asked for."""
+    """Use gloo for process groups of any requested backend."""
     new_group, barrier = dist.new_group, dist.barrier
 
     def gloo_group(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""megatron-core's side of benchmarks.data_index: one case, one process; the answer is a file of JSON."""
+"""Measure one case of benchmarks.data_index with megatron-core, with a JSON file as the result."""
 
 import sys
 import warnings
@@ -97,14 +97,14 @@ def read(case: Case, watch: Stopwatch) -> str:
 
 
 def parts(sample: dict[str, torch.Tensor], case: Case) -> Iterator[np.ndarray]:
-    """Tokens, labels, loss mask and positions where they are asked for, where each token's document begins."""
+    """Yield tokens, labels, loss mask, optional positions, and each token's document start."""
     yield sample["tokens"].numpy()
     yield sample["labels"].numpy()
     if case.positions:
         yield sample["loss_mask"].numpy()
         yield sample["position_ids"].numpy()
     if case.documents:
-        # What it hides is True.
+        # The mask is True for hidden positions.
         yield np.argmin(sample["attention_mask"].numpy()[0], axis=1)
 
 

@@ -1,4 +1,4 @@
-"""megatron-core's own GPT model, data-parallel wrapper, optimizer and pipeline schedules, on the CPU."""
+"""Adapter of megatron-core: GPT model, DDP wrapper, optimizer and pipeline schedules on the CPU."""
 
 import benchmarks.peers.cpu_as_cuda  # isort: skip  # noqa: F401  before anything of megatron's is imported
 
@@ -83,7 +83,7 @@ def build_model(task: Task, config: TransformerConfig) -> GPTModel:
 
 
 def local_weight(name: str, layer: int, work: Workload, weights: dict[str, Tensor], tp: int) -> Tensor:
-    """This rank's part of the common initial weight that megatron-core calls ``name``."""
+    """This rank's slice of the common initial weight with megatron-core's name ``name``."""
     rank = parallel_state.get_tensor_model_parallel_rank()
 
     def part(key: str, dim: int) -> Tensor:
@@ -134,7 +134,7 @@ def main() -> None:
     task = task_from_command_line()
     work = task.work
     task.join()
-    # The two that reach into CUDA's default generator directly.
+    # These two functions access CUDA's default generator directly.
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     parallel_state.initialize_model_parallel(task.tp, task.pp)
@@ -158,7 +158,7 @@ def main() -> None:
 
         def mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             loss = losses.float().mean()
-            # Cloned, because the schedule divides the loss in place by the number of micro-batches.
+            # clone(), because the schedule divides the loss in place by the number of micro-batches.
             return loss, {"loss": loss.detach().clone()}
 
         return part(inputs, positions, mask, labels=labels), mean_loss

@@ -1,4 +1,4 @@
-"""Our trainer: its kernels, model, executor and optimizer as the training loop drives them."""
+"""Adapter of our trainer: kernels, model, executor and optimizer as in the training loop."""
 
 import os
 from datetime import timedelta
@@ -83,7 +83,7 @@ def train_config(task: Task) -> TrainConfig:
 
 
 def whole_weight(name: str, work: Workload, weights: dict[str, Tensor]) -> Tensor:
-    """The common initial weight that our trainer calls ``name``, undivided."""
+    """The undivided common initial weight with our trainer's name ``name``."""
     tables = {
         "embedding.word.weight": "model.embed_tokens.weight",
         "final_norm.weight": "model.norm.weight",
@@ -129,7 +129,7 @@ def main() -> None:
         groups = build_process_groups(mesh, timedelta(minutes=5))
     settings = BuildSettings.from_variables(os.environ)
     selection = set_up_kernels(config, settings, device, torch.float32, is_builder=task.rank == 0)
-    # Beside the losses in the log: speed without the kernels that were meant would mislead.
+    # In the log, because the speed without the intended kernels would mislead.
     print("\n".join(selection.lines()), flush=True)
     model = build_model(config, work.vocab, mesh, groups, device, selection.kernels)
     load(model, work)
@@ -137,8 +137,8 @@ def main() -> None:
     tokens = corpus(work)
     meter = Meter(task)
     for step in range(task.steps):
-        own = micro_batches(work, tokens, step, mesh.dp_rank, mesh.dp)
-        batches = [MicroBatch(*pair, index=mesh.dp_rank + mesh.dp * place) for place, pair in enumerate(own)]
+        pairs = micro_batches(work, tokens, step, mesh.dp_rank, mesh.dp)
+        batches = [MicroBatch(*pair, index=mesh.dp_rank + mesh.dp * place) for place, pair in enumerate(pairs)]
         loss_sum = forward_backward(
             model,
             batches,
@@ -150,8 +150,8 @@ def main() -> None:
         assert outcome.grad_norm is not None
         replica_loss = loss_sum * mesh.dp / work.tokens_per_step if mesh.computes_loss else None
         meter.step(replica_loss, outcome.grad_norm)
-    own = sum(backend == "native" for backend in selection.backends.values())
-    meter.write(f"{llmctl.__version__}, {own} of {len(selection.backends)} operations on own kernels")
+    native = sum(backend == "native" for backend in selection.backends.values())
+    meter.write(f"{llmctl.__version__}, {native} of {len(selection.backends)} operations on native kernels")
     dist.destroy_process_group()
 
 

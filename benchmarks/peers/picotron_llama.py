@@ -1,8 +1,8 @@
-"""picotron's Llama with its tensor, pipeline and data parallelism, on the CPU. PYTHONPATH names its source tree.
+"""Adapter of picotron: its Llama with tensor, pipeline and data parallelism on the CPU.
 
-It clips no gradients, so that the clipping here is written by hand. Its pipeline does not divide the loss by the number
-of micro-batches, and so its gradients are that many times too large there: clipping and AdamW hide it from the losses,
-and the gradient norms show it.
+PYTHONPATH names picotron's source tree. picotron does not clip gradients, so this adapter clips them. picotron's
+pipeline does not divide the loss by the number of micro-batches, so its gradients are too large by this factor.
+Clipping and AdamW hide the error from the losses, but the gradient norms show it.
 """
 
 import os
@@ -28,7 +28,7 @@ from benchmarks.peers.workload import (
     task_from_command_line,
 )
 
-# It imports flash-attn whether or not it is used. Without these three settings it rounds its rotary tables to bfloat16.
+# picotron imports flash-attn even if unused. Without these three settings it rounds its rotary tables to bfloat16.
 for name, wanted in {
     "flash_attn_interface": "flash_attn_func",
     "layers.rotary": "apply_rotary_emb",
@@ -48,7 +48,7 @@ from picotron.tensor_parallel.tensor_parallel import apply_tensor_parallel  # no
 
 
 def common_name(name: str) -> str:
-    """The name among the initial weights of what picotron calls ``name``."""
+    """Name of an initial weight from picotron's name."""
     tables = {"embedding.": "model.embed_tokens.", "final_norm.": "model.norm.", "final_proj.": "lm_head."}
     for theirs, ours in tables.items():
         if name.startswith(theirs):
@@ -59,7 +59,7 @@ def common_name(name: str) -> str:
 
 @torch.no_grad()
 def load(model: nn.Module, task: Task) -> list[nn.Parameter]:
-    """Give every parameter its part of the common initial weights; returns those divided among ranks."""
+    """Load the common initial weights. Returns the parameters that are divided among ranks."""
     weights = initial_weights(task.work)
     divided = []
     for name, parameter in model.named_parameters():
@@ -74,7 +74,7 @@ def load(model: nn.Module, task: Task) -> list[nn.Parameter]:
 
 
 def build_model(task: Task) -> tuple[nn.Module, list[nn.Parameter]]:
-    """The model in its parallel wrappings, and the parameters that tensor parallelism divides."""
+    """The model in its parallel wrappers, and the parameters that tensor parallelism divides."""
     work = task.work
     config = types.SimpleNamespace(
         vocab_size=work.vocab,
@@ -97,7 +97,7 @@ def build_model(task: Task) -> tuple[nn.Module, list[nn.Parameter]]:
 
 
 def clip(model: nn.Module, divided: list[nn.Parameter]) -> Tensor:
-    """Clip by the norm over the whole model, and return it."""
+    """Clip by the norm over the whole model, and return the norm."""
     known, parameters = {id(parameter) for parameter in divided}, list(model.parameters())
     whole = [p for p in parameters if id(p) not in known]
     square = nn.utils.get_total_norm([p.grad for p in divided]) ** 2 if divided else torch.zeros(())
@@ -112,7 +112,7 @@ def clip(model: nn.Module, divided: list[nn.Parameter]) -> Tensor:
 
 
 class Batches:
-    """What picotron's pipeline asks of a data loader."""
+    """Data loader with the interface that picotron's pipeline needs."""
 
     def __init__(self, task: Task, step: int, tokens: Tensor) -> None:
         pairs = micro_batches(task.work, tokens, step, grid.process_group_manager.dp_rank, task.dp)
@@ -131,7 +131,7 @@ class Batches:
 
 
 def accumulate(model: nn.Module, batches: Batches) -> float:
-    """Gradients of all micro-batches on one stage; returns their mean loss."""
+    """Accumulate the gradients of all micro-batches on one stage. Returns their mean loss."""
     total = 0.0
     for number in range(1, batches.grad_acc_steps + 1):
         batch = next(batches)

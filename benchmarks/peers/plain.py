@@ -1,4 +1,4 @@
-"""A hand-written PyTorch loop: what a careful person writes for one process, or with DDP, without any framework."""
+"""A hand-written PyTorch loop for one process or DDP, without a framework."""
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(work.ffn, work.hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, S, H] to [B, S, H]."""
+        """[B, S, H] -> [B, S, H]."""
         batch, sequence, hidden = x.shape
         packed = self.qkv(F.rms_norm(x, (hidden,), self.norm1, NORM_EPSILON))
         q, k, v = (t.view(batch, sequence, self.heads, -1).transpose(1, 2) for t in packed.chunk(3, -1))
@@ -51,7 +51,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model with its loss."""
+    """The model with its loss."""
 
     def __init__(self, work: Workload) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Take the common initial weights."""
+        """Load the common initial weights."""
         self.embedding.weight.copy_(weights["model.embed_tokens.weight"])
         self.norm.copy_(weights["model.norm.weight"])
         self.head.weight.copy_(weights["lm_head.weight"])
@@ -109,7 +109,7 @@ def main() -> None:
         batches = micro_batches(work, tokens, step, task.rank, task.dp)
         for number, (inputs, labels) in enumerate(batches, 1):
             if isinstance(parts, DistributedDataParallel):
-                # What its no_sync sets: gradients are summed over the replicas once, with the last micro-batch.
+                # As DDP's no_sync: reduce gradients over the replicas only with the last micro-batch.
                 parts.require_backward_grad_sync = number == len(batches)
             loss = parts(inputs, labels) / len(batches)
             loss.backward()

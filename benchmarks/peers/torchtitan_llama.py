@@ -1,14 +1,15 @@
-"""torchtitan's Llama 3 with its parallelisms, loss and clipping, on the CPU, in a loop like its trainer's.
+"""Adapter of torchtitan: its Llama 3, parallelisms, loss and clipping on the CPU.
 
-Its released trainer does not run here: it wants a newer pipeline API than the released torch's, so that a pipeline is
-given its whole batch here, and attention by scaled_dot_product_attention is refused for language models while the other
-two kinds need a GPU, so that it is put in its place. Data parallelism is replication, torch's sharding taken off.
+The loop follows torchtitan's trainer. The released trainer does not run here for two reasons. It needs a newer pipeline
+API than the released torch has, so this adapter passes the whole batch to the pipeline. It rejects
+scaled_dot_product_attention for language models, and its two other kinds of attention need a GPU, so this adapter
+substitutes scaled_dot_product_attention. Data parallelism is replication, without torch's sharding.
 """
 
 import torch
 import torch._utils
 
-# torchtitan takes CUDA for granted where no accelerator is found, and asks the device for more than a CPU answers.
+# torchtitan assumes CUDA without an accelerator, and queries more of the device than a CPU supports.
 torch._utils._get_available_device_type = lambda: "cpu"
 torch.cpu.set_device = torch.cpu.empty_cache = lambda *_: None
 
@@ -48,7 +49,7 @@ CPU = torch.device("cpu")
 
 
 def model_config(work: Workload) -> llama3.Llama3Model.Config:
-    # Every weight is overwritten; the configuration asks for a way to draw it all the same.
+    # Every weight is overwritten, but the configuration requires an initializer.
     ones, draw = {"weight": nn.init.ones_}, {"weight": nn.init.normal_}
     llama3.get_attention_config = lambda _: ScaledDotProductAttention.Config()
     layers = llama3._build_llama3_layers(
@@ -75,21 +76,21 @@ def model_config(work: Workload) -> llama3.Llama3Model.Config:
 
 
 class Trainer:
-    """Model parts of this rank, with what runs them."""
+    """Model parts of this rank, with their schedule and optimizer."""
 
     def __init__(self, task: Task) -> None:
         work = task.work
         self._task = task
         parallelism = ParallelismConfig(
             tensor_parallel_degree=task.tp,
-            # It saves memory that the CPU has, and gloo gathers and scatters slower than it sums.
+            # Off: the CPU has enough memory, and gloo's all-gather and reduce-scatter are slower than its all-reduce.
             enable_sequence_parallel=False,
             pipeline_parallel_degree=task.pp,
             pipeline_parallel_microbatch_size=work.micro_batch,
             pipeline_parallel_schedule=task.schedule,
             data_parallel_replicate_degree=task.dp,
             data_parallel_shard_degree=1,
-            # The default one fails with the released torch.
+            # The default fails with the released torch.
             spmd_backend="partial_dtensor",
         )
         training = TrainingConfig(
@@ -110,7 +111,7 @@ class Trainer:
         for part in self.parts:
             for module in part.modules():
                 if isinstance(module, FSDPModule):
-                    # Otherwise it asks for a reduction that gloo does not have.
+                    # The default needs a reduction that gloo lacks.
                     module.set_force_sum_reduction_for_comms(True)
 
     def _build(self, config: llama3.Llama3Model.Config, parallelism: ParallelismConfig, training: TrainingConfig):
@@ -139,7 +140,7 @@ class Trainer:
     @torch.no_grad()
     def _load(self, config: llama3.Llama3Model.Config) -> None:
         adapter = llama3.Llama3StateDictAdapter(config, None)
-        # It wants Llama 3.1's stretched rotary positions.
+        # torchtitan uses Llama 3.1's scaled rotary positions.
         adapter._validate_hf_rope_config = lambda _: None
         weights = adapter.from_hf(initial_weights(self._task.work))
         for part in self.parts:
@@ -154,11 +155,11 @@ class Trainer:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those of all parts."""
+        """Parameters of all model parts."""
         return [parameter for part in self.parts for parameter in part.parameters()]
 
     def forward_backward(self, batches: list[tuple[Tensor, Tensor]]) -> Tensor | None:
-        """Gradients of the loss over all tokens; returns this replica's part of it on the last stage."""
+        """Compute the gradients. Returns this replica's share of the loss on the last stage."""
         total = torch.zeros(())
         if self._schedule is None:
             for inputs, labels in batches:

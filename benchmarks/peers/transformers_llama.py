@@ -1,6 +1,7 @@
-"""transformers' Llama and its loss, with its tensor-parallel plan or with DDP, in a hand-written loop.
+"""Adapter of transformers: its Llama and loss with tensor parallelism or DDP.
 
-It has no pipeline parallelism for training. Its Trainer is left out, as it is made for data sets and checkpoints.
+The training loop is hand-written. transformers has no pipeline parallelism for training. Its Trainer, made for datasets
+and checkpoints, is not used.
 """
 
 import torch
@@ -49,7 +50,7 @@ def llama_config(work: Workload) -> LlamaConfig:
 
 
 def build_model(task: Task) -> LlamaForCausalLM:
-    """The model with the common initial weights; with tensor parallelism they pass through a checkpoint."""
+    """The model with the common initial weights, loaded from a checkpoint for tensor parallelism."""
     config = llama_config(task.work)
     if task.tp == 1:
         model = LlamaForCausalLM(config)
@@ -66,14 +67,14 @@ def build_model(task: Task) -> LlamaForCausalLM:
 
 
 def by_kind(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Divided parameters and whole ones: torch's clipping and fused AdamW take one kind at a time."""
+    """Divided and whole parameters separately, as torch's clipping and fused AdamW require."""
     parameters = list(model.parameters())
     kinds = [[p for p in parameters if isinstance(p, DTensor) is divided] for divided in (True, False)]
     return [kind for kind in kinds if kind]
 
 
 def clip(kinds: list[list[nn.Parameter]]) -> Tensor:
-    """Clip all gradients by their common norm, and return it."""
+    """Clip all gradients by their common norm, and return the norm."""
     norms = [nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None]) for kind in kinds]
     total = torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]).norm()
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""What every adapter trains, and the meter it is measured by. Needs torch and numpy, and nothing of ours.
+"""Workload and meter of all adapters. Needs only torch and numpy.
 
 A Llama-style decoder: RMSNorm, rotary positions, SwiGLU, no biases, untied head, no dropout, in float32. AdamW with a
 constant learning rate, no weight decay, and clipping over the whole model.
@@ -44,7 +44,7 @@ class Workload:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step sees."""
+        """Tokens of one optimizer step."""
         return self.global_batch * self.sequence
 
     @property
@@ -61,7 +61,7 @@ WORKLOADS = {
 
 
 def initial_weights(work: Workload) -> dict[str, torch.Tensor]:
-    """Every weight by its name in Hugging Face's Llama, drawn in one fixed order."""
+    """Initial weights by their names in Hugging Face's Llama, drawn in a fixed order."""
     generator = torch.Generator().manual_seed(1234)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -83,7 +83,7 @@ def initial_weights(work: Workload) -> dict[str, torch.Tensor]:
 
 
 def corpus(work: Workload) -> torch.Tensor:
-    """Learnable tokens [batch, sample, sequence + 1]: 3 in 5 are their predecessor's fixed successor."""
+    """Learnable tokens [batch, sample, sequence + 1]: 3 of 5 are determined by their predecessor."""
     random = np.random.default_rng(7)
     count = BATCHES_IN_CORPUS * work.global_batch * (work.sequence + 1)
     rare = np.minimum(random.zipf(1.3, count) - 1, work.vocab - 1)
@@ -98,14 +98,14 @@ def corpus(work: Workload) -> torch.Tensor:
 def micro_batches(
     work: Workload, tokens: torch.Tensor, step: int, replica: int = 0, replicas: int = 1
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The (tokens, labels) pairs that one of the model's replicas sees in one step, each [micro_batch, sequence]."""
+    """Pairs (tokens, labels) of one replica in one step, [micro_batch, sequence] each."""
     parameter_shards = tokens[step % BATCHES_IN_CORPUS].split(work.micro_batch)[replica::replicas]
     return [(shard[:, :-1].contiguous(), shard[:, 1:].contiguous()) for shard in parameter_shards]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the driver tells one rank."""
+    """Task of one rank, set by the driver's flags."""
 
     work: Workload
     tp: int
@@ -128,20 +128,20 @@ class Task:
         return self.work.micro_batches // self.dp
 
     def join(self) -> None:
-        """Meet the other ranks. By a file, because a free port may be taken by the time it is used."""
-        meeting = f"file://{self.report}/rendezvous"
-        dist.init_process_group("gloo", init_method=meeting, rank=self.rank, world_size=self.world)
+        """Join the process group through a file: a free port may be taken before its use."""
+        rendezvous = f"file://{self.report}/rendezvous"
+        dist.init_process_group("gloo", init_method=rendezvous, rank=self.rank, world_size=self.world)
 
 
 def task_from_command_line() -> Task:
-    """Read the flags that every adapter takes, and hold torch to one thread per process."""
+    """Parse the flags of all adapters, and set torch's number of threads."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=WORKLOADS, required=True)
-    parser.add_argument("--tp", type=int, default=1, help="ranks that share the tensors of a layer")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel size")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages")
-    parser.add_argument("--dp", type=int, default=1, help="replicas of the model, which share the micro-batches")
-    parser.add_argument("--schedule", default="1f1b", help="pipeline schedule, for a trainer that has several")
-    parser.add_argument("--kernels", default="auto", help="backend of fused kernels, for a trainer that has them")
+    parser.add_argument("--dp", type=int, default=1, help="data-parallel size")
+    parser.add_argument("--schedule", default="1f1b", help="pipeline schedule, for trainers with several")
+    parser.add_argument("--kernels", default="auto", help="backend of fused kernels, for trainers with fused kernels")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--report", type=Path, required=True, help="folder for this rank's measurements")
     flags = parser.parse_args()
@@ -160,7 +160,7 @@ def task_from_command_line() -> Task:
 
 
 class Meter:
-    """Wall and CPU time of every step of this rank, with loss and gradient norm."""
+    """Wall and CPU time, loss and gradient norm of every step of this rank."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -171,20 +171,22 @@ class Meter:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def step(self, loss: torch.Tensor | float | None, grad_norm: torch.Tensor | float) -> None:
-        """Call once after each optimizer step.
+        """Record a step. Call once after each optimizer step.
 
-        ``loss`` is the mean over the tokens of this rank's replica, and None on ranks that do not know it: replicas
-        have equal shares, so their mean is the loss of the step. ``grad_norm`` is the whole model's.
+        Args:
+            loss: mean over the tokens of this rank's replica; None on ranks without the loss. Replicas have equal
+                numbers of tokens, so the mean over replicas is the loss of the step.
+            grad_norm: gradient norm of the whole model.
         """
-        # float() waits for the values, so that it belongs inside the measured time.
+        # Inside the measured time, because float() waits for the values.
         loss, grad_norm = None if loss is None else float(loss), float(grad_norm)
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         self._steps.append({"wall_s": wall, "cpu_s": cpu, "loss": loss, "grad_norm": grad_norm})
         self._start()
 
     def write(self, version: str) -> None:
-        """Leave this rank's measurements where the driver looks for them."""
-        # VmHWM begins anew at exec, where getrusage's maximum is inherited from the process that started us.
+        """Write this rank's measurements for the driver."""
+        # VmHWM restarts at exec; getrusage's maximum is inherited from the parent process.
         status = Path("/proc/self/status").read_text()
         peak_kib = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
         report = {"version": version, "torch": torch.__version__, "peak_mib": peak_kib / 1024, "steps": self._steps}

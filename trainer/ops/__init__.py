@@ -1,1 +1,1 @@
-"""Fused operations limited by memory bandwidth: one file per op, with every way to compute it."""
+"""Fused operations limited by memory bandwidth: one file per op, with all implementations."""

@@ -1,4 +1,4 @@
-"""Activations of feed-forward layers, of packed pairs or alone, with the bias before and a weight per token after.
+"""Feed-forward activations, gated or not, with a fused bias and weight per token.
 
 Legend: T any leading dims, F feed-forward width; I = 2F (gates, then ups) for gated activations, F for others.
 GeLU is the exact one, x * Phi(x) (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2), or its tanh approximation
@@ -23,11 +23,11 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 Activate = Callable[[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", Activation, bool], torch.Tensor]
 
 _NUMBERS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-"""csrc/common/activation_kind.h."""
+"""Numbers of csrc/common/activation_kind.h."""
 
 
-class _EagerSwiGLU(torch.autograd.Function):
-    """silu(gate) * up, keeping only its input for backward and writing the two gradients into one buffer."""
+class _ReferenceSwiGLU(torch.autograd.Function):
+    """SwiGLU that saves only its input, and writes both gradients into one buffer."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ class _EagerSwiGLU(torch.autograd.Function):
         gate, up = gate_up.chunk(2, dim=-1)
         grad = torch.empty_like(gate_up)
         grad_gate, grad_up = grad.chunk(2, dim=-1)
-        # Not into out=: torch.compile takes no views there.
+        # No out= here: torch.compile does not accept views for out=.
         grad_up.copy_(grad_output).mul_(F.silu(gate))
         grad_gate.copy_(torch.ops.aten.silu_backward(grad_output * up, gate))
         return grad
@@ -56,15 +56,15 @@ def _activate(
     kind: Activation,
     gated: bool,
 ) -> torch.Tensor:
-    """[T, F] from ``inner`` [T, I].
+    """The activation [T, F] of ``inner`` [T, I].
 
     Args:
-        gate_and_up: computes SwiGLU.
-        inner: gates, then ups, where ``gated``.
-        bias: [I], added first.
-        row_weight: [T], at least float32; what comes out is multiplied by it.
-        kind: the function of the gates, or of all.
-        gated: whether its results are multiplied by the ups.
+        gate_and_up: function that computes SwiGLU.
+        inner: if ``gated``, the gates followed by the ups.
+        bias: [I], added to ``inner`` first.
+        row_weight: [T], at least float32; multiplies the result.
+        kind: activation function of the gates, or of all channels if not ``gated``.
+        gated: True if the activated gates are multiplied by the ups.
     """
     if bias is not None:
         inner = inner + bias
@@ -78,8 +78,8 @@ def _activate(
     return activated if row_weight is None else (activated * row_weight.unsqueeze(-1)).to(activated.dtype)
 
 
-def _lean_swiglu(inner: torch.Tensor) -> torch.Tensor:
-    activated: torch.Tensor = _EagerSwiGLU.apply(inner)  # type: ignore[no-untyped-call]
+def _memory_saving_swiglu(inner: torch.Tensor) -> torch.Tensor:
+    activated: torch.Tensor = _ReferenceSwiGLU.apply(inner)  # type: ignore[no-untyped-call]
     return activated
 
 
@@ -93,7 +93,7 @@ def _ungated(inner: torch.Tensor, kind: Activation) -> torch.Tensor:
 
 
 def _fused(function: Activate) -> Activate:
-    """A kernel, but for what torch has one for."""
+    """``function``, except for calls that one torch kernel already computes."""
 
     def activate(inner: torch.Tensor, *options: Any) -> torch.Tensor:
         bias, row_weight, kind, gated = options
@@ -111,16 +111,16 @@ def _native(inner: torch.Tensor, *options: Any) -> torch.Tensor:
 
 
 def is_one_of_torch(kind: Activation, device: torch.device) -> bool:
-    """Whether torch has one kernel for it alone, which leaves nothing to fuse.
+    """True if one torch kernel computes the plain activation: nothing is left to fuse.
 
-    On CPUs the exact GeLU is oneDNN's: 22 ms forward and backward of 4096 x 4096 bfloat16 on one core of an AMD EPYC,
-    the library's 27 ms; of the tanh form torch's takes 66 ms, the library's 30 ms.
+    On CPUs torch computes the exact GeLU with oneDNN: 22 ms for forward and backward of 4096 x 4096 bfloat16 on one
+    core of an AMD EPYC, against 27 ms in the library. The tanh form takes 66 ms in torch and 30 ms in the library.
     """
     return device.type == "cuda" or kind == "gelu"
 
 
 def register() -> None:
-    """Tell torch.compile and autograd about the ops of the library, once it is loaded."""
+    """Register the ops of the loaded library with torch.compile and autograd."""
     torch.library.register_fake("llmctl::activation", _fake)
     torch.library.register_fake("llmctl::activation_backward", _fake_backward)
     torch.library.register_autograd("llmctl::activation", _backward, setup_context=_keep)
@@ -205,12 +205,12 @@ def _plain_bias_gelu(inner: torch.Tensor, bias: torch.Tensor, *_: Any) -> torch.
     return F.gelu(inner + bias, approximate="tanh")
 
 
-_REFERENCE = partial(_activate, _lean_swiglu)
+_REFERENCE = partial(_activate, _memory_saving_swiglu)
 
 ACTIVATION: Operation[Activate] = Operation(
     "activation",
-    # Forward and backward on one core of an Intel Xeon, as long either way: SwiGLU and GeLU's tanh form with a bias at
-    # 16 Ki elements; an AMD EPYC takes 81 us for SwiGLU of 32 Ki, and 86 us by torch's operations.
+    # Break-even against torch for forward and backward on one core of an Intel Xeon: 16 Ki elements, for SwiGLU and for
+    # tanh GeLU with a bias. An AMD EPYC takes 81 us for SwiGLU of 32 Ki elements, and 86 us with torch's operations.
     {
         "native": Implementation(_fused(_native), smallest={"cpu": 1 << 15}),
         "compile": compiled(_REFERENCE),
@@ -220,8 +220,8 @@ ACTIVATION: Operation[Activate] = Operation(
         _Example(5, 23, "silu", gated=True, has_bias=True, has_weight=True),
         _Example(9, 264, "gelu", gated=False, has_bias=True, has_weight=False),
         _Example(9, 264, "gelu_tanh", gated=False, has_bias=False, has_weight=True),
-        # As in models and experts without biases and with them: whole vectors, several blocks of columns, sums over
-        # several rows.
+        # Shapes of models and experts, with and without biases: whole vectors, several column blocks, sums over several
+        # rows.
         _Example(9, 4104, "silu", gated=True, has_bias=False, has_weight=False),
         _Example(9, 4104, "silu", gated=True, has_bias=False, has_weight=True),
         _Example(9, 4104, "silu", gated=True, has_bias=True, has_weight=False),
@@ -230,7 +230,7 @@ ACTIVATION: Operation[Activate] = Operation(
     small=partial(_activate, _plain_swiglu),
     register=register,
     bench=Bench(
-        "tokens x 2 x width, SwiGLU, or tokens x 1 x width, GeLU with a bias",
+        "tokens x 2 x width for SwiGLU, or tokens x 1 x width for GeLU with a bias",
         ((4096, 2, 4096), (4096, 1, 4096), (64, 2, 256)),
         _case,
     ),

@@ -1,4 +1,4 @@
-"""AdamW over lists of float32 masters, in one pass over memory: unscaling, the step, and the 16-bit weights.
+"""AdamW over lists of float32 main parameters in one pass: unscaling, update, 16-bit weights.
 
 Loshchilov and Hutter 2019 (arXiv:1711.05101), algorithm 2, with the bias corrections of Kingma and Ba 2015.
 """
@@ -21,7 +21,7 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class AdamWConstants:
-    """What one step is made with; gradients are divided by ``divisor`` before anything else."""
+    """Hyperparameters of one step. Gradients are divided by ``divisor`` first."""
 
     learning_rate: float
     beta1: float
@@ -29,7 +29,7 @@ class AdamWConstants:
     epsilon: float
     weight_decay: float
     step: int
-    """Of the step that is made, counted from 1."""
+    """Number of this step, counted from 1."""
     divisor: float = 1.0
 
 
@@ -44,11 +44,10 @@ def _reference(
     copies: Tensors,
     constants: AdamWConstants,
 ) -> None:
-    """Update masters and moments in place; ``copies``, as many or none, become the masters in their own dtype.
+    """Update masters and moments in place, and cast the masters into ``copies``.
 
-    All lists but ``copies`` are as long, with one tensor at least.
-
-    ``grads`` may be of another dtype than the masters, and may be overwritten.
+    All lists have the same length, at least 1; only ``copies`` may be empty instead. ``grads`` may have another dtype
+    than the masters and may be overwritten.
     """
     c = constants
     correction1, correction2 = 1.0 - c.beta1**c.step, 1.0 - c.beta2**c.step
@@ -59,7 +58,7 @@ def _reference(
         denominator = exp_avg_sq.sqrt().div_(correction2**0.5).add_(c.epsilon)
         master.mul_(1.0 - c.learning_rate * c.weight_decay)
         master.addcdiv_(exp_avg, denominator, value=-c.learning_rate / correction1)
-    _publish(masters, copies)
+    _copy_masters(masters, copies)
 
 
 def _torch(
@@ -72,7 +71,7 @@ def _torch(
 ) -> None:
     """See ``_reference``."""
     c, device = constants, masters[0].device
-    # One float32 each, counted up by torch before it is read.
+    # One float32 per parameter. torch increments the step before reading it.
     steps = torch.full((len(masters),), float(c.step - 1), device=device).unbind()
     torch_adamw(
         list(masters),
@@ -91,26 +90,26 @@ def _torch(
         eps=c.epsilon,
         maximize=False,
     )
-    _publish(masters, copies)
+    _copy_masters(masters, copies)
 
 
 def _native(*lists_and_constants: Any) -> None:
     *lists, c = lists_and_constants
     masters, _, exp_avgs, exp_avg_sqs, copies = lists
-    # One by one: dataclasses.astuple takes a third of a call with one small tensor.
+    # Listed one by one: dataclasses.astuple takes a third of the time of a call with one small tensor.
     constants = (c.learning_rate, c.beta1, c.beta2, c.epsilon, c.weight_decay, c.step, c.divisor)
     torch.ops.llmctl.adamw_(*map(list, lists), *constants)
-    # The ops of a library do not tell autograd what they change.
+    # Custom ops do not report in-place changes to autograd.
     torch.autograd.graph.increment_version([*masters, *exp_avgs, *exp_avg_sqs, *copies])
 
 
-def _publish(masters: Tensors, copies: Tensors) -> None:
+def _copy_masters(masters: Tensors, copies: Tensors) -> None:
     if copies:
         torch._foreach_copy_(list(copies), list(masters))
 
 
 def register() -> None:
-    """Tell torch.compile about the op of the library, once it is loaded. It has no gradient."""
+    """Register the op of the loaded library with torch.compile. The op has no gradient."""
     torch.library.register_fake("llmctl::adamw_", _fake)
 
 
@@ -126,17 +125,18 @@ def _example(
 
     masters, averages = ([drawn(size).to(device) for size in sizes] for _ in range(2))
     squares = [drawn(size).square().to(device) for size in sizes]
-    # As in training, where gradients are added up in float32 whatever the weights are.
+    # As in training, which accumulates gradients in float32 for any dtype of the weights.
     grads = [drawn(size).to(device) for size in sizes]
     copies = [] if dtype == torch.float32 else [drawn(size).to(device, dtype) for size in sizes]
     return masters, grads, averages, squares, copies, AdamWConstants(0.01, 0.9, 0.95, 1e-8, 0.1, step=3, divisor=7.0)
 
 
 def _case(size: Size, draw: Draw) -> Case:
-    """Masters and moments are float32 whatever the dtype is, which is that of the weights.
+    """A case with float32 masters and moments, and weights of the drawn dtype.
 
-    In float32 masters are the weights, and no copy is written. Gradients of 2 bytes are bfloat16 then, else of the
-    weights' dtype. Plain is a gradient cast to float32, torch's fused step, and a copy of the masters into the weights.
+    For float32 weights the masters are the weights: no copy is written, and gradients of 2 bytes are bfloat16.
+    Otherwise gradients of 2 bytes have the weights' dtype. The plain version casts the gradient to float32, runs
+    torch's fused step, and copies the masters to the weights.
     """
     count, gradient_bytes = size
     masters, averages = ([draw.normal(count, dtype=torch.float32)] for _ in range(2))
@@ -150,7 +150,7 @@ def _case(size: Size, draw: Draw) -> Case:
         masters, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.epsilon, weight_decay=c.weight_decay, fused=True
     )
     for master, average, square in zip(masters, averages, squares, strict=True):
-        # Counted up before the step is made.
+        # torch increments the step before using it.
         done = torch.tensor(c.step - 1.0, device=draw.device)
         optimizer.state[master] = {"step": done, "exp_avg": average, "exp_avg_sq": square}
 
@@ -158,7 +158,7 @@ def _case(size: Size, draw: Draw) -> Case:
         for master, grad in zip(masters, grads, strict=True):
             master.grad = grad.to(master.dtype)
         optimizer.step()
-        _publish(masters, copies)
+        _copy_masters(masters, copies)
 
     lists = (masters, grads, averages, squares, copies)
     once = sum(tensor.nbytes for tensors in lists for tensor in tensors)
@@ -175,12 +175,12 @@ ADAMW: Operation[AdamW] = Operation(
         "torch": Implementation(_torch),
         "reference": Implementation(_reference),
     },
-    # The second: tensors of several stretches, and more of them than one launch takes.
+    # The second example has tensors of several chunks, and more tensors than one launch takes.
     [partial(_example, sizes) for sizes in ((37, 5), (1 << 17, (1 << 16) + 24, *([24] * 170)))],
-    # Torch's own leaves the divided gradients there.
+    # torch's fused step leaves the divided gradients in place.
     consumed=(1,),
     default="torch",
     register=register,
-    # Gradients as training has them, and those of models that keep them in 16 bits.
-    bench=Bench("weights x bytes of a gradient", ((1 << 24, 4), (1 << 24, 2), (1 << 12, 4)), _case),
+    # float32 gradients as in training, and those of models that keep gradients in 16 bits.
+    bench=Bench("weights x bytes per gradient", ((1 << 24, 4), (1 << 24, 2), (1 << 12, 4)), _case),
 )

@@ -1,7 +1,7 @@
-"""How an operation is measured: sizes, arguments, the bytes that it must move, and the same as users write it.
+"""Benchmark cases of an operation: sizes, arguments, minimum bytes, plain torch version.
 
-Bytes are those that must be read or written at the least, forward or backward, by an operation that keeps
-nothing in between but its inputs, its results and a number per row; vectors of one row are not counted.
+The byte counts are the minimum that forward or backward must read and write if the operation saves only its inputs, its
+results and one number per row. Vectors of one row are not counted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Case:
     """One operation at one size, in one dtype, on one device.
 
     Attributes:
-        arguments: as the operation takes them; what has a gradient requires it.
-        plain: the same from the same arguments, in the operations of torch that come to mind.
-        forward_bytes: what a call must move at the least.
-        backward_bytes: what its backward must; 0 where there is none.
+        arguments: arguments of the operation; differentiable tensors require a gradient.
+        plain: the same computation on the same arguments as users write it in torch.
+        forward_bytes: minimum bytes moved by a call.
+        backward_bytes: minimum bytes moved by its backward; 0 without a backward.
     """
 
     arguments: tuple[Any, ...]
@@ -35,12 +35,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Draw:
-    """Where the numbers of a case come from.
+    """Source of the random tensors of a case.
 
     Attributes:
-        device: of the tensors.
-        dtype: of the activations.
-        generator: of that device.
+        device: device of the tensors.
+        dtype: dtype of the activations.
+        generator: random generator of ``device``.
     """
 
     device: torch.device
@@ -48,12 +48,12 @@ class Draw:
     generator: torch.Generator
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Drawn from the standard normal distribution."""
+        """Tensor drawn from the standard normal distribution."""
         made = torch.randn(shape, generator=self.generator, device=self.device)
         return made.to(dtype or self.dtype)
 
     def leaf(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The same, with a gradient."""
+        """Leaf tensor drawn from the standard normal distribution, which requires a gradient."""
         return self.normal(*shape, dtype=dtype).requires_grad_()
 
     @property
@@ -64,12 +64,12 @@ class Draw:
 
 @dataclass(frozen=True)
 class Bench:
-    """How an operation is measured.
+    """Benchmark of an operation.
 
     Attributes:
-        dims: what the numbers of a size are.
-        sizes: large ones first; then small ones, at which calls cost more than bytes.
-        build: the case of a size.
+        dims: names of the numbers of a size.
+        sizes: large sizes first, then small sizes at which call overhead exceeds the time to move the bytes.
+        build: function that makes the case of a size.
     """
 
     dims: str
@@ -78,4 +78,4 @@ class Bench:
 
 
 ROWS = ((4096, 4096), (64, 256))
-"""Tokens x hidden: sizes of what works on rows."""
+"""Sizes, tokens x hidden, of operations on rows."""

@@ -1,9 +1,9 @@
-"""Dropout of a sum with a bias, and the residual added, in one pass; nothing is kept for backward.
+"""Bias, dropout and residual addition in one pass. Nothing is saved for backward.
 
 Legend: S rows (positions of a sequence), B micro-batch, H hidden.
-Srivastava et al. 2014, with the inverse scaling at training time. Which elements are dropped is a function of the seed
-and of the element's place in the whole tensor, the same on every backend, and however the rows are divided over ranks:
-Philox4x32-10 (Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3", section 3.3).
+Srivastava et al. 2014, with the inverse scaling at training time. The dropout mask is a function of the seed and of
+each element's index in the global tensor: Philox4x32-10 (Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1,
+2, 3", section 3.3). The mask is therefore the same on every backend and for every division of the rows over ranks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BiasDropoutAdd = Callable[
     [torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", torch.Tensor, float, int], torch.Tensor
 ]
 
-# Eager Philox works on 64-bit numbers, some ten per element at a time: 85 MiB were seen, whatever the tensor's size. Of
-# 4 Mi elements it takes 88 ms on one core of an AMD EPYC with 2^18 at a time, 101 ms with 2^20, in fewer operations.
+# Reference Philox holds about ten 64-bit numbers per element of a chunk: 85 MiB measured, for any size of the tensor. For
+# 4 Mi elements it takes 88 ms on one core of an AMD EPYC in chunks of 2^18, and 101 ms in chunks of 2^20.
 _CHUNK_ELEMENTS = 1 << 20
 _ROUND_FACTORS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -32,11 +32,16 @@ _WORD = 0xFFFFFFFF
 
 
 def philox(counters: torch.Tensor, seed: int) -> torch.Tensor:
-    """The four numbers, each in [0, 2^32), of each counter: int64 [..., 4] from int64 [...] and a seed of 64 bits."""
+    """Four random numbers in [0, 2^32) per counter.
+
+    Args:
+        counters: int64 [...]; the result is int64 [..., 4].
+        seed: 64 bits.
+    """
     words = [counters & _WORD, (counters >> 32) & _WORD, torch.zeros_like(counters), torch.zeros_like(counters)]
     keys = [seed & _WORD, (seed >> 32) & _WORD]
     for _ in range(10):
-        # Products wrap around at 64 bits, so that both halves are right though the type has a sign.
+        # Products wrap around at 64 bits, so both halves are right although int64 is signed.
         left, right = words[0] * _ROUND_FACTORS[0], words[2] * _ROUND_FACTORS[1]
         words = [
             ((right >> 32) & _WORD) ^ words[1] ^ keys[0],
@@ -49,14 +54,14 @@ def philox(counters: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def kept_elements(shape: torch.Size, positions: torch.Tensor, probability: float, seed: int) -> torch.Tensor:
-    """True where an element of the rows ``positions`` [S] of a tensor with rows like those of ``shape`` is kept."""
+    """Dropout mask, True if kept, of rows ``positions`` [S] with rows of ``shape``."""
     inner, limit = shape[1:].numel(), min(round(probability * 2**32), _WORD)
     kept = torch.empty(shape, dtype=torch.bool, device=positions.device)
     rows = max(1, _CHUNK_ELEMENTS // max(1, inner))
     columns = torch.arange(inner, device=positions.device)
     for start in range(0, len(positions), rows):
         first = (positions[start : start + rows] * inner).unsqueeze(1)
-        # One counter for four neighbours; a row may begin and end in the middle of one.
+        # One counter serves four neighbours. A row may begin and end in the middle of a counter.
         counters = (first >> 2) + torch.arange((inner + 6) // 4, device=positions.device)
         numbers = philox(counters, seed).flatten(1).gather(1, (first & 3) + columns)
         part = kept[start : start + rows]
@@ -64,7 +69,7 @@ def kept_elements(shape: torch.Size, positions: torch.Tensor, probability: float
     return kept
 
 
-class _Eager(torch.autograd.Function):
+class _ReferenceDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, *options: Any) -> torch.Tensor:
         bias, residual, positions, probability, seed = options
@@ -103,14 +108,14 @@ def _reference(
     """[S, ..., H] -> [S, ..., H].
 
     Args:
-        hidden: what is dropped of.
-        bias: [H], added before.
-        residual: like ``hidden``, added after.
-        positions: int64 [S]: which rows of the whole tensor these are.
-        probability: of an element to be dropped, in [0, 1).
-        seed: of the whole tensor's mask, below 2^63.
+        hidden: input of the dropout.
+        bias: [H], added before the dropout.
+        residual: like ``hidden``, added after the dropout.
+        positions: int64 [S], indices of these rows in the global tensor.
+        probability: dropout probability, in [0, 1).
+        seed: seed of the global tensor's mask, below 2^63.
     """
-    dropped: torch.Tensor = _Eager.apply(hidden, bias, residual, positions, probability, seed)  # type: ignore[no-untyped-call]
+    dropped: torch.Tensor = _ReferenceDropout.apply(hidden, bias, residual, positions, probability, seed)  # type: ignore[no-untyped-call]
     return dropped
 
 
@@ -120,7 +125,7 @@ def _native(*arguments: Any) -> torch.Tensor:
 
 
 def register() -> None:
-    """Tell torch.compile and autograd about the op of the library, once it is loaded."""
+    """Register the op of the loaded library with torch.compile and autograd."""
     torch.library.register_fake("llmctl::bias_dropout_add", _fake)
     torch.library.register_autograd("llmctl::bias_dropout_add", _backward, setup_context=_keep)
 
@@ -162,7 +167,7 @@ def _case(size: Size, draw: Draw) -> Case:
     tokens, width = size
     hidden, bias, residual = draw.leaf(tokens, 1, width), draw.leaf(width), draw.leaf(tokens, 1, width)
     positions = torch.arange(tokens, device=draw.device)
-    # The gradient of the residual is that of the result.
+    # The gradient of the residual is the gradient of the result, without a copy.
     return Case((hidden, bias, residual, positions, 0.1, 1234567890123), _plain, 3 * hidden.nbytes, 2 * hidden.nbytes)
 
 

@@ -1,12 +1,13 @@
-"""Cross entropy of logits whose columns may be divided over ranks; the logits become their own gradient.
+"""Cross entropy of logits that may be vocabulary-parallel.
 
+Backward overwrites the logits with their gradient.
 Legend: N tokens, V this rank's columns with padding. With logZ = log(sum over the vocabulary of exp(logit)) the loss is
 
     logZ - (1 - label_smoothing) logit[label] - label_smoothing mean(logits) + z_loss logZ^2
 
 (label smoothing: Szegedy et al. 2015, arXiv:1512.00567, section 7; z-loss: Chowdhery et al. 2022, arXiv:2204.02311,
-section 5). It is computed in two halves, between which ranks put their statistics together. Statistics are float32
-whatever the logits are, of float64 logits float64.
+section 5). Forward computes statistics of the rank's columns, which the ranks combine; backward computes the gradient.
+Statistics are float32, or float64 for float64 logits.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ from trainer.ops.operation import Implementation, Operation, compiled
 __all__ = ["CROSS_ENTROPY", "Combine", "LossTerms", "VocabColumns", "counted_from"]
 
 Combine = Callable[[torch.Tensor, torch.Tensor, VocabColumns], tuple[torch.Tensor, torch.Tensor]]
-"""From a rank's statistics to those over the whole vocabulary; collective. See ``cross_entropy``."""
+"""Reduction of statistics over the vocabulary. Collective: all ranks that share it."""
 
 
 @dataclass(frozen=True)
-class _Halves:
-    """The two halves.
+class _Kernels:
+    """Functions of one implementation.
 
     Attributes:
-        stats: (logits [N, V], labels [N], columns, terms) -> maximum [N] of the valid logits, -inf where there are
-            none; and [2 or 3, N]: the sum of exp(logit - maximum), the label's logit or 0 where it is elsewhere, and
-            with label smoothing the sum of logit - maximum. May change the logits to what ``gradient_`` wants.
+        stats: (logits [N, V], labels [N], columns, terms) -> maximum [N] of the valid logits, -inf without valid
+            columns; and [2 or 3, N]: the sum of exp(logit - maximum), the label's logit or 0 if another rank has the
+            label, and with label smoothing the sum of logit - maximum. May change the logits to the form that
+            ``gradient_`` expects.
         gradient_: (logits, labels, gradients of the losses [N], this rank's maximum, the maximum over the vocabulary,
-            the sum of exponentials counted from it, columns, terms): overwrites the logits by their gradient.
-        losses: the first half where no other rank has columns, from the arguments of ``stats``: losses, maximum and sum
-            of exponentials, [N] each; None: they are put together from the statistics.
+            the sum of exponentials relative to the latter, columns, terms): overwrites the logits with their gradient.
+        losses: fused forward for a rank that holds the whole vocabulary; takes the arguments of ``stats`` and returns
+            losses, maximum and sum of exponentials, [N] each. None: forward uses ``stats``.
     """
 
     stats: Callable[[torch.Tensor, torch.Tensor, VocabColumns, LossTerms], tuple[torch.Tensor, torch.Tensor]]
@@ -62,19 +64,19 @@ class _CrossEntropy(torch.autograd.Function):
         columns: VocabColumns,
         terms: LossTerms,
         combine: Combine | None,
-        halves: _Halves,
+        kernels: _Kernels,
     ) -> torch.Tensor:
         logits, flat = logits.contiguous(), labels.reshape(-1).contiguous()
         rows = logits.view(-1, logits.shape[-1])
-        if halves.losses is not None and combine is None and columns.is_whole:
-            losses, local_max, exp_sum = halves.losses(rows, flat, columns, terms)
+        if kernels.losses is not None and combine is None and columns.is_whole:
+            losses, local_max, exp_sum = kernels.losses(rows, flat, columns, terms)
             global_max = local_max
         else:
-            local_max, sums = halves.stats(rows, flat, columns, terms)
+            local_max, sums = kernels.stats(rows, flat, columns, terms)
             global_max, sums = (local_max, sums) if combine is None else combine(local_max, sums, columns)
             losses, exp_sum = _losses(global_max, sums, flat, columns, terms), sums[0]
         ctx.save_for_backward(logits, flat, local_max, global_max, exp_sum)
-        ctx.columns, ctx.terms, ctx.halves = columns, terms, halves
+        ctx.columns, ctx.terms, ctx.kernels = columns, terms, kernels
         return losses.view(labels.shape)
 
     @staticmethod
@@ -82,17 +84,17 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
         logits, labels, *statistics = ctx.saved_tensors
         rows, grad_losses = logits.view(-1, logits.shape[-1]), grad_output.reshape(-1).contiguous()
-        ctx.halves.gradient_(rows, labels, grad_losses, *statistics, ctx.columns, ctx.terms)
-        # Detached, so that whoever keeps it for a while does not keep the graph that made the logits.
+        ctx.kernels.gradient_(rows, labels, grad_losses, *statistics, ctx.columns, ctx.terms)
+        # Detached: a gradient that is kept must not keep the graph of the logits alive.
         return logits.detach(), None, None, None, None, None
 
 
 def _losses(
     maximum: torch.Tensor, sums: torch.Tensor, labels: torch.Tensor, columns: VocabColumns, terms: LossTerms
 ) -> torch.Tensor:
-    """[N], from statistics over the whole vocabulary."""
+    """Losses [N] from statistics over the whole vocabulary."""
     log_sum = sums[0].log()
-    # Counted from the maximum: beside one of 10000 the logarithm of a sum would lose 13 of 24 bits.
+    # Relative to the maximum: added to a maximum of 10000, the logarithm of a sum would lose 13 of 24 bits.
     distances = maximum - sums[1]
     if terms.label_smoothing:
         mean = sums[2] / columns.vocab_size
@@ -103,7 +105,7 @@ def _losses(
     return losses.masked_fill_(labels == terms.ignore_index, 0.0)
 
 
-def _cross_entropy(halves: _Halves) -> Callable[..., torch.Tensor]:
+def _cross_entropy(kernels: _Kernels) -> Callable[..., torch.Tensor]:
     def cross_entropy(
         logits: torch.Tensor,
         labels: torch.Tensor,
@@ -111,18 +113,20 @@ def _cross_entropy(halves: _Halves) -> Callable[..., torch.Tensor]:
         terms: LossTerms,
         combine: Combine | None = None,
     ) -> torch.Tensor:
-        """Losses, of the labels' shape, float32 (float64 of float64 logits). Collective if ``combine`` is.
+        """Losses of the labels' shape. Collective if ``combine`` is.
+
+        The losses are float32, or float64 for float64 logits.
 
         Args:
-            logits: [..., V]. Consumed: backward turns the buffer into its own gradient, so that they can be
-                differentiated once, and nothing else may read them.
-            labels: [...] int64, numbers of the vocabulary or ``ignore_index``; others make the loss NaN.
-            columns: which columns these are.
-            terms: what is added to the plain loss.
-            combine: where the columns are divided over ranks, the maximum [N] over all of them and their sums
-                [2 or 3, N], of which the first and the third are counted from that maximum.
+            logits: [..., V]. Consumed: backward overwrites the buffer with the gradient. Nothing else may read the
+                logits, and backward runs at most once.
+            labels: [...] int64, vocabulary ids or ``ignore_index``. Any other label makes the loss NaN.
+            columns: this rank's range of vocabulary columns.
+            terms: label smoothing, z-loss and ignored label.
+            combine: for vocabulary-parallel logits, reduces a rank's statistics to the maximum [N] and the sums
+                [2 or 3, N] over the vocabulary; the first and third sums are relative to that maximum.
         """
-        losses: torch.Tensor = _CrossEntropy.apply(logits, labels, columns, terms, combine, halves)  # type: ignore[no-untyped-call]
+        losses: torch.Tensor = _CrossEntropy.apply(logits, labels, columns, terms, combine, kernels)  # type: ignore[no-untyped-call]
         return losses
 
     return cross_entropy
@@ -135,11 +139,14 @@ def _small(
     terms: LossTerms,
     combine: Combine | None = None,
 ) -> torch.Tensor:
-    """One operation of torch, which leaves the logits alone, where it has all that is asked for."""
-    # Compiled code raises nothing for a label that there is not.
+    """Compute with torch's cross_entropy, or with the reference for terms that torch lacks.
+
+    torch's cross_entropy leaves the logits unchanged.
+    """
+    # Compiled code raises no error for a label outside the vocabulary.
     if combine is None and columns.is_whole and not terms.z_loss and not torch.compiler.is_compiling():
         width = columns.num_valid
-        # At these sizes an operation that changes nothing costs as much as one that does.
+        # Slices and views without effect are skipped: at these sizes they cost as much as real operations.
         valid = logits if logits.shape[-1] == width else logits[..., :width]
         rows = valid if valid.dim() == 2 else valid.reshape(-1, width)
         try:
@@ -151,7 +158,7 @@ def _small(
                 label_smoothing=terms.label_smoothing,
             )
             return losses if labels.dim() == 1 else losses.view(labels.shape)
-        except IndexError:  # of a label that there is not, whose loss is NaN
+        except IndexError:  # a label outside the vocabulary, whose loss must be NaN
             pass
     return _REFERENCE(logits, labels, columns, terms, combine)
 
@@ -159,7 +166,7 @@ def _small(
 def counted_from(
     global_max: torch.Tensor, local_max: torch.Tensor, sums: torch.Tensor, columns: VocabColumns
 ) -> torch.Tensor:
-    """A rank's sums [2 or 3, N] that were counted from ``local_max``; now ranks may add them up."""
+    """Shift a rank's sums [2 or 3, N] from ``local_max`` to ``global_max``."""
     shift = cross_entropy_reference.shift(global_max, local_max)
     recounted = sums.clone()
     recounted[0].mul_(shift.exp())
@@ -182,7 +189,7 @@ def _native_stats(
         _keeps_exponentials(rows),
     )
     if _keeps_exponentials(rows):
-        # The ops of a library do not tell autograd what they change.
+        # Custom ops do not report in-place changes to autograd.
         torch.autograd.graph.increment_version(rows)
     return sums
 
@@ -222,15 +229,16 @@ def _native_gradient_(rows: torch.Tensor, *given: Any) -> None:
 
 
 def _keeps_exponentials(logits: torch.Tensor) -> bool:
-    """Whether forward leaves exp(logit - maximum) in the place of valid logits, so that backward only scales them.
+    """True if forward overwrites valid logits with exp(logit - maximum) for backward.
 
-    On a CPU that is worth the write; a GPU computes exponentials faster than it writes them. 16 bits are too few.
+    Backward then only scales them, which pays off on a CPU. A GPU computes exponentials faster than it writes them.
+    16-bit dtypes lack the precision.
     """
     return logits.is_cpu and logits.dtype in (torch.float32, torch.float64)
 
 
 def register() -> None:
-    """Tell torch.compile about the ops of the library, once it is loaded."""
+    """Register the ops of the loaded library with torch.compile."""
     torch.library.register_fake("llmctl::cross_entropy_stats", _fake_stats)
     torch.library.register_fake("llmctl::cross_entropy_losses", _fake_losses)
     torch.library.register_fake("llmctl::cross_entropy_grad_", _fake_gradient)
@@ -266,7 +274,7 @@ def _example(
 def _divided_example(
     num_valid: int, device: torch.device, dtype: torch.dtype, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, VocabColumns, LossTerms, Combine]:
-    """One rank's columns, which follow another's: its own, or padding alone."""
+    """Arguments of the second of two ranks, with ``num_valid`` columns and padding."""
     logits = torch.randn((5, 40), generator=generator).to(device, dtype).requires_grad_()
     labels = torch.tensor([0, 23, 23 + num_valid, -100, 3])
     return logits, labels.to(device), VocabColumns(24, num_valid, 24 + num_valid), LossTerms(), _beside_zeros
@@ -275,7 +283,7 @@ def _divided_example(
 def _beside_zeros(
     local_max: torch.Tensor, sums: torch.Tensor, columns: VocabColumns
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What two ranks come to of which the other has the columns before, and nothing but zeros in them."""
+    """Combined statistics of two ranks if the first rank's logits are all zero."""
     global_max = local_max.clamp(min=0.0)
     total = counted_from(global_max, local_max, sums, columns)
     total[0] += columns.first * (-global_max).exp()
@@ -294,20 +302,20 @@ def _case(size: Size, draw: Draw) -> Case:
     return Case(arguments, _plain, logits.nbytes, 2 * logits.nbytes)
 
 
-_REFERENCE = _cross_entropy(_Halves(cross_entropy_reference.stats, cross_entropy_reference.gradient_))
+_REFERENCE = _cross_entropy(_Kernels(cross_entropy_reference.stats, cross_entropy_reference.gradient_))
 
 CROSS_ENTROPY: Operation[Callable[..., torch.Tensor]] = Operation(
     "cross_entropy",
     {
-        # Forward and backward on one core of an Intel Xeon, and by torch's one operation: float32 of 32 x 1024 241 us
-        # and 213 us, of 64 x 1024 294 us and 318 us; bfloat16 378 us and 360 us, 486 us and 568 us.
+        # Forward and backward on one core of an Intel Xeon, this kernel and torch's cross_entropy: float32 32 x 1024
+        # 241 us and 213 us, 64 x 1024 294 us and 318 us; bfloat16 378 us and 360 us, 486 us and 568 us.
         "native": Implementation(
-            _cross_entropy(_Halves(_native_stats, _native_gradient_, _native_losses)), smallest={"cpu": 1 << 16}
+            _cross_entropy(_Kernels(_native_stats, _native_gradient_, _native_losses)), smallest={"cpu": 1 << 16}
         ),
         "compile": compiled(_REFERENCE),
         "reference": Implementation(_REFERENCE),
     },
-    # The last: whole vectors, rows that a block of threads shares.
+    # The last example has whole vectors, and rows that are shared by a block of threads.
     [
         partial(_example, 5, 37),
         *(partial(_divided_example, num_valid) for num_valid in (0, 37)),

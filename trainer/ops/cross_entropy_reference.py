@@ -1,4 +1,4 @@
-"""The two halves of cross entropy in torch, the reference of the others: see trainer.ops.cross_entropy.
+"""Reference forward and backward of cross entropy in torch. See trainer.ops.cross_entropy.
 
 Legend: N tokens, V this rank's columns with padding.
 """
@@ -9,22 +9,25 @@ import torch
 
 from trainer.ops.loss_terms import LossTerms, VocabColumns
 
-# Logits handled at a time by reference torch. On a CPU the rows stay in the cache between the passes: for 512 x 32000
-# float32 on one core of an AMD EPYC (1 MiB L2, 32 MiB L3) forward took 19.6 ms with 2 MiB, 21 with 0.5 or 8 MiB, 22.5
-# with all at once. On a GPU the launches count, and the float32 copy of 16-bit logits must fit: 512 MiB.
+# Logits per chunk. On a CPU the rows of a chunk stay in the cache between the passes: for 512 x 32000 float32 on one
+# core of an AMD EPYC (1 MiB L2, 32 MiB L3) forward took 19.6 ms with 2 MiB per chunk, 21 ms with 0.5 or 8 MiB, and
+# 22.5 ms without chunks. On a GPU few launches matter most, and the float32 copy of 16-bit logits must fit: 512 MiB.
 _CHUNK_ELEMENTS = {"cpu": 1 << 19}
 _CHUNK_ELEMENTS_ELSEWHERE = 1 << 27
 
 
 def shift(global_max: torch.Tensor, local_max: torch.Tensor) -> torch.Tensor:
-    """[N]: what to add to logit - local_max. A rank without a maximum counts from 0, and has nothing but zeros."""
+    """The shift [N] from ``local_max`` to ``global_max``.
+
+    The shift is 0 on a rank without valid columns: its sums are 0.
+    """
     return (local_max - global_max).masked_fill_(local_max == -torch.inf, 0.0)
 
 
 def stats(
     rows: torch.Tensor, labels: torch.Tensor, columns: VocabColumns, terms: LossTerms
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Forward's half."""
+    """Compute the statistics of forward: ``stats`` of the kernels in trainer.ops.cross_entropy."""
     wide = torch.promote_types(rows.dtype, torch.float32)
     positions, is_elsewhere = _positions(labels, columns)
     label_logits = rows.gather(1, positions).squeeze(1).to(wide).masked_fill_(is_elsewhere, 0.0)
@@ -39,8 +42,8 @@ def stats(
         values = valid[chunk].to(wide)
         maximum = torch.amax(values, 1, keepdim=True)
         maxima[chunk] = maximum.squeeze(1)
-        # Where there is nothing but -inf it is counted from 0: -inf - -inf would be NaN. Rows that are wide enough are
-        # left as exponentials, which saves backward computing them again; in 16 bit they would lose digits.
+        # Rows of -inf only are relative to 0: -inf - -inf would be NaN. float32 and float64 rows are left as
+        # exponentials, which saves backward the recomputation; in 16 bits the exponentials would lose digits.
         values.sub_(maximum.masked_fill_(maximum == -torch.inf, 0.0))
         if terms.label_smoothing:
             torch.sum(values, 1, out=sums[2, chunk])
@@ -58,7 +61,7 @@ def gradient_(
     columns: VocabColumns,
     terms: LossTerms,
 ) -> None:
-    """Backward's half."""
+    """Overwrite the logits with their gradient: ``gradient_`` of the kernels in trainer.ops.cross_entropy."""
     grads = grad_losses.masked_fill(labels == terms.ignore_index, 0.0)
     shares = grads / exp_sum
     if terms.z_loss:
@@ -76,12 +79,15 @@ def gradient_(
         return
     for chunk in _chunks(rows) if columns.num_valid else ():
         powers = (valid[chunk].to(grads.dtype) - global_max[chunk, None]).exp_().mul_(shares[chunk, None])
-        # Before they are rounded: of a label that is all but certain 16 bits would leave nothing.
+        # Added before rounding to 16 bits: the gradient at a nearly certain label would round to 0.
         valid[chunk] = powers.sub_(everywhere[chunk]).scatter_add_(1, positions[chunk], at_label[chunk])
 
 
 def _positions(labels: torch.Tensor, columns: VocabColumns) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns [N, 1] of the labels, 0 where they are not this rank's; and where [N] they are not."""
+    """Local columns [N, 1] of the labels, and a mask [N] of other ranks' labels.
+
+    Labels of other ranks have column 0.
+    """
     positions = labels - columns.first
     is_elsewhere = (positions < 0) | (positions >= columns.num_valid)
     return positions.masked_fill_(is_elsewhere, 0).unsqueeze(1), is_elsewhere

@@ -1,4 +1,4 @@
-"""What a loss over a vocabulary is made of: which columns of it a rank has, and what is added to the cross entropy."""
+"""Vocabulary columns of a rank, and loss terms besides the cross entropy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VocabColumns:
-    """Which columns of the vocabulary a rank's logits are.
+    """Vocabulary columns of a rank's logits.
 
     Attributes:
-        first: number of the first in the vocabulary.
-        num_valid: how many are vocabulary rather than padding, which follows them; may be 0.
+        first: vocabulary id of the first column.
+        num_valid: number of vocabulary columns, may be 0. Padding columns follow them.
         vocab_size: columns of the vocabulary over all ranks, without padding.
     """
 
@@ -21,21 +21,21 @@ class VocabColumns:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no other rank has any."""
+        """True if this rank has the whole vocabulary."""
         return self.num_valid == self.vocab_size
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What is added to the plain cross entropy.
+    """Loss terms besides the plain cross entropy.
 
-    Training adds nothing: Megatron-LM, whose flags name the keys of the config, has none for these. They are for losses
-    that call ``vocab_parallel_cross_entropy`` by themselves.
+    Training uses the defaults: the config keys are Megatron-LM's flags, and Megatron-LM has no flags for these terms.
+    Custom losses that call ``vocab_parallel_cross_entropy`` may set them.
 
     Attributes:
         z_loss: weight of the squared logarithm of the normaliser.
-        label_smoothing: share of the label that is spread evenly over the vocabulary.
-        ignore_index: a label of tokens without a loss: theirs is 0, and so is its gradient.
+        label_smoothing: share of the label's probability that is spread evenly over the vocabulary.
+        ignore_index: label of tokens without a loss; loss and gradient of these tokens are 0.
     """
 
     z_loss: float = 0.0

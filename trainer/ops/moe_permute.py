@@ -1,8 +1,8 @@
-"""Rows of tokens on their way to the experts and back: weighted sums of the chosen rows of each token.
+"""Permutation of tokens to their experts, and weighted sum of expert outputs.
 
 Legend: T tokens, K experts chosen per token, P <= T*K choices that were not dropped, H hidden.
-Sums are taken over the K choices of a token in their order, by looking up its rows: the same on every device, without
-atomic additions. Gathering the rows of tokens, the way there, is torch's index_select, which leaves nothing to gain.
+Each sum looks up a token's rows and adds the K choices in order, without atomic additions: the order of addition is the
+same on every device. The permutation is torch's index_select, which is already optimal.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Unpermute = Callable[[torch.Tensor, "torch.Tensor | None", torch.Tensor, torch.T
 
 
 @dataclass(frozen=True)
-class _Sums:
-    """What an implementation is made of.
+class _CombineKernels:
+    """Functions of one implementation.
 
     Attributes:
         combine: see ``combine``.
-        combine_backward: gradients of rows [P, H] and weights [T, K] from those of tokens [T, H], rows, choices and
-            weights; that of a dropped choice is 0.
+        combine_backward: (gradients of the tokens [T, H], rows, choices, weights) -> gradients of the rows [P, H] and
+            of the weights [T, K]; the weight of a dropped choice has gradient 0.
     """
 
     combine: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -39,12 +39,12 @@ class _Sums:
 
 
 def combine(rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """[T, H]: for every token the sum over k of weights[t, k] * rows[places[t, k]]; without weights, of the rows alone.
+    """Sum over k of weights[t, k] * rows[places[t, k]], [T, H].
 
     Args:
         rows: [P, H].
-        places: int64 [T, K]; P where a choice was dropped.
-        weights: [T, K], float32, or float64 for float64 rows.
+        places: int64 [T, K]; P for a dropped choice.
+        weights: [T, K], float32, or float64 for float64 rows; None: all weights are 1.
     """
     total = rows.new_zeros((len(places), rows.shape[1]), dtype=torch.promote_types(rows.dtype, torch.float32))
     if not len(rows):
@@ -55,7 +55,7 @@ def combine(rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | No
     for place in range(places.shape[1]):
         chosen = rows.index_select(0, existing[:, place])
         if len(rows) < places.numel():
-            # The row in the place of one that was dropped may hold infinities, of which a share of 0 makes NaN.
+            # The row that stands in for a dropped choice may hold infinities, and 0 * inf is NaN.
             chosen.masked_fill_(~is_there[:, place, None], 0.0)
         total.addcmul_(chosen, shares[:, place, None])
     return total.to(rows.dtype)
@@ -74,17 +74,17 @@ def _combine_backward(
 class _Permute(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tokens: torch.Tensor, choices: torch.Tensor, places: torch.Tensor, sums: _Sums
+        ctx: Any, tokens: torch.Tensor, choices: torch.Tensor, places: torch.Tensor, kernels: _CombineKernels
     ) -> torch.Tensor:
         ctx.save_for_backward(places)
-        ctx.sums = sums
+        ctx.kernels = kernels
         return tokens.index_select(0, choices // places.shape[1])
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad_rows: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (places,) = ctx.saved_tensors
-        return ctx.sums.combine(grad_rows, places, None), None, None, None
+        return ctx.kernels.combine(grad_rows, places, None), None, None, None
 
 
 class _Unpermute(torch.autograd.Function):
@@ -95,12 +95,12 @@ class _Unpermute(torch.autograd.Function):
         weights: torch.Tensor | None,
         choices: torch.Tensor,
         places: torch.Tensor,
-        sums: _Sums,
+        kernels: _CombineKernels,
     ) -> torch.Tensor:
-        # Without weights there is nothing to know about the rows in backward.
+        # Without weights, backward does not need the rows.
         ctx.save_for_backward(None if weights is None else rows, choices, weights)
-        ctx.sums, ctx.per_token = sums, places.shape[1]
-        return sums.combine(rows, places, weights)
+        ctx.kernels, ctx.per_token = kernels, places.shape[1]
+        return kernels.combine(rows, places, weights)
 
     @staticmethod
     @differentiable_once
@@ -108,37 +108,37 @@ class _Unpermute(torch.autograd.Function):
         rows, choices, weights = ctx.saved_tensors
         if weights is None:
             return grad_tokens.index_select(0, choices // ctx.per_token), None, None, None, None
-        return *ctx.sums.combine_backward(grad_tokens, rows, choices, weights), None, None, None
+        return *ctx.kernels.combine_backward(grad_tokens, rows, choices, weights), None, None, None
 
 
-def _permute(sums: _Sums) -> Permute:
+def _permute(kernels: _CombineKernels) -> Permute:
     def permute(tokens: torch.Tensor, choices: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Rows [P, H] of the tokens [T, H] of the choices, to be sent to the experts.
+        """Rows [P, H] of the chosen tokens in the order of the experts.
 
         Args:
             tokens: [T, H].
             choices: int64 [P], numbers t * K + k of the choices that were not dropped, in the order of the rows.
-            places: int64 [T, K], where in ``choices`` each choice stands; P where it was dropped.
+            places: int64 [T, K], index of each choice in ``choices``; P for a dropped choice.
         """
-        rows: torch.Tensor = _Permute.apply(tokens, choices, places, sums)  # type: ignore[no-untyped-call]
+        rows: torch.Tensor = _Permute.apply(tokens, choices, places, kernels)  # type: ignore[no-untyped-call]
         return rows
 
     return permute
 
 
-def _unpermute(sums: _Sums) -> Unpermute:
+def _unpermute(kernels: _CombineKernels) -> Unpermute:
     def unpermute(
         rows: torch.Tensor, weights: torch.Tensor | None, choices: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
-        """Tokens [T, H]: what came back from the experts for each, weighted and added up.
+        """Tokens [T, H]: the weighted sum of each token's expert outputs.
 
         Args:
-            rows: [P, H], in the order of ``choices``.
-            weights: [T, K], float32, or float64 for float64 rows; None: all are 1.
+            rows: expert outputs [P, H], in the order of ``choices``.
+            weights: [T, K], float32, or float64 for float64 rows; None: all weights are 1.
             choices: see ``permute``.
             places: see ``permute``.
         """
-        tokens: torch.Tensor = _Unpermute.apply(rows, weights, choices, places, sums)  # type: ignore[no-untyped-call]
+        tokens: torch.Tensor = _Unpermute.apply(rows, weights, choices, places, kernels)  # type: ignore[no-untyped-call]
         return tokens
 
     return unpermute
@@ -149,7 +149,7 @@ def _plain_permute(tokens: torch.Tensor, choices: torch.Tensor, places: torch.Te
 
 
 def _small_permute(tokens: torch.Tensor, choices: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    # Backward of torch's indexing adds up in any order and rounds each time: with two addends that is the same.
+    # Backward of torch's indexing adds in any order and rounds each time. Two addends give the same sum in any order.
     if places.shape[1] <= 2:
         return _plain_permute(tokens, choices, places)
     rows: torch.Tensor = _Permute.apply(tokens, choices, places, _REFERENCE)  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ def _native_combine_backward(
 
 
 def register() -> None:
-    """Tell torch.compile about the ops of the library, once it is loaded."""
+    """Register the ops of the loaded library with torch.compile."""
     torch.library.register_fake("llmctl::moe_combine", _fake)
     torch.library.register_fake("llmctl::moe_combine_backward", _fake_backward)
 
@@ -187,7 +187,7 @@ def _fake_backward(
 
 
 def _routes(tokens: int, per_token: int, dropped: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choices in the order of the experts' rows, and places."""
+    """Random ``choices`` and ``places`` of ``permute``."""
     count = tokens * per_token - dropped
     choices = torch.randperm(tokens * per_token, generator=generator, device=generator.device)[:count]
     ranks = torch.arange(count, device=generator.device)
@@ -236,15 +236,18 @@ def _case_back(size: Size, draw: Draw) -> Case:
     return Case(arguments, _plain_unpermute, rows.nbytes + of_tokens, 2 * rows.nbytes + of_tokens)
 
 
-_REFERENCE, _NATIVE = _Sums(combine, _combine_backward), _Sums(_native_combine, _native_combine_backward)
-# Of odd sizes; whole vectors, and more experts per token than kernels take at once.
+_REFERENCE, _NATIVE = (
+    _CombineKernels(combine, _combine_backward),
+    _CombineKernels(_native_combine, _native_combine_backward),
+)
+# Odd sizes; then whole vectors, and more experts per token than a kernel takes at once.
 _SIZES = ((4, 2, 25), (9, 6, 4104))
 _DIMS, _BENCHED = "tokens x experts per token x hidden", ((4096, 2, 2048), (64, 2, 256))
 
 MOE_PERMUTE: Operation[Permute] = Operation(
     "moe_permute",
-    # Forward and backward on one core of an AMD EPYC, and torch's indexing: of 32 x 2 x 128 float32 64 us and 51 us, of
-    # 64 x 2 x 128 bfloat16 60 us and 73 us.
+    # Forward and backward on one core of an AMD EPYC, this kernel and torch's indexing: 32 x 2 x 128 float32 64 us and
+    # 51 us, 64 x 2 x 128 bfloat16 60 us and 73 us.
     {
         "native": Implementation(_permute(_NATIVE), smallest={"cpu": 1 << 13}),
         "reference": Implementation(_permute(_REFERENCE)),

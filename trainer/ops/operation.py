@@ -1,13 +1,13 @@
-"""What an operation is: its name, the ways to compute it, how each is tried before it is used, and how it is measured.
+"""Operations: name, implementation per backend, examples for the self-test, and benchmark.
 
-The backends, in the order in which ``auto`` takes them:
-    native: csrc/, compiled for this machine's processor, on GPUs by nvcc.
-    nvrtc: the same code for GPUs, compiled by the NVRTC that comes with torch: older GPUs, machines without nvcc.
-    compile: what torch.compile makes of the reference; ``auto`` takes it on GPUs only, where reference is slowest.
-    torch: what torch has for it, where that is not the reference.
-    reference: operations of torch that come to mind, and the reference of the others.
+The backends, in the order in which ``auto`` prefers them:
+    native: csrc/, compiled for this machine's processor; for GPUs compiled by nvcc.
+    nvrtc: the same GPU code, compiled by the NVRTC that comes with torch. For older GPUs and machines without nvcc.
+    compile: torch.compile of the reference. ``auto`` takes it on GPUs only, where the reference is slowest.
+    torch: torch's fused operation, if that is not the reference.
+    reference: plain torch operations, against which all other backends are tested.
 
-A new operation is a file that ends with its Operation, and a row in trainer.planning.kernel_choice.
+To add an operation, write a file that ends with its Operation, and add a row to trainer.planning.kernel_choice.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["BACKENDS", "FLOATING", "Backend", "BySize", "Example", "Implementati
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 Function = TypeVar("Function", bound=Callable[..., Any])
-"""What an operation takes and gives."""
+"""Signature of an operation."""
 Example = Callable[[torch.device, torch.dtype, torch.Generator], tuple[Any, ...]]
-"""Fresh arguments of a small call on a device, for activations of a dtype, drawn from a generator of the CPU."""
+"""Makes the arguments of a small call from device, dtype and CPU random generator."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,11 @@ class Implementation(Generic[Function]):
     """One way to compute an operation.
 
     Attributes:
-        function: has the operation's arguments and results; differentiable where the operation is.
-        devices: types of the devices that it runs on.
-        dtypes: of the activations that it takes.
-        smallest: type of device -> elements of the first tensor below which torch's operations are faster, and used.
+        function: function with the operation's signature; differentiable if the operation is.
+        devices: supported device types.
+        dtypes: supported dtypes of the activations.
+        smallest: device type -> number of elements of the first tensor below which torch's operations are faster and
+            are used instead.
     """
 
     function: Function
@@ -55,17 +56,18 @@ class Operation(Generic[Function]):
     """One operation and its implementations.
 
     Attributes:
-        name: its name in the config, in reports and, where there is one op of that name, in torch.ops.llmctl.
-        implementations: backend -> how; ``reference`` is always there. ``native`` and ``nvrtc`` share one, under
-        ``native``. examples: what implementations are tried on: a call of odd sizes, which leave rests everywhere, and
-        calls like
-            those of training, which go the fast ways: whole vectors, rows of several warps, several rows in turn.
-        consumed: positions of the arguments that hold nothing of meaning after the call.
-        default: the backend that needs no choice.
-        small: what is faster where an implementation's ``smallest`` is not reached; None: the reference one.
-        register: tells torch about the ops of the library, once it is loaded; None: it has none. Operations may share
-            one.
-        bench: how it is measured; None: it is not.
+        name: name in the config and in reports. Also the op's name in torch.ops.llmctl, unless the operation uses
+            several ops.
+        implementations: backend -> implementation. Contains ``reference``. ``nvrtc`` uses the entry ``native``.
+        examples: arguments for the self-test and the tests: odd sizes, which leave remainders in every loop, and
+            sizes of training, which take the fast paths: whole vectors, rows of several warps, several rows per
+            thread block.
+        consumed: positions of the arguments whose contents are undefined after the call.
+        default: the backend for a run without a selection.
+        small: faster function for calls below an implementation's ``smallest``; None: the reference.
+        register: function that registers the ops of the loaded library with torch; None: the operation has no native
+            ops. Operations may share a function.
+        bench: the benchmark; None: no benchmark.
     """
 
     name: str
@@ -78,16 +80,16 @@ class Operation(Generic[Function]):
     bench: Bench | None = None
 
     def implementation(self, backend: Backend) -> Implementation[Function]:
-        """The one on ``backend``, which there must be."""
+        """The implementation on ``backend``. Raises KeyError without one."""
         return self.implementations["native" if backend == "nvrtc" else backend]
 
     def is_small(self, backend: Backend, device_type: str, first: object) -> bool:
-        """Whether a call with ``first`` as its first argument is left to torch's operations."""
+        """True if torch's operations compute a call with the first argument ``first``."""
         smallest = self.implementation(backend).smallest.get(device_type, 0)
         return isinstance(first, torch.Tensor) and first.numel() < smallest
 
     def function(self, backend: Backend, device_type: str) -> Function:
-        """What a run on ``backend`` calls: what is faster at each size."""
+        """The function of a run on ``backend``: the faster function for each size."""
         large = self.implementation(backend)
         smallest = large.smallest.get(device_type, 0)
         if smallest <= 1:
@@ -98,11 +100,11 @@ class Operation(Generic[Function]):
 
 @dataclass(frozen=True)
 class BySize:
-    """What a run calls of an operation that has more than one fastest implementation.
+    """Dispatch by size: a kernel for large tensors, torch for small ones.
 
     Attributes:
-        large: a kernel.
-        small: what is faster on a first tensor of fewer than ``smallest`` elements.
+        large: the kernel.
+        small: function for a first tensor of fewer than ``smallest`` elements.
         smallest: see Implementation.
     """
 
@@ -111,26 +113,26 @@ class BySize:
     smallest: int
 
     def __call__(self, *arguments: Any) -> Any:
-        """The operation."""
+        """Compute the operation."""
         return (self.small if arguments[0].numel() < self.smallest else self.large)(*arguments)
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A function through torch.compile, which compiles at the first call of each size."""
+    """A function under torch.compile, which compiles at the first call of each size."""
 
     reference: Callable[..., Any]
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        # Made at the first call: the import of torch's compiler takes seconds. Code for any size is slower.
+        # At the first call: the import of torch's compiler takes seconds. dynamic=False: code for any size is slower.
         return torch.compile(self.reference, dynamic=False)
 
     def __call__(self, *arguments: Any) -> Any:
-        """The operation."""
+        """Compute the operation."""
         return self._function(*arguments)
 
 
 def compiled(reference: Function) -> Implementation[Function]:
-    """The implementation on ``compile``: for references whose sizes and constants are the same in every step."""
+    """Implementation on ``compile``, for references with the same sizes and constants in every step."""
     return Implementation(cast("Function", _Compiled(reference)))

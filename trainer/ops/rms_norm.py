@@ -1,6 +1,6 @@
-"""RMSNorm over the last dim, alone and of a sum. Statistics are float32 for 16-bit activations.
+"""RMSNorm over the last dim, of one tensor or of a residual sum.
 
-Legend: T any leading dims, H hidden.
+Legend: T any leading dims, H hidden. Statistics are float32 for 16-bit activations.
 Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4.
 """
 
@@ -21,8 +21,11 @@ Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 NormOfSum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
 
 
-class _Eager(torch.autograd.Function):
-    """RMSNorm that keeps its input and one number per token, where torch's chain of operations keeps each result."""
+class _ReferenceRMSNorm(torch.autograd.Function):
+    """RMSNorm that saves its input and one number per token.
+
+    Autograd of the separate torch operations would save every intermediate result.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -40,7 +43,7 @@ class _Eager(torch.autograd.Function):
         unit = hidden * scale
         gradient = grad_output.to(scale.dtype)
         products = (gradient * unit).reshape(scale.numel(), len(weight))
-        # What the gradient has along the unit vector is lost, because the norm does not see it.
+        # The norm does not depend on the length of its input: remove the gradient's component along the unit vector.
         along = (products @ weight.to(scale.dtype)).view(scale.shape).div_(len(weight))
         grad_hidden = (gradient * weight).addcmul_(unit, along, value=-1).mul_(scale)
         return grad_hidden.to(hidden.dtype), products.sum(0).to(weight.dtype), None
@@ -48,7 +51,7 @@ class _Eager(torch.autograd.Function):
 
 def _reference(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """[T, H] -> [T, H]."""
-    normed: torch.Tensor = _Eager.apply(hidden, weight, epsilon)  # type: ignore[no-untyped-call]
+    normed: torch.Tensor = _ReferenceRMSNorm.apply(hidden, weight, epsilon)  # type: ignore[no-untyped-call]
     return normed
 
 
@@ -65,7 +68,7 @@ def _of_sum(norm: Norm) -> NormOfSum:
     def norm_of_sum(
         hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, H], [T, H] -> norm of the sum, and the sum."""
+        """Norm of the sum of two tensors [T, H], and the sum."""
         total = hidden + residual
         return norm(total, weight, epsilon), total
 
@@ -78,7 +81,7 @@ def _native_of_sum(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def register() -> None:
-    """Tell torch.compile and autograd about the ops of the library, once it is loaded."""
+    """Register the ops of the loaded library with torch.compile and autograd."""
     torch.library.register_fake("llmctl::rms_norm", _fake)
     torch.library.register_fake("llmctl::add_rms_norm", _fake_add)
     torch.library.register_fake("llmctl::rms_norm_backward", _fake_backward)
@@ -121,7 +124,7 @@ def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, tor
     _, total, scale = output
     ctx.save_for_backward(total, inputs[2], scale)
     ctx.mark_non_differentiable(scale)
-    # What leads nowhere is None, and not read as zeros.
+    # Unused gradients are None instead of zeros that backward would read.
     ctx.set_materialize_grads(False)
 
 
@@ -165,11 +168,11 @@ def _case(size: Size, draw: Draw) -> Case:
 
 def _case_of_sum(size: Size, draw: Draw) -> Case:
     hidden, residual = draw.leaf(*size), draw.leaf(*size)
-    # Both summands have the same gradient, which is written once.
+    # Both summands share one gradient tensor.
     return Case((hidden, residual, draw.leaf(size[-1]), EPSILON), _of_sum(_plain), 4 * hidden.nbytes, 4 * hidden.nbytes)
 
 
-# Rows of several warps, several of them in each sum over rows.
+# Rows of several warps, and several rows in each sum over rows.
 _SIZES = ((3, 41), (9, 8200))
 
 RMS_NORM: Operation[Norm] = Operation(
@@ -197,4 +200,4 @@ ADD_RMS_NORM: Operation[NormOfSum] = Operation(
     register=register,
     bench=Bench("tokens x hidden", ROWS, _case_of_sum),
 )
-"""The residual sum and its norm: what a layer passes on, and what its next part starts from."""
+"""Norm of a residual sum, and the sum, which is the next residual."""

@@ -1,4 +1,4 @@
-"""Rotary position embedding, and the cutting of a packed query-key-value tensor into heads that goes with it.
+"""Rotary position embedding, fused with the split of a packed query-key-value tensor into heads.
 
 Legend: S sequence, B micro-batch, G query groups, R queries per group, A = G*R, D head width.
 Su et al. 2021 (arXiv:2104.09864), equation 34, in the half-split pairing (channel i with i + rotated/2) of GPT-NeoX,
@@ -23,13 +23,14 @@ Rope = Callable[..., Heads]
 
 
 @dataclass(frozen=True)
-class _Halves:
-    """The two directions.
+class _Kernels:
+    """Functions of one implementation.
 
     Attributes:
-        split_: (heads [S, B, G, R+2, D], cos, sin, interleaved) -> queries [S, B, A, D]. Turns queries and keys in
-            place, or the queries on their way to a tensor of their own where there are several per group.
-        join: (gradients of query, key and value, which come as they went, cos, sin, interleaved) -> that of the heads.
+        split_: (heads [S, B, G, R+2, D], cos, sin, interleaved) -> queries [S, B, A, D]. Rotates keys in place, and
+            queries too if there is one per group; otherwise the rotated queries are written to a new tensor.
+        join: (gradients of query, key and value in the layout of forward's results, cos, sin, interleaved) -> gradient
+            of the heads.
     """
 
     split_: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None, bool], torch.Tensor]
@@ -37,7 +38,7 @@ class _Halves:
 
 
 class _Rope(torch.autograd.Function):
-    """One buffer in, three out; the gradient is assembled in one buffer too, instead of cut and joined by autograd."""
+    """Split and rotation of one buffer; backward writes the gradient into one buffer."""
 
     @staticmethod
     def forward(
@@ -46,20 +47,20 @@ class _Rope(torch.autograd.Function):
         cos: torch.Tensor | None,
         sin: torch.Tensor | None,
         interleaved: bool,
-        halves: _Halves,
+        kernels: _Kernels,
     ) -> Heads:
         ctx.save_for_backward(cos, sin)
-        ctx.interleaved, ctx.halves = interleaved, halves
-        query = halves.split_(heads, cos, sin, interleaved)
+        ctx.interleaved, ctx.kernels = interleaved, kernels
+        query = kernels.split_(heads, cos, sin, interleaved)
         return query.permute(1, 2, 0, 3), heads[..., -2, :].permute(1, 2, 0, 3), heads[..., -1, :].permute(1, 2, 0, 3)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return ctx.halves.join(*grads, *ctx.saved_tensors, ctx.interleaved), None, None, None, None
+        return ctx.kernels.join(*grads, *ctx.saved_tensors, ctx.interleaved), None, None, None, None
 
 
-def _rope(halves: _Halves) -> Rope:
+def _rope(kernels: _Kernels) -> Rope:
     def rope(
         packed: torch.Tensor,
         queries_per_group: int,
@@ -68,21 +69,25 @@ def _rope(halves: _Halves) -> Rope:
         sin: torch.Tensor | None,
         interleaved: bool = False,
     ) -> Heads:
-        """Query [B, A, S, D], key and value [B, G, S, D] from [S, B, G * (R+2) * D], rotated if angles are given.
+        """Split a packed tensor into heads, and rotate queries and keys.
 
         Args:
-            packed: each query group's queries, its key and its value in turn. It is consumed: the results are views of
-                it where they can be, and the rotation is done in place.
+            packed: [S, B, G * (R+2) * D], per query group its queries, its key and its value. Consumed: the rotation
+                is in place, and the results are views of ``packed`` where possible.
             queries_per_group: R.
             head_dim: D.
-            cos: of the angles, [S, 1, 1, 1, rotated/2], or [S, B, 1, 1, rotated/2] where each sample has its own.
-            sin: the same.
-            interleaved: whether pairs are neighbours.
+            cos: cosines [S, 1, 1, 1, rotated/2], or [S, B, 1, 1, rotated/2] with positions per sample; None: no
+                rotation.
+            sin: sines, as ``cos``.
+            interleaved: True if the two channels of a pair are neighbours.
+
+        Returns:
+            Query [B, A, S, D], key [B, G, S, D] and value [B, G, S, D].
         """
         heads = _by_head(packed, queries_per_group, head_dim)
         if heads.stride(-1) != 1:
             heads = heads.contiguous()
-        found: Heads = _Rope.apply(heads, cos, sin, interleaved, halves)  # type: ignore[no-untyped-call]
+        found: Heads = _Rope.apply(heads, cos, sin, interleaved, kernels)  # type: ignore[no-untyped-call]
         return found
 
     return rope
@@ -119,13 +124,13 @@ def _reference_join(
 
 
 def _by_head(packed: torch.Tensor, queries_per_group: int, head_dim: int) -> torch.Tensor:
-    """[S, B, G, R+2, D], a view."""
+    """View [S, B, G, R+2, D] of the packed tensor."""
     groups = packed.shape[-1] // ((queries_per_group + 2) * head_dim)
     return packed.view(*packed.shape[:2], groups, queries_per_group + 2, head_dim)
 
 
 def _pairs(heads: torch.Tensor, cos: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of the first and of the second channel of each pair."""
+    """Views of the first and the second channels of all pairs."""
     half = cos.shape[-1]
     if interleaved:
         return heads[..., 0 : 2 * half : 2], heads[..., 1 : 2 * half : 2]
@@ -144,7 +149,7 @@ def _rotate_back_into(
 ) -> None:
     first, second = _pairs(heads, cos, interleaved)
     target_first, target_second = _pairs(target, cos, interleaved)
-    # Not into out=: torch.compile takes no views there.
+    # No out= here: torch.compile does not accept views for out=.
     target_first.copy_(first).mul_(cos).addcmul_(second, sin)
     target_second.copy_(second).mul_(cos).addcmul_(first, sin, value=-1)
     rotated = 2 * cos.shape[-1]
@@ -155,7 +160,7 @@ def _native_split_(
     heads: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool
 ) -> torch.Tensor:
     if cos is not None:
-        # The ops of a library do not tell autograd what they change.
+        # Custom ops do not report in-place changes to autograd.
         torch.autograd.graph.increment_version(heads)
     if heads.shape[-2] > 3:
         queries: torch.Tensor = torch.ops.llmctl.rope_take_queries_(heads, cos, sin, interleaved)
@@ -171,7 +176,7 @@ def _native_join(*grads_and_angles: Any) -> torch.Tensor:
 
 
 def register() -> None:
-    """Tell torch.compile about the ops of the library, once it is loaded."""
+    """Register the ops of the loaded library with torch.compile."""
     torch.library.register_fake("llmctl::rope_", _fake_in_place)
     torch.library.register_fake("llmctl::rope_take_queries_", _fake_take_queries)
     torch.library.register_fake("llmctl::rope_join", _fake_join)
@@ -223,20 +228,20 @@ def _case(size: Size, draw: Draw) -> Case:
 
     packed = draw.leaf(length, 1, 3 * heads * width)
     shaped = (part.view(length, 1, 1, 1, width // 2) for part in (cos, sin))
-    # Forward leaves the values where they are; backward puts three gradients into one.
+    # Forward does not move the values; backward joins three gradients in one tensor.
     return Case((packed, 1, width, *shaped), plain, 4 * packed.nbytes // 3, 6 * packed.nbytes // 3)
 
 
 ROPE: Operation[Rope] = Operation(
     "rope",
     {
-        "native": Implementation(_rope(_Halves(_native_split_, _native_join))),
-        "reference": Implementation(_rope(_Halves(_reference_split_, _reference_join))),
+        "native": Implementation(_rope(_Kernels(_native_split_, _native_join))),
+        "reference": Implementation(_rope(_Kernels(_reference_split_, _reference_join))),
     },
     [
         partial(_example, (5, 2, 3, 2, 10, 8), False, True),
         partial(_example, (3, 2, 2, 4, 64, 0), False, False),
-        # Heads as models have them: one query per group, which stays where it is, and several.
+        # Heads of models: one query per group, which is rotated in place, and several.
         partial(_example, (9, 2, 4, 1, 128, 128), False, False),
         partial(_example, (9, 2, 2, 4, 128, 64), True, False),
     ],

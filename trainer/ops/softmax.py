@@ -1,7 +1,8 @@
-"""Softmax of scaled attention scores, under a causal mask or a given one. Sums are float32 for 16-bit scores.
+"""Softmax of scaled attention scores under a causal mask or a mask tensor.
 
 Legend: B micro-batch, A heads, Q queries, K keys.
-Vaswani et al. 2017 (arXiv:1706.03762), equation 1. Shares are 0 where a query does not see, or sees nothing.
+Vaswani et al. 2017 (arXiv:1706.03762), equation 1. Probabilities are 0 for masked keys, and for all keys of a query
+that sees no key. Sums are float32 for 16-bit scores.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ CausalSoftmax = Callable[[torch.Tensor, float], torch.Tensor]
 
 
 def _reference_masked(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """[B, A, Q, K] -> [B, A, Q, K]; ``mask``, True where not seen: likewise, or 1 in a dim (not K) that shares it."""
+    """[B, A, Q, K] -> [B, A, Q, K].
+
+    ``mask`` is True for masked keys and has the shape of the scores; any dim but K may have size 1 and is broadcast.
+    """
     wide = torch.promote_types(scores.dtype, torch.float32)
     hidden = (scores.to(wide) * scale).masked_fill(mask, -torch.inf)
     sees_nothing = mask.all(-1, keepdim=True)
@@ -29,7 +33,10 @@ def _reference_masked(scores: torch.Tensor, mask: torch.Tensor, scale: float) ->
 
 
 def _reference_causal(scores: torch.Tensor, scale: float) -> torch.Tensor:
-    """[..., Q, K] -> [..., Q, K]: the last query sees all keys, each before it one less."""
+    """[..., Q, K] -> [..., Q, K] under the causal mask.
+
+    The last query sees all keys, and each query one key more than the query before.
+    """
     queries, keys = scores.shape[-2:]
     wide = torch.promote_types(scores.dtype, torch.float32)
     future = _future(scores)
@@ -50,7 +57,7 @@ def _native_causal(scores: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def register() -> None:
-    """Tell torch.compile and autograd about the ops of the library, once it is loaded."""
+    """Register the ops of the loaded library with torch.compile and autograd."""
     for name in ("scaled_masked_softmax", "scaled_causal_softmax", "scaled_softmax_backward"):
         torch.library.register_fake(f"llmctl::{name}", _fake)
     torch.library.register_autograd("llmctl::scaled_masked_softmax", _masked_backward, setup_context=_keep)
@@ -68,7 +75,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 @differentiable_once
 def _masked_backward(ctx: Any, grad_shares: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    # A new tensor: a gradient that autograd hands over may have other readers.
+    # Into a new tensor: other code may still read the gradient that autograd passes in.
     (shares,) = ctx.saved_tensors
     return torch.ops.llmctl.scaled_softmax_backward(grad_shares, shares, ctx.scale, False), None, None
 
@@ -105,7 +112,7 @@ def _causal_example(
 
 
 def _future(scores: torch.Tensor) -> torch.Tensor:
-    """[Q, K], True where a key is not seen."""
+    """Causal mask [Q, K], True for keys after the query."""
     queries, keys = scores.shape[-2:]
     return torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(1 + keys - queries)
 
@@ -119,13 +126,13 @@ def _case(size: Size, draw: Draw, *, is_causal: bool) -> Case:
         return torch.softmax((scores * 0.125).masked_fill(future, -torch.inf), -1)
 
     if is_causal:
-        # Of what is not seen nothing is read, and zeros are written.
+        # Kernels do not read masked scores, and write zeros for them.
         return Case((scores, 0.125), plain, 3 * scores.nbytes // 2, 2 * scores.nbytes)
     mask = future.expand(batch, 1, queries, keys).contiguous()
     return Case((scores, mask, 0.125), plain, 2 * scores.nbytes + mask.nbytes, 3 * scores.nbytes)
 
 
-# Of odd sizes; rows of whole vectors; rows that a block of threads shares.
+# Odd sizes; rows of whole vectors; rows that are shared by a block of threads.
 _SHAPES = ((2, 3, 5, 7), (1, 2, 64, 64), (1, 1, 5, 4104))
 _DIMS, _BENCHED = "batch x heads x queries x keys", ((1, 16, 1024, 1024), (1, 4, 64, 64))
 

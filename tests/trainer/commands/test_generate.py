@@ -93,7 +93,7 @@ def test_the_verse_goes_on(trained: Path, capsys: pytest.CaptureFixture[str], tm
     ]
     assert generate.main(arguments, {**os.environ, "LLMCTL_CACHE_DIR": str(tmp_path)}) == 0
     said = capsys.readouterr()
-    assert "trainer generate: kernels: " in said.err and "in the place of native: the library is not" in said.err
+    assert "trainer generate: kernels: " in said.err and "instead of native: the library is not" in said.err
     text = said.out.rstrip("\n")
     assert len(text) > 40
     assert (VERSE * 3).startswith(text)

@@ -1,4 +1,4 @@
-"""The library of kernels, built once into the cache of whoever runs the tests, and what its tests are repeated over."""
+"""Fixtures of kernel tests: the library (built once), levels, dtypes and layouts."""
 
 import os
 from collections.abc import Iterator
@@ -13,13 +13,15 @@ from trainer.ops.dispatch.library import Library, load_on_demand
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark of these tests known."""
-    config.addinivalue_line("markers", "cpu_only: not run again on a GPU: about the CPU, or about neither")
+    """Register the mark of these tests."""
+    config.addinivalue_line(
+        "markers", "cpu_only: not repeated on a GPU, because the test is about the CPU or about no device"
+    )
 
 
 @pytest.fixture(scope="session")
 def kernel_library() -> Library:
-    """The library, in this process. tests.conftest keeps the cache where it is between sessions."""
+    """The library, loaded in this process. tests.conftest keeps its cache between sessions."""
     try:
         return load_on_demand(BuildSettings.from_variables(os.environ), LineReport())
     except BuildError as error:
@@ -28,13 +30,13 @@ def kernel_library() -> Library:
 
 @pytest.fixture(scope="session")
 def emulated_cuda() -> EmulatedCuda:
-    """All CUDA kernels and their launchers on a fake GPU: functions llmctl_cuda_* that take CPU tensors."""
+    """All CUDA kernels and launchers on the emulated GPU: llmctl_cuda_* functions for CPU tensors."""
     return EmulatedCuda(build_emulation(BuildSettings.from_variables(os.environ), "kernels", all_kernels()))
 
 
 @pytest.fixture(params=LEVELS)
 def level(request: pytest.FixtureRequest, kernel_library: Library) -> Iterator[str]:
-    """The instruction set that CPU kernels run on during the test."""
+    """Instruction set of the CPU kernels during the test."""
     del kernel_library
     with at_level(request.param):
         yield request.param
@@ -49,5 +51,5 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 @pytest.fixture(params=LAYOUTS)
 def layout(request: pytest.FixtureRequest) -> str:
-    """Each way in which tensors lie in memory."""
+    """Each memory layout of tensors."""
     return str(request.param)

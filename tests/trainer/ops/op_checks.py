@@ -1,6 +1,6 @@
-"""What every operation must pass, as functions that an operation's own test file parametrizes.
+"""Checks for every operation, parametrized by the operation's test file.
 
-A test file needs the built library (the fixture ``kernel_library``), its Operation and a maker of arguments:
+A test file needs the built library (the fixture ``kernel_library``), its Operation and a function that makes arguments:
 
     pytestmark = pytest.mark.usefixtures("kernel_library")
 
@@ -12,25 +12,24 @@ A test file needs the built library (the fixture ``kernel_library``), its Operat
     def test_errors_are_those_of_rounding(shape, dtype, level):
         check_against_oracle(RMS_NORM, "native", arguments(shape, dtype))
 
-where ``dtype`` and ``level`` are fixtures of conftest.py, which repeat a test over all dtypes and instruction sets. And
-likewise, each once or twice rather than over every shape: check_against_oracle(..., layout=layout) (a fixture too),
-check_gradients (float64, tiny), check_registration (every op of the library, backward ones too), check_threads (large
-enough to be divided), and with ``call`` and ``sparse_tensor`` the C interface beyond 2^31 elements (test_operations.py
-has what all of them are held to together, such as check_compiled):
+where ``dtype`` and ``level`` are fixtures of conftest.py, which repeat a test over all dtypes and instruction sets. The
+following checks are for one or two shapes each: check_against_oracle(..., layout=layout) with another fixture,
+check_gradients (tiny, float64), check_registration (every op of the library, including backward ops), check_threads
+(large enough to be divided), and, with ``call`` and ``sparse_tensor``, the C interface beyond 2^31 elements. Checks of
+all operations together, such as check_compiled, are in test_operations.py:
 
     hidden, normed = sparse_tensor((rows, width), dtype), sparse_tensor((rows, width), dtype)
     hidden[-2:] = ...
     call("llmctl_cpu_rms_norm", dtype, hidden, None, weight, None, normed, scale, width, 1e-5, rows - 2, rows, 0)
 
-The same files run on a GPU, by gpu_plugin.py: so tensors are made by ``drawn``, by ``here``, or by torch's own
-functions without a device, which make them on torch's default device; what tests the CPU's kernels is marked
-``cpu_only``. An implementation reached in another way, such as an emulated kernel, is held to the same rule of error by
-check_errors.
+gpu_plugin.py runs the same files on a GPU. Therefore tests make tensors with ``drawn``, with ``here``, or with torch's
+functions without a device argument, which use torch's default device. Tests of the CPU kernels are marked ``cpu_only``.
+check_errors applies the same error rule to implementations that are called in another way, such as emulated kernels.
 
-The rule of error: relative to what float64 gives, in the L2 norm and in the largest entry, an implementation may be off
-by twice what reference torch is off in the same dtype, plus ``slack`` units of the dtype's epsilon. It has no scale of
-its own, and lost digits break it in every dtype; flash-attention's tests compare largest entries so. While an
-implementation runs, uninitialised memory is NaN.
+The error rule: relative to the float64 result, in the L2 norm and in the largest entry, the error of an implementation
+may be twice the error of reference torch in the same dtype, plus ``slack`` units of the dtype's epsilon. The rule needs
+no absolute scale, and lost digits violate it in every dtype; flash-attention's tests compare largest entries alike.
+While an implementation runs, uninitialised memory is NaN.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ DTYPE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.fl
 
 
 def here(values: torch.Tensor) -> torch.Tensor:
-    """What was drawn on the CPU, on the device where the tests run."""
+    """Move a tensor from the CPU to the device of the tests."""
     return values.to(torch.get_default_device())
 
 
 def drawn(shape: Sequence[int], dtype: torch.dtype, *, seed: int = 0) -> torch.Tensor:
-    """Normally distributed, the same on every device and, but for rounding, in every dtype."""
+    """Normally distributed tensor, equal on every device and, up to rounding, in every dtype."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return here(torch.randn(tuple(shape), generator=generator, dtype=torch.float64, device="cpu").to(dtype))
 
@@ -80,17 +79,17 @@ def check_against_oracle(
     oracle: Callable[..., Any] | None = None,
     consumes: bool = False,
 ) -> None:
-    """Results and gradients of an implementation obey the rule of error, and its arguments are left alone.
+    """Check results and gradients by the error rule, and that arguments are unchanged.
 
     Args:
-        operation: its row.
-        backend: which implementation.
-        arguments: what requires a gradient is differentiated. Where nothing does, arguments changed in place count as
-            results. Lists of tensors are arguments too.
+        operation: the operation.
+        backend: backend of the implementation.
+        arguments: tensors that require a gradient are differentiated. Without such tensors, arguments that are changed
+            in place count as results. Arguments may be lists of tensors.
         layout: one of LAYOUTS, for all tensors among the arguments and gradients.
-        slack: units of epsilon beyond twice reference's error.
-        oracle: what is run in float64; by default the reference implementation.
-        consumes: the implementation may change its arguments though they are differentiated.
+        slack: allowed error beyond twice the reference's error, in units of epsilon.
+        oracle: function that is run in float64; by default the reference implementation.
+        consumes: True if the implementation may change differentiated arguments.
     """
     reference = operation.implementations["reference"].function
     with poisoned():
@@ -104,13 +103,13 @@ def check_against_oracle(
 def check_errors(
     found: Sequence[torch.Tensor], usual: Sequence[torch.Tensor], right: Sequence[torch.Tensor], *, slack: float = 4.0
 ) -> None:
-    """The rule of error, for each of the results ``found``.
+    """Check each of the results ``found`` by the error rule.
 
     Args:
-        found: results of what is tested.
-        usual: results of reference torch in the same dtypes; those that are not floating-point must be the same.
-        right: the same in float64.
-        slack: units of epsilon beyond twice reference's error.
+        found: results under test.
+        usual: results of reference torch in the same dtypes. Results that are not floating-point must be equal.
+        right: results of the reference in float64.
+        slack: allowed error beyond twice the reference's error, in units of epsilon.
     """
     for number, (own, reference, exact) in enumerate(zip(found, usual, right, strict=True)):
         assert (own.shape, own.dtype) == (reference.shape, reference.dtype), f"result {number}"
@@ -126,7 +125,7 @@ def check_errors(
 
 
 def check_gradients(function: Callable[..., Any], arguments: Arguments) -> None:
-    """Gradients are those of finite differences, in float64; for a few dozen elements."""
+    """Check gradients against finite differences in float64, for a few dozen elements."""
 
     def on_copies(*values: Any) -> Any:
         return function(*mapped(torch.clone, values))
@@ -135,17 +134,17 @@ def check_gradients(function: Callable[..., Any], arguments: Arguments) -> None:
 
 
 def check_registration(op: Any, arguments: Arguments) -> None:
-    """What torch was told of an op of the library (schema, fake, autograd, functionalisation) is what it does."""
+    """Check an op's registration: schema, fake, autograd and functionalisation."""
     torch.library.opcheck(op, arguments)
 
 
 def check_compiled(function: Callable[..., Any], arguments: Arguments, compiler: str = "inductor") -> None:
-    """torch.compile takes forward and backward as one graph each and gets the same numbers."""
+    """Check that torch.compile gets one graph each for forward and backward, and equal results."""
     torch.compiler.reset()
     right, gradients, _ = run(function, arguments)
-    # What is torch's stays as it is, where this torch can leave it so: g++ would compile it for a minute or two.
+    # Leave torch's operations uncompiled if this torch supports it: g++ would compile them for a minute or two.
     inductor, lite = torch._inductor.config, "fallback_by_default"
-    # And inductor's pool of compiling processes would outlive the test.
+    # No pool of compile processes, which would outlive the test.
     with inductor.patch({"compile_threads": 1, **({lite: True} if hasattr(inductor, lite) else {})}):
         found, *_ = run(torch.compile(function, fullgraph=True, backend=compiler), arguments, gradients=gradients)
     for own, expected in zip(found, right, strict=True):
@@ -157,7 +156,7 @@ def check_compiled(function: Callable[..., Any], arguments: Arguments, compiler:
 
 
 def check_threads(function: Callable[..., Any], arguments: Arguments) -> None:
-    """The same bits on 1, 2 and 3 threads."""
+    """Check that 1, 2 and 3 threads give the same bits."""
     assert sum(value.numel() for value in tensors_of(arguments)) >= 1 << 18, "too small to be divided among threads"
     before = torch.get_num_threads()
     outcomes = []
@@ -172,7 +171,7 @@ def check_threads(function: Callable[..., Any], arguments: Arguments) -> None:
 
 
 def check_same_bits(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    """Every result is the same to the last bit."""
+    """Check that every result is bit-identical."""
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert torch.equal(one, other), f"result {number}"
 
@@ -184,17 +183,17 @@ def run(
     layout: str = "contiguous",
     gradients: Sequence[torch.Tensor] | None = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], bool]:
-    """Call and go back.
+    """Run forward and backward.
 
     Args:
-        function: gets copies of the arguments, which it may change in place.
-        arguments: of which nothing is changed.
-        layout: how the copies, and the gradients, lie in memory.
-        gradients: with respect to the differentiable results; drawn where None.
+        function: called with copies of the arguments, which it may change in place.
+        arguments: never changed.
+        layout: memory layout of the copies and of the gradients.
+        gradients: gradients of the differentiable results; None: drawn.
 
     Returns:
-        Results, then gradients with respect to the arguments that require one, or the arguments as they are afterwards
-        where none does; the gradients that were given or drawn; whether the arguments are still what they were.
+        The results, then the gradients of the arguments that require one, or without such arguments the arguments
+        after the call; the given or drawn gradients; True if the arguments are unchanged.
     """
     elsewhere = {value.device.type for value in tensors_of(arguments)} - {torch.get_default_device().type}
     assert not elsewhere, f"an argument lies on {elsewhere.pop()}: nothing of a GPU is tested so"
@@ -216,7 +215,7 @@ def run(
 
 
 def in_float64(arguments: Arguments) -> Arguments:
-    """Floating-point tensors among the arguments in float64: the same numbers, with room for more digits."""
+    """Convert the floating-point tensors among the arguments to float64."""
     return mapped(
         lambda value: value.detach().double().requires_grad_(value.requires_grad) if _floats(value) else value,
         arguments,
@@ -225,7 +224,7 @@ def in_float64(arguments: Arguments) -> Arguments:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory that torch hands out uninitialised is NaN, or the largest integer."""
+    """Fill uninitialised memory of torch with NaN, or with the largest integer."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -239,7 +238,7 @@ def poisoned() -> Iterator[None]:
 
 
 def interface() -> ctypes.CDLL:
-    """The C interface of the library that torch has loaded."""
+    """The C interface of the loaded library."""
     paths = [path for path in torch.ops.loaded_libraries if hasattr(ctypes.CDLL(path), "llmctl_cpu_level")]
     assert paths, "the library is not loaded: the test needs the fixture `kernel_library`"
     return ctypes.CDLL(paths[-1])
@@ -248,7 +247,7 @@ def interface() -> ctypes.CDLL:
 def call(name: str, *arguments: Any) -> None:
     """Call a function of the C interface.
 
-    Tensors are passed by address, None as NULL, a dtype by its number, int as int64_t, float as double, all else as is.
+    Tensors are passed by address, None as NULL, a dtype by its number, int as int64_t, float as double, others as is.
     """
     function = getattr(interface(), name)
     function.restype = None
@@ -257,7 +256,7 @@ def call(name: str, *arguments: Any) -> None:
 
 @contextmanager
 def at_level(level: str) -> Iterator[None]:
-    """Kernels run on one of LEVELS; the test is skipped where the processor has not got it."""
+    """Run kernels on one of LEVELS. Skips the test on processors without it."""
     library = interface()
     before = library.llmctl_cpu_level()
     if library.llmctl_cpu_set_level(LEVELS[level]) != LEVELS[level]:
@@ -270,8 +269,8 @@ def at_level(level: str) -> Iterator[None]:
 
 
 def sparse_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that take memory only where they are touched, however many they are."""
-    # Linux's number; Python names it from 3.11 on.
+    """Zeros that take memory only for touched pages."""
+    # Linux's number; Python has the name since 3.11.
     no_reserve = 0x4000
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
     mapping = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
@@ -279,7 +278,7 @@ def sparse_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 class _LaidOut(torch.autograd.Function):
-    """A copy with the layout; neither a leaf nor a view, so that it may be changed in place."""
+    """A copy with a layout, neither leaf nor view: in-place changes are allowed."""
 
     @staticmethod
     def forward(_: Any, values: torch.Tensor, layout: str) -> torch.Tensor:
@@ -311,7 +310,7 @@ def _gradient(output: torch.Tensor, number: int, layout: str) -> torch.Tensor:
 
 
 def _error(found: torch.Tensor, right: torch.Tensor, norm: float) -> float:
-    """Relative to ``right``; NaN where either is."""
+    """Error relative to ``right``; NaN if an entry is NaN."""
     right = right.double().flatten()
     if not right.numel():
         return 0.0
@@ -328,7 +327,7 @@ def _floats(value: torch.Tensor) -> bool:
 
 
 def mapped(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """``value`` with every tensor in it, also in lists and tuples, changed."""
+    """Apply ``change`` to every tensor in ``value``, also in lists and tuples."""
     if isinstance(value, (list, tuple)):
         return type(value)(mapped(change, one) for one in value)
     return change(value) if isinstance(value, torch.Tensor) else value

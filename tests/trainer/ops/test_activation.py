@@ -1,4 +1,4 @@
-"""Activations: their errors, gradients and edges, and layers that run on them."""
+"""Activations: errors, gradients, edge cases, and layers that use them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 def _native(
     inner: torch.Tensor, bias: torch.Tensor | None, row_weight: torch.Tensor | None, kind: Activation, gated: bool
 ) -> torch.Tensor:
-    """The library's, also where the operation takes torch's."""
+    """The library's kernel, also for calls that the operation leaves to torch."""
     activated: torch.Tensor = torch.ops.llmctl.activation(inner, bias, row_weight, KINDS[kind], gated)
     return activated
 
@@ -60,7 +60,7 @@ SMALL = replace(ACTIVATION, implementations={**ACTIVATION.implementations, "torc
 def formula(
     inner: torch.Tensor, bias: torch.Tensor | None, row_weight: torch.Tensor | None, kind: Activation, gated: bool
 ) -> torch.Tensor:
-    """The definition, with torch's own gradient."""
+    """The definition in torch operations, with autograd's gradient."""
     inner = inner if bias is None else inner + bias
     gate, up = inner.chunk(2, -1) if gated else (inner, torch.ones_like(inner))
     if kind == "gelu":
@@ -84,7 +84,7 @@ def arguments(
 ) -> tuple[Any, ...]:
     width = shape[-1] * (2 if gated else 1)
     wide = torch.promote_types(dtype, torch.float32)
-    # Three standard deviations of 3 reach where every one of the functions is flat.
+    # Values with a standard deviation of 3 reach the flat parts of all functions.
     inner = drawn((*shape[:-1], width), dtype).mul_(3.0).requires_grad_()
     biases = drawn((width,), dtype, seed=1).requires_grad_() if bias else None
     weights = drawn(shape[:-1], wide, seed=2).requires_grad_() if row_weight else None
@@ -94,7 +94,7 @@ def arguments(
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize(("kind", "gated"), FORMS)
 def test_errors_are_those_of_rounding(kind: Activation, gated: bool, dtype: torch.dtype) -> None:
-    # In float64 the oracle rounds too.
+    # The float64 oracle rounds too.
     slack = 16.0 if dtype is torch.float64 else 4.0
     check_against_oracle(LIBRARY, "native", arguments((5, 1123), dtype, kind, gated), slack=slack, oracle=formula)
 
@@ -195,7 +195,7 @@ def test_far_out_functions_are_zero_or_their_argument(kind: Activation, dtype: t
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("width", [1, 15, 17, 31, 33, 300])
 def test_an_instruction_rounds_to_the_end_of_a_row_and_no_further(width: int) -> None:
-    """AVX512_BF16 has the loops' bits, but that it makes subnormal numbers 0: in all of a row alike."""
+    """AVX512_BF16 gives the loops' bits, but flushes subnormal numbers in the whole row."""
     library = interface()
     before = library.llmctl_cpu_level()
     if before < _BY_INSTRUCTION:
@@ -230,7 +230,7 @@ def test_storing_past_the_caches_changes_nothing(
     bias = drawn((size,), dtype, seed=3) if has_bias else None
     found = []
     for past_caches in (0, 1):
-        # Where no line of memory begins, and with elements around that stay as they are.
+        # Not aligned to a cache line, between elements that must not change.
         activated, grad_inner = (drawn((7 * own + 9,), dtype) for own in (width, size))
         grad_bias = torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32))
         rest = (inner, bias, None)

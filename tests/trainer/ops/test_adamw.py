@@ -84,7 +84,7 @@ def test_errors_of_torch_are_those_of_rounding(grad, copy):
     given = arguments((123, 4097), grad, copy)
     found, usual = (run(ADAMW.implementations[backend].function, given)[0] for backend in ("torch", "reference"))
     right, *_ = run(ADAMW.implementations["reference"].function, in_float64(given))
-    # It leaves the divided gradients in the place of the gradients.
+    # torch's step leaves the divided gradients in place.
     check_errors(*(results[:2] + results[4:] for results in (found, usual, right)))
 
 
@@ -116,7 +116,7 @@ def test_many_steps_are_those_of_torch(backend):
 
 @pytest.mark.parametrize("dtype", LOW[1:], ids=str)
 def test_it_is_tried_as_training_calls_it(dtype):
-    """With gradients that were added up in float32, and weights in 16 bits."""
+    """The example has float32 gradients and 16-bit weights."""
     for example in ADAMW.examples:
         _, grads, _, _, copies, _ = example(torch.device("cpu"), dtype, torch.Generator().manual_seed(1))
         assert {grad.dtype for grad in grads} == {torch.float32} and {copy.dtype for copy in copies} == {dtype}
@@ -145,7 +145,7 @@ def test_it_touches_nothing_beside_its_tensors(size, grad, offset, copy, past_ca
     lists = [[guarded(tensor, offset=offset) for tensor in tensors] for tensors in given[:5]]
     tensor = AdamWTensor(*(tensors[0].data_ptr() if tensors else None for tensors in lists), size)
     places = (ctypes.byref(tensor), ctypes.byref(numbers(CONSTANTS)))
-    # In two parts, the second of which begins where no cache line does.
+    # Two parts, of which the second is not aligned to a cache line.
     for part in ((0, size // 3), (size // 3, size)):
         call("llmctl_cpu_adamw", grad, copy or torch.float32, *places, *part, past_caches)
     found = [tensor for tensors in lists for tensor in tensors]
@@ -158,7 +158,7 @@ def test_it_touches_nothing_beside_its_tensors(size, grad, offset, copy, past_ca
 @pytest.mark.cpu_only
 @pytest.mark.usefixtures("level")
 def test_copies_do_not_depend_on_where_a_tensor_is_cut():
-    """Not of subnormal masters either, which an instruction that rounds makes 0."""
+    """This includes subnormal masters, which the rounding instruction flushes to 0."""
     size, found = 203, []
     for past_caches, cuts in ((0, (0, size)), (1, (0, size)), (0, (0, 7, 90, size)), (1, (0, 7, 90, size))):
         masters, grads, averages, squares, copies, _ = arguments((size,), torch.bfloat16, torch.bfloat16)
@@ -177,7 +177,7 @@ def test_copies_do_not_depend_on_where_a_tensor_is_cut():
 
 @pytest.mark.cpu_only
 def test_large_lists_go_past_the_caches_and_give_the_same():
-    # At 16 bytes per weight, more than half of caches of up to 128 MiB.
+    # At 16 bytes per weight, this exceeds half of caches of up to 128 MiB.
     sizes = ((1 << 22) + 3, 5)
     check_against_oracle(ADAMW, "native", arguments(sizes, torch.bfloat16, torch.bfloat16), consumes=True)
 
@@ -217,7 +217,7 @@ def test_steps_are_counted_from_one():
 
 
 def many_elements():
-    """A list each of one tensor beyond 2^31 elements, zeros but for the last, and what a step makes of those."""
+    """Lists of one tensor beyond 2^31 elements, zero except the last, and expected results."""
     count, tail = (1 << 31) + 64, 24
     given = [sparse_tensor((count,), torch.float32) for _ in range(4)]
     small = arguments((tail,), torch.float32, None)

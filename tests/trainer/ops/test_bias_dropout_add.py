@@ -1,4 +1,4 @@
-"""Dropout by counters: the C++ loops, and the CUDA kernel on the emulated GPU."""
+"""Counter-based dropout: the C++ loops, and the CUDA kernel on the emulated GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("kernel_library")
 SHAPES = ((1, 1), (1, 17), (7, 1), (5, 123), (3, 2, 40), (2, 8191), (123, 3), (0, 64))
 SEED = 0x123456789ABCDEF
 PROBABILITY = 0.3
-# With bias, with residual: as layers have them.
+# Combinations of bias and residual in layers.
 FORMS = ((True, True), (False, True), (False, False))
 NATIVE = BIAS_DROPOUT_ADD.implementations["native"].function
 REFERENCE = BIAS_DROPOUT_ADD.implementations["reference"].function
@@ -51,7 +51,7 @@ def arguments(shape, dtype, with_bias=True, with_residual=True):
 
 
 def formula(hidden, bias, residual, positions, probability, seed):
-    """The definition, with torch's own gradient."""
+    """The definition in torch operations, with autograd's gradient."""
     kept = kept_elements(hidden.shape, positions, probability, seed)
     values = hidden if bias is None else hidden + bias
     dropped = torch.where(kept, values / (1.0 - probability), 0.0)
@@ -59,7 +59,7 @@ def formula(hidden, bias, residual, positions, probability, seed):
 
 
 def test_philox_is_that_of_its_authors():
-    """The known answers of Random123's kat_vectors for philox4x32-10, as far as the upper counter words are zero."""
+    """Known answers of Random123's kat_vectors for philox4x32-10 with zero upper counter words."""
     found = philox(torch.tensor([0]), 0)[0].tolist()
     assert found == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
@@ -152,7 +152,7 @@ LAST = 96
 
 
 def many_rows():
-    """Rows beyond 2^31 elements of which the last are not 0, memory for results, and the rows' positions."""
+    """Rows beyond 2^31 elements with nonzero last rows, memory for results, and positions."""
     rows = (1 << 31) // WIDTH + LAST
     hidden, output = sparse_tensor((rows, WIDTH), torch.bfloat16), sparse_tensor((rows, WIDTH), torch.bfloat16)
     hidden[-LAST:] = drawn((LAST, WIDTH), torch.bfloat16)
@@ -182,7 +182,7 @@ def test_cuda_beyond_32_bit_indices(emulated_cuda: EmulatedCuda):
             "llmctl_cuda_bias_dropout_add",
             *(torch.bfloat16, hidden, None, None, output, positions, len(hidden), WIDTH, WIDTH, ctypes.byref(DROPOUT)),
         )
-    # Blocks take turns: those of the last one are among the last rows too.
+    # Blocks process rows in turn: rows of the last block are among the last rows too.
     written = output[-LAST:].any(1)
     assert 0 < written.sum() < LAST
     assert torch.equal(output[-LAST:][written], last_rows(hidden, positions)[written])

@@ -1,4 +1,4 @@
-"""Labels that are all but certain: what is left of their gradient, a difference of two numbers close to 1, is right."""
+"""Accuracy of gradients at nearly certain labels, a difference of numbers close to 1."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_gradients_of_certain_labels_have_the_digits_of_their_dtype(dtype, funct
     losses = FUNCTIONS[function](logits * 1, labels, VocabColumns(0, 3, 3), LossTerms(label_smoothing=smoothing))
     losses.sum().backward()
     F.cross_entropy(exact, labels, reduction="sum", label_smoothing=smoothing).backward()
-    # A probability in the dtype leaves its difference to 1 about 12 bits less; 16 bits are rounded to afterwards.
+    # Rounding a probability to the dtype costs its difference to 1 about 12 bits. 16-bit results round at the end.
     tolerance = (2.0**13 if losses.dtype == dtype else 2.0) * torch.finfo(dtype).eps
     smallest = float(torch.finfo(dtype).smallest_normal)
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=tolerance, atol=smallest)

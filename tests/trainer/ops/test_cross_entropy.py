@@ -1,4 +1,4 @@
-"""Cross entropy in two halves: errors, gradients, divided vocabularies, what is ignored, and what is not finite."""
+"""Cross entropy: errors, gradients, divided vocabularies, ignored labels, nonfinite logits."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ SHAPES = [
     ((2, 3, 40), 40),
 ]
 BACKENDS = ["native", "reference"]
-# What small calls run on, as one more implementation.
+# The function for small calls, as a further implementation.
 LOSS = replace(
     CROSS_ENTROPY, implementations={**CROSS_ENTROPY.implementations, "torch": Implementation(CROSS_ENTROPY.small)}
 )
@@ -57,7 +57,7 @@ def function(backend):
 
 
 def arguments(shape, num_valid, dtype, terms=PLAIN):
-    """Every third token is ignored; padding is what must not matter, however large."""
+    """Arguments with every third token ignored, and large padding that must have no effect."""
     logits = (drawn(shape, torch.float64) * 3.0).to(dtype)
     logits[..., num_valid:] = 1e4
     generator = torch.Generator("cpu").manual_seed(1)
@@ -67,12 +67,12 @@ def arguments(shape, num_valid, dtype, terms=PLAIN):
 
 
 def formula(logits, labels, columns, terms):
-    """The definition, with torch's own gradient."""
+    """The definition in torch operations, with autograd's gradient."""
     valid = logits[..., : columns.num_valid]
     log_z = valid.logsumexp(-1)
     is_ignored = labels == terms.ignore_index
     picked = valid.gather(-1, labels.masked_fill(is_ignored, 0).unsqueeze(-1)).squeeze(-1)
-    if terms.label_smoothing:  # with -inf among the logits their mean is, which 0 times is NaN
+    if terms.label_smoothing:  # with -inf among the logits the mean is -inf, and 0 * -inf is NaN
         picked = (1.0 - terms.label_smoothing) * picked + terms.label_smoothing * valid.mean(-1)
     return (log_z - picked + terms.z_loss * log_z.square()).masked_fill(is_ignored, 0.0)
 
@@ -90,7 +90,7 @@ def test_errors_are_those_of_rounding(shape, num_valid, terms, dtype):
 @pytest.mark.parametrize(("shape", "num_valid"), SHAPES, ids=str)
 def test_errors_of_small_calls_are_those_of_rounding(shape, num_valid, terms, dtype):
     given = arguments(shape, num_valid, dtype, TERMS[terms])
-    # Torch adds up the smoothed losses of a row one after the other, in float32.
+    # torch sums the smoothed losses of a row sequentially in float32.
     slack = 16.0 if TERMS[terms].label_smoothing else 4.0
     check_against_oracle(LOSS, "torch", given, slack=slack, oracle=formula, consumes=True)
 
@@ -132,7 +132,7 @@ def test_memory_may_be_laid_out_in_any_way(dtype, layout):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("terms", TERMS)
 def test_gradients_are_those_of_finite_differences(terms, backend):
-    """By hand, because torch's own check goes back more than once."""
+    """Computed by hand, because gradcheck runs backward more than once."""
     logits, *rest = arguments((4, 6), 5, torch.float64, TERMS[terms])
     weights = drawn((4,), torch.float64, seed=2)
     (function(backend)(logits * 1, *rest) * weights).sum().backward()
@@ -165,7 +165,7 @@ def test_bits_do_not_depend_on_threads(dtype):
 
 
 def divided(backend, logits, labels, vocab_size, terms, parts):
-    """Losses of every part, and the parts' gradients side by side, of columns divided as over ``parts`` ranks."""
+    """Losses of every part and all gradients, with columns divided as over ``parts`` ranks."""
     width = logits.shape[-1] // parts
     columns = [
         VocabColumns(first, min(max(vocab_size - first, 0), width), vocab_size)
@@ -190,7 +190,7 @@ def divided(backend, logits, labels, vocab_size, terms, parts):
     weights = drawn(labels.shape, total.dtype, seed=5).abs()
     losses = []
     for shard, where in zip(shards, columns, strict=True):
-        # Where there is one part no other is asked.
+        # A single part needs no exchange.
         losses.append(function(backend)(shard * 1, labels, where, terms, combine if parts > 1 else None))
         (losses[-1] * weights).sum().backward()
     return losses, torch.cat([shard.grad for shard in shards], -1), weights
@@ -206,7 +206,7 @@ def test_a_divided_vocabulary_has_the_loss_of_the_whole(parts, vocab_size, padde
     logits = F.pad(
         (drawn((vocab_size + 3, vocab_size), torch.float64) * 3.0).to(dtype), (0, padded - vocab_size), value=1e4
     )
-    # Every label, so those at the borders of each part, and some that are ignored.
+    # Every label, including the labels at the borders of each part, and some ignored labels.
     labels = torch.cat((torch.arange(vocab_size), torch.full((3,), terms.ignore_index)))
     with poisoned():
         losses, grad, weights = divided(backend, logits, labels, vocab_size, terms, parts)
@@ -229,7 +229,7 @@ def test_huge_logits(parts, backend):
     terms = LossTerms(label_smoothing=0.1)
     logits = (drawn((9, 64), torch.float64) * 1e4).float()
     logits[0] = -1e4
-    # Masked columns: by the first and by the last one, none of the others may be lost.
+    # Masked columns: a masked first or last column must not affect the others.
     logits[1:3] /= 1e4
     logits[1, 0], logits[2, -1] = torch.finfo(torch.float32).min, -1e6
     labels = torch.arange(9) * 7
@@ -244,12 +244,12 @@ def test_huge_logits(parts, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_infinitely_unlikely_columns(parts, dtype, backend):
-    """Of whole parts too: exp(-inf - -inf) is nobody's business."""
+    """Logits of -inf, also in whole parts: exp(-inf - -inf) must not make NaN."""
     logits = drawn((8, 16), torch.float64).to(dtype)
     logits[:, ::3] = -torch.inf
     logits[2, :12] = -torch.inf
     logits[3, 4:] = -torch.inf
-    labels = torch.tensor([1, 14, 13, 2, 4, 5, 3, 8])  # the label of row 6 is one of those
+    labels = torch.tensor([1, 14, 13, 2, 4, 5, 3, 8])  # the label of row 6 is an unlikely column
     losses, grad, weights = divided(backend, logits, labels, 16, PLAIN, parts)
     whole = logits.double().requires_grad_()
     expected = formula(whole, labels, VocabColumns(0, 16, 16), PLAIN)
@@ -257,7 +257,7 @@ def test_infinitely_unlikely_columns(parts, dtype, backend):
     assert torch.isinf(losses[0]).tolist() == [row == 6 for row in range(8)]
     torch.testing.assert_close(losses[0].double(), expected, rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(grad.double(), whole.grad, rtol=0, atol=2 * torch.finfo(dtype).eps)
-    # The label of row 6 alone.
+    # Only the label of row 6.
     assert grad[logits == -torch.inf].count_nonzero() <= 1
 
 
@@ -369,7 +369,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def on_a_rank(rank, world_size, library, dtype):
-    """Losses and this rank's gradient, of 13 words in 16 columns."""
+    """Losses and this rank's gradient for a vocabulary of 13 in 16 columns."""
     load_library(library)
     tp = TensorParallel(world_size, rank, dist.group.WORLD)
     logits, labels, *_ = arguments((12, 16), 13, dtype, EVERYTHING)

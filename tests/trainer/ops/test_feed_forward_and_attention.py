@@ -1,4 +1,4 @@
-"""Layers that run on the library's activation and rotary embedding are the layers that run on torch."""
+"""Layers with the library's activation and rotary embedding equal layers in torch."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def builder(kernels: Kernels) -> ParameterBuilder:
 
 
 def outcome(layer: nn.Module, *arguments: object) -> list[torch.Tensor]:
-    """The output, and the gradients of the input and of every parameter."""
+    """Output, and gradients of the input and of every parameter."""
     hidden = HIDDEN.clone().requires_grad_()
     for name, parameter in layer.named_parameters():
-        if name.endswith("bias"):  # which start as zeros
+        if name.endswith("bias"):  # biases start as zeros
             nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
     output = layer(hidden, *arguments)
     output.backward(torch.randn(output.shape, generator=torch.Generator().manual_seed(4)))

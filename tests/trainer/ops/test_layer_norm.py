@@ -29,7 +29,7 @@ def arguments(shape, dtype):
 
 
 def formula(hidden, weight, bias, epsilon):
-    """The equation, with torch's own gradient."""
+    """The equation in torch operations, with autograd's gradient."""
     centred = hidden - hidden.mean(-1, keepdim=True)
     return centred * (centred.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight + bias
 
@@ -42,7 +42,7 @@ def test_errors_are_those_of_rounding(shape, dtype):
 
 @pytest.mark.usefixtures("level")
 def test_rows_of_one_element_are_the_bias(dtype):
-    """What is exactly 0 has no relative error: the gradient is held to the rounding of what cancels in it."""
+    """An exact 0 has no relative error: the bound is the rounding of cancelling terms."""
     values = arguments((7, 1), dtype)
     gradient = drawn((7, 1), dtype, seed=3)
     normed = NATIVE(*values)
@@ -83,7 +83,7 @@ def test_storing_past_the_caches_changes_nothing(width, dtype):
     for past_caches, found in enumerate((kept, past)):
         hidden, gradient = (drawn((7, width), dtype, seed=seed) for seed in (1, 2))
         weight, bias = (drawn((width,), dtype, seed=seed) for seed in (3, 4))
-        # Where no line of memory begins, and with elements around that stay as they are.
+        # Not aligned to a cache line, between elements that must not change.
         normed, grad_hidden = drawn((7 * width + 9,), dtype), drawn((7 * width + 9,), dtype)
         sizes, wide = (7, 7, width, width), torch.promote_types(dtype, torch.float32)
         mean, scale, grad_weight, grad_bias = (torch.zeros(size, dtype=wide) for size in sizes)

@@ -1,4 +1,4 @@
-"""A model's loss and its attention with dropout on the library's kernels: the same as on torch's, to rounding."""
+"""Models on the library's loss and attention-dropout kernels equal torch up to rounding."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ MODELS = {"llama": LLAMA, "gpt2": GPT2}
 
 
 def results(model, kernels, dtype, training=None):
-    """The loss of a whole model, and the gradients of its parameters."""
+    """Loss of a whole model, and gradients of its parameters."""
     config = make_config(MODELS[model], training or {})
     mesh = ParallelMesh.build(config, 0, 1)
     builder = ParameterBuilder(1, mesh, False, dtype, torch.device("cpu"), kernels=kernels)
@@ -37,7 +37,7 @@ def results(model, kernels, dtype, training=None):
 @pytest.mark.parametrize("model", MODELS)
 def test_models_compute_the_same(model, dtype):
     own, reference = results(model, NATIVE, dtype), results(model, REFERENCE, dtype)
-    # A few roundings of difference at the loss grow on their way through the layers.
+    # Rounding differences at the loss grow through the layers.
     check_errors(own, reference, results(model, REFERENCE, torch.float64), slack=64.0)
 
 
@@ -57,5 +57,5 @@ def test_models_run_on_the_kernels_that_they_are_given(model):
         return call
 
     results(model, Kernels(**{operation.name: counted(operation) for operation in OPERATIONS}), torch.float32)
-    # Attention without dropout never has its shares in memory.
+    # Attention without dropout never materializes its probabilities.
     assert [calls.count(operation.name) for operation in OPERATIONS] == [1, 4 if model == "gpt2" else 0]

@@ -1,4 +1,4 @@
-"""Rows on their way to the experts and back: the C++ loops, and the CUDA kernels on the emulated GPU."""
+"""Permutation to experts and back: C++ loops, and CUDA kernels on the emulated GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wide(dtype):
 
 
 def routing(tokens, topk):
-    """choices, places; every fifth choice was dropped."""
+    """choices and places, with every fifth choice dropped."""
     order = torch.randperm(tokens * topk, generator=torch.Generator("cpu").manual_seed(tokens), device="cpu")
     choices = here(order[order % 5 != 3])
     places = torch.full((tokens * topk,), len(choices)).index_copy(0, choices, torch.arange(len(choices)))
@@ -53,12 +53,12 @@ def back(shape, dtype, weighted=True):
 
 
 def formula_there(tokens, choices, places):
-    """The definition, with torch's own gradient."""
+    """The definition of permute in torch operations, with autograd's gradient."""
     return tokens[choices // places.shape[1]]
 
 
 def formula_back(rows, weights, choices, places):
-    """The definition, with torch's own gradient; choices that were dropped chose a row of zeros."""
+    """The definition of unpermute in torch operations; dropped choices select a row of zeros."""
     del choices
     chosen = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))[places]
     return (chosen if weights is None else chosen * weights.unsqueeze(-1)).sum(1)
@@ -68,7 +68,7 @@ def formula_back(rows, weights, choices, places):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_errors_are_those_of_rounding(shape, dtype):
     check_against_oracle(MOE_PERMUTE, "native", there(shape, dtype), oracle=formula_there)
-    # A product of rows that nearly cancels: in float64 the oracle is no better than what is tested.
+    # Products of rows nearly cancel: the float64 oracle is no more accurate than the tested implementation.
     check_against_oracle(MOE_UNPERMUTE, "native", back(shape, dtype), slack=32.0, oracle=formula_back)
     check_against_oracle(MOE_UNPERMUTE, "native", back(shape, dtype, weighted=False), slack=32.0, oracle=formula_back)
 
@@ -76,7 +76,7 @@ def test_errors_are_those_of_rounding(shape, dtype):
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("shape", [(300, 2, 127), (64, 8, 127)])
 def test_small_calls_have_the_same_bits(shape):
-    """Sums of many addends are rounded once there, too, and in one order."""
+    """Small calls also round a sum once, and add in a fixed order."""
     arguments = there(shape, torch.bfloat16)
     results, gradients, _ = run(MOE_PERMUTE.small, arguments)
     right, *_ = run(MOE_PERMUTE.implementations["reference"].function, arguments, gradients=gradients)
@@ -136,7 +136,7 @@ def test_there_and_back_is_the_token_where_weights_sum_to_one():
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_nothing_is_read_in_the_place_of_what_was_dropped(backend):
-    """A row that is infinite reaches the token that chose it alone, and the weight of a dropped choice nobody."""
+    """An infinite row affects only its token; a dropped choice's weight affects nothing."""
     permute, unpermute = (operation.implementations[backend].function for operation in (MOE_PERMUTE, MOE_UNPERMUTE))
     tokens, choices, places = there((5, 2, 16), torch.float32)
     rows, weights, *_ = back((5, 2, 16), torch.float32)
@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_refused(change, sentence):
 
 @pytest.mark.cpu_only
 def test_numbers_of_nothing_do_no_harm_on_a_gpu(emulated_cuda: EmulatedCuda):
-    """Rows that are not there count as dropped; choices that are not there have no gradient."""
+    """Places beyond the rows count as dropped; choices beyond the tokens have no gradient."""
     rows, tokens = guarded(drawn((2, 8), torch.float32)), guarded(torch.full((3, 8), torch.nan))
     places = guarded(torch.tensor([[0, -1], [3, 1], [-(1 << 60), 1 << 60]]))
     emulated_cuda.call("llmctl_cuda_moe_combine", *(torch.float32, rows, places, None, tokens, 2, 2, 8, 3))
@@ -192,7 +192,7 @@ def test_numbers_of_nothing_do_no_harm_on_a_gpu(emulated_cuda: EmulatedCuda):
     choices, weights = guarded(torch.tensor([3, 6, -1, 1 << 60])), guarded(drawn((3, 2), torch.float32, seed=1))
     four, grad_rows = guarded(drawn((4, 8), torch.float32)), guarded(torch.full((4, 8), torch.nan))
     grad_weights = guarded(torch.zeros(3, 2))
-    # No token's gradient is taken in the place of one that is not there, of which 0 times infinity were left.
+    # A missing token must not be replaced by another token, whose gradient could give 0 * inf.
     grad_tokens = guarded(torch.tensor([torch.inf, 1.0, torch.nan])[:, None].repeat(1, 8))
     emulated_cuda.call(
         "llmctl_cuda_moe_combine_backward",
@@ -209,7 +209,7 @@ COUNT = (1 << 31) // WIDTH + 3
 
 
 def many_rows():
-    """Rows beyond 2^31 elements, of which the last but one is not 0 and is the last token's; and all tokens' places."""
+    """Rows beyond 2^31 elements; the second to last row belongs to the last token."""
     rows, tokens = sparse_tensor((COUNT, WIDTH), torch.float32), sparse_tensor((COUNT, WIDTH), torch.float32)
     places = torch.full((COUNT, 1), COUNT)
     places[-1] = COUNT - 2
@@ -238,7 +238,7 @@ def test_cuda_beyond_32_bit_indices(emulated_cuda: EmulatedCuda):
 
 
 def many_gradients():
-    """Arguments of backward beyond 2^31 elements: the last row is the choice of the last token but one; and results."""
+    """Gradients beyond 2^31 elements; the last row belongs to the second to last token."""
     tensors = [sparse_tensor((COUNT, WIDTH), torch.float32) for _ in range(3)]
     grad_tokens, rows, grad_rows = tensors
     grad_tokens[-2], rows[-1] = drawn((WIDTH,), torch.float32), drawn((WIDTH,), torch.float32, seed=1)

@@ -1,4 +1,4 @@
-"""Layers on the library's norms: the same results as on torch's, to rounding, whatever is recomputed or dropped."""
+"""Layers on the library's norms equal torch up to rounding, with recomputation and dropout."""
 
 import pytest
 import torch
@@ -18,20 +18,20 @@ from trainer.ops.rms_norm import ADD_RMS_NORM, RMS_NORM
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
 REFERENCE = Kernels()
-# At any size, though for small ones some are not chosen.
+# For all sizes, although the library is not chosen for some small sizes.
 NATIVE = Kernels(**{one.name: one.implementations["native"].function for one in (RMS_NORM, ADD_RMS_NORM, LAYER_NORM)})
 MODELS = {"llama": LLAMA, "llama-dropout": {**LLAMA, "hidden_dropout": 0.1}, "gpt2": GPT2, "moe": MOE}
 
 
 def results(model, kernels, dtype, training=None):
-    """Output of three layers in the middle of a model, and the gradients of their input and parameters."""
+    """Output of three middle layers, and gradients of their input and parameters."""
     config = make_config(MODELS[model], training or {})
     mesh = ParallelMesh.build(config, 0, 1)
     builder = ParameterBuilder(1, mesh, False, dtype, torch.device("cpu"), kernels=kernels)
     stage = GPTStage(config, VOCAB_SIZE, range(1, 4), builder, ParallelAxes(), is_first=False, is_last=False)
     hidden = drawn((16, 2, 32), dtype).requires_grad_()
     output = stage(hidden, batch(0), StepRandomness(1, 0).micro_batch(0))
-    # Not torch.autograd.grad: what is computed again goes back on its own and leaves gradients at the parameters.
+    # Not torch.autograd.grad: recomputation runs its own backward and accumulates gradients in the parameters.
     output.backward(drawn(output.shape, dtype, seed=1))
     gradients = [leaf.grad for leaf in (hidden, *builder.parameters.values())]
     return [output.detach(), *(gradient for gradient in gradients if gradient is not None)]
@@ -41,7 +41,7 @@ def results(model, kernels, dtype, training=None):
 @pytest.mark.parametrize("model", MODELS)
 def test_layers_compute_the_same(model, dtype):
     own, reference = results(model, NATIVE, dtype), results(model, REFERENCE, dtype)
-    # A few roundings of difference in one layer grow in those after it.
+    # Rounding differences of one layer grow in the following layers.
     check_errors(own, reference, results(model, REFERENCE, torch.float64), slack=64.0)
 
 
@@ -51,7 +51,7 @@ def test_what_is_computed_again_is_the_same_bits(model, form):
     check_same_bits(results(model, NATIVE, torch.float32, FORMS[form]), results(model, NATIVE, torch.float32))
 
 
-# What drops elements sums them too.
+# The dropout operation also adds the residual.
 @pytest.mark.parametrize(("model", "expected"), [("llama", (1, 5)), ("llama-dropout", (6, 0)), ("moe", (1, 5))])
 def test_a_layer_sums_and_norms_in_one_operation(model, expected):
     calls = []

@@ -1,4 +1,4 @@
-"""What all operations have in common: examples that reach every kernel, autograd's rules, and torch.compile."""
+"""Tests of all operations: examples reach every kernel, autograd's rules, torch.compile."""
 
 import ctypes
 from dataclasses import replace
@@ -62,8 +62,8 @@ def example(operation, number=0, dtype=torch.float32):
 
 
 def launched():
-    """Entry points that were launched since the last call, on the emulated GPU; None where there is none."""
-    # The emulation alone may be loaded for tests that launch by themselves.
+    """Kernels launched on the emulated GPU since the last call; None without emulation."""
+    # Tests that launch kernels directly may load the emulation without the emulated ops.
     if not any("emulated_ops" in path for path in torch.ops.loaded_libraries):
         return None
     emulation = ctypes.CDLL(None)
@@ -73,14 +73,14 @@ def launched():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_own_kernels_pass_their_self_tests(operation, dtype):
-    """And these reach every entry point of training."""
+    """The examples reach every kernel of training."""
     own, device = operation.implementations["native"], torch.get_default_device()
     is_emulated = launched() is not None
     if dtype not in own.dtypes or device.type not in own.devices or (is_emulated and operation.name not in KERNELS):
         pytest.skip("there is no such kernel")
     assert self_test(operation, "native", device, dtype) is None
     if is_emulated:
-        # Of the dtype of the gradients, which are added up in float32.
+        # Kernels of the gradients' dtype: gradients are accumulated in float32.
         suffix = "float32" if operation is ADAMW else str(dtype).removeprefix("torch.")
         names = {name if name == "sum_of_partials" else f"{name}_{suffix}" for name in KERNELS[operation.name]}
         assert not names - launched()
@@ -100,7 +100,7 @@ BACKENDS = [
 
 
 def slopes(function, arguments, leaves, *, is_differentiated):
-    """Gradients of ``leaves``, whose squares take their places among the arguments, by the sum of all results."""
+    """Gradients of the sum of all results, with the squares of ``leaves`` as arguments."""
     squares = iter([leaf * leaf for leaf in leaves])
     given = mapped(lambda value: next(squares) if value.requires_grad else value.clone(), arguments)
     results = [result.sum() for result in tensors_of(function(*given)) if result.requires_grad]
@@ -110,7 +110,7 @@ def slopes(function, arguments, leaves, *, is_differentiated):
 @pytest.mark.cpu_only
 @pytest.mark.parametrize(("operation", "backend"), BACKENDS)
 def test_second_derivatives_are_right_or_refused(operation, backend):
-    """Also where nothing but what was kept depends on the leaves: the gradients that come in are constant."""
+    """This includes constant incoming gradients, with only saved tensors depending on the leaves."""
     function, arguments = operation.implementations[backend].function, in_float64(example(operation))
     leaves = [value.detach().requires_grad_() for value in tensors_of(arguments) if value.requires_grad]
     towards, along = (
@@ -137,7 +137,7 @@ def test_second_derivatives_are_right_or_refused(operation, backend):
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_first_derivatives_in_a_checkpoint_may_be_part_of_a_graph(backend):
-    """A checkpoint gives away what was saved for backward only once."""
+    """A checkpoint unpacks saved tensors only once."""
     function = RMS_NORM.implementations[backend].function
     hidden, weight, epsilon = in_float64(example(RMS_NORM))
     leaf = hidden.detach().requires_grad_()
@@ -152,7 +152,7 @@ def test_first_derivatives_in_a_checkpoint_may_be_part_of_a_graph(backend):
 
 @pytest.mark.cpu_only
 def test_autograd_is_told_what_changes(operation):
-    """Or what saved an argument for its own backward would read something else there, in silence."""
+    """Otherwise a backward that saved the argument would silently read changed values."""
     has_changed = False
     for number in range(len(operation.examples)):
         arguments = mapped(lambda value: value.detach().clone(), example(operation, number))
@@ -166,9 +166,10 @@ def test_autograd_is_told_what_changes(operation):
 
 
 def test_torch_compiles_all_of_them():
-    """Forward and backward, each one graph with every operation in it: a graph of its own for each takes minutes.
+    """Forward and backward are one graph each with all operations.
 
-    Of those with a size below which torch is faster, both sides.
+    Separate graphs would take minutes. For operations with a smallest size, the graph contains calls below and above
+    that size.
     """
     functions, arguments = [], []
     there = torch.get_default_device().type
@@ -178,7 +179,7 @@ def test_torch_compiles_all_of_them():
         function = operation.function("native", there)
         if isinstance(function, BySize):
             function = replace(function, smallest=1000)
-        # Lists of many tensors are no other code. The last example is a large one, the one before of another kind.
+        # Lists of many tensors run the same code. The last example is large, the example before is of another kind.
         last = 0 if operation in (ADAMW, L2_NORM) else len(operation.examples) - 1
         numbers = sorted({0, max(0, last - 1), last})
         functions += [function] * len(numbers)
@@ -192,7 +193,7 @@ def test_torch_compiles_all_of_them():
 
 @pytest.mark.cpu_only
 def test_each_compiled_in_bfloat16_has_the_bits_of_a_call(operation):
-    """Forward and backward of what is traced, run as it is: nothing is rounded once more, or once less."""
+    """Traced forward and backward, run without a compiler, round like a call."""
     torch.compiler.reset()
     function = operation.implementations["native"].function
     arguments = example(operation, dtype=torch.bfloat16)

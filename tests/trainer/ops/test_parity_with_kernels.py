@@ -35,7 +35,7 @@ def ranks():
 
 @pytest.fixture(scope="module")
 def serials():
-    """Serial outcomes, on torch's operations, each computed once."""
+    """Serial results with torch's operations, computed once per case."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""RMSNorm and the norm of a sum: errors, gradients, layouts, instruction sets, threads and torch.compile."""
+"""RMSNorm and norm of a sum: errors, gradients, layouts, instruction sets, threads, torch.compile."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def arguments(operation, shape, dtype):
 
 
 def formula(hidden, weight, epsilon):
-    """The equation, with torch's own gradient."""
+    """The equation in torch operations, with autograd's gradient."""
     return hidden * (hidden.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight
 
 
@@ -91,7 +91,7 @@ def test_bits_do_not_depend_on_threads(operation, dtype):
 
 @pytest.mark.usefixtures("level")
 def test_the_norm_of_a_sum_has_the_bits_of_the_norm_alone(dtype):
-    """Backward may compute the norm of the kept sum again."""
+    """Backward may recompute the norm of the saved sum."""
     hidden, residual, weight, _ = arguments(ADD_RMS_NORM, (7, 513), dtype)
     with torch.no_grad():
         normed, total = ADD_RMS_NORM.implementations["native"].function(hidden, residual, weight, EPSILON)
@@ -99,7 +99,7 @@ def test_the_norm_of_a_sum_has_the_bits_of_the_norm_alone(dtype):
 
 
 def test_rows_of_one_block_of_several_warps_on_a_gpu(operation):
-    """Sums over the threads of a block, one upon the other: what one leaves in shared memory is read in time."""
+    """Consecutive block sums must not overwrite each other's shared memory too early."""
     check_against_oracle(operation, "native", arguments(operation, (16, 4096), torch.bfloat16))
 
 
@@ -124,7 +124,7 @@ def test_storing_past_the_caches_changes_nothing(width, dtype):
     kept, past = [], []
     for past_caches, found in enumerate((kept, past)):
         hidden, residual, gradient = (drawn((7, width), dtype, seed=seed) for seed in (1, 2, 3))
-        # Where no line of memory begins, and with elements around that stay as they are.
+        # Not aligned to a cache line, between elements that must not change.
         total, normed, grad_hidden = (drawn((7 * width + 9,), dtype) for _ in range(3))
         weight = drawn((width,), dtype, seed=4)
         scale, grad_weight = (torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32)) for size in (7, width))
@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_refused():
 
 @pytest.mark.cpu_only
 def test_the_checks_find_what_is_wrong():
-    """A wrong sign, a missing row, a lost digit: none passes."""
+    """A wrong sign, a missing row and a lost digit all fail."""
     good = arguments(RMS_NORM, (9, 64), torch.float32)
     usual, gradients, _ = run(RMS_NORM.implementations["reference"].function, good)
     right, *_ = run(formula, in_float64(good), gradients=gradients)

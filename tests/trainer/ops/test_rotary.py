@@ -1,4 +1,4 @@
-"""Rotary position embedding of packed heads, in place and back."""
+"""Rotary position embedding of packed heads: in-place forward, and backward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.ops.rotary import ROPE
 
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
-# Sequence, batch, query groups, queries per group, head width, channels that are turned, a table for each sample.
+# Sequence, batch, query groups, queries per group, head width, rotated channels, positions per sample.
 SHAPES = (
     (1, 1, 1, 1, 2, 2, False),
     (5, 2, 3, 1, 16, 16, False),
@@ -54,7 +54,7 @@ def arguments(shape: tuple[Any, ...], dtype: torch.dtype, *, is_turned: bool = T
 def rotate_half(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys [S, B, heads, D] turned as Hugging Face's Llama does it, or as GPT-J where ``interleaved``."""
+    """Rotate heads [S, B, heads, D] as Hugging Face's Llama, or as GPT-J if ``interleaved``."""
     cos, sin = cos.squeeze(2), sin.squeeze(2)
     cos, sin = (
         table.repeat_interleave(2, -1) if interleaved else torch.cat((table, table), -1) for table in (cos, sin)
@@ -81,7 +81,7 @@ def formula(
     sin: torch.Tensor | None,
     interleaved: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """What the operation is: heads cut apart, queries and keys turned, with torch's own gradient."""
+    """The definition in torch operations, with autograd's gradient."""
     heads = packed.unflatten(-1, (-1, queries + 2, head_dim))
     query, key, value = heads[..., :-2, :].flatten(2, 3), heads[..., -2, :], heads[..., -1, :]
     if cos is not None and sin is not None:
@@ -165,7 +165,7 @@ def test_sixteen_bit_is_rounded_once() -> None:
     packed, *rest = arguments((6, 2, 3, 2, 21, 18, True), torch.bfloat16)
     right = formula(*in_float64((packed.detach(), *rest)))
     for found, exact in zip(ROPE.implementations["native"].function(packed.detach(), *rest), right, strict=True):
-        # What a rounding to nearest may be off by, but for double rounding through float32.
+        # Error of rounding to nearest, without double rounding through float32.
         assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 * (1 + 2.0**-12) + 1e-6).all()
 
 
@@ -201,7 +201,7 @@ LENGTH, GROUPS, HEAD_DIM = 70_000, 256, 128
 
 
 def many_tokens() -> tuple[torch.Tensor, torch.Tensor, _Heads, _Angles, list[torch.Tensor]]:
-    """Heads of more than 2^31 elements, of which the last token is not 0, that token turned, and how to turn it."""
+    """Heads beyond 2^31 elements with a nonzero last token, expected values, and arguments."""
     heads = sparse_tensor((LENGTH, 1, GROUPS, 1, HEAD_DIM), torch.bfloat16)
     tables = [sparse_tensor((LENGTH, 1, HEAD_DIM // 2), torch.bfloat16) for _ in range(2)]
     heads[-1] = drawn(heads.shape[1:], torch.bfloat16)
@@ -239,9 +239,9 @@ def test_tokens_beyond_two_to_the_31_elements() -> None:
 def test_storing_past_the_caches_changes_nothing(
     is_by_head: bool, batch: int, head_dim: int, rotated: int, before: int, is_interleaved: bool, dtype: torch.dtype
 ) -> None:
-    """Whether the heads of a token or the tokens of a head lie side by side; 13 or 26 are no whole number of steps.
+    """Heads of a token, or tokens of a head, are contiguous in memory.
 
-    Pairs fill lines of memory, which begin where heads do, or the heads begin ``before`` elements after those.
+    13 and 26 are not multiples of the vector width. Heads begin at a cache line, or ``before`` elements after it.
     """
     heads, (cos, sin) = drawn((13, batch, 2, 2, head_dim), dtype), angles(13, batch, rotated, True, dtype)
     if is_by_head:
@@ -251,7 +251,7 @@ def test_storing_past_the_caches_changes_nothing(
     for past_caches in (0, 1):
         memory = torch.full((2 * heads.numel() + before,), torch.nan, dtype=dtype)[before:]
         memory = memory.view(*heads.shape[:3], 4, head_dim)
-        # What is turned, and beside it what is only moved; the last stays in its place.
+        # Rotated channels, then channels that are only copied; the last tensor stays in place.
         targets, parts = (memory[..., :2, :], memory[..., 2:, :]), (_Heads * 3)()
         for number, target in enumerate(targets):
             where = (heads.data_ptr(), target.data_ptr(), heads.stride()[:4], target.stride()[:4])

@@ -1,4 +1,4 @@
-"""Scaled softmax under a causal mask and a given one: errors, gradients, rows that see nothing, any width."""
+"""Scaled softmax with causal masks and mask tensors: errors, gradients, masked rows, widths."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def arguments(operation, shape, dtype, mask_shape=None):
 
 
 def formula(scores, *rest):
-    """Exponentials over their sum, of what is seen; with torch's own gradient."""
+    """The definition in torch operations, with autograd's gradient."""
     queries, keys = scores.shape[-2:]
     seen = ~rest[0] if len(rest) == 2 else torch.arange(keys) <= torch.arange(queries).unsqueeze(1) + keys - queries
     powers = (scores * rest[-1]).exp() * seen
@@ -108,7 +108,7 @@ def test_memory_may_be_laid_out_in_any_way(operation, dtype, layout):
 
 
 def test_a_gradient_may_be_an_expanded_number(operation):
-    """That of a sum; what it gives is 0 but for rounding."""
+    """The gradient of a sum is an expanded 1; its result rounds to 0."""
     scores, *rest = arguments(operation, (2, 3, 9, 37), torch.float32)
     shares = operation.implementations["native"].function(scores, *rest)
     number = torch.tensor(2.5).expand(shares.shape)
@@ -153,7 +153,7 @@ def test_queries_that_see_nothing_have_no_shares(dtype, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_not_seen_may_be_anything(dtype, backend):
-    """Of scores and of gradients of shares, NaN too."""
+    """Masked scores and masked gradients may be anything, including NaN."""
     scores, grads = drawn((1, 1, 40, 40), dtype), drawn((1, 1, 40, 40), dtype, seed=1)
     future = torch.ones(40, 40, dtype=torch.bool).triu(1)
     spoiled = scores.masked_fill(future, torch.nan).requires_grad_()

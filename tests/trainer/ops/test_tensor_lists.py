@@ -1,4 +1,4 @@
-"""Sums of squares over lists of tensors: the C++ loops, and the CUDA kernels on the emulated GPU."""
+"""Sums of squares over tensors: C++ loops, and CUDA kernels on the emulated GPU."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_cuda_beyond_32_bit_indices(emulated_cuda: EmulatedCuda):
     values[-tail:] = drawn((tail,), torch.float32)
     pointers, numels = (ctypes.c_void_p * 1)(values.data_ptr()), (ctypes.c_int64 * 1)(count)
     chunks = -(-count // emulated_cuda.size("llmctl_cuda_list_chunk"))
-    # Zeros in the place of what the other blocks would have summed.
+    # Zeros for the sums of the blocks that do not run.
     partial, total = torch.zeros(chunks, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     with emulated_cuda.last_blocks(1):
         emulated_cuda.call("llmctl_cuda_sum_of_squares", torch.float32, pointers, numels, 1, partial, total)

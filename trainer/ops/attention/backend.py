@@ -1,4 +1,4 @@
-"""Which kernels attention runs on: asked for by name, or the best that is able."""
+"""Choice of the attention backend: the requested backend, or the best available."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOPPER = (9, 0)
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """What attention is computed with."""
+    """Name and kernel of the attention backend of a run."""
 
     name: Literal["flash", "fused", "unfused"]
     kernel: AttentionKernel
@@ -31,21 +31,22 @@ class AttentionBackend:
 def choose_backend(
     model: ModelConfig, dtype: torch.dtype, device: torch.device, flash_attn: FlashAttnPackage | str | None = None
 ) -> AttentionBackend:
-    """The backend that ``model.attention_backend`` names for activations of ``dtype`` on ``device``.
+    """Choose the backend that ``model.attention_backend`` requests.
 
     Args:
-        model: says which.
-        dtype: of the activations.
-        device: of the activations.
-        flash_attn: the one that all ranks have, or why there is none; None: this process looks for it by itself.
+        model: the model config.
+        dtype: dtype of the activations.
+        device: device of the activations.
+        flash_attn: the package that all ranks have, or the reason for having none; None: this process searches for
+            the package itself.
 
     Raises:
-        ConfigError: it is asked for by name and unable.
+        ConfigError: the config names a backend that cannot run here.
     """
     requested = model.attention_backend
     if requested in ("unfused", "local"):
         return AttentionBackend("unfused", Unfused())
-    # Nothing of flash-attn is imported for whoever asks for something else.
+    # flash-attn is imported only for configs that may use it.
     if requested in ("flash", "auto"):
         flash = _find_flash(model, dtype, device) if flash_attn is None else flash_attn
         if isinstance(flash, FlashAttnPackage):
@@ -58,20 +59,20 @@ def choose_backend(
     if requested == "fused":
         raise ConfigError(
             _KEY,
-            f"fused is unable: torch has no kernel for {str(dtype).removeprefix('torch.')} on this {device.type} "
+            f"fused cannot run here: torch has no kernel for {str(dtype).removeprefix('torch.')} on this {device.type} "
             "device; use unfused or auto",
         )
     return AttentionBackend("unfused", Unfused())
 
 
 def check_backend(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse what a rank can tell to be impossible before anything of flash-attn has run.
+    """Check the requested backend as far as possible without running flash-attn.
 
     Raises:
-        ConfigError: a backend is asked for by name and unable.
+        ConfigError: the config names a backend that cannot run here.
     """
     if model.attention_backend != "flash":
-        choose_backend(model, dtype, device, "is not asked for")
+        choose_backend(model, dtype, device, "is not requested")
         return
     problems = {version: flash_problem(version, model, dtype, device) for version in flash_versions(model)}
     reasons = {version: problem for version, problem in problems.items() if problem is not None}
@@ -80,35 +81,35 @@ def check_backend(model: ModelConfig, dtype: torch.dtype, device: torch.device) 
 
 
 def flash_versions(model: ModelConfig) -> tuple[Version, ...]:
-    """The versions of flash-attn that a model may run on, best first."""
+    """Versions of flash-attn that a model may run on, best first."""
     return (3, 2) if model.attention_backend in ("flash", "auto") else ()
 
 
 def flash_problem(version: Version, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a version is not to be tried; the end of a sentence that begins with its name."""
+    """Reason against a trial of a version, or None. Completes "flash-attn ..."."""
     problem = unsuited(version, dtype, model.head_dim, device)
-    # Version 2 reaches 35% of a Hopper GPU (Shah et al. 2024, arXiv:2407.08608, abstract), where torch's own choice
-    # may be cuDNN's kernel; before Hopper it is the same kernel as torch's, with packed documents in one call besides.
+    # On Hopper, version 2 reaches 35% utilization (Shah et al. 2024, arXiv:2407.08608, abstract), and torch may choose
+    # cuDNN's kernel. Before Hopper, version 2 is the same kernel as torch's, and also packs documents in one call.
     if problem is None and version == 2 and model.attention_backend == "auto":
         is_hopper = torch.cuda.get_device_capability(device) >= _HOPPER
-        problem = "is slower than torch's own on this GPU" if is_hopper else None
+        problem = "is slower than torch's kernel on this GPU" if is_hopper else None
     return problem
 
 
 def why_no_flash(reasons: Mapping[Version, str]) -> str:
-    """One reason out of that of every version; the end of a sentence that begins with flash or flash-attn."""
+    """Join the reasons of all versions. Completes "flash-attn ..."."""
     if len(set(reasons.values())) == 1:
         return next(iter(reasons.values()))
     return ", and ".join(f"flash-attn {version} {reason}" for version, reason in reasons.items())
 
 
 def no_flash(why: str) -> ConfigError:
-    """For whom flash was asked for by name."""
-    return ConfigError(_KEY, f"flash is unable: {why}; use fused, which is torch's own, or auto")
+    """Error for a config that names flash."""
+    return ConfigError(_KEY, f"flash cannot run here: {why}; use fused, torch's own kernel, or auto")
 
 
 def _find_flash(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> FlashAttnPackage | str:
-    """The newest version that is able; else the reasons why none is."""
+    """The newest version that works here, or the reasons for having none."""
     reasons: dict[Version, str] = {}
     for version in flash_versions(model):
         problem = flash_problem(version, model, dtype, device)

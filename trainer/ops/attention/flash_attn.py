@@ -1,8 +1,8 @@
-"""The flash-attn package, versions 2 and 3, where it is installed and able; nothing of it is imported before.
+"""The flash-attn package, versions 2 and 3; imported only after a successful trial.
 
 Legend: B samples, A heads, S sequence, D head width.
-Dao 2023 (arXiv:2307.08691), Shah et al. 2024 (arXiv:2407.08608). Version 2 is ``flash_attn``, version 3, which is built
-from the ``hopper`` folder of the same repository, ``flash_attn_interface``.
+Dao 2023 (arXiv:2307.08691), Shah et al. 2024 (arXiv:2407.08608). Version 2 is the package ``flash_attn``. Version 3 is
+the package ``flash_attn_interface``, which is built from the ``hopper`` folder of the same repository.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _VERSION_2_OFF = {"window_size_left": -1, "window_size_right": -1, "softcap": 0.
 
 
 class FlashAttnPackage:
-    """Kernels of flash-attn: 16 bit, head widths that are multiples of 8. Packed documents take one call."""
+    """Kernels of flash-attn for 16-bit dtypes and head widths in multiples of 8.
+
+    Packed documents take one call.
+    """
 
     def __init__(self, version: Version, module: Any) -> None:
         self._version = version
@@ -80,7 +83,7 @@ class FlashAttnPackage:
             sequences: tuple[Any, ...] = (None,) * 6
             if packing is not None:
                 sequences = (packing.starts, packing.starts, None, None, packing.longest, packing.longest)
-            # By place, because builds differ in the name of the last of these.
+            # Positional arguments, because builds differ in the name of ``causal``.
             self._module._flash_attn_backward(*tensors, *sequences, *grads, scale, causal, deterministic=deterministic)
             return grads[0], grads[1], grads[2]
         options: dict[str, Any] = {"dropout_p": 0.0, "softmax_scale": scale, "causal": causal, **_VERSION_2_OFF}
@@ -93,7 +96,7 @@ class FlashAttnPackage:
 
 
 def _options(packing: Packing) -> dict[str, Any]:
-    """As arguments of a kernel, the same for queries and keys."""
+    """Kernel arguments for packed documents, the same for queries and keys."""
     return {
         "cu_seqlens_q": packing.starts,
         "cu_seqlens_k": packing.starts,
@@ -103,7 +106,7 @@ def _options(packing: Packing) -> dict[str, Any]:
 
 
 def _token_first(heads: torch.Tensor) -> torch.Tensor:
-    """[B, S, A, D] from [B, A, S, D], or back: a view."""
+    """View [B, S, A, D] of [B, A, S, D], or the reverse."""
     return heads.transpose(1, 2)
 
 
@@ -111,29 +114,32 @@ def _token_first(heads: torch.Tensor) -> torch.Tensor:
 def find_flash_attn(
     version: Version, dtype: torch.dtype, head_dim: int, device: torch.device
 ) -> FlashAttnPackage | str:
-    """The kernels of that version, or why they cannot be used: the end of a sentence that begins with their name.
+    """The kernels of a version, or the reason for having none. Completes "flash-attn ...".
 
-    For a process by itself; the ranks of a job see to it together: trainer.ops.dispatch.flash_attn_agreement.
+    For a single process. The ranks of a job agree through trainer.ops.dispatch.flash_attn_agreement.
     """
     problem = unsuited(version, dtype, head_dim, device) or try_in_process(version, dtype, head_dim, device)
     return load(version) if problem is None else problem
 
 
 def unsuited(version: Version, dtype: torch.dtype, head_dim: int, device: torch.device) -> str | None:
-    """Why that version is not for this device, or not there, as is known before anything of it runs; else None."""
+    """Reason against a version that is known without running the package, or None.
+
+    Examples: wrong device, unsupported dtype or head width, package not installed.
+    """
     if device.type != "cuda":
-        return f"runs on NVIDIA GPUs alone, and the device is {device.type}"
+        return f"runs only on NVIDIA GPUs, and the device is {device.type}"
     if dtype not in (torch.float16, torch.bfloat16):
-        return "computes in bf16 or fp16 alone; switch training.bf16 on"
+        return "computes only in bf16 or fp16; set training.bf16: true"
     if head_dim % 8 or head_dim > _MOST_WIDTH:
-        return f"takes heads of up to {_MOST_WIDTH} channels in multiples of 8, not {head_dim}"
+        return f"needs a head width that is a multiple of 8 up to {_MOST_WIDTH}, not {head_dim}"
     capability = torch.cuda.get_device_capability(device)
     if version == 2 and capability < _AMPERE:
-        return f"needs compute capability {_dotted(_AMPERE)}, which this GPU is below"
-    # Its kernels are Hopper's; on later GPUs a launch fails, and then the package ends the process.
+        return f"needs compute capability {_dotted(_AMPERE)} or higher, and this GPU has {_dotted(capability)}"
+    # The kernels are compiled for Hopper. On later GPUs a launch fails, and the package then ends the process.
     if version == 3 and capability[0] != _HOPPER_MAJOR:
         return (
-            f"runs on Hopper GPUs alone (compute capability {_HOPPER_MAJOR}.x), and this one has {_dotted(capability)}"
+            f"runs only on Hopper GPUs (compute capability {_HOPPER_MAJOR}.x), and this GPU has {_dotted(capability)}"
         )
     package = _MODULES[version].partition(".")[0]
     if importlib.util.find_spec(package) is None:
@@ -144,28 +150,31 @@ def unsuited(version: Version, dtype: torch.dtype, head_dim: int, device: torch.
 def try_in_process(
     version: Version, dtype: torch.dtype, head_dim: int, device: torch.device, limit_s: float = LIMIT_S
 ) -> str | None:
-    """Why that version, which is there, does not work on a GPU; None if it does.
+    """Try an installed version on a GPU in a separate process.
 
-    A wheel for another torch or CUDA fails only when it is loaded or run, and may take its process along: every call
-    is made once in a process of its own.
+    A wheel for another torch or CUDA fails only when it is loaded or run, and may crash its process. Therefore every
+    call is made once in a separate process.
+
+    Returns:
+        The reason for a failure, or None.
     """
     program = f"import torch\nfrom {__name__} import try_here\ntry_here({version}, {dtype}, {head_dim}, '{device}')\n"
     try:
         problem = use_problem(program, limit_s)
     except OSError as error:
-        problem = f"it cannot be tried: {error}"
+        problem = f"the trial process cannot start: {error}"
     return None if problem is None else f"does not run here: {problem}"
 
 
 def try_here(version: Version, dtype: torch.dtype, head_dim: int, device: str) -> None:
-    """Make every call once, in this process. Raises whatever the package does."""
+    """Make every call once in this process. Raises any error of the package."""
     kernels = FlashAttnPackage(version, importlib.import_module(_MODULES[version]))
     _try_out(kernels, torch.ones(1, 2, 16, head_dim, dtype=dtype, device=device))
     torch.cuda.synchronize(device)
 
 
 def load(version: Version) -> FlashAttnPackage | str:
-    """The kernels of that version, which has been tried; or why they cannot be loaded here all the same."""
+    """The kernels of a tried version, or the reason for a failed import."""
     try:
         return FlashAttnPackage(version, importlib.import_module(_MODULES[version]))
     except Exception as error:
@@ -174,7 +183,10 @@ def load(version: Version) -> FlashAttnPackage | str:
 
 
 def _try_out(kernels: FlashAttnPackage, heads: torch.Tensor) -> None:
-    """Every call once, on [1, 2, 16, D]: builds can lack one, or take other arguments for it."""
+    """Make every call once with heads [1, 2, 16, D].
+
+    Some builds lack a function or have other arguments.
+    """
     output, log_sum_exp = kernels.forward(heads, heads, heads, causal=True)
     kernels.backward(output, heads, heads, heads, output, log_sum_exp, causal=True)
     packing = Packing.build(whole_tiles(16, [(0, 7, 16)]), 1, 16, heads.device)

@@ -1,9 +1,9 @@
-"""Kernels of attention that give the log-sum-exp of each query's scores, so that parts can be put together.
+"""Attention kernels that also return each query's log-sum-exp, for combining partial results.
 
 Legend: B samples, A heads, G query groups, R = A/G, Q queries, K keys, D head width.
-Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 2 (appendix B): forward keeps the output and the log-sum-exp,
-backward computes the scores again. Given output and log-sum-exp over all keys, backward of a part of the keys gives
-that part's share of the gradients.
+Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 2 (appendix B): forward saves the output and the log-sum-exp, and
+backward recomputes the scores. Given output and log-sum-exp over all keys, backward over a part of the keys returns the
+contribution of that part to the gradients.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ _FLASH_CAPABILITY = (8, 0)
 _FLASH_WIDTH = 256
 _ALIGNED_WIDTH = 8
 GROUPS_ON_CPU = torch.__version__ >= "2.13"
-"""Whether torch's kernel for CPUs groups heads; in older releases that was not looked at."""
+"""True if torch's CPU kernel supports grouped heads; untested before torch 2.13."""
 
 
 def repeat_groups(heads: torch.Tensor, copies: int) -> torch.Tensor:
-    """[B, copies x G, S, D] from keys or values [B, G, S, D]; the copies of a group are neighbours."""
+    """Repeat keys or values [B, G, S, D] to [B, copies x G, S, D].
+
+    The copies of a group are neighbours.
+    """
     return heads if copies == 1 else heads.repeat_interleave(copies, dim=1)
 
 
 def sum_copies(grad_heads: torch.Tensor, groups: int) -> torch.Tensor:
-    """[B, G, S, D]: the sum of the gradients of the copies, in at least float32."""
+    """Sum the gradients of the copies to [B, G, S, D], in at least float32."""
     if grad_heads.shape[1] == groups:
         return grad_heads
     precise = torch.promote_types(grad_heads.dtype, torch.float32)
@@ -36,7 +39,10 @@ def sum_copies(grad_heads: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 class Unfused:
-    """Scores in memory, those of one call at a time: for whatever has no kernel."""
+    """Attention in plain torch, with all scores of a call in memory.
+
+    For devices and dtypes without a kernel.
+    """
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
@@ -71,12 +77,12 @@ class Unfused:
 
 
 def _grouped(heads: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """[B, G, R, ...] from [B, A, ...]."""
+    """View [B, G, R, ...] of [B, A, ...]."""
     return heads.view(heads.shape[0], key.shape[1], -1, *heads.shape[2:])
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Scaled scores [B, G, R, Q, K], at least float32; those of later keys -inf."""
+    """Scaled scores [B, G, R, Q, K], at least float32, with -inf for masked keys."""
     scores = _grouped(query * query.shape[-1] ** -0.5, key) @ key.unsqueeze(2).mT
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if causal:
@@ -85,7 +91,7 @@ def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool) -> torch.Tenso
 
 
 class TorchFlashCPU:
-    """Torch's flash kernel for CPUs; any floating dtype and head width."""
+    """Torch's flash kernel for CPUs, for all floating dtypes and head widths."""
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
@@ -119,7 +125,10 @@ class TorchFlashCPU:
 
 
 class TorchFlash:
-    """Torch's flash kernel for GPUs since Ampere, in 16 bit: head widths up to 256 in multiples of 8."""
+    """Torch's flash kernel for GPUs since Ampere.
+
+    Takes 16-bit dtypes and head widths up to 256 in multiples of 8.
+    """
 
     def __init__(self, scale: float) -> None:
         self._scale = scale
@@ -145,7 +154,7 @@ class TorchFlash:
         causal: bool,
     ) -> Gradients:
         """See AttentionKernel."""
-        # The state of the random generator is read only where there is dropout.
+        # The kernel reads the state of the random generator only for dropout.
         seed, offset = (torch.zeros((), dtype=torch.int64, device=query.device) for _ in range(2))
         gradients: Gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             grad_output,
@@ -181,7 +190,7 @@ class TorchFlash:
         """See PackedKernel."""
         *heads, log_sum_exp = tensors
         starts, longest = packing.starts, packing.longest
-        # The state of the random generator is read only where there is dropout.
+        # The kernel reads the state of the random generator only for dropout.
         state = torch.zeros(2, dtype=torch.uint64, device=log_sum_exp.device)
         grads = torch.ops.aten._flash_attention_backward(
             *map(packing.tokens, heads),
@@ -200,13 +209,14 @@ class TorchFlash:
 
 
 class TorchEfficient:
-    """Torch's memory-efficient kernel for GPUs since Volta; it does not group heads, so keys are repeated for it.
+    """Torch's memory-efficient kernel for GPUs since Volta.
 
-    Head widths are multiples of 8 in 16 bit, of 4 in float32.
+    Head widths are multiples of 8 in 16 bits, and multiples of 4 in float32. The kernel does not group heads, so keys
+    and values are repeated.
     """
 
     _ALIGNMENT = 32
-    """Rows that the kernel's log-sum-exp is a multiple of."""
+    """The kernel pads its log-sum-exp to a multiple of this number of rows."""
 
     def __init__(self, scale: float) -> None:
         self._scale = scale
@@ -232,7 +242,7 @@ class TorchEfficient:
         causal: bool,
     ) -> Gradients:
         """See AttentionKernel."""
-        # exp(score - inf) = 0: rows of padding have no part in anything.
+        # exp(score - inf) = 0: padding rows contribute nothing.
         padding = -log_sum_exp.shape[-1] % self._ALIGNMENT
         padded = torch.nn.functional.pad(log_sum_exp, (0, padding), value=torch.inf).contiguous()
         seed, offset = (torch.zeros((), dtype=torch.int64, device=query.device) for _ in range(2))
@@ -255,7 +265,10 @@ class TorchEfficient:
 
 
 class Padded:
-    """A kernel that takes head widths in multiples of 8, for others: channels of zeros change no score."""
+    """Wrapper that pads heads with zero channels to a width in multiples of 8.
+
+    Zero channels do not change the scores.
+    """
 
     def __init__(self, kernel: AttentionKernel) -> None:
         self._kernel = kernel
@@ -288,7 +301,7 @@ class Padded:
 
 
 class PaddedPacked(Padded):
-    """The same around a kernel that takes many documents in one call."""
+    """``Padded`` for a kernel that takes packed documents."""
 
     def __init__(self, kernel: PackedKernel) -> None:
         super().__init__(kernel)
@@ -319,13 +332,16 @@ def _repeated(heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 def has_torch_flash(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
-    """Whether torch's flash kernel for GPUs takes such heads on ``device``, a GPU: the one kernel that groups them."""
+    """True if torch's flash kernel supports these heads on the GPU ``device``.
+
+    The flash kernel is torch's only GPU kernel with grouped heads.
+    """
     sixteen_bit = dtype in (torch.float16, torch.bfloat16)
     return sixteen_bit and head_dim <= _FLASH_WIDTH and torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
 
 
 def torch_kernel(dtype: torch.dtype, head_dim: int, device: torch.device) -> AttentionKernel | None:
-    """Torch's own kernel for these; None where it has none."""
+    """Torch's best kernel for a dtype, head width and device, or None."""
     if device.type == "cpu":
         return TorchFlashCPU()
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""Attention of undivided sequences, tile by tile of the score matrix; and what its kernels have to be able to.
+"""Attention of undivided sequences by tiles of the score matrix, and the kernel interface.
 
 Legend: S sequence, B micro-batch, N = B x S tokens, A heads, G query groups, D head width.
 """
@@ -17,15 +17,16 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class AttentionKernel(Protocol):
-    """Query [B, A, Q, D] attends to key and value [B, G, K, D], scaled by D^-0.5; head a belongs to group a * G // A.
+    """Attention of query [B, A, Q, D] over key and value [B, G, K, D].
 
-    ``causal``: Q = K, and each query sees the keys up to its own place.
+    Scores are scaled by D^-0.5. Head a belongs to group a * G // A. ``causal`` requires Q = K: each query sees the keys
+    up to its own position.
     """
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output [B, A, Q, D] and log-sum-exp [B, A, Q], at least float32."""
+        """Compute output [B, A, Q, D] and log-sum-exp [B, A, Q], at least float32."""
 
     def backward(
         self,
@@ -38,17 +39,20 @@ class AttentionKernel(Protocol):
         *,
         causal: bool,
     ) -> Gradients:
-        """Gradients of query, key and value. ``output`` and ``log_sum_exp`` may be those over more keys than here."""
+        """Compute the gradients of query, key and value.
+
+        ``output`` and ``log_sum_exp`` may cover more keys than ``key``.
+        """
 
 
 @runtime_checkable
 class PackedKernel(AttentionKernel, Protocol):
-    """A kernel that takes many documents in one call."""
+    """A kernel that takes packed documents in one call."""
 
     def forward_packed(
         self, packing: Packing, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``forward`` of causal tiles that cover all queries and all keys in order."""
+        """Compute ``forward`` of causal tiles that cover all queries and keys in order."""
 
     def backward_packed(
         self,
@@ -60,23 +64,23 @@ class PackedKernel(AttentionKernel, Protocol):
         output: torch.Tensor,
         log_sum_exp: torch.Tensor,
     ) -> Gradients:
-        """``backward`` of the same."""
+        """Compute ``backward`` of these tiles."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Documents one behind the other, along the tokens of all samples."""
+    """Documents packed one after another along the tokens of all samples."""
 
     starts: torch.Tensor
-    """Where each begins, int32, and at the end the number of tokens."""
+    """First token of each document, then the number of tokens, int32."""
     longest: int
-    """Tokens of the longest."""
+    """Tokens of the longest document."""
     batch: int
     length: int
 
     @classmethod
     def build(cls, tiles: tuple[Tile, ...], batch: int, length: int, device: torch.device) -> Packing:
-        """The documents whose scores are ``tiles``, of ``batch`` samples."""
+        """Pack the documents of ``tiles`` in ``batch`` samples."""
         starts = [
             sample * length + tile.query[0]
             for sample in range(batch)
@@ -92,7 +96,7 @@ class Packing:
         return heads.transpose(1, 2).flatten(0, 1)
 
     def heads(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[B, A, S, D] from [N, A, D]: a view."""
+        """View [B, A, S, D] of [N, A, D]."""
         return tokens.view(self.batch, self.length, *tokens.shape[1:]).transpose(1, 2)
 
     def by_token(self, log_sum_exp: torch.Tensor) -> torch.Tensor:
@@ -100,14 +104,14 @@ class Packing:
         return log_sum_exp.transpose(0, 1).flatten(1).contiguous()
 
     def by_sample(self, log_sum_exp: torch.Tensor) -> torch.Tensor:
-        """[B, A, S] from [A, N]: a view."""
+        """View [B, A, S] of [A, N]."""
         return log_sum_exp.view(-1, self.batch, self.length).transpose(0, 1)
 
 
 class Tiling:
-    """Causal tiles of which each query and each key lies in exactly one, in order, and what kernels read of them.
+    """Ordered causal tiles with each query and key in exactly one tile.
 
-    Made once for a micro-batch: all layers and replays, which have the same documents on the same device, share it.
+    Holds the packing that kernels read. All layers and recomputations of a micro-batch share one Tiling.
     """
 
     def __init__(self, tiles: tuple[Tile, ...]) -> None:
@@ -115,7 +119,7 @@ class Tiling:
         self._packing: Packing | None = None
 
     def packing(self, query: torch.Tensor) -> Packing:
-        """The tiles as packed documents, for queries [B, A, S, D] of this micro-batch."""
+        """The tiles as packed documents for queries [B, A, S, D] of this micro-batch."""
         if self._packing is None:
             self._packing = Packing.build(self.tiles, query.shape[0], query.shape[2], query.device)
         return self._packing
@@ -123,7 +127,14 @@ class Tiling:
     def forward(
         self, kernel: AttentionKernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output [B, A, S, D] and log-sum-exp [B, A, S] of query [B, A, S, D], key and value [B, G, S, D]."""
+        """Compute output [B, A, S, D] and log-sum-exp [B, A, S].
+
+        Args:
+            kernel: computes a tile.
+            query: [B, A, S, D].
+            key: [B, G, S, D].
+            value: as ``key``.
+        """
         if len(self.tiles) == 1:
             return kernel.forward(query, key, value, causal=True)
         if isinstance(kernel, PackedKernel):
@@ -136,7 +147,12 @@ class Tiling:
         return output, log_sum_exp
 
     def backward(self, kernel: AttentionKernel, *tensors: torch.Tensor) -> Gradients:
-        """Gradients of query, key and value; ``tensors`` are what a kernel's backward takes."""
+        """Compute the gradients of query, key and value.
+
+        Args:
+            kernel: computes a tile.
+            tensors: arguments of a kernel's backward.
+        """
         if len(self.tiles) == 1:
             return kernel.backward(*tensors, causal=True)
         if isinstance(kernel, PackedKernel):
@@ -158,7 +174,7 @@ def tile_backward(
     output: torch.Tensor,
     log_sum_exp: torch.Tensor,
 ) -> Gradients:
-    """Gradients of a tile's parts of query, key and value, from the tensors of the whole."""
+    """Gradients of a tile's slices of query, key and value, from the whole tensors."""
     at, keys = tile.queries, tile.keys
     return kernel.backward(
         grad_output[at], query[at], key[keys], value[keys], output[at], log_sum_exp[at], causal=tile.causal
@@ -166,12 +182,12 @@ def tile_backward(
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums over many scores."""
+    """Dtype of sums over many scores."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def empty_heads(heads: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[B, A, S, D] that lies in memory as [S, B, A, D], as the projections around attention have it."""
+    """Empty [B, A, S, D] in the memory order [S, B, A, D], as in the projections."""
     batch, number, length, width = heads.shape
     return heads.new_empty((length, batch, number, width), dtype=dtype).permute(1, 2, 0, 3)
 
@@ -202,13 +218,13 @@ class _TiledAttention(torch.autograd.Function):
 def tiled_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tiling: Tiling, kernel: AttentionKernel
 ) -> torch.Tensor:
-    """Attention of undivided sequences, by ``trainer.ops.attention.tiles.whole_tiles``. No communication.
+    """Attention of undivided sequences. No communication.
 
     Args:
         query: [B, A, S, D].
         key: [B, G, S, D].
         value: as ``key``.
-        tiling: the tiles.
+        tiling: tiles of ``trainer.ops.attention.tiles.whole_tiles``.
         kernel: computes a tile.
 
     Returns:

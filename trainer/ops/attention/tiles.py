@@ -1,8 +1,7 @@
-"""Which parts of the score matrix a rank computes: rectangles that need no mask but the causal one. Torch-free.
+"""Tiles of the score matrix that a rank computes, full or causal. Torch-free.
 
-Legend: S sequence, ``/c`` = divided over cp. A score belongs to a query and a key; those of later keys, and those of
-another document, are never computed. What is left of a block of scores are rectangles: full ones, and squares under
-the causal mask.
+Legend: S sequence, ``/c`` = divided over cp. A score belongs to a query and a key. Scores of later keys and of other
+documents are never computed. The remaining scores form rectangles without a mask and squares under the causal mask.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from typing import NamedTuple
 from trainer.planning.sequence_division import held_chunks
 
 Bounds = Sequence[Sequence[int]]
-"""Of each sample: positions at which a document begins, ascending from 0, and the length of the sample."""
+"""Per sample: first positions of the documents, ascending from 0, then the sample's length."""
 Chunks = Sequence[tuple[int, int]]
-"""First position and length of each stretch of a sequence that a rank holds, in the order in which it holds them."""
+"""First position and length of each sequence chunk of a rank, in local order."""
 
 
 class Tile(NamedTuple):
-    """A rectangle of scores, in places along the local queries and the local keys.
+    """A rectangle of scores, in indices of the local queries and keys.
 
     Attributes:
-        sample: row of the micro-batch; None: all rows alike.
-        query: first query and the one after the last.
-        key: first key and the one after the last.
-        causal: a square, of which each query takes the keys up to its own place.
+        sample: row of the micro-batch; None: all rows.
+        query: first query, and the last query plus 1.
+        key: first key, and the last key plus 1.
+        causal: True for a square in which each query sees the keys up to its own position.
     """
 
     sample: int | None
@@ -35,12 +34,12 @@ class Tile(NamedTuple):
 
     @property
     def queries(self) -> tuple[slice, slice, slice]:
-        """Index of its part of a tensor [B, A, S, ...]."""
+        """Index of the tile's queries in a tensor [B, A, S, ...]."""
         return self._samples, slice(None), slice(*self.query)
 
     @property
     def keys(self) -> tuple[slice, slice, slice]:
-        """The same for keys."""
+        """Index of the tile's keys in a tensor [B, G, S, ...]."""
         return self._samples, slice(None), slice(*self.key)
 
     @property
@@ -49,40 +48,40 @@ class Tile(NamedTuple):
 
 
 def whole_tiles(length: int, bounds: Bounds | None) -> tuple[Tile, ...]:
-    """The tiles of undivided sequences: each query has exactly one."""
+    """Tiles of undivided sequences. Each query is in exactly one tile."""
     whole = Tile(None, (0, length), (0, length), causal=True)
     chunks = ((0, length),)
     return _within_documents(whole, bounds, chunks, chunks)
 
 
 def ring_tiles(rank: int, source: int, size: int, length: int, bounds: Bounds | None) -> tuple[Tile, ...]:
-    """The tiles between the queries of ``rank`` and the keys of ``source``.
+    """Tiles of the queries of ``rank`` and the keys of ``source``.
 
-    Without documents each pair of ranks has as many scores as any other (trainer.planning.sequence_division): 2 of the
-    4 blocks of chunks are seen whole, or for a rank's own keys one whole and two half.
+    Without document bounds all pairs of ranks have the same number of scores (trainer.planning.sequence_division). Of
+    the 4 blocks of chunks, 2 are full; for a rank's own keys 1 block is full and 2 are causal.
 
     Args:
-        rank: whose queries.
-        source: whose keys.
+        rank: rank of the queries.
+        source: rank of the keys.
         size: ranks of the ring.
         length: S/c, an even number.
-        bounds: where documents end; None: attention crosses from one to another.
+        bounds: document bounds; None: attention crosses document bounds.
     """
     half = length // 2
     if source == rank:
-        # The later chunk sees all of the earlier one, which lies before it: together they are causal.
+        # The later chunk sees the whole earlier chunk, which precedes it: together they are causal.
         block = Tile(None, (0, length), (0, length), causal=True)
     elif source < rank:
-        # The source's earlier chunk lies before both of ours, its later one after both.
+        # The source's earlier chunk lies before both local chunks, its later chunk after both.
         block = Tile(None, (0, length), (0, half), causal=False)
     else:
-        # Both chunks of the source lie between ours.
+        # Both chunks of the source lie between the two local chunks.
         block = Tile(None, (half, length), (0, length), causal=False)
     return _within_documents(block, bounds, ring_chunks(rank, size, half), ring_chunks(source, size, half))
 
 
 def ring_chunks(rank: int, size: int, half: int) -> Chunks:
-    """What ``rank`` holds of a sequence of ``2 * size`` chunks of ``half``."""
+    """Chunks of ``rank`` in a sequence of ``2 * size`` chunks of length ``half``."""
     return [(chunk * half, half) for chunk in held_chunks(rank, size, "p2p")]
 
 
@@ -99,7 +98,7 @@ def _within_documents(block: Tile, bounds: Bounds | None, queries: Chunks, keys:
 
 
 def _cut(block: Tile, bounds: Sequence[int], queries: Chunks, keys: Chunks) -> list[Tile]:
-    # A document that reaches from one chunk of a rank into the other fills all between: its part is one stretch.
+    # A document in both chunks of a rank covers all positions between them, so its local part is contiguous.
     query_bounds, key_bounds = ([_local(bound, chunks) for bound in bounds] for chunks in (queries, keys))
     tiles = []
     for number in range(len(bounds) - 1):
@@ -111,7 +110,7 @@ def _cut(block: Tile, bounds: Sequence[int], queries: Chunks, keys: Chunks) -> l
 
 
 def _local(position: int, chunks: Chunks) -> int:
-    """How many of the positions held lie before ``position``."""
+    """Number of local positions before the global ``position``."""
     return sum(min(max(position - start, 0), length) for start, length in chunks)
 
 

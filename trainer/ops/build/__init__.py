@@ -1,1 +1,1 @@
-"""Compilation of csrc/ into a library and GPU images, and the cache that keeps them."""
+"""Compilation of csrc/ into a library and GPU images, and the build cache."""

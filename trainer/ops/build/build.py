@@ -1,4 +1,4 @@
-"""Compiling csrc/ into one library that serves every torch from 2.10 on.
+"""Compilation of csrc/ into one library for all versions of torch since 2.10.
 
 Each operation has a folder: kernels for CPUs (cpu.cpp) and launchers of CUDA kernels (launch.cpp) behind a C interface
 (abi.h), without headers of torch, and a binding on torch's stable ABI (torch.cpp). The library needs libtorch_cpu.so
@@ -26,9 +26,9 @@ _TARGET_TORCH = "0x020a000000000000"
 """Torch 2.10, in torch/csrc/stable/version.h's encoding."""
 _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra")
 _OTHER_FLAGS = ("-O2",)
-"""Of what is no kernel for the CPU."""
-# Not -ffast-math: it would take the guards against rounding out of exp, and infinities out of the tests for them. Sums
-# say themselves where their order is free, which -fopenmp-simd listens to (and which needs no OpenMP).
+"""Flags of files without CPU kernels."""
+# Not -ffast-math, which would remove the guards against rounding in exp and the tests for infinities. Sums with a free
+# order are marked with pragmas for -fopenmp-simd, which needs no OpenMP library.
 _KERNEL_FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 _V3 = ("-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mf16c", "-mlzcnt", "-mmovbe", "-mpopcnt")
 _V4 = (*_V3, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
@@ -37,28 +37,29 @@ _LEVELS = {
     "v3": (("-march=x86-64-v3",), _V3),
     "v4": (("-march=x86-64-v4", _WIDE), (*_V4, _WIDE), _V4),
 }
-"""Level of the instruction set (System V psABI) -> ways to ask for it, of which the first that a compiler takes is
-used: gcc knows the levels' names from 11 on, clang from 12 on."""
+"""Level of the instruction set (System V psABI) -> alternative flags.
+
+The first flags that the compiler accepts are used: gcc knows the names of the levels since 11, clang since 12."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: the words that start it, and the first line it says about itself."""
+    """A C++ compiler: its command, and the first line of its --version output."""
 
     command: tuple[str, ...]
     version: str
 
     @property
     def identity(self) -> str:
-        """What it makes of a source depends on: its version, and the options that it is started with."""
+        """Version and options, which determine the compiler's output."""
         return " ".join((self.version, *(word for word in self.command if word.startswith("-"))))
 
 
 def find_compiler(candidates: Sequence[tuple[str, ...]]) -> Compiler:
-    """The first of ``candidates`` that runs.
+    """Find the first of ``candidates`` that runs.
 
     Raises:
-        BuildError: none does.
+        BuildError: none of the candidates runs.
     """
     for candidate in candidates:
         path = shutil.which(candidate[0])
@@ -66,11 +67,11 @@ def find_compiler(candidates: Sequence[tuple[str, ...]]) -> Compiler:
         if path is not None and said:
             return Compiler((path, *candidate[1:]), said.splitlines()[0])
     names = ", ".join(" ".join(candidate) for candidate in candidates)
-    raise BuildError(f"no C++ compiler ({names}) was found; install g++, or load a module that has it, such as gcc")
+    raise BuildError(f"no C++ compiler ({names}) was found; install g++, or load a module with a compiler, such as gcc")
 
 
 def sources_key() -> str:
-    """What a built library is good for: this architecture, these sources, compiled in this manner."""
+    """Hash of sources and flags, with the machine's architecture: identity of a compatible library."""
     digest = hashlib.sha256()
     for path in source_files():
         digest.update(f"{path.relative_to(source_folder())}\0".encode())
@@ -80,22 +81,22 @@ def sources_key() -> str:
 
 
 def library_name(compiler: Compiler | None) -> str:
-    """Where the library stands in a BuildCache; without a compiler a pattern for those of all compilers."""
+    """Name of the library in a BuildCache; without a compiler, a glob pattern."""
     which = hashlib.sha256(compiler.identity.encode()).hexdigest()[:8] if compiler is not None else "*"
     return f"{sources_key()}/{which}.so"
 
 
 def compile_library(target: Path, compiler: Compiler, deadline: float, progress: Callable[[int, int], None]) -> None:
-    """Compile and link into ``target``.
+    """Compile and link the library into ``target``.
 
     Args:
-        target: the file. Its folder takes the objects; two folders up they are kept, in ``objects``.
-        compiler: what compiles.
-        deadline: by time.monotonic().
-        progress: is told how many files are done, and of how many.
+        target: file of the library. Its folder receives the objects; two folders up, ``objects`` caches them.
+        compiler: the C++ compiler.
+        deadline: deadline by time.monotonic().
+        progress: receives the number of finished files and the total number.
 
     Raises:
-        BuildError: the compiler said no, or the deadline has passed.
+        BuildError: the compiler failed, or the deadline has passed.
     """
     jobs = _jobs(compiler, target.parent, deadline)
     objects = ObjectCache(target.parents[2] / "objects")
@@ -117,7 +118,7 @@ def compile_library(target: Path, compiler: Compiler, deadline: float, progress:
 
 @dataclass(frozen=True)
 class _ObjectJob(CompileJob):
-    """The compilation of one object."""
+    """Compilation of one object file."""
 
     source: Path
     flags: tuple[str, ...]
@@ -125,7 +126,7 @@ class _ObjectJob(CompileJob):
 
 
 def _jobs(compiler: Compiler, folder: Path, deadline: float) -> list[_ObjectJob]:
-    """What makes the objects, those that take longest first."""
+    """Compile jobs of all objects, slowest first."""
     root = source_folder()
     jobs: list[_ObjectJob] = []
 
@@ -155,7 +156,7 @@ def _jobs(compiler: Compiler, folder: Path, deadline: float) -> list[_ObjectJob]
 
 
 def _levels(compiler: Compiler, folder: Path, deadline: float) -> dict[str, tuple[str, ...]]:
-    """Level -> flags, of the levels that the compiler can compile for."""
+    """Level -> flags, for the levels that the compiler supports."""
     found: dict[str, tuple[str, ...]] = {}
     for level, ways in _LEVELS.items():
         for flags in ways:

@@ -1,9 +1,9 @@
-"""Files that are built once and kept: whoever asks first builds, everybody else waits or finds them. Torch-free.
+"""Cache of built files: the first process builds, all others wait. Torch-free.
 
-A file appears by a rename, whole or not at all, and ends in a seal over its name and contents, so that one that was
-truncated, altered or put under another name counts as not there. Loaders of libraries and of device code do not look
-beyond the end that a file's own header states. Its code runs as whoever loads it: what is neither this user's own nor
-root's, or what others may write to, counts as not there either.
+A file appears by a rename and is never partial. It ends in a seal over its name and contents: a truncated, altered or
+renamed file counts as missing. Loaders of libraries and of device code ignore bytes after the end that the file's
+header states. The code runs with the rights of the user who loads it. Therefore files that belong to other users than
+this user and root, or that others may write, also count as missing.
 """
 
 from __future__ import annotations
@@ -25,38 +25,39 @@ from trainer.ops.build.build_lock import NoLocksError, hold_if_free, hold_lock
 from trainer.ops.build.build_settings import BuildError
 
 LIMIT_S = 900.0
-"""How long a build may take, with the wait for another's."""
+"""Limit of a build, including the wait for another builder."""
 _SEAL = b"llmctl sealed "
 _WRITE_OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _DISUSED_S = 30 * 24 * 3600.0
-"""Since a file was last used: then it may be removed, if it is not among the last few of its kind."""
+"""Files unused for this time may be removed, except the newest few."""
 _ALWAYS_KEPT = 3
 _MARK_EVERY_S = 24 * 3600.0
-"""How exactly it is known when a file was last used."""
+"""Resolution of the recorded time of last use."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ROOM_BYTES = 1 << 26
-"""More than a build and what it leaves take: where there is less, a failure may be for want of it."""
-# What another folder may help against: a home directory that is read-only, full, over its quota, broken or not there,
-# or something else in the place of a folder or of a file.
+"""More than the space of a build. Less free space may explain a failed build."""
+# Errors that another folder may avoid: a home directory that is read-only, full, over its quota, broken or missing, or
+# a path of another file type than expected.
 _UNUSABLE = (
     *(*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR),
     *(errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.EIO, errno.ESTALE),
 )
 
-_NOT_OURS = "belongs to another user, or others may write to it"
+_NOT_OURS = "belongs to another user or is writable by others"
 
 Make = Callable[[Path, float], None]
-"""Writes the file it is given, by a deadline of time.monotonic(); the file's folder is all its own. Raises BuildError,
-or OSError where the folder is at fault."""
+"""Writes the given file by a deadline of time.monotonic().
+
+The file's folder is private to the call. Raises BuildError, or OSError for a problem of the folder."""
 
 
 @dataclass(frozen=True)
 class BuildCache:
-    """Where built files are kept.
+    """Folders of built files.
 
     Attributes:
-        shared: the user's folder, as a rule on a file system of many nodes.
-        of_node: this node's, in the place of the former where that is read-only, has no locks, or lets no code run.
+        shared: the user's folder, usually on a file system of many nodes.
+        of_node: folder of this node, used if ``shared`` is read-only, has no locks, or is mounted noexec.
     """
 
     shared: Path
@@ -64,43 +65,43 @@ class BuildCache:
 
     @classmethod
     def below(cls, cache: Path) -> BuildCache:
-        """The cache of kernels in the user's folder of caches."""
+        """The cache of kernels in the user's cache folder."""
         try:
             temporary = Path(tempfile.gettempdir())
         except FileNotFoundError:
-            # None can be written: what is there is read all the same.
+            # No temporary folder is writable, but existing files can still be read.
             temporary = Path("/tmp")
         return cls(cache / "kernels", temporary / f"llmctl-{os.getuid()}" / "kernels")
 
     def find(self, name: str) -> Path | None:
-        """The file of this name, if it was built and is intact. It counts as used now."""
+        """Find the intact file of this name, and mark it as used."""
         return next(self.find_all(name), None)
 
     def find_any(self, pattern: str) -> Path | None:
-        """The one used last of the intact files whose names match ``pattern``, as Path.glob takes it."""
+        """Find the most recently used intact file that matches ``pattern`` of Path.glob."""
         return next(self.find_all(pattern), None)
 
     def find_all(self, pattern: str) -> Iterator[Path]:
-        """The intact files whose names match ``pattern``: those of many nodes first, and of these the one used last.
+        """Yield the intact files that match ``pattern``, and mark each as used.
 
-        Each counts as used now.
+        Files in ``shared`` come first; within a folder the most recently used file comes first.
         """
-        for folder in (self.shared, *([self.of_node] if self._is_native(self.of_node) else [])):
+        for folder in (self.shared, *([self.of_node] if self._is_private(self.of_node) else [])):
             for path in sorted(folder.glob(pattern), key=_age, reverse=True) if _lets_code_run(folder) else ():
                 if is_intact(path):
                     _mark_used(path)
                     yield path
 
     def distrusted(self, pattern: str) -> str | None:
-        """Why a file that is there is not used, in a sentence; None: there is none of that kind."""
+        """Sentence on an existing file that is not trusted, or None."""
         found = (distrust(path) for path in sorted(self.shared.glob(pattern)))
         return next((reason for reason in found if reason is not None), None)
 
     def remove_disused(self, pattern: str) -> None:
-        """Remove files whose names match ``pattern``, and what killed builders left beside them.
+        """Remove disused files that match ``pattern``, and leftovers of killed builders.
 
-        The last few are kept, what was used of late, and what a process is using on this node or, where locks reach as
-        far, on another one. What cannot be removed stays.
+        Keeps the newest few files, recently used files, and files in use on this node or, if locks work across nodes,
+        on another node. Ignores files that cannot be removed.
         """
         for folder in (self.shared, self.of_node):
             for path in sorted(folder.glob(pattern), key=_age, reverse=True)[_ALWAYS_KEPT:]:
@@ -119,17 +120,17 @@ class BuildCache:
         limit_s: float = LIMIT_S,
         instead_of: Path | None = None,
     ) -> Path:
-        """The file of this name, built by ``make`` if it is not there.
+        """The file of this name, built by ``make`` if missing.
 
         Args:
-            name: below the folder; a path.
-            make: builds it.
-            say: is told, in a line, what this process waits for.
-            limit_s: for waiting and building together.
-            instead_of: a file that is there and of no use; another process may have replaced it meanwhile.
+            name: path below the cache folder.
+            make: function that builds the file.
+            say: receives a line for each wait or change of folder.
+            limit_s: limit of waiting and building together, in seconds.
+            instead_of: an existing file that is unusable, unless another process has replaced it meanwhile.
 
         Raises:
-            BuildError: ``make`` failed, the time is over, or no folder can hold the file.
+            BuildError: ``make`` failed, the limit has passed, or no folder can hold the file.
         """
         refused = _identity(instead_of) if instead_of is not None else None
         deadline = time.monotonic() + limit_s
@@ -144,16 +145,16 @@ class BuildCache:
             if found is not None:
                 return found
             if problems:
-                say(f"kernels: {problems[-1]}; what is built is kept in {folder}")
+                say(f"kernels: {problems[-1]}; builds are kept in {folder}")
             path = folder / name
             try:
                 self._prepare(folder, path.parent)
                 if not _lets_code_run(folder):
-                    problems.append(f"{folder} is on a file system that no code may run from (noexec)")
+                    problems.append(f"{folder} is on a file system that is mounted noexec")
                     continue
                 reason = distrust(path)
                 if reason is not None:
-                    say(f"kernels: {reason}; it is not used, and replaced")
+                    say(f"kernels: {reason}; the file is ignored and replaced")
                 with hold_lock(path.with_suffix(".lock"), deadline, say):
                     return built() or _build(path, make, deadline)
             except NoLocksError:
@@ -162,25 +163,27 @@ class BuildCache:
                 if error.errno not in _UNUSABLE:
                     raise BuildError(f"{error.filename or folder}: {error.strerror}") from error
                 problems.append(f"{error.filename or folder}: {error.strerror}")
-        raise BuildError(f"no folder can hold what is built: {'; '.join(problems)}; name one by LLMCTL_CACHE_DIR")
+        raise BuildError(
+            f"no folder can hold the build: {'; '.join(problems)}; set LLMCTL_CACHE_DIR to a writable folder"
+        )
 
     def _prepare(self, folder: Path, parent: Path) -> None:
         if folder != self.shared:
             folder.parent.mkdir(mode=0o700, exist_ok=True)
-            if not self._is_native(folder):
+            if not self._is_private(folder):
                 raise PermissionError(errno.EPERM, _NOT_OURS, str(folder.parent))
         for place in (folder, parent):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             facts = place.stat()
             if facts.st_uid == os.getuid() and facts.st_mode & _WRITE_OF_OTHERS:
-                # Made in another way, or where the umask was of no account.
+                # Made by another program, or on a file system that ignores the umask.
                 place.chmod(stat.S_IMODE(facts.st_mode) & ~_WRITE_OF_OTHERS)
             if not _is_trusted(place):
                 raise PermissionError(errno.EPERM, _NOT_OURS, str(place))
 
     @staticmethod
-    def _is_native(folder: Path) -> bool:
-        # Anybody may make a folder of any name where temporary files are; its code would run as us.
+    def _is_private(folder: Path) -> bool:
+        # Any user can make a folder of this name in the temporary folder, and its code would run as this user.
         try:
             facts = os.lstat(folder.parent)
         except OSError:
@@ -189,11 +192,11 @@ class BuildCache:
 
 
 def _build(path: Path, make: Make, deadline: float) -> Path:
-    """Build while the lock is held."""
+    """Build the file. The caller holds the lock."""
     of_this_file = f".build-{path.name}-"
     of_this_node = f"{of_this_file}{socket.gethostname()}-"
     for left in path.parent.glob(f"{of_this_file}*"):
-        # What a killed builder left. Where locks hold for one node only, another node's may be at it still.
+        # Leftover of a killed builder. If locks hold for one node only, a builder of another node may still use it.
         if left.name.startswith(of_this_node) or time.time() - _age(left) > LIMIT_S:
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=of_this_node))
@@ -213,18 +216,21 @@ def _build(path: Path, make: Make, deadline: float) -> Path:
 
 
 def _check_room(folder: Path) -> None:
-    """Raise OSError where the disk is full, or a quota: compilers say so in words of their own."""
+    """Raise OSError if the disk or a quota is full.
+
+    Each compiler reports a full disk in different words.
+    """
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
             os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
         except OSError as error:
-            # Not where a file system cannot tell.
+            # Some file systems do not support posix_fallocate.
             if error.errno in _FULL:
                 raise
 
 
 def _lets_code_run(folder: Path) -> bool:
-    """Whether the loader takes libraries from there: what is mounted noexec, as some home directories are, has none."""
+    """True unless a folder is mounted noexec, as some home directories are."""
     try:
         return not os.statvfs(folder).f_flag & os.ST_NOEXEC
     except OSError:
@@ -249,7 +255,7 @@ def _mark_used(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Unless somebody builds or uses it: whoever does holds a lock of build_lock."""
+    """Remove a file unless a process holds a lock of build_lock on it."""
     lock = path.with_suffix(".lock")
     with suppress(OSError, NoLocksError), hold_if_free(lock) as is_unbuilt, hold_if_free(path) as is_unused:
         if is_unbuilt and is_unused and _is_disused(path):
@@ -259,7 +265,7 @@ def _remove(path: Path) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Of a file, not of its name; a mark of its use leaves it the same."""
+    """Device and inode of a file, which marking as used does not change."""
     try:
         facts = path.stat()
     except OSError:
@@ -268,13 +274,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _is_trusted(path: Path) -> bool:
-    """Whether nobody but this user and root can have put it there. Raises OSError if it is not there."""
+    """True if only this user and root can write. Raises OSError if missing."""
     facts = path.stat()
     return facts.st_uid in (os.getuid(), 0) and not facts.st_mode & _WRITE_OF_OTHERS
 
 
 def distrust(path: Path) -> str | None:
-    """Why a file of a cache must not be used though it is there, in a few words; None: it may, or is not there."""
+    """Reason why an existing file of a cache must not be used, or None."""
     try:
         # The cache, the folder of the build, and the file.
         ours = [(place, _is_trusted(place)) for place in (path.parents[1], path.parent, path)]
@@ -284,7 +290,7 @@ def distrust(path: Path) -> str | None:
 
 
 def seal(made: Path, path: Path) -> None:
-    """Seal what was made to become ``path``."""
+    """Seal the built file ``made`` for the path ``path``."""
     content = made.read_bytes()
     with made.open("ab") as file:
         file.write(_seal_of(path, content))
@@ -298,7 +304,7 @@ def _seal_of(path: Path, content: bytes) -> bytes:
 
 
 def read_sealed(path: Path) -> bytes | None:
-    """What was built, without its seal; None if the file is not there, not intact, or not to be trusted."""
+    """Contents of a file without the seal; None if missing, damaged or untrusted."""
     try:
         content = path.read_bytes() if distrust(path) is None else b""
     except OSError:
@@ -309,5 +315,5 @@ def read_sealed(path: Path) -> bytes | None:
 
 
 def is_intact(path: Path) -> bool:
-    """Whether a built file is there and whole."""
+    """True if a built file exists and is intact."""
     return read_sealed(path) is not None

@@ -1,6 +1,6 @@
-"""One builder at a time, and nobody removes what is in use: locks of the operating system. Torch-free.
+"""File locks for one builder at a time and for files in use. Torch-free.
 
-They end with the process that holds them.
+The operating system releases a lock when its process ends.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from pathlib import Path
 
 from trainer.ops.build.build_settings import BuildError
 
-_LOOK_EVERY_S = 0.2
-_TOO_LONG_S = 1.0
-"""Waiting that long is worth a line."""
+_POLL_INTERVAL_S = 0.2
+_REPORT_AFTER_S = 1.0
+"""A longer wait is reported."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class NoLocksError(Exception):
-    """The file system has no locks: NFS without its lock service, Lustre mounted without ``flock``."""
+    """The file system has no locks, such as Lustre without ``flock`` or NFS without lockd."""
 
 
 @contextmanager
 def hold_lock(path: Path, deadline: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Be the only one on this file system to hold the lock file ``path``, which is left there.
+    """Hold the lock on the lock file ``path``, which is kept afterwards.
 
     Args:
-        path: of the file; its folder must be there.
-        deadline: by time.monotonic(); who has not got the lock by then gives up.
-        say: is told, once, whom this process waits for.
+        path: the lock file; its folder must exist.
+        deadline: deadline of the wait by time.monotonic().
+        say: receives one line that names the holder of the lock.
 
     Raises:
-        NoLocksError: the file system has none.
+        NoLocksError: the file system has no locks.
         OSError: the file cannot be written.
         BuildError: the deadline has passed.
     """
@@ -46,17 +46,17 @@ def hold_lock(path: Path, deadline: float, say: Callable[[str], None]) -> Iterat
         os.pwrite(descriptor, f"{socket.gethostname()}, process {os.getpid()}".encode(), 0)
         yield
     finally:
-        # Letting go is all there is to it: the next holder writes its own name.
+        # The next holder overwrites the name.
         os.close(descriptor)
 
 
 @contextmanager
 def hold_if_free(path: Path) -> Iterator[bool]:
-    """Hold the lock on a file that is there, if nobody else does; whether that is so.
+    """Hold the lock on an existing file if free. Yields True with the lock.
 
     Raises:
-        NoLocksError: the file system has none.
-        OSError: the file is not there, or cannot be written.
+        NoLocksError: the file system has no locks.
+        OSError: the file is missing or cannot be written.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -66,14 +66,17 @@ def hold_if_free(path: Path) -> Iterator[bool]:
 
 
 def mark_in_use(path: Path) -> int:
-    """A descriptor of a file, which until it is closed keeps others from removing it, where there are locks.
+    """Open a file with a shared lock that prevents its removal until closed.
+
+    Returns:
+        The descriptor; without a lock on file systems without locks.
 
     Raises:
-        OSError: it is not there, or is being removed.
+        OSError: the file is missing or is being removed.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     is_free = True
-    # Without a lock it can be used all the same, and is removed after long disuse only.
+    # Without a lock the file can still be used: files are removed only after long disuse.
     with suppress(NoLocksError, OSError):
         is_free = _try(descriptor, fcntl.LOCK_SH)
     if is_free and _is_at(descriptor, path):
@@ -83,7 +86,7 @@ def mark_in_use(path: Path) -> int:
 
 
 def _opened(path: Path, deadline: float, say: Callable[[str], None]) -> int:
-    """A descriptor that holds the lock on what is at ``path``, and not on what was there before."""
+    """Open ``path`` and take the lock, again if the file was removed meanwhile."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -104,15 +107,15 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _take(descriptor: int, path: Path, deadline: float, say: Callable[[str], None]) -> None:
-    began, told = time.monotonic(), False
+    began, is_reported = time.monotonic(), False
     while not _try(descriptor):
         now = time.monotonic()
         if now > deadline:
-            raise BuildError(f"another process ({_holder(descriptor)}) is still building; it holds {path}")
-        if not told and now - began > _TOO_LONG_S:
-            say(f"kernels: waiting for another process ({_holder(descriptor)}) that is building them")
-            told = True
-        time.sleep(_LOOK_EVERY_S)
+            raise BuildError(f"another process ({_holder(descriptor)}) is still building and holds the lock {path}")
+        if not is_reported and now - began > _REPORT_AFTER_S:
+            say(f"kernels: waiting for another process ({_holder(descriptor)}) to build them")
+            is_reported = True
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _try(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:

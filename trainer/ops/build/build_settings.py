@@ -1,4 +1,4 @@
-"""What every build starts with: settings of the entry point's environment, its error, and its report. Torch-free."""
+"""Settings of builds from the environment, the build error, and progress reports. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """What a build needs to know of the user's environment.
+    """Settings of a build from the user's environment.
 
     Attributes:
-        cache: folder of what is built once and kept.
-        compilers: commands that compile C++, each as its words, in the order in which they are tried.
-        cuda_folders: where the user says that a CUDA toolkit is.
+        cache: the user's cache folder.
+        compilers: commands of C++ compilers, each as its words, in the order of trial.
+        cuda_folders: folders of CUDA toolkits that the user names.
     """
 
     cache: Path
@@ -35,18 +35,19 @@ class BuildSettings:
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str]) -> BuildSettings:
-        """By LLMCTL_CACHE_DIR, or below XDG_CACHE_HOME or the home directory; by CXX; by CUDA_HOME and CUDA_PATH.
+        """Read the settings from environment variables.
 
-        Source of the defaults: XDG Base Directory Specification 0.8.
+        The cache is LLMCTL_CACHE_DIR, or a folder below XDG_CACHE_HOME or the home directory (XDG Base Directory
+        Specification 0.8). CXX names a compiler, CUDA_HOME and CUDA_PATH name toolkits.
 
         Raises:
-            ConfigError: CXX is no command, or there is no home directory to go by.
+            ConfigError: CXX is not a command, or there is no home directory.
         """
         text = variables.get("CXX", "")
         try:
             named = tuple(shlex.split(text))
         except ValueError as error:
-            problem = f"{text!r} in the environment is no command ({str(error).lower()}); set it to one such as g++-12"
+            problem = f"{text!r} is not a command ({str(error).lower()}); set CXX to a command such as g++-12"
             raise ConfigError("CXX", problem) from None
         compilers = ((named,) if named else ()) + cls.compilers
         folders = tuple(Path(variables[name]) for name in ("CUDA_HOME", "CUDA_PATH") if variables.get(name))
@@ -63,16 +64,16 @@ def _cache_folder(variables: Mapping[str, str]) -> Path:
             return base / "llmctl"
         return Path(variables.get("HOME") or Path.home()) / ".cache" / "llmctl"
     except RuntimeError:
-        # Of pathlib: the user is in no list, as in a container that is run under a foreign number.
-        raise ConfigError("LLMCTL_CACHE_DIR", "there is no home directory; set it to a folder that is kept") from None
+        # From pathlib: the user id has no entry in the user database, as in containers with a foreign user id.
+        raise ConfigError("LLMCTL_CACHE_DIR", "there is no home directory; set a persistent absolute path") from None
 
 
 class BuildError(Exception):
-    """What was to be built could not be.
+    """A build failed.
 
     Attributes:
-        reason: one sentence, with what to do where there is something.
-        log: all that the compiler said; empty if it was not asked.
+        reason: one sentence, with the remedy if there is one.
+        log: complete output of the compiler; empty if no compiler ran.
     """
 
     def __init__(self, reason: str, log: str = "") -> None:
@@ -82,29 +83,29 @@ class BuildError(Exception):
 
 
 def outcome_of(task: Callable[[], _Result]) -> _Result | BuildError:
-    """The result of ``task``, or why there is none, whatever it failed with.
+    """The result of ``task``, or a BuildError for any exception.
 
-    An error that left here would keep the other ranks of the job waiting, who do without what could not be had.
+    An exception that escaped would leave the other ranks of the job waiting.
     """
     try:
         return task()
     except BuildError as error:
         return error
     except Exception as error:
-        said = str(error).strip().splitlines()
-        return BuildError(f"{type(error).__name__}: {said[0] if said else 'no message'}", traceback.format_exc())
+        lines = str(error).strip().splitlines()
+        return BuildError(f"{type(error).__name__}: {lines[0] if lines else 'no message'}", traceback.format_exc())
 
 
 class LineReport:
-    """Says when a build begins and when it is done."""
+    """Report the start and the end of a build, one line each."""
 
     def say(self, line: str) -> None:
-        """A line on standard output."""
+        """Print a line on standard output."""
         print(line, flush=True)
 
     @contextmanager
     def building(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """One line before, one after."""
+        """Report the start and the end of building ``what``. Yields a progress callback."""
         self.say(f"kernels: building {what}, once for this machine")
         began = time.monotonic()
         yield lambda *_: None
@@ -112,11 +113,11 @@ class LineReport:
 
 
 class TerminalReport(LineReport):
-    """Shows a bar meanwhile."""
+    """Show a progress bar during a build."""
 
     @contextmanager
     def building(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """A bar, which leaves a line."""
+        """Show a progress bar, and print one line at the end."""
         from rich.progress import Progress
 
         began = time.monotonic()
@@ -127,7 +128,7 @@ class TerminalReport(LineReport):
 
 
 def report_here() -> LineReport:
-    """The report that suits standard output."""
+    """The report for standard output: a progress bar on a terminal, lines otherwise."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         return TerminalReport()
     return LineReport()

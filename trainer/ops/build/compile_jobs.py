@@ -1,4 +1,4 @@
-"""Compilers side by side: as many as fit the machine, none left behind. Torch-free."""
+"""Parallel compiler processes, limited by cores and memory and always cleaned up. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from trainer.ops.build.build_settings import BuildError
 
 _ASK_TIMEOUT_S = 60.0
 _BYTES_PER_JOB = 2 << 30
-"""What one compiler may need of memory."""
+"""Memory that one compiler may need."""
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 
 
 def ask_compiler(command: Sequence[str]) -> str:
-    """What a compiler says of itself on standard output; nothing if it cannot be started, fails, or takes a minute."""
-    # OSError also where /tmp is full.
-    with suppress(OSError, subprocess.TimeoutExpired), tempfile.TemporaryFile() as said:
+    """Standard output of a compiler query; empty on a failure or timeout."""
+    # OSError also if /tmp is full.
+    with suppress(OSError, subprocess.TimeoutExpired), tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True
         )
         try:
             code = process.wait(_ASK_TIMEOUT_S)
         finally:
             if process.poll() is None:
-                # With all that it has started: it may be a script.
+                # Kill its children too: the compiler may be a script.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        said.seek(0)
-        return said.read().decode(errors="replace") if code == 0 else ""
+        output.seek(0)
+        return output.read().decode(errors="replace") if code == 0 else ""
     return ""
 
 
 @dataclass(frozen=True)
 class CompileJob:
-    """One command, and the file that takes what it says."""
+    """One command, and the file for its output."""
 
     command: tuple[str, ...]
     log: Path
@@ -62,27 +62,27 @@ def run_compilers(
     progress: Callable[[int, int], None],
     finished: Callable[[_Job], None] | None = None,
 ) -> None:
-    """Run all of ``jobs``, and when one fails, or this is interrupted, kill the rest.
+    """Run all of ``jobs``. Kill the rest on a failure or an interrupt.
 
     Args:
-        jobs: in the order in which they are started.
-        at_once: how many run at a time.
-        deadline: by time.monotonic().
-        progress: is told how many are done, and of how many.
-        finished: is given each that is done.
+        jobs: jobs in the order of their start.
+        at_once: number of jobs that run at a time.
+        deadline: deadline by time.monotonic().
+        progress: receives the number of finished jobs and the total number.
+        finished: receives each finished job.
 
     Raises:
-        BuildError: one failed, or the deadline has passed.
+        BuildError: a job failed, or the deadline has passed.
     """
-    crew, pool = _Crew(), ThreadPoolExecutor(at_once)
+    processes, pool = _Processes(), ThreadPoolExecutor(at_once)
     done = 0
     try:
-        working = {pool.submit(crew.run, job): job for job in jobs}
+        working = {pool.submit(processes.run, job): job for job in jobs}
         pending = set(working)
         while pending:
             ended, pending = wait(pending, max(0.0, deadline - time.monotonic()), FIRST_COMPLETED)
             if not ended:
-                raise BuildError(f"the compiler was not done in time, with {done} of {len(jobs)} files compiled")
+                raise BuildError(f"the compiler did not finish in time: {done} of {len(jobs)} files are compiled")
             for future in ended:
                 future.result()
                 done += 1
@@ -90,12 +90,15 @@ def run_compilers(
                     finished(working[future])
                 progress(done, len(jobs))
     finally:
-        crew.end()
+        processes.end()
         pool.shutdown(cancel_futures=True)
 
 
-class _Crew:
-    """Starts compilers in threads, where no signal can come between a start and the note of it."""
+class _Processes:
+    """Compiler processes, started in threads.
+
+    In a thread no signal can arrive between the start of a process and its record.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,7 +106,7 @@ class _Crew:
         self._has_ended = False
 
     def run(self, job: CompileJob) -> None:
-        """Run one job to its end."""
+        """Run one job to completion."""
         with self._lock:
             if self._has_ended:
                 return
@@ -116,7 +119,7 @@ class _Crew:
                 raise _failure(job, status)
 
     def end(self) -> None:
-        """Kill what runs, with its children; nothing is started any more."""
+        """Kill all running compilers with their children, and start no more."""
         with self._lock:
             self._has_ended = True
             for process in self._running:
@@ -127,7 +130,7 @@ class _Crew:
 def _start(job: CompileJob) -> subprocess.Popen[bytes]:
     with job.log.open("wb") as log:
         try:
-            # A session of its own: the compiler's own children end with it, and Ctrl-C is ours to act on.
+            # In a new session: killpg reaches the compiler's children, and Ctrl-C reaches only this process.
             return subprocess.Popen(
                 job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -136,20 +139,20 @@ def _start(job: CompileJob) -> subprocess.Popen[bytes]:
 
 
 def _failure(job: CompileJob, status: int) -> BuildError:
-    said = job.log.read_text(errors="replace").strip()
-    errors = [line.strip() for line in said.splitlines() if "error" in line.lower()]
-    how = f"was killed by signal {-status}, for want of memory perhaps" if status < 0 else f"failed ({status})"
+    output = job.log.read_text(errors="replace").strip()
+    errors = [line.strip() for line in output.splitlines() if "error" in line.lower()]
+    how = f"was killed by signal {-status}, perhaps for lack of memory" if status < 0 else f"failed ({status})"
     first = f": {errors[0]}" if errors else ""
-    return BuildError(f"{job.command[0]} {how}{first}", f"{' '.join(job.command)}\n{said}")
+    return BuildError(f"{job.command[0]} {how}{first}", f"{' '.join(job.command)}\n{output}")
 
 
 def jobs_that_fit() -> int:
-    """Compilers that cores and free memory have room for; at least one."""
+    """Number of compilers that cores and free memory allow; at least 1."""
     return max(1, min(len(os.sched_getaffinity(0)), _free_memory() // _BYTES_PER_JOB))
 
 
 def _free_memory() -> int:
-    """Bytes that this process may still take, by the machine and by its own control groups."""
+    """Bytes available to this process, by the machine and by its control groups."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -166,9 +169,9 @@ def _free_memory() -> int:
 
 
 def _left(group: Path, limit: str, use: str) -> int:
-    """What a control group, in either version of cgroups(7), and those around it have left."""
+    """Bytes left in a control group and its parents, for both versions of cgroups(7)."""
     left = sys.maxsize
-    # A scheduler limits the job; the step or the slice inside of it may be without a limit of its own.
+    # A scheduler limits the job's group; the group of a step or slice inside may have no limit.
     for level in (group, *group.parents):
         with suppress(OSError, ValueError):
             left = min(left, _number(level / limit) - _number(level / use))

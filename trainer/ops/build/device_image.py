@@ -1,6 +1,7 @@
-"""The image of csrc's CUDA kernels: compiled for one architecture by nvcc or NVRTC, kept, and handed to the library.
+"""GPU images: csrc's CUDA kernels, compiled for one architecture, cached, and loaded.
 
-``native`` is what nvcc makes, ``nvrtc`` what NVRTC makes of the same source: one of the two is in use on a device.
+nvcc compiles the image of the backend ``native``, NVRTC that of ``nvrtc``, from the same source. A device uses one of
+the two.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ class DeviceImage:
     """An image in use on a device.
 
     Attributes:
-        path: where it came from.
+        path: file of the image.
     """
 
     path: Path
 
     @property
     def name(self) -> str:
-        """What it was compiled from, how, and by which compiler: whatever the architecture, the same arithmetic."""
+        """Identity of source, flags and compiler, without the architecture.
+
+        Images with the same name compute alike on all architectures.
+        """
         return f"{self.path.parent.name}/{self.path.stem.partition('-')[2]}"
 
     def __str__(self) -> str:
@@ -58,20 +62,20 @@ def load_device_image(
     may_build: bool = True,
     name: str | None = None,
 ) -> DeviceImage:
-    """Give the loaded library kernels for a CUDA device: found in the cache, or compiled, by one process at a time.
+    """Load an image for a CUDA device into the library, compiled if missing.
 
     Args:
-        library: the library's file, which is loaded.
-        settings: where images are kept, and where compilers may be.
-        device: a CUDA device; its kernels are replaced if it has any.
-        backend: who compiles.
-        report: is told how it goes.
-        limit_s: for waiting and compiling together.
-        may_build: whether to compile what is not in the cache.
-        name: what it has to be, by DeviceImage.name, and is not compiled; None: anything.
+        library: file of the loaded library.
+        settings: cache folder, compilers and CUDA toolkits.
+        device: a CUDA device; an image that it already has is replaced.
+        backend: backend of the image.
+        report: receives the progress.
+        limit_s: limit of waiting and compiling together, in seconds.
+        may_build: True to compile an image that is not in the cache.
+        name: required DeviceImage.name, which is never compiled; None: any image.
 
     Raises:
-        BuildError: why this backend is not to be had here, in a sentence with the cure.
+        BuildError: the backend is not available here; the reason names the remedy.
     """
     interface = DeviceInterface(library)
     architecture = _architecture_of(device)
@@ -82,16 +86,16 @@ def load_device_image(
         path = obtain_image(settings, backend, architecture, report, limit_s, newest=newest, may_build=may_build)
     image = read_sealed(path)
     if image is None:
-        raise BuildError(f"{path} was damaged or removed just now; start again")
+        raise BuildError(f"{path} was just damaged or removed; try again")
     interface.load(torch.cuda.current_device() if device.index is None else device.index, image)
     return DeviceImage(path)
 
 
 def compiled_name(library: Path, settings: BuildSettings, device: torch.device, backend: ImageBackend) -> str:
-    """The name of the image that load_device_image would compile here.
+    """Name of the image that load_device_image would compile here.
 
     Raises:
-        BuildError: there is no compiler for it.
+        BuildError: there is no usable compiler.
     """
     newest = DeviceInterface(library).driver_version()
     return f"{_folder(backend)}/{_compiler(settings, backend, _architecture_of(device), newest)}"
@@ -107,47 +111,47 @@ def obtain_image(
     newest: tuple[int, int] | None = None,
     may_build: bool = True,
 ) -> Path:
-    """The sealed file of an image, compiled unless it was: no GPU is needed.
+    """The sealed file of an image, compiled if missing. Needs no GPU.
 
     Args:
-        settings: where images are kept, and where compilers may be.
-        backend: who compiles.
+        settings: cache folder, compilers and CUDA toolkits.
+        backend: backend of the image.
         architecture: 90 for compute capability 9.0.
-        report: is told how it goes.
-        limit_s: for waiting and compiling together.
-        newest: the CUDA that the driver supports: it loads nothing of a later major version. None: any.
-        may_build: whether to compile what is not in the cache.
+        report: receives the progress.
+        limit_s: limit of waiting and compiling together, in seconds.
+        newest: CUDA version that the driver supports; images of a later major version are excluded. None: no limit.
+        may_build: True to compile an image that is not in the cache.
 
     Raises:
-        BuildError: why not.
+        BuildError: the image is not available.
     """
     cache = BuildCache.below(settings.cache)
     try:
         compiler = _compiler(settings, backend, architecture, newest)
         if not may_build:
-            raise BuildError("the kernels are not compiled; python -m trainer kernels build does it")
+            raise BuildError("the kernels are not compiled; run python -m trainer kernels build")
         make = partial(_make, cache, settings, compiler, architecture, report)
         name = f"{_folder(backend)}/sm_{architecture}-{compiler}.cubin"
         return cache.obtain(name, make, report.say, limit_s=limit_s)
     except BuildError as error:
-        # What another node, such as the login node, or another compiler has made is as good.
+        # An image from another node, such as the login node, or from another compiler is equally valid.
         found = _found(cache, backend, architecture, newest)
         if found is None:
             raise
         if error.log:
-            report.say(f"kernels: {error.reason}; {found} is used, which was compiled before")
+            report.say(f"kernels: {error.reason}; using {found}, compiled earlier")
         return found
 
 
 def _of_name(settings: BuildSettings, name: str, architecture: int) -> Path:
-    """The file of an image by DeviceImage.name. Raises BuildError if it is not there."""
+    """The file of an image by DeviceImage.name. Raises BuildError if missing."""
     cache = BuildCache.below(settings.cache)
     folder, _, compiler = name.partition("/")
     file = f"{folder}/sm_{architecture}-{compiler}.cubin"
     path = cache.find(file)
     if path is None:
         reason = cache.distrusted(file) or f"{cache.shared} has no {file}"
-        raise BuildError(f"the kernels of the first rank are not to be had here: {reason}")
+        raise BuildError(f"the kernels of rank 0 are not available here: {reason}")
     return path
 
 
@@ -202,14 +206,14 @@ def _packages() -> list[Path]:
 def _compiler(
     settings: BuildSettings, backend: ImageBackend, architecture: int, newest: tuple[int, int] | None
 ) -> Nvcc | Nvrtc:
-    """What compiles here. Raises BuildError: there is nothing, or of no use."""
+    """The compiler of a backend. Raises BuildError without a usable compiler."""
     found: list[Nvcc] | list[Nvrtc]
     if backend == "native":
         found = [find_nvcc(_packages(), settings.cuda_folders)]
     else:
         found = find_nvrtc(_packages(), settings.cuda_folders)
     if not found:
-        raise BuildError("no NVRTC was found; the torch for CUDA brings it along: this one may be another build")
+        raise BuildError("no NVRTC was found; torch for CUDA includes NVRTC, so install a CUDA build of torch")
     problems = [_problem(compiler, architecture, newest) for compiler in found]
     if problems[0] is not None and None not in problems:
         raise BuildError(problems[0])
@@ -217,11 +221,11 @@ def _compiler(
 
 
 def _problem(compiler: Nvcc | Nvrtc, architecture: int, newest: tuple[int, int] | None) -> str | None:
-    """Why what this compiler makes cannot be used."""
+    """Reason why images of this compiler cannot be used, or None."""
     if newest is not None and compiler.version[0] > newest[0]:
         return (
             f"{compiler} is newer than the driver, which supports CUDA {newest[0]}.{newest[1]}; "
-            f"use a CUDA {newest[0]} or update the driver"
+            f"use a CUDA {newest[0]} toolkit or update the driver"
         )
     known = compiler.architectures()
     if architecture not in known:
@@ -230,7 +234,7 @@ def _problem(compiler: Nvcc | Nvrtc, architecture: int, newest: tuple[int, int] 
 
 
 def _folder(backend: ImageBackend) -> str:
-    """Where images stand in a BuildCache: by what they are compiled from, and how."""
+    """Folder of the images in a BuildCache, by source and flags."""
     flags = NVCC_FLAGS if backend == "native" else NVRTC_FLAGS
     return f"images-{hashlib.sha256(f'{flags}{device_source()}'.encode()).hexdigest()[:16]}"
 
@@ -243,25 +247,23 @@ def _found(cache: BuildCache, backend: ImageBackend, architecture: int, newest: 
 
 
 class DeviceInterface:
-    """What the library has for images: csrc/common/launch/abi.h."""
+    """The library's interface for images: csrc/common/launch/abi.h."""
 
     def __init__(self, library: Path) -> None:
-        """Of the library at that path, which is loaded."""
+        """Open the interface of the loaded library at this path."""
         self._library = ctypes.CDLL(str(library))
         self._library.llmctl_cuda_error.restype = ctypes.c_char_p
 
     def driver_version(self) -> tuple[int, int]:
-        """The CUDA that the driver supports."""
+        """CUDA version that the driver supports."""
         version = ctypes.c_int()
         self._check(self._library.llmctl_cuda_driver_version(ctypes.byref(version)))
         return version.value // 1000, version.value % 1000 // 10
 
     def load(self, device: int, image: bytes) -> None:
-        """Use an image on a device."""
+        """Load an image on a device."""
         self._check(self._library.llmctl_cuda_load(ctypes.c_int(device), ctypes.c_char_p(image)))
 
     def _check(self, error: int) -> None:
         if error:
-            raise BuildError(
-                f"CUDA's driver does not take the kernels: {self._library.llmctl_cuda_error(error).decode()}"
-            )
+            raise BuildError(f"the CUDA driver rejects the kernels: {self._library.llmctl_cuda_error(error).decode()}")

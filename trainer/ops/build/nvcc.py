@@ -1,4 +1,4 @@
-"""NVIDIA's compiler nvcc: found, asked for its version, and run. Torch-free."""
+"""NVIDIA's compiler nvcc: search, version query and compilation. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from trainer.ops.build.compile_jobs import CompileJob, ask_compiler, run_compile
 
 _USUAL_FOLDER = Path("/usr/local/cuda")
 NVCC_FLAGS = ("-std=c++17", "-O3", "-allow-unsupported-compiler")
-"""How it compiles. There is no host code here that a compiler newer than nvcc's list could break."""
+"""Flags of nvcc. An unsupported host compiler does no harm, because there is no host code."""
 
 
 @dataclass(frozen=True)
 class Nvcc:
-    """An nvcc.
+    """An installed nvcc.
 
     Attributes:
-        path: the program.
-        version: major and minor number of its CUDA.
+        path: path of the program.
+        version: major and minor version of CUDA.
     """
 
     path: str
     version: tuple[int, int]
 
     def architectures(self) -> tuple[int, ...]:
-        """What it compiles for: 90 for compute capability 9.0.
+        """Supported architectures: 90 for compute capability 9.0.
 
         Raises:
-            BuildError: it does not say.
+            BuildError: nvcc does not list its architectures.
         """
         listed = re.findall(r"sm_(\d+)\s*$", ask_compiler((self.path, "--list-gpu-code")), re.MULTILINE)
         if not listed:
-            raise BuildError(f"{self.path} does not say what it compiles for")
+            raise BuildError(f"{self.path} --list-gpu-code does not list its architectures")
         return tuple(int(number) for number in listed)
 
     def compile(
@@ -48,16 +48,16 @@ class Nvcc:
 
         Args:
             source: a .cu file.
-            target: the cubin; its folder takes other files too.
+            target: the cubin; its folder receives other files too.
             architecture: one of ``architectures()``.
-            host_compiler: the C++ compiler as its words, which nvcc has preprocess.
-            deadline: by time.monotonic().
+            host_compiler: command of the C++ compiler that preprocesses for nvcc.
+            deadline: deadline by time.monotonic().
 
         Returns:
-            What it said: with its options, of each kernel's registers, stack and shared memory.
+            Output of nvcc, with registers, stack and shared memory of each kernel.
 
         Raises:
-            BuildError: with what the compiler said.
+            BuildError: the compilation failed; holds the compiler's output.
         """
         output = ("-cubin", f"-arch=sm_{architecture}", "-o", str(target), str(source))
         host = _as_program(host_compiler, target.parent)
@@ -71,7 +71,10 @@ class Nvcc:
 
 
 def _as_program(words: Sequence[str], folder: Path) -> str:
-    """One program that is as good as a command of several words, such as ``ccache g++``: nvcc takes no more."""
+    """Wrap a command of several words, such as ``ccache g++``, in one program.
+
+    nvcc accepts only a program without arguments.
+    """
     if len(words) == 1:
         return words[0]
     program = folder / "host-c++"
@@ -81,19 +84,21 @@ def _as_program(words: Sequence[str], folder: Path) -> str:
 
 
 def find_nvcc(packages: Sequence[Path], toolkits: Sequence[Path]) -> Nvcc:
-    """The first nvcc that runs: of the toolkits that the user names, on the path, in the usual folders, of a package.
+    """Find the first nvcc that runs.
+
+    The order is: the user's toolkits, PATH, the usual folders, Python packages.
 
     Args:
-        packages: folders of Python packages: those of NVIDIA's toolkit lie in nvidia/.
-        toolkits: folders of CUDA toolkits.
+        packages: folders of Python packages; NVIDIA's packages of the toolkit are in nvidia/.
+        toolkits: folders of CUDA toolkits that the user names.
 
     Raises:
-        BuildError: there is none.
+        BuildError: no nvcc was found.
     """
     on_path = shutil.which("nvcc")
     candidates = [folder / "bin" / "nvcc" for folder in toolkits]
     candidates += [Path(on_path)] if on_path is not None else []
-    # The one of Conda is on the path only where its environment has been activated.
+    # Conda's nvcc is on the path only if its environment is activated.
     candidates += [folder / "bin" / "nvcc" for folder in (Path(sys.prefix), _USUAL_FOLDER)]
     candidates += [path for folder in packages for path in sorted(folder.glob("nvidia/*/bin/nvcc"))]
     for candidate in candidates:
@@ -102,4 +107,4 @@ def find_nvcc(packages: Sequence[Path], toolkits: Sequence[Path]) -> Nvcc:
         release = re.search(r"release (\d+)\.(\d+)", ask_compiler((str(candidate), "--version")))
         if release is not None:
             return Nvcc(str(candidate), (int(release[1]), int(release[2])))
-    raise BuildError("no nvcc was found; load a module that has it, such as cuda, or set CUDA_HOME")
+    raise BuildError("no nvcc was found; load a module with nvcc, such as cuda, or set CUDA_HOME")

@@ -1,6 +1,6 @@
-"""NVRTC, NVIDIA's compiler for device code as a library: every torch for CUDA brings it along. Torch-free.
+"""NVRTC, NVIDIA's runtime compiler for device code, which torch for CUDA includes. Torch-free.
 
-https://docs.nvidia.com/cuda/nvrtc/index.html, which all functions and options here are from.
+Source of all functions and options: https://docs.nvidia.com/cuda/nvrtc/index.html.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.ops.build.build_settings import BuildError
 from trainer.ops.build.compile_jobs import CompileJob, run_compilers
 
 NVRTC_FLAGS = ("--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space")
-"""How it compiles. Lambdas cannot say that they are for the device, and here everything is."""
+"""Flags of NVRTC. All code is device code, including lambdas, which cannot be annotated."""
 _USUAL_FOLDER = Path("/usr/local/cuda")
 _NEEDED = ("nvrtcGetCUBIN", "nvrtcGetSupportedArchs", "nvrtcGetErrorString")
 _CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from trainer.ops.build.nvrtc import main; main(*sys.argv[2:])"
@@ -24,33 +24,33 @@ _ROOT = Path(__file__).parents[3]
 
 
 class Nvrtc:
-    """One libnvrtc.
+    """An installed libnvrtc.
 
     Attributes:
-        path: the library, as it was opened.
-        version: major and minor number of its CUDA.
+        path: path or name with which the library was opened.
+        version: major and minor version of CUDA.
     """
 
     def __init__(self, path: str) -> None:
-        """Open ``path``.
+        """Open the library.
 
         Raises:
-            OSError: it cannot be loaded, or is no NVRTC.
+            OSError: the file cannot be loaded, or is not NVRTC.
         """
         self.path = path
-        # NVRTC opens its second half by name alone, and its packages do not say where it is: beside it.
+        # NVRTC opens libnvrtc-builtins by name, and its packages set no search path: load it from the same folder.
         halves = sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")) if "/" in path else []
         self._builtins = [ctypes.CDLL(str(half)) for half in halves]
         self._library = ctypes.CDLL(path)
         if not all(hasattr(self._library, name) for name in _NEEDED):
-            raise OSError(f"{path} is no NVRTC, or one older than CUDA 11.2")
+            raise OSError(f"{path} is not NVRTC, or is older than CUDA 11.2")
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         self.version = major.value, minor.value
 
     def architectures(self) -> tuple[int, ...]:
-        """What it compiles for: 90 for compute capability 9.0."""
+        """Supported architectures: 90 for compute capability 9.0."""
         count = ctypes.c_int()
         self._check(self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
         numbers = (ctypes.c_int * count.value)()
@@ -58,22 +58,24 @@ class Nvrtc:
         return tuple(numbers)
 
     def compile(self, source: Path, target: Path, architecture: int, deadline: float) -> str:
-        """Compile device code into a cubin, in a process of its own, which can be ended, and crashes alone.
+        """Compile device code into a cubin, in a separate process.
+
+        The process can be killed at the deadline, and a crash of NVRTC does not affect the caller.
 
         Args:
-            source: a file that includes nothing.
-            target: the cubin; its folder takes another file too.
+            source: a file without includes.
+            target: the cubin; its folder receives a log too.
             architecture: one of ``architectures()``.
-            deadline: by time.monotonic().
+            deadline: deadline by time.monotonic().
 
         Returns:
-            What it said, of each kernel's registers, stack and shared memory too.
+            Output of NVRTC, with registers, stack and shared memory of each kernel.
 
         Raises:
-            BuildError: with what the compiler said.
+            BuildError: the compilation failed; holds the compiler's output.
         """
         log = target.with_suffix(".log")
-        # Isolated from the user's variables and packages: what is imported is this package and Python's own.
+        # -I isolates the process from the user's variables and packages: it imports only trainer and Python's library.
         command = (sys.executable, "-I", "-c", _CHILD, str(_ROOT), self.path, str(source), str(target))
         try:
             run_compilers([CompileJob((*command, str(architecture)), log)], 1, deadline, lambda *_: None)
@@ -81,16 +83,16 @@ class Nvrtc:
             raise BuildError(f"{self}: {error.reason}", error.log) from error
         said = log.read_text(errors="replace")
         if not target.exists():
-            first = next((line.strip() for line in said.splitlines() if "error" in line), "it did not say why")
+            first = next((line.strip() for line in said.splitlines() if "error" in line), "no message")
             raise BuildError(f"{self} refused the kernels: {first}", said)
         return said
 
     def compile_here(self, source: str, name: str, architecture: int) -> tuple[str, bytes | None]:
-        """What it says of ``source``, and its cubin; none if it refuses the source. In this process.
+        """Compile in this process: the output, and the cubin or None for invalid source.
 
         Args:
-            source: device code that includes nothing.
-            name: of the source, for messages.
+            source: device code without includes.
+            name: name of the source in messages.
             architecture: one of ``architectures()``.
 
         Raises:
@@ -131,18 +133,18 @@ class Nvrtc:
 
 
 def find_nvrtc(packages: Sequence[Path], toolkits: Sequence[Path]) -> list[Nvrtc]:
-    """Every NVRTC that there is, in order of preference.
+    """Find all installed NVRTC libraries, in order of preference.
 
     Args:
-        packages: folders of Python packages: torch's wheels put NVRTC into one of nvidia/.
-        toolkits: folders of CUDA toolkits.
+        packages: folders of Python packages; torch's wheels install NVRTC below nvidia/.
+        toolkits: folders of CUDA toolkits that the user names.
     """
-    # Of the libraries of one folder the plain one: beside it lie its builtins and a build with other trade-offs.
+    # Only libnvrtc.so itself: the folder also contains its builtins and an alternative build.
     candidates = [str(path) for folder in packages for path in sorted(folder.glob("nvidia/*/lib/libnvrtc.so.*"))]
-    # The torch of Conda has it beside Python's own libraries.
+    # Conda's torch installs NVRTC beside Python's libraries.
     for folder in (*toolkits, Path(sys.prefix), _USUAL_FOLDER):
         candidates += [str(path) for path in sorted(folder.glob("lib*/libnvrtc.so.*"))]
-    # It runs a linker, which wants a folder for temporary files.
+    # find_library runs a linker, which needs a temporary folder.
     with suppress(OSError):
         installed = ctypes.util.find_library("nvrtc")
         candidates += [installed] if installed is not None else []
@@ -159,9 +161,9 @@ def find_nvrtc(packages: Sequence[Path], toolkits: Sequence[Path]) -> list[Nvrtc
 
 
 def main(library: str, source: str, target: str, architecture: str) -> None:
-    """Compile a file with the NVRTC at ``library``, in a process that ``Nvrtc.compile`` has started.
+    """Compile a file with the NVRTC at ``library``, in the process of ``Nvrtc.compile``.
 
-    Prints what the compiler says. Whether it took the source shows in ``target``: otherwise it is not written.
+    Prints the compiler's output. Writes ``target`` only on success.
     """
     path = Path(source)
     log, image = Nvrtc(library).compile_here(path.read_text(encoding="utf-8"), path.name, int(architecture))

@@ -1,4 +1,4 @@
-"""Compiled files, kept by what they were compiled from: an update compiles anew only what it changed. Torch-free."""
+"""Cache of compiled objects by content: an update recompiles only changed sources. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from trainer.ops.build.build_cache import read_sealed, seal
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 _KEPT_S = 30 * 24 * 3600.0
-"""Since an object was last used."""
+"""Time since an object's last use after which it is removed."""
 
 
 @dataclass(frozen=True)
 class ObjectCache:
-    """Objects in a folder of a BuildCache.
+    """Compiled objects in a folder of a BuildCache.
 
     Attributes:
-        folder: where they are.
+        folder: folder of the objects.
     """
 
     folder: Path
 
     def name(self, source: Path, words: Sequence[str]) -> str:
-        """What an object is kept under.
+        """File name of an object, with a hash over everything that determines it.
 
         Args:
-            source: what is compiled, with all that it includes in quotes.
-            words: whatever else makes a difference.
+            source: the source, hashed with all files that it includes in quotes.
+            words: other inputs, such as compiler and flags.
         """
         digest = hashlib.sha256("\0".join(words).encode())
         for path in sorted(_included(source.resolve(), set())):
@@ -42,7 +42,7 @@ class ObjectCache:
         return f"{source.parent.name}-{source.stem}-{digest.hexdigest()[:24]}.o"
 
     def take(self, name: str, target: Path) -> bool:
-        """Put an object to ``target``; whether there is such an object."""
+        """Copy an object to ``target``. Returns True if the object exists."""
         path = self.folder / name
         content = read_sealed(path)
         if content is None:
@@ -53,7 +53,7 @@ class ObjectCache:
         return True
 
     def keep(self, name: str, made: Path) -> None:
-        """Keep a copy of what was compiled. Not being able to is no error."""
+        """Keep a copy of a compiled object. Ignores errors of the file system."""
         with suppress(OSError):
             self.folder.mkdir(mode=0o700, exist_ok=True)
             aside = made.with_suffix(".kept")
@@ -63,7 +63,7 @@ class ObjectCache:
             aside.rename(self.folder / name)
 
     def clear(self) -> None:
-        """Remove what has not been used for long."""
+        """Remove objects after long disuse."""
         with suppress(OSError):
             for path in self.folder.iterdir():
                 if time.time() - path.stat().st_mtime > _KEPT_S:
@@ -71,7 +71,10 @@ class ObjectCache:
 
 
 def _included(path: Path, found: set[Path]) -> set[Path]:
-    """``path`` and the files that it includes in quotes, and so on; of missing ones the compiler complains."""
+    """``path`` and all files that it includes in quotes, directly or indirectly.
+
+    Missing files are skipped, because the compiler reports them.
+    """
     if path in found or not path.is_file():
         return found
     found.add(path)

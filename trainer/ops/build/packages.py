@@ -1,7 +1,7 @@
-"""Installed packages that stand in the way: a stranger named apex, and whatever does not work when it is used.
+"""Detection of broken packages: an unrelated apex, and packages that fail when used. Torch-free.
 
-They are looked at without importing them: one that was built for another torch or CUDA can end the process. What is
-installed is tried in a process of its own. Torch-free.
+Nothing is imported into this process, because a package for another torch or CUDA can crash the process. Installed
+packages are tried in a separate process.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 LIMIT_S = 120.0
-"""For trying one package: an import of torch from a busy network file system takes tens of seconds."""
+"""Limit of one trial: importing torch from a busy file system takes tens of seconds."""
 _ENDING_S = 10.0
 _DONE = 86
-"""Exit code of a trial that came to its end. A package may end the process itself, and call that success."""
+"""Exit code of a completed trial. A package may itself exit with code 0."""
 _MOST_READ = 1 << 16
-"""Bytes of what a trial says that are looked at, from the end."""
+"""Bytes of a trial's output that are read, from the end."""
 
 
 def unrelated_apex(search_path: Sequence[str] | None = None) -> str | None:
-    """A sentence with the cure if the ``apex`` that Python would import is not NVIDIA's; else None.
+    """Warning if the installed ``apex`` is not NVIDIA's, or None.
 
-    ``pip install apex`` gets a toolkit for the Pyramid web framework, whose last version is 0.9.10dev; NVIDIA's is not
-    on the index (https://github.com/NVIDIA/apex, "Installation"). They are told apart by ``apex/optimizers``, a folder
-    that only NVIDIA's has, so that neither has to be run.
+    ``pip install apex`` installs a toolkit for the Pyramid web framework, whose last version is 0.9.10dev. NVIDIA's
+    apex is not on the index (https://github.com/NVIDIA/apex, "Installation"). Only NVIDIA's has the folder
+    ``apex/optimizers``, so neither package has to be imported.
 
     Args:
-        search_path: folders in the place of sys.path.
+        search_path: folders to search instead of sys.path.
     """
     found = PathFinder.find_spec("apex", None if search_path is None else list(search_path))
     folders = list(found.submodule_search_locations or ()) if found is not None else []
@@ -43,37 +43,38 @@ def unrelated_apex(search_path: Sequence[str] | None = None) -> str | None:
         return None
     return _on_one_line(
         f"the package apex in {Path(folders[0]).parent} is not NVIDIA's but a web toolkit of the same name; remove it: "
-        "python -m pip uninstall apex (nothing here needs apex; NVIDIA's is installed from its source alone)"
+        "python -m pip uninstall apex (llmctl does not need apex; NVIDIA's apex is installed from source only)"
     )
 
 
 def use_problem(program: str, limit_s: float = LIMIT_S) -> str | None:
-    """Why a program that uses a package does not end well here; None if it does.
-
-    Found out in a process of its own, which may crash or hang.
+    """Run a program in a separate process, which may crash or hang.
 
     Args:
-        program: Python that uses it.
-        limit_s: for trying it.
+        program: Python code that uses the package.
+        limit_s: time limit in seconds.
+
+    Returns:
+        The reason for a failure, or None.
     """
     problem = _trial_problem(program, limit_s)
     return None if problem is None else _on_one_line(problem)
 
 
 def _on_one_line(text: str) -> str:
-    """The same without what a terminal would act on: ends of lines, escapes, and whatever else cannot be printed."""
+    """Replace unprintable characters, such as line ends and terminal escapes, by question marks."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _trial_problem(program: str, limit_s: float) -> str | None:
-    """What happens when a package is used by a program, in a process that is ended after ``limit_s``."""
+    """Run a trial, and return the reason for a failure or None."""
     program = f"import json, sys\nsys.path[:] = json.loads(sys.argv[1])\n{program}\nsys.exit({_DONE})"
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, "-c", program, json.dumps(sys.path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=output,
             start_new_session=True,
         )
         try:
@@ -81,14 +82,14 @@ def _trial_problem(program: str, limit_s: float) -> str | None:
         except subprocess.TimeoutExpired:
             return f"using it took longer than {limit_s:.0f} s"
         finally:
-            # With all that it has started, such as a compiler.
+            # Kill its children too, such as a compiler.
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                # One that hangs in a driver is not even ended by that.
+                # A process that hangs in a driver survives SIGKILL.
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_ENDING_S)
-        said.seek(max(0, said.seek(0, os.SEEK_END) - _MOST_READ))
-        lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _MOST_READ))
+        lines = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip()]
     if code == _DONE:
         return None
     if code < 0:
@@ -97,7 +98,7 @@ def _trial_problem(program: str, limit_s: float) -> str | None:
 
 
 def _explained(line: str) -> str:
-    """The last line of a failure, with what it means where that is known."""
+    """The last line of a failure, with its meaning if known."""
     library = re.search(r"(lib\w+)\.so[.\d]*: cannot open shared object file", line)
     if "undefined symbol" in line:
         meaning = "it was built for another torch than the installed one"

@@ -1,4 +1,4 @@
-"""Where csrc/ stands: beside the package in a checkout and in a run's snapshot, bundled in a wheel."""
+"""Location of csrc/: beside the package in checkouts and snapshots, bundled in wheels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def source_folder() -> Path:
     """The folder csrc.
 
     Raises:
-        BuildError: it is not there.
+        BuildError: the folder is missing.
     """
     beside = Path(__file__).parents[3]
     for folder in (beside / "csrc", beside / "llmctl" / "_bundled" / "csrc"):
@@ -23,7 +23,7 @@ def source_folder() -> Path:
 
 
 def source_files() -> list[Path]:
-    """Every file that a build reads, in a fixed order."""
+    """All files that a build reads, in a fixed order."""
     return sorted(path for path in source_folder().rglob("*") if path.suffix in _SUFFIXES)
 
 

@@ -1,1 +1,1 @@
-"""Selection of a backend for every op: availability, self-test, tuning results, agreement of all ranks."""
+"""Selection of a backend for every op: availability, self-test, tuning results, consensus of ranks."""

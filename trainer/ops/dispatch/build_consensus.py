@@ -1,6 +1,6 @@
-"""One build for all ranks: what the first rank uses every rank uses, or none does.
+"""Build consensus: all ranks use the build of rank 0, or none.
 
-Ranks that computed by different builds, or by one build on different instruction sets, would drift apart by roundings.
+Ranks with different builds, or with one build on different instruction sets, would diverge by rounding errors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from trainer.ops.build.build_settings import BuildError, outcome_of
 
 
 class Named(Protocol):
-    """What was built. Of two with the same name it does not matter which is used."""
+    """A build. Two builds with the same name are interchangeable."""
 
     @property
     def name(self) -> str:
-        """What it was built from, how, and by which compiler."""
+        """Identity of the build: sources, flags and compiler."""
 
 
 _Build = TypeVar("_Build", bound=Named)
@@ -30,12 +30,12 @@ _Build = TypeVar("_Build", bound=Named)
 
 @dataclass(frozen=True)
 class BuildSource(Generic[_Build]):
-    """How one rank gets hold of something that is built; all of it raises BuildError where that cannot be.
+    """Access of one rank to a kind of build. Failures raise BuildError.
 
     Attributes:
-        planned: the name of what would be built here.
-        make: what is there, or else is built.
-        take: what is there of that name; of any, if it is None.
+        planned: returns the name of the build that ``make`` would produce here.
+        make: returns an existing build, or builds.
+        take: returns the existing build of a name, or any existing build for None.
     """
 
     planned: Callable[[], str]
@@ -45,21 +45,21 @@ class BuildSource(Generic[_Build]):
 
 @dataclass(frozen=True)
 class BuildConsensus:
-    """One rank among those that use one build. Its methods are collective over all ranks, unless it is alone.
+    """One rank's part in the build consensus. Collective: all ranks, unless ``builds`` is None.
 
     Attributes:
-        device: of what the ranks tell each other.
-        builds: whether this rank builds what is missing, for others of its node too; rank 0 does. None: it is alone.
+        device: device of the messages between ranks.
+        builds: True if this rank builds for its node; rank 0 must. None: a single process without a job.
     """
 
     device: torch.device
     builds: bool | None
 
     def obtain(self, source: BuildSource[_Build]) -> _Build | BuildError:
-        """What the first rank has, or why this rank has not got it.
+        """The build of rank 0, or the error of this rank in loading it.
 
-        The first rank builds what its own compiler makes, and so do builders whose compiler would make the same, at the
-        same time; the others look for it when that is done.
+        Rank 0 builds with its compiler. Builders whose compiler would produce the same build do so at the same time.
+        All other ranks look for the build afterwards.
         """
         if self.builds is None:
             return outcome_of(partial(source.take, None))
@@ -71,23 +71,23 @@ class BuildConsensus:
         self.any(False)
         name = self.of_first("" if found is None or isinstance(found, BuildError) else found.name)
         if not name:
-            return found if isinstance(found, BuildError) else BuildError("rank 0 has none")
+            return found if isinstance(found, BuildError) else BuildError("rank 0 has no build")
         if found is None:
             found = outcome_of(partial(source.take, name))
         if isinstance(found, BuildError) or found.name == name:
             return found
-        return BuildError(f"it is {found.name} here, and {name} on rank 0")
+        return BuildError(f"this rank has {found.name}, and rank 0 has {name}")
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says yes."""
+        """True if ``flag`` is True on any rank."""
         return flag if self.builds is None else any_rank(flag, self.device)
 
     def lowest(self, number: int) -> int:
-        """The lowest number of all ranks."""
+        """Minimum of ``number`` over all ranks."""
         return number if self.builds is None else -int(max_over_ranks([-float(number)], self.device)[0])
 
     def of_first(self, text: str) -> str:
-        """What the first rank says."""
+        """The text of rank 0."""
         texts = [text]
         if self.builds is not None and dist.get_world_size() > 1:
             dist.broadcast_object_list(texts, src=0, device=self.device)

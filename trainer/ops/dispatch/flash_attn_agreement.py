@@ -1,7 +1,7 @@
-"""Whether the ranks of a job run attention on flash-attn, and which version: all of them, or none.
+"""Agreement of all ranks on a version of flash-attn, or on none.
 
-Ranks that computed by different kernels would drift apart by roundings. What is there is tried once per node, before
-the ranks meet, in a process of its own; what fails anywhere is out everywhere.
+Ranks with different kernels would diverge by rounding errors. One rank per node tries the installed versions in a
+separate process before the rendezvous. A version that fails on one node is used on none.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from trainer.ops.dispatch.selection import KernelSelection
 
 _SHARE_OF_TIMEOUT = 0.4
-"""Of the time that the other ranks wait for the first to meet them."""
+"""Share of the rendezvous timeout that the trials may take."""
 _UNTRIED = "was not tried on every node"
 
 Tried = Mapping[Version, str | None]
-"""Version that was tried -> what is wrong with it."""
+"""Tried version -> reason for its failure, or None."""
 
 
 def try_flash_attn(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> Tried:
-    """Try what the config wants and what suits the device, best first, until one works. For one rank of a node.
+    """Try the requested versions that suit the device, best first, until one works.
 
-    Best before this process uses its GPU: some let one process in at a time.
+    One rank per node calls this function, before the rank uses its GPU: a GPU in exclusive mode admits one process.
 
     Args:
-        config: says which attention, and how long ranks wait for each other.
-        dtype: of the activations.
-        device: of this rank.
+        config: the run's config.
+        dtype: dtype of the activations.
+        device: device of this rank.
     """
     limit_s = min(LIMIT_S, _SHARE_OF_TIMEOUT * 60.0 * config.parallel.distributed_timeout_minutes)
     deadline = time.monotonic() + limit_s
@@ -56,19 +56,19 @@ def try_flash_attn(config: TrainConfig, dtype: torch.dtype, device: torch.device
 def with_flash_attn(
     selection: KernelSelection, model: ModelConfig, dtype: torch.dtype, device: torch.device, tried: Tried | None
 ) -> KernelSelection:
-    """The same with the version of flash-attn that all ranks have; a line tells of one that is there and not used.
+    """Add the best version of flash-attn that all ranks have to a selection.
 
-    Collective over all ranks of the job.
+    Collective: all ranks of the job. The notes of the result name each installed version that is not used.
 
     Args:
-        selection: of the kernels.
-        model: says which attention.
-        dtype: of the activations.
-        device: of this rank.
-        tried: by ``try_flash_attn``; None on a rank for whose node another one has done so.
+        selection: selection of the kernels.
+        model: the model config.
+        dtype: dtype of the activations.
+        device: device of this rank.
+        tried: result of ``try_flash_attn``; None on ranks that did not call it.
 
     Raises:
-        ConfigError: it is asked for by name and some rank cannot have it; on all ranks alike.
+        ConfigError: the config names flash and a rank cannot use it. Raised on all ranks.
     """
     reasons: dict[Version, str] = {}
     notes: list[str] = []
@@ -91,7 +91,10 @@ def with_flash_attn(
 
 
 def _loaded(version: Version, device: torch.device, tried: Tried | None) -> FlashAttnPackage | str:
-    """A version that suits every rank, in this process, if it works on every node and loads on every rank."""
+    """Load a version if it works on every node and loads on every rank.
+
+    Collective: all ranks of the job.
+    """
     problem = _agreed(None if tried is None else tried.get(version, _UNTRIED), device)
     if problem is not None:
         return problem

@@ -1,4 +1,4 @@
-"""The built library: found, or built on demand, loaded, and its ops made known to torch."""
+"""The native library: found in the cache or built, loaded, and registered with torch."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from trainer.ops.build.build_settings import BuildError, BuildSettings, LineRepo
 from trainer.ops.dispatch.registry import register_operations
 
 LEVELS = ("portable", "x86-64-v3", "x86-64-v4", "x86-64-v4 with AVX512_BF16")
-"""Instruction sets of CPU kernels, by llmctl_cpu_level()."""
+"""Instruction sets of CPU kernels, indexed by llmctl_cpu_level()."""
 _ABI = "llmctl_kernels_abi"
 _OLDEST_TORCH = (2, 10)
-"""As in trainer.ops.build.build: the stable interface of older ones lacks what the binding calls."""
+"""As in trainer.ops.build.build: older stable ABIs lack functions that the binding calls."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """The library in this process.
+    """The library loaded in this process.
 
     Attributes:
-        path: where it came from.
-        level: the instruction set that its CPU kernels run on here.
+        path: file of the library.
+        level: instruction set in use by the CPU kernels.
     """
 
     path: Path
@@ -41,24 +41,24 @@ class Library:
 
     @property
     def name(self) -> str:
-        """What it was built from and by: its place in a BuildCache."""
+        """Identity of sources and compiler: the file's path in a BuildCache."""
         return f"{self.path.parent.name}/{self.path.name}"
 
     def at_level(self, level: str) -> Library:
-        """The same with its CPU kernels on one of LEVELS, or the best below it that there is."""
+        """Switch the CPU kernels to one of LEVELS or the best available level below."""
         chosen = ctypes.CDLL(str(self.path)).llmctl_cpu_set_level(LEVELS.index(level))
         return replace(self, level=LEVELS[chosen])
 
     def processor_level(self) -> str:
-        """The best of LEVELS that this processor has, whether or not there are kernels for it."""
+        """The best of LEVELS that this processor supports, even without kernels for it."""
         return LEVELS[ctypes.CDLL(str(self.path)).llmctl_cpu_processor_level()]
 
 
 def load_library(path: Path) -> Library:
-    """Load the library at ``path`` into this process; once one is loaded, that one remains.
+    """Load the library at ``path``, unless this process has loaded one already.
 
     Raises:
-        OSError: the loader refuses it, or it was built from other sources.
+        OSError: the loader rejects the file, or the library was built from other sources.
     """
     loaded = loaded_path()
     if loaded is None:
@@ -66,24 +66,24 @@ def load_library(path: Path) -> Library:
     used = str(loaded or path)
     handle = ctypes.CDLL(used)
     if not hasattr(handle, _ABI):
-        raise OSError(f"{used} is no library of kernels")
+        raise OSError(f"{used} is not a kernel library")
     handle.llmctl_kernels_abi.restype = ctypes.c_char_p
     built_from = handle.llmctl_kernels_abi().decode()
     if built_from != sources_key():
-        raise OSError(f"{used} was built from other sources, {built_from} instead of {sources_key()}")
+        raise OSError(f"{used} was built from other sources ({built_from}, not {sources_key()})")
     if loaded is None:
         register_operations()
     return Library(Path(used), LEVELS[handle.llmctl_cpu_level()])
 
 
 def loaded_path() -> Path | None:
-    """Of the library in this process; None: there is none."""
+    """Path of the library loaded in this process, or None."""
     ours = (name for name in torch.ops.loaded_libraries if hasattr(ctypes.CDLL(name), _ABI))
     return next(map(Path, ours), None)
 
 
 def _load_marked(path: Path) -> None:
-    """Make its ops known to torch, and say that the file is in use, until this process ends."""
+    """Load the library with torch, and mark the file as in use by this process."""
     mark = mark_in_use(path)
     try:
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]
@@ -93,14 +93,14 @@ def _load_marked(path: Path) -> None:
 
 
 def load_built(settings: BuildSettings, name: str | None = None) -> Library:
-    """Load the library that was built for this machine; never builds.
+    """Load an existing library for this machine. Never builds.
 
     Args:
-        settings: where, and by which compilers.
-        name: the one that it has to be, by Library.name; None: that of the compiler here, or else of another.
+        settings: cache folder and compilers.
+        name: required Library.name; None: the library of this machine's compiler, or of any compiler.
 
     Raises:
-        BuildError: there is none, or it cannot be loaded.
+        BuildError: there is no such library, or the library cannot be loaded.
     """
     _check_torch()
     cache = BuildCache.below(settings.cache)
@@ -108,7 +108,7 @@ def load_built(settings: BuildSettings, name: str | None = None) -> Library:
         path = cache.find(name)
         if path is None:
             reason = cache.distrusted(name) or f"{cache.shared} has no {name}"
-            raise BuildError(f"the library of the first rank is not to be had here: {reason}")
+            raise BuildError(f"the library of rank 0 is not available here: {reason}")
         return _load(path)
     first, any_name = library_name(_compiler_or_none(settings)), library_name(None)
     found = _first_that_loads(chain(cache.find_all(first), cache.find_all(any_name)))
@@ -116,21 +116,22 @@ def load_built(settings: BuildSettings, name: str | None = None) -> Library:
         return found
     distrusted = cache.distrusted(any_name)
     problem = f"the library is not built{f' ({distrusted})' if distrusted else ''}"
-    raise found or BuildError(f"{problem}; python -m trainer kernels build builds it")
+    raise found or BuildError(f"{problem}; run python -m trainer kernels build")
 
 
 def load_on_demand(settings: BuildSettings, report: LineReport, limit_s: float = LIMIT_S) -> Library:
-    """Load the library for this machine, built if it is not there, built once more if it cannot be loaded.
+    """Load the library for this machine, built if it is missing.
 
-    Where it cannot be built, such as on a node without a compiler, it is the one that another compiler has built.
+    A library that fails to load is rebuilt. If the build is impossible, such as on a node without a compiler, the
+    library of another compiler is loaded.
 
     Args:
-        settings: where, and by which compilers.
-        report: is told how the build goes.
-        limit_s: for waiting and building together.
+        settings: cache folder and compilers.
+        report: receives the progress of the build.
+        limit_s: limit of waiting and building together, in seconds.
 
     Raises:
-        BuildError: says why there is none.
+        BuildError: no library is available; the reason says why.
     """
     _check_torch()
     cache = BuildCache.below(settings.cache)
@@ -148,22 +149,22 @@ def load_on_demand(settings: BuildSettings, report: LineReport, limit_s: float =
         found = _first_that_loads(path for path in cache.find_all(library_name(None)) if path.name != own)
         if not isinstance(found, Library):
             raise
-        report.say(f"kernels: {error.reason}; {found.path} is used, which another compiler has built")
+        report.say(f"kernels: {error.reason}; using {found.path}, built by another compiler")
         return found
 
 
 def _check_torch() -> None:
-    """Say what an older torch lacks, which its compiler would say in hundreds of lines."""
+    """Raise BuildError for an old torch, instead of hundreds of lines of compiler errors."""
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if found is not None and (int(found[1]), int(found[2])) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
         raise BuildError(
-            f"the library serves torch from {oldest} on, and this is {torch.__version__}; install a newer one"
+            f"the library needs torch {oldest} or newer, and this is torch {torch.__version__}; install a newer torch"
         )
 
 
 def built_name(settings: BuildSettings) -> str:
-    """The name of the library that load_on_demand would build here.
+    """Name of the library that load_on_demand would build here.
 
     Raises:
         BuildError: there is no compiler.
@@ -178,7 +179,7 @@ def _load_or_build(cache: BuildCache, compiler: Compiler, report: LineReport, li
         try:
             return _load(path)
         except BuildError:
-            # Built on another node, perhaps, whose system libraries are newer.
+            # Perhaps built on another node with newer system libraries.
             pass
     make = partial(_make, cache, compiler, report)
     return _load(cache.obtain(name, make, report.say, limit_s=limit_s, instead_of=path))
@@ -191,7 +192,7 @@ def _make(cache: BuildCache, compiler: Compiler, report: LineReport, target: Pat
 
 
 def _first_that_loads(paths: Iterable[Path]) -> Library | BuildError | None:
-    """The first of ``paths`` that loads, or why the first of them does not; None: there are none."""
+    """The first library that loads, or the error of the first path; None without paths."""
     problem = None
     for path in paths:
         try:
@@ -213,4 +214,4 @@ def _load(path: Path) -> Library:
         return load_library(path)
     except OSError as error:
         reason = str(error.__cause__ or error)
-        raise BuildError(f"the library of kernels cannot be loaded: {reason}") from error
+        raise BuildError(f"the kernel library cannot be loaded: {reason}") from error

@@ -1,7 +1,7 @@
-"""Which backend each operation runs on, decided once at the start, alike on all ranks.
+"""Selection of a backend per operation, once per run and alike on all ranks.
 
-A backend is wanted by the config, there on this device, and right in a self-test; what fails on one rank is out on all,
-because ranks that compute differently would drift apart.
+A selected backend is requested by the config, available on this device, and correct in a self-test. A backend that
+fails on one rank is excluded on all ranks, because ranks with different kernels would diverge.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from trainer.planning.kernel_choice import RequestedBackend
 
 _BUILT: tuple[Backend, ...] = ("native", "nvrtc")
-"""Ways to compile csrc/, which share an implementation."""
+"""Backends that compile csrc/. They share one implementation."""
 
 
 @dataclass(frozen=True)
 class Availability:
-    """What one rank has to offer besides torch.
+    """Backends that one rank can offer besides torch.
 
     Attributes:
-        missing: backend -> why it is not there, in a sentence with the cure.
-        described: backend -> more about it, for reports.
-        in_cpu_memory: the same for what a run on a GPU computes in CPU memory; None: nothing is.
-        rankings: the orders that ``auto`` takes in the place of that of BACKENDS, alike on all ranks.
+        missing: backend -> reason and remedy, as one sentence.
+        described: backend -> details for reports.
+        in_cpu_memory: availability for the CPU computations of a run on a GPU; None: no such computations.
+        rankings: orders in which ``auto`` tries the backends instead of that of BACKENDS; alike on all ranks.
     """
 
     missing: Mapping[Backend, str]
@@ -47,15 +47,15 @@ class Availability:
 
 @dataclass(frozen=True)
 class KernelSelection:
-    """What was decided.
+    """Result of the selection.
 
     Attributes:
-        kernels: the functions.
-        backends: operation -> backend, of the operations that a run uses.
-        passed_over: operation -> the better ones that it cannot have, and why.
-        described: backend -> more about it.
-        in_cpu_memory: what was decided for what a run on a GPU computes in CPU memory; None: nothing is.
-        notes: more lines.
+        kernels: the selected functions.
+        backends: operation -> backend, for the operations of the run.
+        passed_over: operation -> preferred backends that are unusable, with reasons.
+        described: backend -> details for reports.
+        in_cpu_memory: selection for the CPU computations of a run on a GPU; None: no such computations.
+        notes: further lines for the report.
     """
 
     kernels: Kernels
@@ -66,10 +66,10 @@ class KernelSelection:
     notes: Sequence[str] = ()
 
     def lines(self, where: str = "") -> list[str]:
-        """What is to be said about it: the choice, and each reason for less than the best.
+        """Report lines: the selection, and each reason for a fallback.
 
         Args:
-            where: follows the word at the start of each line.
+            where: text after the first word of each line.
         """
         parts = []
         for backend in BACKENDS:
@@ -82,13 +82,13 @@ class KernelSelection:
         return [*lines, *self.fallbacks(where), *more_lines, *self.notes]
 
     def fallbacks(self, where: str = "") -> list[str]:
-        """A line for each reason why operations run on less than the best backend."""
+        """One line for each reason for a fallback to a less preferred backend."""
         falls: dict[tuple[Backend, str], dict[str, Backend]] = {}
         for name, found in self.passed_over.items():
             for backend, problem in found:
                 falls.setdefault((backend, problem), {})[name] = self.backends[name]
         return [
-            f"kernels{where}: {', '.join(used)}: {' or '.join(dict.fromkeys(used.values()))} in the place of "
+            f"kernels{where}: {', '.join(used)}: {' or '.join(dict.fromkeys(used.values()))} instead of "
             f"{backend}: {problem}"
             for (backend, problem), used in falls.items()
         ]
@@ -103,20 +103,20 @@ def choose_kernels(
     is_alone: bool,
     agrees_on: torch.device | None = None,
 ) -> KernelSelection:
-    """The best backend that the config allows and that passes its self-test on every rank.
+    """Choose the best requested backends that pass their self-test on every rank.
 
-    Collective over all ranks of the job, unless ``is_alone``.
+    Collective: all ranks of the job, unless ``is_alone``.
 
     Args:
-        requested: what the config asks for: see trainer.planning.kernel_choice.
-        availability: what this rank has.
-        device: of the activations.
-        dtype: of the activations.
-        is_alone: whether there is no job of several ranks.
-        agrees_on: the device of what ranks tell each other; None: ``device``.
+        requested: operation -> requested backend; see trainer.planning.kernel_choice.
+        availability: availability on this rank.
+        device: device of the activations.
+        dtype: dtype of the activations.
+        is_alone: True for a single process without a job.
+        agrees_on: device of the messages between ranks; None: ``device``.
 
     Raises:
-        ConfigError: a backend asked for by name cannot be had; on all ranks alike.
+        ConfigError: the config names a backend that is not available. Raised on all ranks.
     """
     operations = [operation for operation in OPERATIONS if operation.name in requested]
     candidates = {
@@ -154,15 +154,15 @@ def with_cpu_memory(
     availability: Availability,
     device: torch.device,
 ) -> KernelSelection:
-    """The choice for a GPU together with that for what is computed in CPU memory, in float32.
+    """Add the selection for float32 computations in CPU memory to that for a GPU.
 
-    Collective over all ranks of the job.
+    Collective: all ranks of the job.
 
     Args:
-        selection: for ``device``.
-        requested: there: see trainer.planning.kernel_choice.
-        availability: what this rank has.
-        device: of the activations.
+        selection: selection for ``device``.
+        requested: operation -> requested backend in CPU memory; see trainer.planning.kernel_choice.
+        availability: availability on this rank.
+        device: device of the activations.
 
     Raises:
         ConfigError: see choose_kernels.
@@ -177,19 +177,19 @@ def with_cpu_memory(
 def implementation_problem(
     operation: Operation[Any], backend: Backend, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    """Why an operation has no such backend on a kind of device; None if it has."""
+    """Reason why an operation lacks a backend on a kind of device, or None."""
     implementation = operation.implementations.get("native" if backend in _BUILT else backend)
     if implementation is None or device.type not in implementation.devices:
-        return f"there is none on {device.type}"
+        return f"no implementation on {device.type}"
     if backend == "nvrtc" and device.type != "cuda":
-        return "NVRTC compiles for CUDA devices"
+        return "NVRTC compiles only for CUDA devices"
     if dtype not in implementation.dtypes:
-        return f"it takes no {name_of(dtype)}"
+        return f"{name_of(dtype)} is not supported"
     return None
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As in reports, such as bfloat16."""
+    """Name of a dtype in reports, such as bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -200,12 +200,12 @@ def _candidates(
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[Backend]:
-    """What is to be tried, best first, before reference."""
+    """Backends to try before the reference, best first."""
     ranking = availability.rankings.get((operation.name, name_of(dtype)))
     if ranking is not None:
         order = ranking.order[: ranking.order.index("reference")]
     else:
-        # On a CPU the start of a run would take a minute longer, for little.
+        # On a CPU, compilation would delay the start by a minute for a small gain.
         order = tuple(name for name in BACKENDS if name != "compile" or device.type != "cpu")
     names = order if requested.backend == "auto" else (requested.backend,)
     problems = {name: implementation_problem(operation, name, device, dtype) for name in names}
@@ -222,7 +222,7 @@ def _candidates(
 def _measured_reasons(
     operation: Operation[Any], chosen: Backend, availability: Availability, device: torch.device, dtype: torch.dtype
 ) -> list[tuple[Backend, str]]:
-    """Those of BACKENDS before the one that was chosen which are there, but were measured to be no better."""
+    """Available backends before the chosen one in BACKENDS that measured no better, with reasons."""
     ranking = availability.rankings.get((operation.name, name_of(dtype)))
     return [
         (name, ranking.reasons[name])
@@ -237,7 +237,7 @@ def _measured_reasons(
 def _check_any_named(
     requested: Mapping[str, RequestedBackend], candidates: Mapping[str, Sequence[Backend]], device: torch.device
 ) -> None:
-    """A backend that is wanted for everything must be there for something."""
+    """Check that a backend requested for all operations exists for at least one."""
     general = [name for name in candidates if not requested[name].is_named]
     names = {requested[name].backend for name in general} - {"auto", "reference"}
     if names and not any(candidates[name] for name in general):
@@ -254,20 +254,22 @@ def _problem(
     tested = self_test(operation, backend, device, dtype)
     implementation = operation.implementation(backend)
     if tested is None and dtype != torch.float32 and torch.float32 in implementation.dtypes:
-        # Where the model computes in 16 bits, parts of it, such as a router or a loss, do in 32.
+        # A 16-bit model computes parts, such as a router or a loss, in float32.
         tested = self_test(operation, backend, device, torch.float32)
     if backend == "compile":
-        # The examples would count among the sizes of which torch compiles eight before it gives up.
+        # The examples would count towards the eight sizes that torch compiles before it gives up.
         torch.compiler.reset()
     return tested
 
 
 def agreed_problems(problems: Mapping[str, str | None], device: torch.device) -> dict[str, str | None]:
-    """The problem that the lowest rank with one has, on all ranks. Collective over all ranks of the job.
+    """Exchange problems: each problem of the lowest rank that has one, on all ranks.
+
+    Collective: all ranks of the job.
 
     Args:
-        problems: what they are about, the same on every rank -> this rank's, if it has one.
-        device: of what the ranks tell each other.
+        problems: subject -> problem of this rank or None. The subjects are the same on all ranks.
+        device: device of the messages between ranks.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     marks = max_over_ranks([0.0 if problem is None else size - rank for problem in problems.values()], device)
@@ -285,7 +287,7 @@ def agreed_problems(problems: Mapping[str, str | None], device: torch.device) ->
 
 
 def slow_processor(level: str) -> str | None:
-    """Why kernels for this machine's processor are not worth it; None if they are."""
+    """Reason why native kernels are slower than torch on this processor, or None."""
     if level == "portable" and platform.machine() == "x86_64":
-        return "this processor has no AVX2, without which torch's own operations are faster"
+        return "this processor has no AVX2, and without AVX2 torch's operations are faster"
     return None

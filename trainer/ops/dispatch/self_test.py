@@ -1,6 +1,6 @@
-"""Trying an implementation once, on small examples, before it is used.
+"""Self-test of an implementation on small examples before use.
 
-It may have been built wrong, or for another GPU.
+Finds builds that are wrong or made for another GPU.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import torch
 from trainer.ops.operation import Backend, Operation
 
 _WORSE = 2.0
-"""How many times reference's own error an implementation may have: one that loses digits is wrong."""
+"""Allowed error as a multiple of the reference's error."""
 _SLACK = 4.0
-"""Roundings more than reference, in units of the dtype's epsilon."""
+"""Allowed additional rounding error, in units of the dtype's epsilon."""
 
 
 def self_test(operation: Operation[Any], backend: Backend, device: torch.device, dtype: torch.dtype) -> str | None:
-    """What is wrong with an implementation, in a few words; None if its results and gradients are right.
+    """Compare results and gradients of an implementation with the float64 reference.
 
-    They are compared with reference ones in float64, by their largest error relative to the largest entry. On
-    ``compile`` it is one example: torch.compile makes other code for every size, and takes seconds for each.
+    The error is the largest difference relative to the largest entry. The backend ``compile`` runs one example only:
+    torch.compile generates separate code for every size, and takes seconds for each.
+
+    Returns:
+        The problem, or None if results and gradients are right.
 
     Raises:
-        RuntimeError: the device no longer answers this process.
+        RuntimeError: the device no longer works in this process.
     """
     examples = operation.examples[:1] if backend == "compile" else operation.examples
     for number, example in enumerate(examples, 1):
@@ -43,11 +46,11 @@ def _problem(
         return example(torch.Generator().manual_seed(1))
 
     reference = operation.implementations["reference"].function
-    # Whatever a library, a driver or a compiler throws, also where reference runs out of memory on one rank alone: the
-    # others wait for this one's verdict.
+    # Catch any error of a library, driver or compiler, and out-of-memory errors of the reference on one rank: the other
+    # ranks wait for this rank's result.
     try:
         found = _run(operation, operation.implementation(backend).function, arguments())
-        _wait_for(device)  # A fault of the kernel surfaces here, not in what comes next.
+        _wait_for(device)  # A fault of the kernel surfaces here and not in a later operation.
         same = _run(operation, reference, arguments())
         exact = _run(operation, reference, _mapped(arguments(), _in_float64))
         return _difference(found, same, exact)
@@ -62,7 +65,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _check_alive(device: torch.device, name: str, backend: Backend, error: Exception) -> None:
-    """End the process where a kernel has broken the device for it: ranks could no longer agree on anything else."""
+    """Raise if a kernel has broken the device: ranks can no longer communicate."""
     try:
         _wait_for(device)
     except Exception:
@@ -74,11 +77,11 @@ def _check_alive(device: torch.device, name: str, backend: Backend, error: Excep
 
 def _difference(found: list[torch.Tensor], same: list[torch.Tensor], exact: list[torch.Tensor]) -> str | None:
     for number, (own, usual, right) in enumerate(zip(found, same, exact, strict=True)):
-        # What is float32 in a bfloat16 run has float32's roundings.
+        # float32 results in a bfloat16 run have float32's rounding error.
         eps = torch.finfo(usual.dtype).eps if usual.is_floating_point() else 0.0
         distance, allowed = _error(own, right), _WORSE * _error(usual, right) + _SLACK * eps
         if not distance <= allowed:
-            return f"its self-test failed: result {number} is off by {distance:.1e}, allowed are {allowed:.1e}"
+            return f"its self-test failed: result {number} is off by {distance:.1e}, more than {allowed:.1e}"
     return None
 
 
@@ -89,8 +92,8 @@ def _in_float64(argument: torch.Tensor) -> torch.Tensor:
 
 
 def _run(operation: Operation[Any], function: Callable[..., Any], arguments: Any) -> list[torch.Tensor]:
-    """Results, gradients, and arguments that may have been changed in place."""
-    # What is not a leaf may be changed in place.
+    """Results, gradients, and arguments that may be changed in place."""
+    # Only non-leaf tensors may be changed in place.
     passed = _mapped(arguments, torch.Tensor.clone)
     results = function(*passed)
     outputs = list(_tensors(results))
@@ -110,7 +113,7 @@ def _run(operation: Operation[Any], function: Callable[..., Any], arguments: Any
 
 
 def _mapped(values: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same with other tensors, in lists and tuples too."""
+    """Apply ``change`` to all tensors, also in lists and tuples."""
     if isinstance(values, torch.Tensor):
         return change(values)
     if isinstance(values, (list, tuple)):

@@ -1,6 +1,6 @@
-"""From the config to the functions: what is missing built, loaded, and a backend chosen per operation.
+"""Kernel setup of a run: build missing kernels, load them, select backends.
 
-Collective over all ranks of a job, unless a rank is alone: ``builds`` is None then, and nothing is built.
+Collective: all ranks of the job. A single process has ``builds`` None and builds nothing.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from trainer.ops.build.build_settings import BuildSettings
 
 _SHARE_OF_TIMEOUT = 0.4
-"""Of the time that the other ranks wait for one thing to be built before they give up."""
+"""Share of the distributed timeout that one build may take."""
 
 
 @dataclass(frozen=True)
 class KernelSetup:
-    """How one rank gets hold of what is built.
+    """Access of one rank to the built kernels.
 
     Attributes:
-        settings: where it is built.
-        device: of the activations.
-        builds: whether this rank builds what is missing, before the others of its node look for it; None: it is alone,
-            and takes what is there.
-        limit_s: for building one thing, with the wait for others that do.
+        settings: cache folder and compilers.
+        device: device of the activations.
+        builds: True if this rank builds missing kernels for its node; None: a single process that only uses existing
+            builds.
+        limit_s: limit of one build, including the wait for other builders, in seconds.
     """
 
     settings: BuildSettings
@@ -55,7 +55,7 @@ class KernelSetup:
     limit_s: float = LIMIT_S
 
     def availability(self, requested: Mapping[str, RequestedBackend]) -> Availability:
-        """What this rank can offer of what is wanted."""
+        """Availability of the requested backends on this rank. Collective unless ``builds`` is None."""
         names = {selection.backend for selection in requested.values()}
         missing: dict[Backend, str] = {}
         described: dict[Backend, str] = {}
@@ -71,17 +71,17 @@ class KernelSetup:
         return Availability(missing, described, in_cpu_memory, self._rankings() if "auto" in names else {})
 
     def _rankings(self) -> Rankings:
-        """By what the bench has measured on GPUs like that of the first rank."""
+        """Rankings by rank 0's tuning results of its kind of GPU."""
         if self.device.type != "cuda":
             return {}
         text = outcome_of(lambda: tuning_here(self.settings, self.device).text())
         agreed = self._ranks.of_first("" if isinstance(text, BuildError) else text)
-        # A file that is not what it should be is as good as none.
+        # An invalid file counts as a missing file.
         rankings = outcome_of(lambda: rankings_of(measurements_in(agreed)))
         return {} if isinstance(rankings, BuildError) else rankings
 
     def _library(self) -> Library | BuildError:
-        """On the best instruction set that the processors of all ranks have."""
+        """The library, on the best instruction set that all ranks' processors support."""
         source = BuildSource(
             partial(built_name, self.settings),
             partial(load_on_demand, self.settings, LineReport(), self.limit_s),
@@ -99,7 +99,7 @@ class KernelSetup:
         missing: dict[Backend, str],
         described: dict[Backend, str],
     ) -> None:
-        """Load device code: one image serves all operations, the first that every rank can have."""
+        """Load the first GPU image that every rank can load, for all operations."""
         if self.device.type != "cuda":
             return
         backends: tuple[ImageBackend, ...] = ("nvrtc",) if is_nvrtc_named else ("native", "nvrtc")
@@ -110,7 +110,7 @@ class KernelSetup:
             if not self._ranks.any(isinstance(image, BuildError)):
                 described[backend] = str(image)
                 other: Backend = "native" if backend == "nvrtc" else "nvrtc"
-                missing.setdefault(other, f"a device has one image of the kernels, and that of {backend} is in use")
+                missing.setdefault(other, f"a device holds one image of the kernels, and the {backend} image is in use")
                 return
 
     def _image(self, library: Library | BuildError, backend: ImageBackend) -> DeviceImage | BuildError:
@@ -136,12 +136,12 @@ class KernelSetup:
 
 
 def tuning_here(settings: BuildSettings, device: torch.device) -> TuningResults:
-    """Where measurements of a CUDA device are kept."""
+    """Tuning results of a CUDA device."""
     return TuningResults.of(settings.cache, torch.cuda.get_device_name(device), torch.__version__)
 
 
 def _on_cpu(library: Library | BuildError) -> tuple[dict[Backend, str], dict[Backend, str]]:
-    """What is missing for tensors of the CPU, and more about what is not."""
+    """Missing backends for tensors in CPU memory, and details of the available backends."""
     if isinstance(library, BuildError):
         return {"native": _reason(library)}, {}
     slow = slow_processor(library.level)
@@ -149,23 +149,25 @@ def _on_cpu(library: Library | BuildError) -> tuple[dict[Backend, str], dict[Bac
 
 
 def _reason(error: BuildError) -> str:
-    return f"{error.reason}; python -m trainer kernels build shows all that was said" if error.log else error.reason
+    return f"{error.reason}; python -m trainer kernels build prints the full log" if error.log else error.reason
 
 
 def set_up_kernels(
     config: TrainConfig, settings: BuildSettings, device: torch.device, dtype: torch.dtype, *, is_builder: bool
 ) -> KernelSelection:
-    """The kernels of one rank of a job, after its process group has been made. Collective over all ranks.
+    """Select the kernels of one rank of a job. Collective: all ranks.
+
+    The process group must be initialized.
 
     Args:
-        config: says what is wanted.
-        settings: where kernels are built.
-        device: of the activations.
-        dtype: of the activations.
-        is_builder: whether this rank builds what is missing; one per node.
+        config: the run's config.
+        settings: cache folder and compilers.
+        device: device of the activations.
+        dtype: dtype of the activations.
+        is_builder: True if this rank builds missing kernels; one rank per node.
 
     Raises:
-        ConfigError: a backend asked for by name cannot be had; on all ranks alike.
+        ConfigError: the config names a backend that is not available. Raised on all ranks.
     """
     requested = requested_backends(config)
     limit_s = min(LIMIT_S, _SHARE_OF_TIMEOUT * 60.0 * config.parallel.distributed_timeout_minutes)
@@ -181,8 +183,11 @@ def set_up_kernels(
 def serial_kernels(
     config: TrainConfig, settings: BuildSettings, device: torch.device, dtype: torch.dtype
 ) -> KernelSelection:
-    """The kernels of one process by itself, which builds nothing and takes the next best for what is not there."""
-    # A backend that the run had asked for by name may not be there where its checkpoint is looked at.
+    """Select the kernels of a single process, without building anything.
+
+    Missing backends are replaced by the next best.
+    """
+    # A machine that reads a checkpoint may lack a backend that the run's config names.
     requested = {
         name: replace(
             selection, backend=selection.backend if selection.backend == "reference" else "auto", is_named=False

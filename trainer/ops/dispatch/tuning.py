@@ -1,7 +1,7 @@
-"""What the bench measured on GPUs, kept beside what is built, and the order that ``auto`` takes from it. Torch-free.
+"""Tuning results: benchmark measurements of GPUs, and the resulting order for ``auto``. Torch-free.
 
-Our own code for GPUs comes first where it has earned it: ``rank`` has the rule. What has not been measured on a kind of
-GPU, or with other sources than these, has no ranking, and the order of BACKENDS holds.
+The files are kept beside the build cache. The native kernels come first only if their measurements justify it: see
+``rank``. Without measurements of the same kind of GPU and the same sources the order of BACKENDS applies.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from trainer.ops.build.build_cache import BuildCache
 from trainer.ops.build.sources import source_files
 
 OF_COPY = 0.8
-"""The share of a copy's bandwidth that our own code must reach to come first."""
+"""Share of a copy's bandwidth that native kernels must reach to come first."""
 OF_BEST_OTHER = 1.1
-"""How many times as fast as the best of the others it must be, too."""
+"""Speedup over the best other backend that native kernels must reach to come first."""
 LARGE_BYTES = 1 << 26
-"""Calls that move fewer bytes take as long as it takes to call: they say nothing of a kernel."""
+"""Calls that move fewer bytes measure call overhead instead of the kernel."""
 _NATIVE: tuple[Backend, ...] = ("native", "nvrtc")
 _CPU_FOLDERS = {"cpu", "data"}
 _CPU_FILE = "cpu.cpp"
-"""Of csrc/: neither kernels for GPUs, nor calls of them, are made of these."""
+"""Folders and file names of csrc/ that no GPU kernel and no launch depends on."""
 _WORDS = ("device", "dtype", "operation", "size", "backend", "problem")
 _NUMBERS = ("seconds", "gb_per_s", "of_copy")
 _KEPT = (*_WORDS, *_NUMBERS)
@@ -41,11 +41,11 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Ranking:
-    """In which order ``auto`` tries the backends of one operation in one dtype.
+    """Order in which ``auto`` tries the backends of one operation in one dtype.
 
     Attributes:
-        order: all of BACKENDS.
-        reasons: backend -> why it comes after one that it stands before in BACKENDS, in a few words.
+        order: all of BACKENDS, best first.
+        reasons: backend -> reason for its move behind a backend that follows it in BACKENDS.
     """
 
     order: tuple[Backend, ...]
@@ -55,18 +55,17 @@ class Ranking:
 _OfSize = Mapping[str, Mapping[str, Any]]
 """Backend -> its measurement."""
 Rankings = Mapping[tuple[str, str], Ranking]
-"""(Operation, dtype) -> its ranking, where there is one."""
+"""(Operation, dtype) -> ranking, for measured operations."""
 
 
 def rank(rows: Rows) -> Ranking | None:
-    """The ranking of one operation in one dtype; None if too little of it was measured.
+    """Rank the backends of one operation in one dtype; None without enough measurements.
 
-    Our own code comes first where at every large size it moves its bytes at OF_COPY of the speed of a copy or more, and
-    is OF_BEST_OTHER times as fast as the best of the other backends or more; otherwise last. The other backends go by
-    their times.
+    The native kernels come first if at every large size they reach OF_COPY of the speed of a copy and OF_BEST_OTHER
+    times the speed of the best other backend. Otherwise they come last. The other backends are sorted by time.
 
     Args:
-        rows: its measurements on one GPU, forward and backward.
+        rows: measurements on one GPU, forward and backward.
     """
     sizes: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
@@ -86,62 +85,62 @@ def rank(rows: Rows) -> Ranking | None:
     for place, name in enumerate(order):
         ahead = [other for other in order[:place] if BACKENDS.index(other) > BACKENDS.index(name)]
         if ahead and name in _NATIVE:
-            # Both are compiled from one source.
+            # Both are compiled from the same source.
             reasons[name] = failing[late[0]] or ""
         elif ahead:
-            how = f"{ahead[0]} to be faster" if name in there else f"{ahead[0]} here, and not this"
-            reasons[name] = f"the bench has measured {how}"
+            how = f"found {ahead[0]} faster" if name in there else f"measured {ahead[0]} here, but not {name}"
+            reasons[name] = f"the benchmark {how}"
     return Ranking(order, reasons)
 
 
 def _failing(own: Backend, others: Sequence[Backend], sizes: Iterable[_OfSize]) -> str | None:
-    """What our own code falls short of."""
+    """Criterion that a native backend fails, or None."""
     for of_size in sizes:
         if of_size[own]["of_copy"] < OF_COPY:
-            return f"the bench has measured it at less than {OF_COPY:.0%} of the speed of a copy"
+            return f"the benchmark measured less than {OF_COPY:.0%} of the speed of a copy"
         times = {name: of_size[name]["seconds"] for name in others}
         best = min(others, key=times.__getitem__)
         if times[best] < OF_BEST_OTHER * of_size[own]["seconds"]:
-            return f"the bench has measured it at less than {OF_BEST_OTHER} times the speed of {best}"
+            return f"the benchmark measured less than {OF_BEST_OTHER} times the speed of {best}"
     return None
 
 
 @dataclass(frozen=True)
 class TuningResults:
-    """The measurements of one kind of GPU, with one version of torch.
+    """Measurements of one kind of GPU with one version of torch.
 
     Attributes:
-        path: the file.
+        path: file of the measurements.
     """
 
     path: Path
 
     @classmethod
     def of(cls, cache: Path, gpu: str, torch: str) -> TuningResults:
-        """Where they are kept.
+        """Tuning results in the user's cache.
 
         Args:
-            cache: the user's folder of caches.
-            gpu: its name, as the driver has it.
-            torch: its version.
+            cache: the user's cache folder.
+            gpu: name of the GPU as the driver reports it.
+            torch: version of torch.
         """
         name = re.sub(r"[^A-Za-z0-9.+]+", "-", f"{gpu}-torch-{torch}")
         return cls(BuildCache.below(cache).shared / "measured" / f"{name}.json")
 
     def text(self) -> str:
-        """The file as it is; nothing if it cannot be read."""
+        """Text of the file; empty if the file cannot be read."""
         with suppress(OSError, ValueError):
             return self.path.read_text(encoding="utf-8")
         return ""
 
     def keep(self, rows: Rows) -> bool:
-        """Put measurements into the place of older ones of the same operations and dtypes, where they give a ranking.
+        """Replace the measurements of each operation and dtype for which ``rows`` give a ranking.
 
         Returns:
-            Whether any did.
+            True if any measurement was replaced.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the file cannot be written.
         """
         ranked = rankings_of(rows)
         if not ranked:
@@ -161,7 +160,7 @@ class TuningResults:
 
 
 def measurements_in(text: str) -> Rows:
-    """The measurements in the text of a file; none if it is no such text, or of other sources than these."""
+    """Parse the text of a file. Invalid text and other sources give no measurements."""
     with suppress(ValueError, LookupError, TypeError, AttributeError):
         document = json.loads(text)
         rows = document["measurements"]
@@ -171,7 +170,7 @@ def measurements_in(text: str) -> Rows:
 
 
 def _is_measurement(row: Any) -> bool:
-    """Whether it is what ``keep`` writes: it may have been edited, or be of another version."""
+    """True if a row has the form that ``keep`` writes; users may edit the file."""
     return (
         isinstance(row, dict)
         and all(isinstance(row.get(name), str) for name in _WORDS)
@@ -184,7 +183,7 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def rankings_of(rows: Rows) -> Rankings:
-    """The ranking of each operation and dtype that was measured enough."""
+    """Rank every operation and dtype that has enough measurements."""
     by_operation: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         by_operation.setdefault(_key(row), []).append(row)
@@ -193,7 +192,7 @@ def rankings_of(rows: Rows) -> Rankings:
 
 
 def gpu_sources_key() -> str:
-    """What measurements are of: the sources of the kernels for GPUs."""
+    """Hash of the sources of the GPU kernels."""
     digest = hashlib.sha256()
     for path in source_files():
         if path.parent.name not in _CPU_FOLDERS and path.name != _CPU_FILE:

@@ -1,4 +1,4 @@
-"""Measuring operations: every backend that is there beside the same in plain torch, against the memory's own speed."""
+"""Benchmark of operations: all available backends, plain torch, and the speed of a copy."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 BENCHES: Mapping[str, Bench] = {
     operation.name: operation.bench for operation in OPERATIONS if operation.bench is not None
 }
-"""Operation -> how it is measured."""
+"""Operation -> benchmark."""
 PLAIN = "plain"
 SMALL = "small"
 _SAMPLE_S = 0.005
-"""Shorter calls are measured several at a time."""
+"""A sample of shorter calls measures several calls."""
 _MOST_BUFFERS = 64
 _CACHES = 2
-"""Buffers of a GPU are taken in turn until they fill its L2 so many times, so that none is still there."""
+"""Rotating buffers fill this multiple of a GPU's L2 cache, so that no call finds its buffers cached."""
 _LARGE = 1 << 20
-"""Elements, about: so many take a CPU longer than a call, but not a GPU."""
+"""Elements above which a CPU, but not a GPU, takes longer than the call overhead."""
 _TIMES_FOR_GPU = 8
-"""As many times as much takes a GPU longer too: of 4096 x 4096 bfloat16 it has done before Python has called it."""
+"""Factor on large sizes for GPUs. A GPU finishes 4096 x 4096 bfloat16 before Python has launched the next call."""
 _AUTO = RequestedBackend("auto", "training.kernel_backend", False)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to measure.
+    """Settings of a measurement.
 
     Attributes:
-        repeats: samples, of which the median counts.
-        copy_mib: size of the copied tensor; beyond the caches.
-        by_cpu_time: count the calling thread's CPU time, where other work makes that of the clock useless.
-        forward_only: leave backward out.
+        repeats: number of samples; the result is their median.
+        copy_mib: size of the copied tensor, larger than the caches.
+        by_cpu_time: measure CPU time of the calling thread, for machines with other load.
+        forward_only: measure forward without backward.
         compiles: also measure the backend ``compile``, which takes seconds for each size.
     """
 
@@ -63,23 +63,24 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One backend of one operation at one size; ``plain`` is what users write in torch.
+    """Measurement of one backend of one operation at one size.
 
-    ``small`` is what takes the place of a kernel at a size for which calling one costs more than it saves.
+    The backend ``plain`` is the code that users write in torch. ``small`` is the function that replaces a kernel at
+    sizes for which a kernel call costs more than it saves.
 
     Attributes:
-        device: its type.
-        dtype: of the activations.
-        operation: its name.
-        size: of the arguments: see the operation's bench.
-        backend: what was measured.
-        is_chosen: whether ``auto`` takes it here, at this size.
-        seconds: median of a call, with its backward if it has one and that is wanted.
-        gb_per_s: counted bytes by time.
-        of_copy: that by the speed of a copy.
-        of_reference: how many times as fast as reference.
-        of_plain: how many times as fast as plain.
-        problem: why it could not be measured; empty if it was, and the figures are zeros if not.
+        device: device type.
+        dtype: dtype of the activations.
+        operation: name of the operation.
+        size: size of the arguments; see the operation's bench.
+        backend: the measured backend.
+        is_chosen: True if ``auto`` chooses this backend here at this size.
+        seconds: median time of a call, including backward unless it is left out.
+        gb_per_s: counted bytes divided by the time.
+        of_copy: ``gb_per_s`` divided by the speed of a copy.
+        of_reference: speedup over the reference.
+        of_plain: speedup over plain.
+        problem: reason for a failed measurement, whose figures are 0; empty otherwise.
     """
 
     device: str
@@ -97,14 +98,14 @@ class Measurement:
 
 
 class Stopwatch:
-    """Times calls on a device."""
+    """Timer of calls on a device."""
 
     def __init__(self, device: torch.device, plan: Plan) -> None:
         self._is_cuda = device.type == "cuda"
         self._clock = time.thread_time if plan.by_cpu_time else time.perf_counter
 
     def seconds(self, call: Callable[[], object], times: int) -> float:
-        """Of one call, on the average of several in a row."""
+        """Average time of one of several consecutive calls."""
         if self._is_cuda:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
@@ -119,22 +120,22 @@ class Stopwatch:
         return (self._clock() - began) / times
 
     def medians(self, calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-        """Of every call, the samples of all taken in turn: a slow moment of the machine meets them all."""
+        """Median time of each call, with interleaved samples: a slow moment affects all calls."""
         times = {}
         for name, call in calls.items():
-            call()  # Once for what is made at the first call.
+            call()  # Warm-up: the first call allocates and compiles.
             times[name] = max(1, int(_SAMPLE_S / max(self.seconds(call, 1), 1e-7)))
         samples: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(repeats):
             for name, call in calls.items():
                 if times[name] > 1:
-                    call()  # Or the caches would hold what the one before ran, which may be the same and may not.
+                    call()  # Warm the caches, which may hold the data of the previous function.
                 samples[name].append(self.seconds(call, times[name]))
         return {name: statistics.median(found) for name, found in samples.items()}
 
 
 def copy_speed(device: torch.device, plan: Plan) -> float:
-    """Bytes per second, read and written, of the copy of one tensor to another."""
+    """Speed of a tensor copy in bytes per second, read plus written."""
     source = torch.ones(plan.copy_mib << 18, device=device)
     target = torch.empty_like(source).fill_(0.0)
     found = Stopwatch(device, plan).medians({"copy": lambda: target.copy_(source)}, plan.repeats)
@@ -152,12 +153,12 @@ def measure(
     """Measure operations on one device.
 
     Args:
-        requested: operation -> its sizes; none: the usual ones of its bench.
-        device: where.
-        dtypes: of the activations.
-        plan: how.
-        settings: where built kernels are.
-        copy_bytes_per_s: what their speed is compared with.
+        requested: operation -> sizes; empty: the usual sizes of its bench.
+        device: device of the measurement.
+        dtypes: dtypes of the activations.
+        plan: settings of the measurement.
+        settings: cache folder of the built kernels.
+        copy_bytes_per_s: speed of a copy, for comparison.
     """
     operations = [operation for operation in OPERATIONS if operation.name in requested]
     auto = {operation.name: _AUTO for operation in operations}
@@ -174,7 +175,7 @@ def measure(
 
 
 def usual_sizes(bench: Bench, device: torch.device) -> list[Size]:
-    """The sizes of a bench, of which on a GPU the large ones are larger."""
+    """The sizes of a bench; on a GPU the large sizes are multiplied."""
     times = _TIMES_FOR_GPU if device.type == "cuda" else 1
     return [(times * size[0], *size[1:]) if math.prod(size) >= _LARGE else size for size in bench.sizes]
 
@@ -186,12 +187,14 @@ def _ranked(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Sequence[Measurement]:
-    """The same, chosen on a GPU by what these very measurements say."""
+    """Update ``is_chosen`` on a GPU by the ranking of these measurements."""
     ranking = rank([asdict(row) for row in rows]) if device.type == "cuda" else None
     if ranking is None:
         return rows
-    knowing = replace(availability, rankings={(operation.name, name_of(dtype)): ranking})
-    chosen = choose_kernels({operation.name: _AUTO}, knowing, device, dtype, is_alone=True).backends[operation.name]
+    with_ranking = replace(availability, rankings={(operation.name, name_of(dtype)): ranking})
+    chosen = choose_kernels({operation.name: _AUTO}, with_ranking, device, dtype, is_alone=True).backends[
+        operation.name
+    ]
     return [replace(row, is_chosen=row.backend == chosen) for row in rows]
 
 
@@ -208,12 +211,12 @@ def _measure_case(
     row = (device.type, name_of(dtype), operation.name, "x".join(map(str, size)))
     try:
         cases = _cases(operation, size, device, dtype)
-    except (RuntimeError, TypeError) as error:  # such as memory that is too small, or sizes that are no int64
+    except (RuntimeError, TypeError) as error:  # such as out of memory, or sizes beyond int64
         yield Measurement(*row, PLAIN, False, 0.0, 0.0, 0.0, 0.0, 0.0, _first_line(error))
         return
     functions, problems = _functions(operation, device, dtype, availability)
     if plan.compiles:
-        torch.compiler.reset()  # Or torch gives up after so many sizes of one function.
+        torch.compiler.reset()  # Otherwise torch stops compiling a function after several sizes.
     else:
         functions.pop("compile", None)
     moved_bytes = cases[0].forward_bytes + (0 if plan.forward_only else cases[0].backward_bytes)
@@ -225,7 +228,7 @@ def _measure_case(
         try:
             for _ in cases:
                 calls[name]()
-        except RuntimeError as error:  # such as memory that is too small for one of them
+        except RuntimeError as error:  # such as out of memory for one backend
             problems[name] = _first_line(error)
             del calls[name]
     medians = Stopwatch(device, plan).medians(calls, plan.repeats)
@@ -240,7 +243,7 @@ def _measure_case(
 
 
 def _cases(operation: Operation[Any], size: Size, device: torch.device, dtype: torch.dtype) -> list[Case]:
-    """One, or on a GPU as many as its caches do not hold."""
+    """One case on a CPU; on a GPU more cases than fit its L2 cache."""
     bench, draw = BENCHES[operation.name], Draw(device, dtype, torch.Generator(device).manual_seed(1))
     cases = [bench.build(size, draw)]
     if device.type == "cuda":
@@ -257,7 +260,7 @@ def _first_line(error: Exception) -> str:
 def _functions(
     operation: Operation[Any], device: torch.device, dtype: torch.dtype, availability: Availability
 ) -> tuple[dict[str, Callable[..., Any] | None], dict[str, str]]:
-    """What to measure, None for plain; and why not what an operation has, but not here."""
+    """Functions to measure, None for plain; and reasons for unavailable backends."""
     functions: dict[str, Callable[..., Any] | None] = {PLAIN: None}
     problems: dict[str, str] = {}
     for name in reversed(BACKENDS):
@@ -272,14 +275,14 @@ def _functions(
 
 
 def _used(operation: Operation[Any], chosen: Backend, device: torch.device, case: Case) -> str:
-    """What ``auto`` comes to at this size."""
+    """Backend that ``auto`` uses at this size."""
     if not operation.is_small(chosen, device.type, case.arguments[0]):
         return chosen
     return "reference" if operation.small is None else SMALL
 
 
 def _call(cases: Sequence[Case], function: Callable[..., Any] | None, plan: Plan) -> Callable[[], None]:
-    """Forward and, where there is one and it is wanted, backward, on the next of the cases at each call."""
+    """A call of forward and, if measured, backward on the next case in rotation."""
     grads: list[list[torch.Tensor]] = [[] for _ in cases]
     prepared = cycle([(case, _leaves(case.arguments), own) for case, own in zip(cases, grads, strict=True)])
 

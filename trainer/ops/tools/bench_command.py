@@ -1,7 +1,7 @@
-"""``python -m trainer kernels bench``: how fast every operation is, beside plain torch and the memory's own speed.
+"""``python -m trainer kernels bench``: speed of all operations, plain torch and a copy.
 
-Torch-free until it measures: it starts itself once more in a process with the allocator settings that training on CPUs
-has, which act at a process's start alone.
+Torch-free until the measurement: the command restarts itself with the allocator settings of training on CPUs, which
+take effect only at the start of a process.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
     "MALLOC_TOP_PAD_": "536870912",
 }
-"""glibc keeps what is freed: else large tensors are faulted in anew at every call, and that is what one measures."""
+"""Keep freed memory in glibc: otherwise page faults of large tensors dominate the measurement."""
 
 COLUMNS = ("operation", "size", "dtype", "backend", "ms", "GB/s", "of copy", "x reference", "x plain")
 _WORDS = 4
-"""Columns before those of figures, which are set to the right."""
+"""Number of text columns before the figures, which are right-aligned."""
 _DTYPES = ("float32", "bfloat16", "float16")
 _MOST = 1_000_000
-"""Of threads, samples or MiB."""
+"""Maximum of threads, samples and MiB."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def main(arguments: Sequence[str], settings: BuildSettings, environment: Mapping[str, str]) -> int:
-    """Measure, and print a table or a document.
+    """Measure, and print a table or a JSON document.
 
     Args:
-        arguments: the flags.
-        settings: where built kernels are.
-        environment: of this process.
+        arguments: command-line arguments.
+        settings: cache folder of the built kernels.
+        environment: environment of this process.
     """
     options = _parser().parse_args(arguments)
     if not options.as_is:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str], settings: BuildSettings, environment: Mapping
         print(f"trainer kernels bench: {requested}", file=sys.stderr)
         return 2
     if options.device == "cuda" and not _has_gpu():
-        print("trainer kernels bench: torch sees no GPU here; leave --device out", file=sys.stderr)
+        print("trainer kernels bench: --device cuda: torch finds no GPU here; leave --device out", file=sys.stderr)
         return 3
     document = _measured(options, requested, settings)
     if isinstance(document, str):
@@ -75,38 +75,38 @@ def main(arguments: Sequence[str], settings: BuildSettings, environment: Mapping
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer kernels bench",
-        description="Time every operation, forward and backward, on every backend that is there, beside plain torch.",
+        description="Time every operation, forward and backward, on every available backend and in plain torch.",
     )
     parser.add_argument(
-        "operation", nargs="*", metavar="NAME[=SIZE,...]", help="such as rms_norm=4096x4096; unset: all"
+        "operation", nargs="*", metavar="NAME[=SIZE,...]", help="operation, such as rms_norm=4096x4096; default: all"
     )
     parser.add_argument(
         "--dtype",
         action="append",
         choices=_DTYPES,
-        help="of activations; may be repeated; unset: float32 and bfloat16",
+        help="dtype of the activations; may be repeated; default: float32 and bfloat16",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="unset: the CPU, and a GPU if there is one")
-    parser.add_argument("--threads", type=_count, default=1, metavar="N", help="of the CPU (1)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the CPU, and a GPU if there is one")
+    parser.add_argument("--threads", type=_count, default=1, metavar="N", help="CPU threads (1)")
+    parser.add_argument("--repeats", type=_count, default=7, metavar="N", help="samples per median (7)")
     parser.add_argument(
-        "--repeats", type=_count, default=7, metavar="N", help="samples, of which the median counts (7)"
+        "--copy-mib", type=_count, default=256, metavar="N", help="size of the copied tensor in MiB (256)"
     )
-    parser.add_argument("--copy-mib", type=_count, default=256, metavar="N", help="size of what is copied (256)")
-    parser.add_argument("--forward", action="store_true", help="without backward")
+    parser.add_argument("--forward", action="store_true", help="measure forward only")
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
-        help="the backend compile, too, which takes seconds for each size; unset: on GPUs",
+        help="also measure the backend compile, which takes seconds for each size; default: only on GPUs",
     )
-    parser.add_argument("--cpu-time", action="store_true", help="count CPU time: of one thread, on a busy machine")
-    parser.add_argument("--as-is", action="store_true", help="with the MALLOC_* settings of this environment")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread, for busy machines")
+    parser.add_argument("--as-is", action="store_true", help="keep the MALLOC_* settings of this environment")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= _MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {_MOST:,}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST:,}")
     return int(text)
 
 
@@ -117,34 +117,34 @@ def _has_gpu() -> bool:
 
 
 def _requested(words: Sequence[str]) -> dict[str, list[tuple[int, ...]]] | str:
-    """Operation -> sizes, none for the usual ones; or what is wrong with the words."""
+    """Operation -> sizes, empty for the usual sizes; or an error message."""
     from trainer.ops.tools.bench import BENCHES
 
     requested: dict[str, list[tuple[int, ...]]] = {name: [] for name in BENCHES} if not words else {}
     for word in words:
         name, named, text = word.partition("=")
         if name not in BENCHES:
-            return f"{name!r} is no operation; there are {', '.join(BENCHES)}"
+            return f"{name!r} is not an operation; valid are {', '.join(BENCHES)}"
         bench = BENCHES[name]
         sizes = text.split(",") if named else []
         requested[name] = [tuple(int(part) if part.isdecimal() else 0 for part in size.split("x")) for size in sizes]
         if any(len(size) != len(bench.sizes[0]) or 0 in size for size in requested[name]):
             example = "x".join(map(str, bench.sizes[0]))
-            return f"{word!r}: a size of {name} is {bench.dims}, such as {example}"
+            return f"{word!r} has an invalid size; sizes of {name} are {bench.dims}, such as {example}"
     return requested
 
 
 def _measured(
     options: argparse.Namespace, requested: Mapping[str, Sequence[tuple[int, ...]]], settings: BuildSettings
 ) -> dict[str, Any] | str:
-    """The document; or why there is none."""
+    """Measure, and return the JSON document or an error message."""
     import torch
 
     from trainer.ops.tools.bench import Plan, copy_speed, measure
 
     torch.set_num_threads(options.threads)
     usual = Plan(options.repeats, options.copy_mib, options.cpu_time, options.forward, bool(options.compile))
-    # On a GPU it is what our own code is held against; on a CPU it takes longer than all the rest.
+    # On a GPU, compile is the competitor of the native kernels. On a CPU it takes longer than all other backends.
     on_gpu = replace(usual, compiles=options.compile is not False)
     dtypes = [getattr(torch, name) for name in options.dtype or _DTYPES[:2]]
     names = [options.device] if options.device else ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -154,7 +154,7 @@ def _measured(
         plan = on_gpu if name == "cuda" else usual
         try:
             copies[name] = copy_speed(device, plan)
-        except RuntimeError as error:  # such as memory that is too small
+        except RuntimeError as error:  # such as out of memory
             return f"--copy-mib {plan.copy_mib} is too much: {str(error).splitlines()[0]}"
         for row in measure(requested, device, dtypes, plan, settings, copies[name]):
             rows.append(asdict(row))
@@ -178,30 +178,32 @@ def _measured(
 
 
 def _keep(rows: Sequence[Mapping[str, Any]], plan: Plan, settings: BuildSettings) -> None:
-    """Have ``auto`` go by measurements of the first GPU from now on."""
+    """Save measurements of the first GPU, so that ``auto`` uses them."""
     import torch
 
     from trainer.ops.dispatch.setup import tuning_here
 
-    measured = tuning_here(settings, torch.device("cuda", 0))
+    tuning = tuning_here(settings, torch.device("cuda", 0))
     usual = type(plan)()
     try:
         if plan.repeats < usual.repeats or plan.copy_mib < usual.copy_mib:
-            # A small copy stays in the caches, and no kernel comes near its speed.
-            said = f"auto goes by {usual.repeats} repeats and {usual.copy_mib} MiB copied or more; this is not kept"
+            # A small copy stays in the caches, and no kernel reaches its speed.
+            message = (
+                f"not saved for auto, which needs --repeats {usual.repeats} and --copy-mib {usual.copy_mib} or more"
+            )
         elif not plan.compiles:
-            said = "auto goes by the backend compile, too; this is not kept"
-        elif measured.keep(rows):
-            said = f"kept in {measured.path}, which auto goes by on this kind of GPU"
+            message = "not saved for auto, which needs measurements of the backend compile"
+        elif tuning.keep(rows):
+            message = f"saved in {tuning.path}; auto uses these measurements on this kind of GPU"
         else:
-            said = "too little was measured for auto to go by; nothing is kept"
+            message = "not saved for auto, which needs measurements of large sizes and of several backends"
     except OSError as error:
-        said = f"the measurements cannot be kept, and auto does not go by them: {measured.path}: {error.strerror}"
-    print(f"trainer kernels bench: {said}", file=sys.stderr)
+        message = f"the measurements cannot be saved, so auto does not use them: {tuning.path}: {error.strerror}"
+    print(f"trainer kernels bench: {message}", file=sys.stderr)
 
 
 def _driver() -> str | None:
-    """The version of NVIDIA's driver: the first number with dots in what it says about itself."""
+    """Version of NVIDIA's driver: the first dotted number in its version file."""
     with suppress(OSError):
         found = re.search(r"\d+(\.\d+)+", _DRIVER.read_text(errors="replace"))
         return found[0] if found is not None else None
@@ -209,8 +211,8 @@ def _driver() -> str | None:
 
 
 def _progress(row: Measurement) -> str:
-    told = row.problem or f"{row.seconds * 1e3:.3f} ms"
-    return f"{row.device} {row.dtype} {row.operation} {row.size} {row.backend}: {told}"
+    outcome = row.problem or f"{row.seconds * 1e3:.3f} ms"
+    return f"{row.device} {row.dtype} {row.operation} {row.size} {row.backend}: {outcome}"
 
 
 def _processor() -> str:
@@ -235,18 +237,18 @@ def _print_tables(document: Mapping[str, Any]) -> None:
     allocator = " ".join(f"{name}={value}" for name, value in document["allocator"].items())
     print(
         f"torch {document['torch']}, {document['compiler']}, threads: {document['threads']}, {document['passes']}, "
-        f"median of {document['repeats']} by {document['clock']}; {allocator or 'glibc as it comes, no MALLOC_* set'}"
+        f"median of {document['repeats']} by {document['clock']}; {allocator or 'glibc defaults, no MALLOC_* set'}"
     )
     for device, name in document["devices"].items():
         rows = [row for row in document["measurements"] if row["device"] == device]
-        print(f"\n{name}: a copy moves {document['copy_gb_per_s'][device]:.1f} GB/s; * is what auto takes\n")
+        print(f"\n{name}: a copy moves {document['copy_gb_per_s'][device]:.1f} GB/s; * marks the choice of auto\n")
         print("\n".join(_aligned([COLUMNS, *(cells(row) for row in rows if not row["problem"])])))
         for line in problems(rows):
             print(line)
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Lines in which columns stand below each other, figures by their ends."""
+    """Align the columns: text to the left, figures to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
@@ -258,7 +260,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a table says of one measurement, by COLUMNS."""
+    """Table cells of one measurement, by COLUMNS."""
     backend = f"{row['backend']} *" if row["is_chosen"] else row["backend"]
     figures = (f"{row['seconds'] * 1e3:.3f}", f"{row['gb_per_s']:.1f}", f"{row['of_copy']:.0%}")
     ratios = (f"{row[name]:.2f}" for name in ("of_reference", "of_plain"))
@@ -266,7 +268,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What could not be measured: a line for each backend and reason."""
+    """Failed measurements, one line for each backend and reason."""
     names: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         if row["problem"]:

@@ -1,4 +1,4 @@
-"""``python -m trainer kernels build``: compile the kernels, and try that they load."""
+"""``python -m trainer kernels build``: compile the kernels, and check that they load."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _IMAGES: tuple[ImageBackend, ...] = ("native", "nvrtc")
 
 
 def main(arguments: Sequence[str], settings: BuildSettings) -> int:
-    """Build what is missing, as far as that can be done; 3 if something cannot."""
+    """Build everything that is missing. Returns 3 if a part failed, else 0."""
     options = _parser().parse_args(arguments)
     report = report_here()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # As on Ctrl-C: what has been started ends with us, and nothing half done is left.
+        # As on Ctrl-C: kill the compilers, and leave no partial files.
         signal.signal(number, _leave)
     problems = []
     library = outcome_of(partial(load_on_demand, settings, report))
@@ -56,7 +56,7 @@ def _leave(number: int, _: FrameType | None) -> NoReturn:
 
 
 def _image(settings: BuildSettings, architecture: int, report: LineReport) -> Path | BuildError:
-    """The first of the ways that works, as in training; or why none does."""
+    """The image of the first backend that works, or the errors of all."""
     failed: list[BuildError] = []
     for backend in _IMAGES:
         image = outcome_of(partial(obtain_image, settings, backend, architecture, report))
@@ -77,15 +77,15 @@ def _visible_architectures() -> list[int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer kernels build",
-        description="Compile the kernels for this machine, unless that has been done. Training does it by itself; do "
-        "it beforehand where compute nodes have no compiler.",
+        description="Compile the kernels for this machine, if they are not compiled yet. Training compiles missing "
+        "kernels itself; use this command on a login node if compute nodes have no compiler.",
     )
     parser.add_argument(
         "--architecture",
         type=_architecture,
         nargs="+",
         metavar="X.Y",
-        help="compute capabilities of the GPUs to compile for; unset: those of this machine's",
+        help="compute capabilities of the GPUs to compile for; default: those of this machine's GPUs",
     )
     return parser
 
@@ -93,5 +93,5 @@ def _parser() -> argparse.ArgumentParser:
 def _architecture(text: str) -> int:
     match = re.fullmatch(r"(\d+)\.(\d)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no compute capability, such as 9.0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a compute capability, such as 9.0")
     return 10 * int(match[1]) + int(match[2])

@@ -1,7 +1,7 @@
-"""``python -m trainer kernels build|doctor|bench``: build the kernels, say what runs on what and why, or measure.
+"""``python -m trainer kernels build|doctor|bench``: build, explain or measure the kernels.
 
-Exit codes: 0 done, 2 bad flags, 3 they cannot be built here, the environment is at fault, or there is no torch,
-130 interrupted, 141 whoever read the output has left before its end, as after the signal SIGPIPE.
+Exit codes: 0 success, 2 bad flags, 3 failed build, bad environment or missing torch, 130 interrupted, 141 the reader of
+the output has closed the pipe, as after SIGPIPE.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from trainer.config.errors import ConfigError
 from trainer.ops.build.build_settings import BuildSettings
 
 SUBCOMMANDS = {
-    "build": ("trainer.ops.tools.build_command", "compile them for this machine, where that has not been done"),
-    "doctor": ("trainer.ops.tools.doctor", "what every operation runs on here, and why not on something better"),
-    "bench": ("trainer.ops.tools.bench_command", "how fast every operation is, on every backend and in plain torch"),
+    "build": ("trainer.ops.tools.build_command", "compile missing kernels for this machine"),
+    "doctor": ("trainer.ops.tools.doctor", "backend of every operation here, and reasons against better backends"),
+    "bench": ("trainer.ops.tools.bench_command", "speed of every operation on every backend and in plain torch"),
 }
-"""Name -> module and what it does. The module has main(arguments, settings), or of those that start processes
-main(arguments, settings, environment); it may import torch."""
+"""Name -> module and help text.
+
+The module may import torch. It has main(arguments, settings), or main(arguments, settings, environment) if it is in
+_WITH_ENVIRONMENT because it starts processes."""
 _WITH_ENVIRONMENT = ("bench",)
 
 
@@ -31,10 +33,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run one subcommand.
 
     Args:
-        arguments: its name, and its own flags.
-        environment: of this process.
+        arguments: name and flags of the subcommand.
+        environment: environment of this process.
     """
-    parser = argparse.ArgumentParser(prog="python -m trainer kernels", description="The fused kernels of csrc/.")
+    parser = argparse.ArgumentParser(prog="python -m trainer kernels", description="Fused kernels of csrc/.")
     named = parser.add_subparsers(dest="name", required=True, metavar="|".join(SUBCOMMANDS))
     for name, (_, what) in SUBCOMMANDS.items():
         named.add_parser(name, help=what, add_help=False)
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Who reads has left, as head does. At its end the interpreter would try once more, and complain.
+        # The reader, such as head, has closed the pipe. The interpreter would flush again at exit, and print an error.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(nowhere, stream.fileno())

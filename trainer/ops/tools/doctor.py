@@ -1,4 +1,4 @@
-"""``python -m trainer kernels doctor``: which backend every operation gets here, and why not a better one."""
+"""``python -m trainer kernels doctor``: backend of every operation, and reasons for fallbacks."""
 
 from __future__ import annotations
 
@@ -33,22 +33,21 @@ if TYPE_CHECKING:
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NOTES = (
-    "The kernels for GPUs have not been timed yet, and native and nvrtc have not run on any: auto takes them because "
-    "they "
-    "move the fewest bytes. python -m trainer kernels bench --device cuda measures them here beside torch's own "
-    "operations, which training.kernel_backend: torch takes instead; from then on auto goes by what it measured.",
+    "The GPU kernels have not been timed yet, and native and nvrtc have not run on a GPU. auto prefers these two "
+    "backends because they move the fewest bytes; training.kernel_backend: torch selects torch's operations instead. "
+    "Run python -m trainer kernels bench --device cuda to measure all backends here: auto then uses the measurements.",
 )
-"""What is to be known of the choice where nothing was measured."""
+"""Notes of the report without measurements."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something that kernels are made with.
+    """A prerequisite of the kernels, such as a compiler.
 
     Attributes:
-        name: what was looked for.
-        found: whether it is there.
-        detail: what was found, or what is wrong and the cure.
+        name: name of the prerequisite.
+        found: True if it was found.
+        detail: version and location, or the problem and its remedy.
     """
 
     name: str
@@ -58,14 +57,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """What one operation runs on.
+    """Backend of one operation on one device in one dtype.
 
     Attributes:
-        device: its type.
-        dtype: of the activations.
-        operation: its name.
-        backend: what ``auto`` takes.
-        reason: why nothing that stands before it; empty if nothing does.
+        device: device type.
+        dtype: dtype of the activations.
+        operation: name of the operation.
+        backend: the choice of ``auto``.
+        reason: reasons against the backends before it in BACKENDS; empty if it is the first.
     """
 
     device: str
@@ -79,9 +78,9 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
     """Print the report."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer kernels doctor",
-        description="Which backend every operation runs on here, by device and dtype, and why not on a better one.",
+        description="Show the backend of every operation here, by device and dtype, and the reasons for fallbacks.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(arguments)
     library = _library(settings)
     parts, rows = _parts(settings, library), list(_rows(settings))
@@ -109,11 +108,11 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
 
 
 def _notes(settings: BuildSettings) -> tuple[str, ...]:
-    """What is to be known of the choice here."""
+    """Notes of the report on this machine."""
     if torch.cuda.is_available():
-        measured = tuning_here(settings, torch.device("cuda", 0))
-        if rankings_of(measurements_in(measured.text())):
-            return (f"On this GPU auto goes by what the bench has measured: {measured.path}",)
+        tuning = tuning_here(settings, torch.device("cuda", 0))
+        if rankings_of(measurements_in(tuning.text())):
+            return (f"On this GPU auto uses the measurements of kernels bench: {tuning.path}",)
     return NOTES
 
 
@@ -123,10 +122,10 @@ def _library(settings: BuildSettings) -> Library | str:
 
 
 def _instruction_set(library: Library) -> str:
-    """What the CPU kernels run on here, and why not on more."""
+    """Instruction set of the CPU kernels here, and the reason for a low one."""
     processors = library.processor_level()
     if LEVELS.index(library.level) < LEVELS.index(processors):
-        return f"on {library.level} here: its compiler knew no {processors}, which this processor has"
+        return f"on {library.level} here: its compiler does not support {processors}, which this processor has"
     best = library.level == LEVELS[-1] or platform.machine() != "x86_64"
     return f"on {library.level} here{'' if best else ', the best that this processor has'}"
 
@@ -150,9 +149,9 @@ def _parts(settings: BuildSettings, library: Library | str) -> list[Part]:
         parts.append(Part("nvcc", False, error.reason))
     nvrtc = find_nvrtc(packages, settings.cuda_folders)
     detail = ", ".join(f"{found} at {found.path}" for found in nvrtc)
-    parts.append(Part("NVRTC", bool(nvrtc), detail or "not found; the torch for CUDA brings it along"))
+    parts.append(Part("NVRTC", bool(nvrtc), detail or "not found; torch for CUDA includes it"))
     triton = outcome_of(partial(importlib.metadata.version, "triton"))
-    detail = triton if isinstance(triton, str) else "not installed; the torch for CUDA brings it along"
+    detail = triton if isinstance(triton, str) else "not installed; torch for CUDA includes it"
     parts.append(Part("triton", isinstance(triton, str), detail))
     return parts
 
@@ -178,7 +177,7 @@ def _rows(settings: BuildSettings) -> Iterator[Row]:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    """Operations down, dtypes across, and below it each reason once."""
+    """Table of operations by dtypes, followed by each reason once."""
     dtypes = list(dict.fromkeys(row.dtype for row in rows))
     cells = {(row.operation, row.dtype): row.backend for row in rows}
     table = [(rows[0].device, *dtypes)]

@@ -1,4 +1,4 @@
-"""Who computes attention: what is chosen on which GPU, and that flash-attn is called as it wants to be."""
+"""Choice of the attention backend per device, and the calls of flash-attn."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def _forget_what_was_found():
 
 
 class TestFlashAttn:
-    """The package is not here: a module of the same signatures, computed densely, shows what it would be handed."""
+    """Dense modules with flash-attn's signatures stand in for the package, which is not installed."""
 
     def test_unable_by_name_is_refused_with_the_cure(self) -> None:
         with pytest.raises(ConfigError) as caught:
             choose_backend(model("flash"), torch.bfloat16, CPU)
         assert str(caught.value) == (
-            "model.attention_backend: flash is unable: runs on NVIDIA GPUs alone, and the device is cpu; use fused, "
-            "which is torch's own, or auto"
+            "model.attention_backend: flash cannot run here: runs only on NVIDIA GPUs, and the device is cpu; "
+            "use fused, torch's own kernel, or auto"
         )
         assert choose_backend(model("auto"), torch.bfloat16, CPU).name == "fused"
 
     def test_what_no_package_could_change_is_refused_before_any_is_tried(self, tmp_path, monkeypatch) -> None:
         for backend in ("auto", "fused", "unfused"):
             check_backend(model(backend), torch.bfloat16, CPU)
-        with pytest.raises(ConfigError, match="flash is unable: runs on NVIDIA GPUs alone"):
+        with pytest.raises(ConfigError, match="flash cannot run here: runs only on NVIDIA GPUs"):
             check_backend(model("flash"), torch.bfloat16, CPU)
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
         with pytest.raises(ConfigError, match="flash-attn 3 is not installed .*, and flash-attn 2 is not installed"):
@@ -61,30 +61,30 @@ class TestFlashAttn:
         kernels = FlashAttnPackage(2, DENSE_MODULES[2])
         assert choose_backend(model("auto"), torch.bfloat16, CPU, kernels).kernel is kernels
         assert choose_backend(model("auto"), torch.bfloat16, CPU, "fails on rank 3").name == "fused"
-        with pytest.raises(ConfigError, match="flash is unable: fails on rank 3; use fused"):
+        with pytest.raises(ConfigError, match="flash cannot run here: fails on rank 3; use fused"):
             choose_backend(model("flash"), torch.bfloat16, CPU, "fails on rank 3")
 
     @pytest.mark.parametrize(
         ("version", "capability", "dtype", "width", "says"),
         [
-            (2, (9, 0), torch.float32, 64, "bf16 or fp16 alone"),
-            (2, (9, 0), torch.bfloat16, 100, "multiples of 8, not 100"),
+            (2, (9, 0), torch.float32, 64, "only in bf16 or fp16"),
+            (2, (9, 0), torch.bfloat16, 100, "multiple of 8 up to 256, not 100"),
             (2, (9, 0), torch.bfloat16, 512, "up to 256"),
-            (2, (7, 5), torch.bfloat16, 64, "needs compute capability 8.0, which this GPU is below"),
+            (2, (7, 5), torch.bfloat16, 64, r"needs compute capability 8\.0 or higher, and this GPU has 7\.5"),
             (
                 3,
                 (8, 9),
                 torch.bfloat16,
                 64,
-                r"runs on Hopper GPUs alone .compute capability 9.x., and this one has 8\.9",
+                r"runs only on Hopper GPUs .compute capability 9.x., and this GPU has 8\.9",
             ),
-            # A launch that fails there would end the process.
+            # A failed launch on this GPU would end the process.
             (
                 3,
                 (10, 0),
                 torch.bfloat16,
                 64,
-                r"runs on Hopper GPUs alone .compute capability 9.x., and this one has 10\.0",
+                r"runs only on Hopper GPUs .compute capability 9.x., and this GPU has 10\.0",
             ),
         ],
     )
@@ -131,8 +131,8 @@ class TestFlashAttn:
         with pytest.raises(ConfigError) as caught:
             choose_backend(model("flash"), torch.bfloat16, CUDA)
         assert str(caught.value) == (
-            f"model.attention_backend: flash is unable: flash-attn 3 {says} symbol: x), and "
-            "flash-attn 2 is not installed (no package flash_attn_absent); use fused, which is torch's own, or auto"
+            f"model.attention_backend: flash cannot run here: flash-attn 3 {says} symbol: x), and "
+            "flash-attn 2 is not installed (no package flash_attn_absent); use fused, torch's own kernel, or auto"
         )
 
     @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ class TestFlashAttn:
                 "does not run here: using it ended in SIGSEGV",
             ),
             ("import time\ntime.sleep(600)\n", 3, "does not run here: using it took longer than 3 s"),
-            # It can be imported, and the first call ends the process.
+            # The import succeeds, and the first call ends the process.
             (
                 "import os\ndef _flash_attn_forward(*_, **__): os.abort()\n"
                 "import torch\ntorch.ones = lambda *shape, dtype, device: torch.zeros(shape, dtype=dtype)\n",
@@ -188,7 +188,9 @@ def test_gpus_get_what_they_are_able_to(monkeypatch) -> None:
     assert not isinstance(torch_kernel(torch.float32, 100, CUDA), PackedKernel)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (7, 0))
     assert choose_backend(model("auto"), torch.bfloat16, CUDA).name == "unfused"
-    with pytest.raises(ConfigError, match="fused is unable: torch has no kernel for bfloat16 on this cuda device"):
+    with pytest.raises(
+        ConfigError, match="fused cannot run here: torch has no kernel for bfloat16 on this cuda device"
+    ):
         choose_backend(model("fused"), torch.bfloat16, CUDA)
 
 
@@ -238,7 +240,7 @@ def _backward(grad, query, key, value, output, sums, grads, scale, causal, start
 
 
 def _taking(signature, function):
-    """A function of exactly these parameters, of which those in parentheses may be left out."""
+    """A function with exactly these parameters; parameters in parentheses are optional."""
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [
         inspect.Parameter(name.strip("()"), kinds, default=None if "(" in name else inspect.Parameter.empty)
@@ -266,7 +268,7 @@ def _fake_backward(given):
     _backward(*tensors, grads, given["softmax_scale"], given.get("causal", given.get("is_causal")), *packing)
 
 
-# As in flash-attn 2.8 and in the hopper folder.
+# Signatures of flash-attn 2.8 and of the hopper folder.
 OFF_2 = "window_size_left window_size_right softcap alibi_slopes"
 LENGTHS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
 DENSE_MODULES = {

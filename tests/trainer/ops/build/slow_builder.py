@@ -1,4 +1,4 @@
-"""A builder in a process of its own, slow enough to be met at work. Torch-free, so that many start quickly."""
+"""A slow builder for a separate process. Torch-free, so that many start quickly."""
 
 import os
 import time
@@ -10,7 +10,7 @@ PATIENCE_S = 60.0
 
 
 def make_slowly(target, deadline):
-    """Build, and leave a line in ``builds`` beside the cache."""
+    """Build, and add a line to ``builds`` beside the cache."""
     with (target.parents[4] / "builds").open("a") as builds:
         builds.write(f"{os.getpid()}\n")
     target.write_bytes(b"half of it")
@@ -20,7 +20,7 @@ def make_slowly(target, deadline):
 
 
 def obtain(folder, answers):
-    """Ask the cache in ``folder``; answers with the path, and what was said meanwhile."""
+    """Obtain the file from the cache in ``folder``; answer with path and reported lines."""
     said = []
     cache = BuildCache(folder / "shared/kernels", folder / "node/kernels")
     answers.put((str(cache.obtain(NAME, make_slowly, said.append, limit_s=PATIENCE_S)), said))

@@ -1,4 +1,4 @@
-"""Compilers: found, run side by side, ended; and what a library is kept under."""
+"""Compilers: search, parallel runs, cleanup; and the key of a library."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from trainer.ops.dispatch.library import load_built, load_on_demand
 
 @pytest.fixture
 def compiler(tmp_path):
-    """Makes a compiler out of a shell script, which must answer --version."""
+    """Make a compiler from a shell script that answers --version."""
 
     def make(body):
         path = tmp_path / "c++ of a test"
@@ -52,7 +52,7 @@ def test_the_environment_names_cache_and_compiler(tmp_path):
 
 
 def test_a_compiler_in_the_environment_that_is_no_command_is_explained():
-    with pytest.raises(ConfigError, match=r"^CXX: 'g\+\+ \"-O2' in the environment is no command \(no closing quot"):
+    with pytest.raises(ConfigError, match=r"^CXX: 'g\+\+ \"-O2' is not a command \(no closing quot"):
         BuildSettings.from_variables({"HOME": "/h", "CXX": 'g++ "-O2'})
 
 
@@ -60,8 +60,8 @@ def test_a_compiler_in_the_environment_that_is_no_command_is_explained():
 def test_a_torch_that_the_library_does_not_serve_is_named_before_anything_is_compiled(load, monkeypatch, tmp_path):
     said = "the library is not built|no C"
     for version, message in (
-        ("2.9.1+cu128", r"serves torch from 2\.10 on, and this is 2\.9\.1\+cu128; install a newer one"),
-        ("1.13", r"serves torch from 2\.10 on, and this is 1\.13; "),
+        ("2.9.1+cu128", r"needs torch 2\.10 or newer, and this is torch 2\.9\.1\+cu128; install a newer torch"),
+        ("1.13", r"needs torch 2\.10 or newer, and this is torch 1\.13; "),
         ("2.10.0a0+git5", said),
         ("3.0", said),
         ("of nobody", said),
@@ -76,7 +76,7 @@ def test_options_make_another_compiler_and_strange_words_do_not_matter(compiler)
     path = found.command[0]
     other = find_compiler([(path, "-march=native")])
     assert library_name(found) != library_name(other)
-    # What a compiler says of itself may be in any encoding.
+    # The output of a compiler may have any encoding.
     Path(path).write_text("#!/bin/bash\nprintf 'g++ \\xb0\\n'\n")
     assert find_compiler([(path,)]).version == "g++ \ufffd"
 
@@ -91,7 +91,7 @@ def test_what_the_compiler_says_is_kept(compiler, tmp_path):
 
 
 def a_nap(thousands):
-    """Seconds of a sleep that no other session of these tests sleeps at the same time."""
+    """A sleep time in seconds that no concurrent test session uses."""
     return f"{thousands}000.{os.getpid()}"
 
 
@@ -101,7 +101,7 @@ def sleeping(mark):
 
 
 def are_gone(mark):
-    """Whether they are, as soon as they are: a killed process may take a moment to end."""
+    """True if the processes end. Waits, because a killed process may take a moment."""
     end = time.monotonic() + 10.0
     while sleeping(mark) and time.monotonic() < end:
         time.sleep(0.02)
@@ -111,7 +111,7 @@ def are_gone(mark):
 def test_a_compiler_that_does_not_end_is_ended_with_its_children(tmp_path):
     nap = a_nap(4)
     job = CompileJob(("bash", "-c", f"sleep {nap} & sleep {nap}"), tmp_path / "log")
-    with pytest.raises(BuildError, match="not done in time, with 1 of 3"):
+    with pytest.raises(BuildError, match="did not finish in time: 1 of 3"):
         run_compilers([CompileJob(("true",), tmp_path / "other"), job, job], 2, time.monotonic() + 1.0, lambda *_: None)
     assert are_gone(nap)
 

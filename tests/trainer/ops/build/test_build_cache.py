@@ -1,4 +1,4 @@
-"""Files built once and kept: many builders, killed ones, file systems without locks, other users, old files."""
+"""Build cache: concurrent and killed builders, missing locks, other users, disused files."""
 
 import errno
 import fcntl
@@ -51,7 +51,7 @@ def test_who_waits_says_for_whom_and_not_for_ever(cache, tmp_path):
     ):
         cache.obtain(NAME, make_slowly, said.append, limit_s=1.5)
     assert said == [
-        f"kernels: waiting for another process ({os.uname().nodename}, process {os.getpid()}) that is building them"
+        f"kernels: waiting for another process ({os.uname().nodename}, process {os.getpid()}) to build them"
     ]
     assert not (cache.shared / NAME).exists()
 
@@ -156,7 +156,7 @@ def test_a_compiler_that_fails_on_a_full_disk_is_run_again_in_the_folder_of_the_
             cache.obtain(NAME, make, said.append)
         return
     assert cache.obtain(NAME, make, said.append) == cache.of_node / NAME
-    assert said == [f"kernels: {cache.shared}: {os.strerror(error)}; what is built is kept in {cache.of_node}"]
+    assert said == [f"kernels: {cache.shared}: {os.strerror(error)}; builds are kept in {cache.of_node}"]
     assert list(cache.shared.rglob(".build-*")) == []
 
 
@@ -199,13 +199,12 @@ def test_a_folder_that_no_code_may_run_from_gives_way_to_that_of_the_node(cache,
     status = os.statvfs(cache.shared)
     marked = SimpleNamespace(f_flag=status.f_flag | os.ST_NOEXEC)
     monkeypatch.setattr(os, "statvfs", lambda folder: marked if Path(folder) == cache.shared else status)
-    # What is there already can be loaded no more than what would be built.
+    # Existing files cannot be loaded either.
     assert cache.find(NAME) is None
     said = []
     assert cache.obtain(NAME, make_slowly_here, said.append) == cache.of_node / NAME == cache.find(NAME)
     assert said == [
-        f"kernels: {cache.shared} is on a file system that no code may run from (noexec); what is built is kept in "
-        f"{cache.of_node}"
+        f"kernels: {cache.shared} is on a file system that is mounted noexec; builds are kept in {cache.of_node}"
     ]
 
 
@@ -223,12 +222,12 @@ def test_nothing_is_taken_from_a_folder_that_others_may_write(cache):
     assert path == cache.of_node / NAME and is_intact(path)
     assert cache.find(NAME) is None
     cache.shared.parent.write_text("no folder")
-    with pytest.raises(BuildError, match="others may write"):
+    with pytest.raises(BuildError, match="writable by others"):
         cache.obtain(NAME, make_slowly_here, print)
 
 
 def give_away(path, monkeypatch):
-    """Make a file or folder another user's."""
+    """Make another user the owner of a file or folder."""
     if os.getuid() == 0:
         os.chown(path, 4321, 4321)
     else:
@@ -249,7 +248,7 @@ def test_a_file_that_others_could_have_written_is_replaced_with_a_line(cache, mo
     if not of_another or os.getuid() == 0:
         assert cache.obtain(NAME, make_slowly_here, said.append) == path == cache.find(NAME)
         assert said == [
-            f"kernels: {path} belongs to another user, or others may write to it; it is not used, and replaced"
+            f"kernels: {path} belongs to another user or is writable by others; the file is ignored and replaced"
         ]
 
 
@@ -261,7 +260,7 @@ def test_folders_are_ours_alone_whatever_the_umask(cache):
         os.umask(before)
     assert [stat.S_IMODE(place.stat().st_mode) for place in (cache.shared, path.parent)] == [0o700] * 2
     assert not stat.S_IMODE(path.stat().st_mode) & 0o022
-    # Made by an earlier version, or by hand.
+    # A folder made by an earlier version, or by hand.
     path.parent.chmod(0o775)
     assert cache.find(NAME) is None
     assert cache.obtain(NAME, make_slowly_here, print) == path == cache.find(NAME)
@@ -275,8 +274,7 @@ def test_a_folder_of_another_user_gives_way_to_that_of_the_node_with_a_line(cach
     said = []
     assert cache.obtain(NAME, make_slowly_here, said.append) == cache.of_node / NAME
     assert said == [
-        f"kernels: {cache.shared}: belongs to another user, or others may write to it; "
-        f"what is built is kept in {cache.of_node}"
+        f"kernels: {cache.shared}: belongs to another user or is writable by others; builds are kept in {cache.of_node}"
     ]
 
 
@@ -310,7 +308,7 @@ def test_old_builds_are_removed_but_not_the_last_few_nor_what_is_in_use(cache):
     age(paths[3], 10)
     mark = mark_in_use(paths[4])
     cache.remove_disused("machine-*/*.so")
-    # The three used last are 3, 0 and 1; 4 is in use; what is left of 2 and 5 is nothing at all.
+    # The three most recently used are 3, 0 and 1; 4 is in use; 2 and 5 are removed completely.
     assert [path.exists() for path in paths] == [True, True, False, True, True, False, False]
     assert not paths[2].parent.exists() and not left.exists()
     assert other.exists()

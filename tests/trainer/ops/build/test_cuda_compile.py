@@ -1,7 +1,7 @@
-"""Every CUDA kernel compiles, with nvcc and with NVRTC, and none spills or needs a stack.
+"""CUDA kernels compile with nvcc and NVRTC, without spills or a stack.
 
-No GPU takes part. `python -m tests.trainer.ops.cuda.cuda_gates` goes over all architectures; here is the first of each
-generation, of which NVRTC alone compiles for the oldest.
+Needs no GPU. `python -m tests.trainer.ops.cuda.cuda_gates` compiles for all architectures; this file compiles for the
+first of each generation. Only NVRTC compiles for the oldest.
 """
 
 import os
@@ -26,7 +26,7 @@ SETTINGS = BuildSettings.from_variables(os.environ)
 
 @pytest.fixture(scope="module")
 def logs() -> Iterator[dict[int, Future[str]]]:
-    """Architecture -> what the compiler says; as many at a time as there are cores."""
+    """Architecture -> output of the compiler, with one compilation per core at a time."""
     compilers = compilers_here(SETTINGS)
     with ThreadPoolExecutor(jobs_that_fit()) as pool:
         yield {
@@ -43,7 +43,7 @@ def test_every_kernel_compiles_without_spills(architecture: int, logs: dict[int,
 
 
 def nvrtc(major: int) -> Nvrtc:
-    """The NVRTC of a major version of CUDA; 12 is among the packages for development."""
+    """NVRTC of a major version of CUDA; version 12 is a development dependency."""
     for one in find_nvrtc([Path(torch.__file__).parents[1]], SETTINGS.cuda_folders):
         if one.version[0] == major:
             return one
@@ -64,7 +64,7 @@ def spilled(text: str) -> Sequence[str | None]:
 
 
 def test_spills_are_found() -> None:
-    """ptxas 13.0's own words."""
+    """The log is output of ptxas 13.0."""
     log = """ptxas info    : Compiling entry function 'sound_float32' for 'sm_90'
 ptxas info    : Function properties for sound_float32
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads

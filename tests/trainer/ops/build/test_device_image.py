@@ -1,4 +1,4 @@
-"""Images of device code: compiled by nvcc or NVRTC, kept, found by who has no compiler; and why one cannot be had."""
+"""GPU images: compilation by nvcc or NVRTC, cache, use without a compiler, errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KERNEL = '#include "../common/twice.h"\nextern "C" __global__ void twice_float32
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSettings:
-    """Of a tiny csrc/ and an empty cache."""
+    """Settings with a tiny csrc/ and an empty cache."""
     sources = tmp_path / "csrc"
     (sources / "twice").mkdir(parents=True)
     (sources / "common").mkdir()
@@ -44,7 +44,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSettings:
 
 
 class Said(LineReport):
-    """Keeps what it is told."""
+    """A report that records its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -89,7 +89,7 @@ def test_an_image_is_compiled_once_and_found_without_a_compiler(
     with pytest.raises(BuildError, match="was found"):
         obtain_image(settings, backend, 80, report)
     with pytest.raises(BuildError, match="was found"):
-        # The driver is older than what compiled the image.
+        # The driver is older than the compiler of the image.
         obtain_image(settings, backend, 90, report, newest=(5, 0))
 
 
@@ -101,7 +101,7 @@ def test_another_source_is_another_image(settings: BuildSettings) -> None:
 
 
 class FakeNvcc(Nvcc):
-    """Of a test: it compiles nothing into what it is given, or fails."""
+    """An nvcc that writes fixed bytes, or fails."""
 
     content: bytes | None = None
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_compiled_is_what_another_compiler_has_made(
     use_nvcc(monkeypatch, 8, None)
     report = Said()
     assert obtain_image(settings, "native", 90, report) == first
-    assert report.lines[-1] == f"kernels: nvcc failed (1): error: no; {first} is used, which was compiled before"
+    assert report.lines[-1] == f"kernels: nvcc failed (1): error: no; using {first}, compiled earlier"
     with pytest.raises(BuildError, match=r"error: no"):
         obtain_image(settings, "native", 80, Said())
 
@@ -158,11 +158,11 @@ def test_ranks_take_the_image_of_the_first_rank_and_not_the_newest(
         assert str(load_device_image(*here)) == f"sm_90, nvcc 12.{minor}"
         name = compiled_name(emulated_cuda.path, settings, device, "native")
         assert name.endswith(f"/nvcc 12.{minor}") and load_device_image(*here).name == name
-    # A rank that builds nothing, on this node or on another one.
+    # A rank that builds nothing, on this node or another node.
     first = name.replace("12.8", "12.4")
     found = load_device_image(*here, may_build=False, name=first)
     assert (found.name, str(found)) == (first, "sm_90, nvcc 12.4")
-    with pytest.raises(BuildError, match=r"the kernels of the first rank are not to be had here: .* has no images-"):
+    with pytest.raises(BuildError, match=r"the kernels of rank 0 are not available here: .* has no images-"):
         load_device_image(*here, may_build=False, name=name.replace("12.8", "12.9"))
 
 
@@ -185,7 +185,7 @@ def test_old_images_are_removed_by_architecture(settings: BuildSettings, monkeyp
 @pytest.mark.parametrize("before", [("env",), ()])
 def test_nvcc_gets_a_host_compiler_of_several_words_as_one_program(before: tuple[str, ...], tmp_path: Path) -> None:
     nvcc = tmp_path / "nvcc of a test"
-    # It asks its host compiler something that env does not know.
+    # The fake nvcc calls its host compiler with an option that env does not know.
     nvcc.write_text(
         "#!/bin/bash\nwhile (($#)); do case $1 in -o) shift; target=$1;; -ccbin) shift; host=$1;; esac; shift; done\n"
         '"$host" -dumpversion >"$target"\n'
@@ -222,7 +222,7 @@ def test_reasons_are_told(settings: BuildSettings, monkeypatch: pytest.MonkeyPat
         BuildError, match=r"^nvcc 13\.0 is newer than the driver, which supports CUDA 12\.4; use a CUDA 12"
     ):
         obtain_image(settings, "native", 80, Said(), newest=(12, 4))
-    with pytest.raises(BuildError, match=r"^the kernels are not compiled; python -m trainer kernels build does it$"):
+    with pytest.raises(BuildError, match=r"^the kernels are not compiled; run python -m trainer kernels build$"):
         obtain_image(settings, "native", 80, Said(), newest=(13, 0), may_build=False)
 
 
@@ -243,7 +243,7 @@ def test_compilers_of_conda_are_found_beside_python(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     monkeypatch.setattr(nvrtc, "Nvrtc", str)
     assert str(tmp_path / "lib/libnvrtc.so.12") in map(str, find_nvrtc([], []))
-    # Python asks a linker for what is installed elsewhere, which needs a folder for temporary files.
+    # Python calls a linker to find installed libraries, which needs a temporary folder.
     monkeypatch.setattr("ctypes.util.find_library", lambda _: (tmp_path / "missing").read_text())
     assert str(tmp_path / "lib/libnvrtc.so.12") in map(str, find_nvrtc([], []))
     monkeypatch.setenv("PATH", "/nowhere")
@@ -275,7 +275,7 @@ extern "C" int nvrtcVersion(int *major, int *minor) {
 
 @pytest.fixture(scope="module")
 def fake_nvrtc(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of a library that says that it is an NVRTC of CUDA 13, and hangs or crashes when it is to compile."""
+    """Path of a fake NVRTC of CUDA 13 that hangs or crashes in a compilation."""
     root = tmp_path_factory.mktemp("nvrtc")
     folder = root / "nvidia" / "cu13" / "lib"
     folder.mkdir(parents=True)
@@ -289,14 +289,14 @@ def fake_nvrtc(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_nvrtc_finds_its_second_half_beside_it(fake_nvrtc: str) -> None:
-    """The packages of CUDA 13 have no path to it in the first."""
+    """The packages of CUDA 13 set no search path to the builtins library."""
     assert Nvrtc(fake_nvrtc).version == (13, 0)
 
 
 @pytest.mark.parametrize(
     ("source", "limit_s", "problem"),
     [
-        ("hang", 0.5, r"^NVRTC 13\.0: the compiler was not done in time"),
+        ("hang", 0.5, r"^NVRTC 13\.0: the compiler did not finish in time"),
         ("crash", 60.0, r"^NVRTC 13\.0: .* was killed by signal 6"),
     ],
 )
@@ -315,5 +315,5 @@ def test_the_library_takes_an_image(emulated_cuda: EmulatedCuda) -> None:
     interface = DeviceInterface(emulated_cuda.path)
     assert interface.driver_version() == (13, 0)
     interface.load(0, emulated_cuda.library.emulation_image())
-    with pytest.raises(BuildError, match="does not take the kernels: CUDA_ERROR_INVALID_IMAGE"):
+    with pytest.raises(BuildError, match="the CUDA driver rejects the kernels: CUDA_ERROR_INVALID_IMAGE"):
         interface.load(0, b"no image")

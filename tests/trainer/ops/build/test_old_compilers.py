@@ -1,4 +1,4 @@
-"""Compilers that do not know the names of the instruction set's levels, or some of its instructions."""
+"""Compilers without the names of the instruction-set levels, or without some instructions."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ def compiler_here():
 
 @pytest.fixture
 def compiler(tmp_path):
-    """Makes a compiler that refuses flags of the one here."""
+    """Make a compiler that rejects some flags of the installed compiler."""
 
     def make(refused):
         path = tmp_path / "old-c++"

@@ -1,4 +1,4 @@
-"""Packages that stand in the way: apex told apart by its files, and programs that fail as packages do."""
+"""Broken packages: detection of the unrelated apex by its files, and failing programs."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from trainer.ops.build.packages import unrelated_apex, use_problem
 
-# Folders of apex 0.9.10dev as the index has it, and of NVIDIA's apex as its repository has it.
+# Folders of apex 0.9.10dev on the index, and of NVIDIA's apex in its repository.
 WEB_TOOLKIT = ("ext", "lib", "locale", "models", "templates", "views")
 NVIDIA = ("contrib", "multi_tensor_apply", "normalization", "optimizers", "transformer")
 
@@ -19,7 +19,7 @@ def install(tmp_path):
     def make(folders):
         for folder in folders:
             (tmp_path / "apex" / folder).mkdir(parents=True)
-        # Whoever executes it, fails.
+        # An import fails.
         (tmp_path / "apex" / "__init__.py").write_text("raise RuntimeError('apex was imported')\n")
         return [str(tmp_path)]
 

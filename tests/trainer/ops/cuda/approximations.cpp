@@ -6,7 +6,7 @@
 using llmctl::Approximations;
 
 namespace emulation {
-// Nothing here runs as a thread.
+// No code here runs as a GPU thread.
 const Thread *running = nullptr;
 Block block;
 void barrier(Place) {}

@@ -1,8 +1,8 @@
-"""``python -m tests.trainer.ops.cuda.cuda_gates``: all CUDA kernels for all architectures, without spills or stack.
+"""``python -m tests.trainer.ops.cuda.cuda_gates``: compile all kernels without spills or stack.
 
-nvcc compiles for what it lists, NVRTC for the rest. No GPU takes part. An architecture takes 14 seconds of a core, and
-so `make test` goes over four, GENERATIONS. What a compiler said is kept in the cache of
-kernels, by the sources and the compiler.
+Compiles for all architectures: nvcc for those that it lists, NVRTC for the rest. Needs no GPU. An architecture takes 14
+seconds of a core, so `make test` compiles only for the four in GENERATIONS. The cache of kernels keeps the compilers'
+output, by sources and compiler.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from trainer.ops.build.device_image import device_source
 from trainer.ops.build.nvcc import NVCC_FLAGS, Nvcc, find_nvcc
 from trainer.ops.build.nvrtc import NVRTC_FLAGS, Nvrtc, find_nvrtc
 
-# Those of NVIDIA's GPUs for servers and workstations from V100 on, and of its boards.
+# Architectures of NVIDIA's GPUs for servers, workstations and boards since V100.
 SUPPORTED = (70, 75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
-# Volta, Turing, Hopper and Blackwell in workstations. Ampere's, Ada's and the other Blackwells differ from their
-# neighbours in how many threads and how much shared memory a multiprocessor has, and in tensor cores, which nothing
-# here uses: not in the registers of a thread, nor in instructions that these kernels are made of. nvcc 13.0 gives no
-# kernel more than 128 of 255 registers on any of the thirteen.
+# Volta, Turing, Hopper and workstation Blackwell. Ampere, Ada and the other Blackwells differ from their neighbours in
+# threads and shared memory per multiprocessor, and in tensor cores, which no kernel uses. They have the same registers
+# per thread and the instructions of these kernels. nvcc 13.0 gives no kernel more than 128 of 255 registers on any of
+# the thirteen architectures.
 GENERATIONS = (70, 75, 90, 120)
 Compilers = list[Nvcc | Nvrtc]
 
 
 def compilers_here(settings: BuildSettings) -> Compilers:
-    """nvcc, where there is one, and what NVRTC there is."""
+    """nvcc, if installed, and all installed NVRTC libraries."""
     packages = [Path(torch.__file__).parents[1]]
     found: Compilers = [*find_nvrtc(packages, settings.cuda_folders)]
     try:
@@ -46,10 +46,10 @@ def compilers_here(settings: BuildSettings) -> Compilers:
 
 
 def compile_log(compilers: Compilers, architecture: int, settings: BuildSettings) -> tuple[str, str]:
-    """The first compiler that knows an architecture, and what it says of all kernels.
+    """The first compiler that supports an architecture, and its output.
 
     Raises:
-        BuildError: none knows it, or it refuses the kernels.
+        BuildError: no compiler supports the architecture, or the compiler rejects the kernels.
     """
     compiler = next((compiler for compiler in compilers if architecture in compiler.architectures()), None)
     if compiler is None:
@@ -76,9 +76,9 @@ def compile_log(compilers: Compilers, architecture: int, settings: BuildSettings
 
 
 def main() -> int:
-    """Compile, and say what is wrong; 1 if anything is."""
+    """Compile, and print all problems. Returns 1 if there are any."""
     parser = argparse.ArgumentParser(description="Compile all CUDA kernels for all architectures.")
-    parser.add_argument("architectures", nargs="*", type=int, help="such as 90; all that are supported by default")
+    parser.add_argument("architectures", nargs="*", type=int, help="such as 90; default: all supported architectures")
     requested = parser.parse_args().architectures or list(SUPPORTED)
     settings = BuildSettings.from_variables(os.environ)
     compilers = compilers_here(settings)

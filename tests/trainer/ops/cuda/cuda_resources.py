@@ -1,4 +1,4 @@
-"""What ptxas says about kernels, by ``-v``: registers, stack, spills, shared memory."""
+"""Resources of kernels in ptxas' ``-v`` output: registers, stack, spills, shared memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STATIC_SHARED_BYTES = 48 << 10
 
 @dataclass(frozen=True)
 class KernelResources:
-    """Of one kernel, per thread in bytes but for registers and for the block's shared memory."""
+    """Resources of one kernel: registers and bytes per thread, and shared bytes per block."""
 
     name: str
     registers: int
@@ -27,14 +27,14 @@ class KernelResources:
 
     @property
     def problem(self) -> str | None:
-        """Why this kernel would be slow, or would not start."""
+        """Reason why this kernel would be slow or fail to launch, or None."""
         if self.stack or self.spill_stores or self.spill_loads:
             return f"{self.name}: {self.stack} bytes of stack, {self.spill_stores} spilled, {self.spill_loads} reloaded"
         return f"{self.name}: {self.shared} bytes of shared memory" if self.shared > _STATIC_SHARED_BYTES else None
 
 
 def resources_of(log: str) -> list[KernelResources]:
-    """Of every kernel that a compiler's log tells of."""
+    """Resources of all kernels in a compiler's log."""
     found = []
     for entry in _ENTRY.finditer(log):
         shared = re.search(r"(\d+) bytes smem", entry["rest"])

@@ -1,7 +1,7 @@
-"""``python -m tests.trainer.ops.cuda.cuda_sanitizer``: the kernels under NVIDIA's compute-sanitizer, on a GPU.
+"""``python -m tests.trainer.ops.cuda.cuda_sanitizer``: run compute-sanitizer on a GPU.
 
-memcheck, racecheck, initcheck and synccheck, each over the operations' own tests of small shapes. Exit code 1 if any
-finds anything. https://docs.nvidia.com/compute-sanitizer/
+Runs memcheck, racecheck, initcheck and synccheck over the operations' tests of small shapes. The exit code is 1 if a
+tool finds a problem. https://docs.nvidia.com/compute-sanitizer/
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.trainer.ops.cuda.test_cuda_ops import OPERATIONS
 
 _TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 _FOUND = 9
-# Shapes of op_checks that are large, and what runs outside the kernels.
+# Tests of large shapes, and tests without kernels.
 _LEFT_OUT = ("8191", "finite_differences", "knows", "registration", "compiles", "refused")
 
 
@@ -28,7 +28,7 @@ def main() -> int:
         return 1
     here = Path(__file__).parent
     tests = [str(here / f"test_{operation}.py") for operation in OPERATIONS]
-    # Without torch's own cache of memory every tensor has borders that memcheck knows.
+    # Without torch's caching allocator, memcheck knows the bounds of every tensor.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     failed = []
     for tool in _TOOLS:

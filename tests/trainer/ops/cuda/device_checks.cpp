@@ -8,7 +8,7 @@ struct AtenTensorOpaque {
 };
 
 extern "C" {
-// In the place of torch's own.
+// Replaces torch's function.
 int32_t aoti_torch_device_type_cuda() { return 1; }
 AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle) { return 0; }
 AOTITorchError aoti_torch_get_device_type(AtenTensorHandle tensor, int32_t *type) {

@@ -1,4 +1,4 @@
-"""Arguments that the ops refuse: sizes that kernels would read or write beyond, and tensors of several devices."""
+"""Argument checks of the bindings: out-of-bounds accesses, and tensors of several devices."""
 
 import ctypes
 import os
@@ -96,7 +96,7 @@ def test_gpus_are_told_apart(tmp_path: Path) -> None:
     target, folder = tmp_path / "device_checks.so", Path(torch.__file__).parent
     of_torch = ["-isystem", str(folder / "include"), "-DTORCH_TARGET_VERSION=0x020a000000000000"]
     source = Path(__file__).with_name("device_checks.cpp")
-    # Optimised, so that nothing is left of what is not called: it would be looked for in torch's libraries.
+    # Optimised, to remove uncalled functions, which would need symbols of torch's libraries.
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,lazy"]
     compiler = find_compiler(BuildSettings.from_variables(os.environ).compilers).command
     subprocess.run([*compiler, *flags, *of_torch, str(source), "-o", str(target)], check=True, timeout=120)

@@ -1,4 +1,4 @@
-"""The CUDA kernels of activations on the emulated GPU: order of threads, indices beyond int32."""
+"""CUDA kernels of activations on the emulated GPU: order of threads, indices beyond int32."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_the_logistic_function(library: ctypes.CDLL) -> None:
     x = torch.linspace(-80.0, 80.0, 100_001)
     value, rest = both(library, "logistic", x)
     right = torch.sigmoid(x.double())
-    # Within the range of 16-bit results: exponents are rounded, and count for their size.
+    # Within the range of 16-bit results. Exponents are rounded, and their errors are relative.
     assert ((value - right) / right).abs().sub(x.abs() * 2.0**-23).max() < 2.0**-21
     assert largest_error(rest[x <= 15], torch.sigmoid(-x.double())[x <= 15]) < 2.0**-18
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels of cross entropy through their launchers, on the emulated GPU."""
+"""CUDA kernels of cross entropy through their launchers, on the emulated GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.trainer.ops.op_checks import DTYPES, check_errors, check_same_bits, d
 from trainer.ops.cross_entropy import CROSS_ENTROPY, LossTerms, VocabColumns
 
 TERMS = LossTerms(z_loss=0.02, label_smoothing=0.1, ignore_index=-7)
-# Less than a warp, a warp, several, more than a block takes at once; odd widths, so that each row begins elsewhere.
+# Less than a warp, a warp, several warps, more than a block; odd widths, so that row alignments differ.
 SHAPES = ((1, 1), (3, 17), (9, 64), (5, 123), (2, 1024), (3, 8191), (1, 40000), (70, 8), (0, 64))
 
 
@@ -81,7 +81,7 @@ def test_errors_are_those_of_rounding(
     turn_into_gradient(emulated_cuda, rows, labels, columns, grads, found)
     usual = reference(logits, labels, columns, grads)
     exact = reference(logits.double(), labels, columns, grads.double())
-    # In float64 the oracle rounds too: over long rows, in another order.
+    # The float64 oracle rounds too, in another order over long rows.
     check_errors([losses(labels, found, columns.vocab_size), rows], usual, exact, slack=8.0)
     assert not rows[:, columns.num_valid :].any()
 

@@ -24,7 +24,7 @@ INVALID_DEVICE, INVALID_IMAGE = 101, 200
 
 
 def sum_columns(cuda: EmulatedCuda) -> int:
-    """The error of a launch that needs the current device and its image."""
+    """Error code of a launch that needs the current device and its image."""
     ones, weight = torch.ones(2, 4), torch.ones(4)
     normed, scale = torch.empty(2, 4), torch.empty(2)
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (ones, weight, normed, scale)]
@@ -70,7 +70,7 @@ def test_every_thread_uses_the_device_for_itself(emulated_cuda: EmulatedCuda) ->
 
 
 def current_device(cuda: EmulatedCuda) -> int:
-    """The device of this thread's current context."""
+    """Device of this thread's current context."""
     device = ctypes.c_int(-1)
     assert cuda.library.cuCtxGetDevice(ctypes.byref(device)) == 0
     return device.value

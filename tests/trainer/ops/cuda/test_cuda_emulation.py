@@ -1,4 +1,4 @@
-"""The emulated GPU finds what it is there to find."""
+"""The emulated GPU detects faulty kernels."""
 
 import ctypes
 import os
@@ -62,7 +62,7 @@ def test_mistakes_are_named(faulty_cuda: EmulatedCuda, name: str, threads: int, 
     out, values = guarded(torch.zeros(64)), torch.zeros(2048)
     with pytest.raises(RuntimeError, match=problem):
         launch(faulty_cuda, name, threads, out, values, 65 if name == "reads_a_misaligned_pack" else 64)
-    # The next launch does not suffer.
+    # The next launch is not affected.
     sound = torch.full((1,), torch.nan)
     launch(faulty_cuda, "sums_a_row", 64, sound, torch.ones(64), 64)
     assert sound.item() == 64

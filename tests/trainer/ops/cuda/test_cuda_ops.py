@@ -1,4 +1,4 @@
-"""The CUDA half of every op through torch: the operations' own tests, over the emulated GPU, in other processes."""
+"""CUDA ops through torch: the operations' tests on the emulated GPU, in other processes."""
 
 import os
 import sys
@@ -21,10 +21,10 @@ _HERE = Path(__file__).parent
 _LIMIT_S = 280.0
 OPERATIONS = [path.parent.name for path in all_kernels() if path.parent.parent == source_folder()]
 TESTED = (*OPERATIONS, "operations")
-"""Their tests are in test_<name>.py, the last in that of all operations together."""
+"""Operations with tests in test_<name>.py; the last file tests all operations together."""
 _FEWEST_TESTS = 10
 
-# Outcomes of the tests of one operation: a test's name, and what it said where it failed.
+# Outcomes of an operation's tests: name of the test, and its message on failure.
 Outcomes = dict[str, str | None]
 
 
@@ -32,7 +32,7 @@ Outcomes = dict[str, str | None]
 def runs(
     emulated_cuda: EmulatedCuda, kernel_library: Library, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Outcomes]]]:
-    """Operation -> how its tests go: each in a process and a time limit of its own, as many at once as fit."""
+    """Operation -> outcomes of its tests, in parallel processes with time limits."""
     del emulated_cuda, kernel_library
     build_emulated_ops(BuildSettings.from_variables(os.environ))
     folder, context = tmp_path_factory.mktemp("outcomes"), rank_context()
@@ -63,7 +63,7 @@ def run_tests(context: ForkServerContext, operation: str, folder: Path) -> Outco
 
 
 def run_pytest(words: list[str], log: Path) -> None:
-    """In a process of its own, which says what it has to say to ``log``."""
+    """Run pytest in this process, with output to ``log``."""
     with log.open("wb") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)

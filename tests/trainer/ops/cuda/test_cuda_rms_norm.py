@@ -1,4 +1,4 @@
-"""The CUDA kernels of RMSNorm through their launchers, on the emulated GPU."""
+"""CUDA kernels of RMSNorm through their launchers, on the emulated GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.trainer.ops.op_checks import DTYPES, check_errors, check_same_bits, d
 from trainer.ops.rms_norm import RMS_NORM
 
 EPSILON = 1e-5
-# Less than a warp, a warp, several; what registers keep, and more; odd widths; more rows than one block takes.
+# Less than a warp, a warp, several warps; rows that fit in registers, and longer rows; odd widths; several blocks.
 SHAPES = ((1, 2), (3, 17), (9, 64), (5, 123), (2, 1024), (1, 8192), (2, 8191), (1, 40000), (70, 8), (0, 64))
 
 
@@ -22,7 +22,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def forward(
     cuda: EmulatedCuda, hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, offset: int | None
 ) -> list[torch.Tensor]:
-    """normed, sum, scale."""
+    """Normed rows, sum and scale."""
     rows, width = hidden.shape
     normed, total = (guarded(torch.full_like(hidden, torch.nan), offset=offset) for _ in range(2))
     scale = guarded(torch.full((rows,), torch.nan, dtype=wide(hidden.dtype)))
@@ -63,7 +63,7 @@ def reference(
     grad_normed: torch.Tensor,
     grad_sum: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """normed, gradients of hidden and weight, reference in the dtype of what is given."""
+    """Normed rows and gradients of hidden and weight, by the reference."""
     leaf, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     total = leaf if residual is None else leaf + residual
     normed = RMS_NORM.implementations["reference"].function(total, weight, EPSILON)
@@ -86,7 +86,7 @@ def test_errors_are_those_of_rounding(
     grads = backward(emulated_cuda, grad_normed, others[1], total, weight, scale, offset)
     usual = reference(hidden, others[0], weight, grad_normed, others[1])
     exact = reference(*in_float64((hidden, others[0], weight, grad_normed, others[1])))
-    # In float64 the oracle rounds too, in another order, and products before they are added.
+    # The float64 oracle rounds too, in another order and without fused multiply-add.
     check_errors([normed, *grads], usual, exact, slack=8.0 if dtype == torch.float64 else 4.0)
 
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels of softmax through their launchers, on the emulated GPU."""
+"""CUDA kernels of softmax through their launchers, on the emulated GPU."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainer.ops.softmax import SCALED_CAUSAL_SOFTMAX, SCALED_MASKED_SOFTMAX
 
 SCALE = 0.7
 OPERATIONS = (SCALED_CAUSAL_SOFTMAX, SCALED_MASKED_SOFTMAX)
-# [batch, heads, queries, keys]: keys for less than a warp, a warp, several, more than a block takes at once.
+# [batch, heads, queries, keys]: keys for less than a warp, a warp, several warps, and more than a block.
 SHAPES = ((1, 1, 1, 1), (2, 2, 5, 17), (1, 2, 40, 40), (1, 1, 3, 1024), (1, 1, 2, 8191), (1, 1, 1, 20000), (2, 1, 7, 3))
 
 
 def forward(
     cuda: EmulatedCuda, operation: Operation, scores: torch.Tensor, mask: torch.Tensor, shares: torch.Tensor
 ) -> None:
-    """``mask`` [batch, 1, queries, keys] where the operation takes one."""
+    """Forward with ``mask`` [batch, 1, queries, keys], or causal with None."""
     *_, heads, queries, width = scores.shape
     rows = scores.numel() // width
     if operation is SCALED_CAUSAL_SOFTMAX:

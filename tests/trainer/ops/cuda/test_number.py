@@ -1,4 +1,4 @@
-"""The 16-bit numbers of csrc convert as torch's do: every bit pattern, every tie, for every instruction set."""
+"""Conversions of 16-bit numbers in csrc equal torch's for all bits, ties and levels."""
 
 import ctypes
 import os
@@ -45,7 +45,10 @@ def converted(library, name, values, dtype):
 
 
 def check_same_numbers(found, expected):
-    """The same bits, and NaN for NaN: torch itself keeps a NaN's payload or not, depending on the processor."""
+    """Check for the same bits, and NaN for NaN.
+
+    torch may drop the payload of a NaN, depending on the processor.
+    """
     assert torch.equal(found.isnan(), expected.isnan())
     bits = torch.int16 if found.element_size() == 2 else torch.int32
     numbers = ~expected.isnan()
@@ -60,7 +63,7 @@ def test_every_bit_pattern_widens_as_torchs_does(conversions, name):
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_number_and_every_tie_rounds_as_torchs_does(conversions, name):
-    """And the floats on both sides of each tie; of subnormal and infinite results too."""
+    """Includes the floats on both sides of each tie, and subnormal and infinite results."""
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(DTYPES[name]).float()
     finite = every[every.isfinite()].double().unique()
     largest_step = finite[-1] - finite[-2]
@@ -81,7 +84,7 @@ def test_any_float_rounds_as_torchs_does(conversions, name):
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_subnormal_halves_survive_a_processor_that_flushes_floats(conversions, name):
-    """Those of float16 are normal floats; of bfloat16 they are subnormal, and flushed by whoever computes with them."""
+    """float16 subnormals are normal floats. bfloat16 subnormals are subnormal floats, which arithmetic flushes."""
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(DTYPES[name])
     expected = every.float()
     normal = (expected == 0) | (expected.abs() >= torch.finfo(torch.float32).tiny) | expected.isnan()

@@ -1,4 +1,4 @@
-"""The order of blends by the library, against numpy's way of it, which is held to Megatron-LM's recorded order."""
+"""Blend order of the library against numpy's, which is tested against Megatron-LM's recorded order."""
 
 from pathlib import Path
 

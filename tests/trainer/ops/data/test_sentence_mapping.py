@@ -1,4 +1,4 @@
-"""Sentences joined by the library, against numpy's way of it, which is held to Megatron-LM's recorded rows."""
+"""Sentence mapping of the library against numpy's, which is tested against Megatron-LM's recorded rows."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def compiled(kernel_library):
 
 
 def corpus(seed):
-    """Documents of no to eleven sentences, some of them long; as a file has them, at no whole number of their size."""
+    """Documents of 0 to 11 sentences, some long, in an unaligned array."""
     random = np.random.RandomState(seed)
     per_document = random.randint(0, 12, 3000)
     lengths = random.randint(0, 60, per_document.sum()).astype("<i4")

@@ -1,4 +1,4 @@
-"""What ranks have in common: the build of rank 0 or none, and an instruction set; nobody waits for who has failed."""
+"""Build consensus: rank 0's build or none, a common instruction set, no deadlock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AUTO = {"rms_norm": RequestedBackend("auto", "training.kernel_backend", False)}
 
 @dataclass(frozen=True)
 class Build:
-    """Something built."""
+    """A build."""
 
     name: str
 
@@ -42,7 +42,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 def obtain(rank: int, world_size: int, builders: int, planned: tuple[str, str], there: tuple[str, ...]) -> object:
-    """Names: what each rank's compiler makes, and what both find."""
+    """Run ``obtain`` with the names of each rank's planned build and of existing builds."""
     del world_size
     made: list[str] = []
 
@@ -61,12 +61,12 @@ def obtain(rank: int, world_size: int, builders: int, planned: tuple[str, str], 
 
 
 def test_all_use_what_rank_0_does(ranks: Ranks) -> None:
-    # One node: rank 1 takes what rank 0 has built, though there is another one that its own compiler would make.
+    # One node: rank 1 takes the build of rank 0, although the build of its own compiler exists too.
     assert ranks.run(obtain, 1, ("g++ 12", "g++ 13"), ("g++ 12", "g++ 13")) == [("g++ 12", ["g++ 12"]), ("g++ 12", [])]
     # Two nodes with the same compiler build at the same time.
     both = ("g++ 12", "g++ 12")
     assert ranks.run(obtain, 2, both, both) == [("g++ 12", ["g++ 12"])] * 2
-    # With different ones the second builds nothing, and takes it where it can see it.
+    # With different compilers the second node builds nothing, and takes the first node's build if visible.
     other = ("g++ 12", "g++ 13")
     assert ranks.run(obtain, 2, other, other) == [("g++ 12", ["g++ 12"]), ("g++ 12", [])]
     assert ranks.run(obtain, 2, other, ("g++ 13",)) == [("g++ 12", ["g++ 12"]), ("no g++ 12 here", [])]
@@ -86,23 +86,23 @@ def obtain_with_failures(rank: int, world_size: int, planned_fails: bool, on: in
 
 def test_nobody_waits_for_a_rank_that_fails_whatever_it_fails_with(ranks: Ranks) -> None:
     wrong = "OSError: Stale file handle"
-    assert ranks.run(obtain_with_failures, False, 0) == [wrong, "rank 0 has none"]
+    assert ranks.run(obtain_with_failures, False, 0) == [wrong, "rank 0 has no build"]
     assert ranks.run(obtain_with_failures, False, 1) == ["g++ 12", wrong]
-    # Who cannot say what it would build does not build, and takes something else than it was told.
-    told = "it is found g++ 12 here, and g++ 12 on rank 0"
-    assert ranks.run(obtain_with_failures, True, 1) == ["g++ 12", told]
+    # A rank that cannot name its planned build does not build, and takes a build with another name than requested.
+    message = "this rank has found g++ 12, and rank 0 has g++ 12"
+    assert ranks.run(obtain_with_failures, True, 1) == ["g++ 12", message]
 
 
 @dataclass(frozen=True)
 class LibraryOfTest(Library):
-    """One that is in no file."""
+    """A library without a file."""
 
     def at_level(self, level: str) -> Library:
         return replace(self, level=level)
 
 
 def availability(rank: int, world_size: int, levels: tuple[str, str], error: str | None) -> tuple[object, object]:
-    """What a rank offers, whose processor is of levels[rank]; rank 1 may raise instead, by the name of the error."""
+    """Availability on a processor of levels[rank]; rank 1 may raise the named error instead."""
     del world_size
     raised = {"ValueError": ValueError("a value"), "AttributeError": AttributeError("no such thing")}
     settings = BuildSettings(setup.Path("/nowhere"))

@@ -1,4 +1,4 @@
-"""The backend compile: what torch.compile makes of a reference, by name on CPUs and after our own kernels on GPUs."""
+"""The backend compile: on request on CPUs, and after the native kernels on GPUs."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ COMPILE = RequestedBackend("compile", "training.kernel_backends.rms_norm", True)
 
 @pytest.fixture
 def inductor(tmp_path, monkeypatch):
-    """torch.compile with a cache of its own."""
+    """torch.compile with a separate cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
 
@@ -28,7 +28,7 @@ def test_torch_compiles_the_reference_where_it_is_asked_for():
     found = chosen({"rms_norm": COMPILE})
     assert found.lines() == ["kernels: compile for rms_norm"]
     function = found.kernels[RMS_NORM]
-    # Of the size of the example, which is in the cache.
+    # The size of the example, which is in the cache.
     hidden, weight = torch.randn(3, 41, requires_grad=True), torch.ones(41, requires_grad=True)
     ours, theirs = (
         torch.autograd.grad(run(hidden, weight, 1e-5).square().sum(), (hidden, weight)) for run in (function, reference)
@@ -44,7 +44,7 @@ def test_without_a_compiler_of_its_own_torch_compiles_nothing(monkeypatch):
 
 
 def test_one_example_of_each_operation_is_compiled():
-    """Each takes seconds, and shows nothing of the code for another size."""
+    """An example takes seconds, and does not test the code for another size."""
 
     def refused(*_):
         raise AssertionError("a further example was drawn")
@@ -55,7 +55,7 @@ def test_one_example_of_each_operation_is_compiled():
 
 
 def test_on_gpus_what_torch_compiles_comes_after_our_own(monkeypatch):
-    """Where it fails, a line says so and the reference runs."""
+    """On a failure a line reports the reason, and the reference runs."""
     cuda, tried = torch.device("cuda", 0), []
 
     def tested(operation, backend, _device, _dtype):
@@ -71,6 +71,6 @@ def test_on_gpus_what_torch_compiles_comes_after_our_own(monkeypatch):
     found = choose_kernels(requested, NO_COMPILER, cuda, torch.float32, is_alone=True)
     assert set(found.backends.values()) == {"reference"}
     assert found.fallbacks()[-1:] == [
-        "kernels: activation, scaled_causal_softmax: reference in the place of compile: "
+        "kernels: activation, scaled_causal_softmax: reference instead of compile: "
         "TritonMissing: Cannot find a working triton installation."
     ]

@@ -1,4 +1,4 @@
-"""All ranks run attention on the same flash-attn, or none does, and what is broken breaks no rank."""
+"""All ranks use the same flash-attn or none, and a broken package breaks no rank."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def ranks():
 
 
 def settled(rank, _world_size, backend, *by_rank):
-    """What a rank comes to: the version or why there is none, and the lines; or the error. Nothing is installed here.
+    """Result of a rank: version or reason for none, and notes; or the error.
 
-    Of each rank: what does not suit it, what was tried, and what cannot be loaded.
+    No package is installed. ``by_rank`` has each rank's unsuited versions, trials and versions that fail to load.
     """
     unsuited, tried, unloaded = by_rank[rank]
 
@@ -69,13 +69,13 @@ def test_what_works_on_every_node_all_ranks_use(ranks) -> None:
 
 def test_what_fails_on_one_node_is_out_on_all(ranks) -> None:
     first, second = rank_of({3: None}), rank_of({3: "crashes", 2: None})
-    # The first node has stopped at what worked there: the older version is untried on it, and is not begun with now.
+    # The first node stopped at a working version. The older version is untried there, and is not tried now.
     why = "flash-attn 3 crashes (on rank 1), and flash-attn 2 was not tried on every node"
     lines = [f"{NEWEST} (on rank 1)", "attention: not flash-attn 2, which was not tried on every node"]
     assert ranks.run(settled, "auto", first, second) == [(why, lines)] * 2
     assert (
         ranks.run(settled, "flash", first, second)
-        == [f"model.attention_backend: flash is unable: {why}; use fused, which is torch's own, or auto"] * 2
+        == [f"model.attention_backend: flash cannot run here: {why}; use fused, torch's own kernel, or auto"] * 2
     )
 
 
@@ -122,7 +122,7 @@ def configured(backend, minutes=10):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Makes modules of the two versions, for a GPU of a compute capability."""
+    """Make modules of the two versions, for a GPU of a compute capability."""
 
     def make(capability, newest, second=None):
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: capability)
@@ -138,7 +138,7 @@ def installed(tmp_path, monkeypatch):
 
 def test_what_crashes_or_hangs_in_a_trial_harms_nobody(installed) -> None:
     installed((9, 0), "import os\nos.abort()\n", "import time\ntime.sleep(600)\n")
-    # The other ranks wait for 18 s, and both trials together take 40% of that.
+    # The other ranks wait for 18 s, and both trials together may take 40% of this time.
     tried = try_flash_attn(configured("flash", minutes=0.3), torch.bfloat16, CUDA)
     assert tried.keys() == {3, 2}
     assert all(str(problem).startswith("does not run here: using it ") for problem in tried.values())
@@ -152,7 +152,7 @@ def test_what_would_not_be_used_is_not_tried(installed, tmp_path) -> None:
     assert try_flash_attn(configured("fused"), torch.bfloat16, CUDA) == {}
     assert try_flash_attn(configured("auto"), torch.bfloat16, CPU) == {}
     assert not note.exists()
-    # On Hopper torch's own is faster than version 2.
+    # On Hopper torch's kernel is faster than version 2.
     assert try_flash_attn(configured("auto"), torch.bfloat16, CUDA).keys() == {3}
     assert note.read_text() == "x"
 

@@ -31,7 +31,7 @@ static int __get_cpuid_count(unsigned leaf, unsigned, unsigned *eax, unsigned *,
 
 @pytest.fixture(scope="module")
 def processor(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The choice of a level, over a CPUID from which a bit can be hidden."""
+    """The choice of a level with a fake CPUID that can hide a bit."""
     folder = tmp_path_factory.mktemp("level")
     (folder / "cpuid.h").write_text(_HEADER)
     target = folder / "level.so"

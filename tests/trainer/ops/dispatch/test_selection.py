@@ -1,4 +1,4 @@
-"""Which backend each operation gets: what the config asks for, what there is, what passes, and where ranks agree."""
+"""Backend selection: request, availability, self-test and agreement of ranks."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_auto_falls_back_with_one_line_that_names_operation_backend_and_reason()
     names = ", ".join(found.backends)
     assert found.lines() == [
         f"kernels: reference for {names}",
-        f"kernels: {names}: reference in the place of native: no C++ compiler was found",
+        f"kernels: {names}: reference instead of native: no C++ compiler was found",
     ]
     assert all(found.kernels[operation] is Kernels()[operation] for operation in OPERATIONS)
 
@@ -82,7 +82,7 @@ def test_what_is_missing_for_all_is_said_in_one_line():
     found = chosen({"rms_norm": AUTO, "adamw": AUTO}, NO_COMPILER)
     assert found.backends == {"rms_norm": "reference", "adamw": "torch"}
     assert found.fallbacks() == [
-        "kernels: rms_norm, adamw: reference or torch in the place of native: no C++ compiler was found"
+        "kernels: rms_norm, adamw: reference or torch instead of native: no C++ compiler was found"
     ]
 
 
@@ -95,7 +95,7 @@ def test_a_backend_asked_for_by_name_that_is_missing_is_an_error_with_the_cure()
     with pytest.raises(ConfigError, match="training.kernel_backend: rms_norm cannot run on native: .*set it to auto"):
         chosen({"rms_norm": replace(AUTO, backend="native")}, NO_COMPILER)
     with pytest.raises(
-        ConfigError, match="cannot run on torch: there is none on cpu; use native or compile or reference"
+        ConfigError, match="cannot run on torch: no implementation on cpu; use native or compile or reference"
     ):
         chosen({"rms_norm": replace(named, backend="torch")})
     with pytest.raises(ConfigError, match="torch has no kernel on cpu; use auto or reference"):
@@ -153,11 +153,11 @@ def test_what_fails_its_self_test_is_not_used(monkeypatch, function, said):
     found = chosen({"rms_norm": AUTO})
     assert found.backends == {"rms_norm": "reference"}
     (line,) = found.lines()[1:]
-    assert line.startswith(f"kernels: rms_norm: reference in the place of native: {said}") and "\n" not in line
+    assert line.startswith(f"kernels: rms_norm: reference instead of native: {said}") and "\n" not in line
 
 
 def test_a_kernel_that_breaks_the_device_ends_the_process(monkeypatch):
-    """What ranks agree by would not work any more, and would say nothing of the kernel."""
+    """Later communication of the ranks would fail without naming the kernel."""
 
     def broken(_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -178,7 +178,7 @@ def test_a_dtype_that_a_kernel_does_not_take(monkeypatch):
     operation = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "native": limited})
     monkeypatch.setattr(choice_module, "OPERATIONS", (operation,))
     assert chosen({"rms_norm": AUTO}, dtype=torch.bfloat16).lines() == ["kernels: reference for rms_norm"]
-    with pytest.raises(ConfigError, match="it takes no bfloat16; use compile or reference"):
+    with pytest.raises(ConfigError, match="bfloat16 is not supported; use compile or reference"):
         chosen(
             {"rms_norm": RequestedBackend("native", "training.kernel_backends.rms_norm", True)}, dtype=torch.bfloat16
         )
@@ -215,7 +215,7 @@ def ranks():
 
 def test_ranks_agree_on_what_all_of_them_have(ranks):
     assert ranks.run(choose_on_rank, None, "auto") == [("native", [])] * 2
-    lost = "kernels: rms_norm: reference in the place of native: no C++ compiler was found"
+    lost = "kernels: rms_norm: reference instead of native: no C++ compiler was found"
     assert ranks.run(choose_on_rank, 0, "auto") == [("reference", [lost])] * 2
     assert ranks.run(choose_on_rank, 1, "auto") == [("reference", [f"{lost} (on rank 1)"])] * 2
 
@@ -228,7 +228,7 @@ def test_what_one_rank_misses_is_an_error_on_all(ranks):
 
 def choose_for_both_memories(rank, world_size):
     del rank, world_size
-    choice_module.OPERATIONS = OPERATIONS  # which another test may have changed in this process
+    choice_module.OPERATIONS = OPERATIONS  # another test may have changed it in this process
     on_gpu = KernelSelection(Kernels(), {"adamw": "reference"}, {}, {})
     availability = Availability({}, {}, in_cpu_memory=NO_COMPILER)
     both = with_cpu_memory(on_gpu, {"adamw": AUTO}, availability, CPU)
@@ -239,7 +239,7 @@ def test_what_a_gpu_leaves_to_the_cpu_is_chosen_for_the_cpu(ranks):
     expected = [
         "kernels: reference for adamw",
         "kernels in CPU memory: torch for adamw",
-        "kernels in CPU memory: adamw: torch in the place of native: no C++ compiler was found",
+        "kernels in CPU memory: adamw: torch instead of native: no C++ compiler was found",
     ]
     assert ranks.run(choose_for_both_memories) == [("_reference", "_torch", expected)] * 2
 
@@ -260,7 +260,7 @@ def test_backends_for_gpus_alone_are_not_wanted_in_cpu_memory(backend, there):
     ("backend", "there"), [("native", "auto"), ("nvrtc", "auto"), ("compile", "torch"), ("torch", "torch")]
 )
 def test_what_is_wanted_for_everything_is_no_must_in_cpu_memory(backend, there):
-    """Of the host's processor nobody has asked for anything."""
+    """The config requests nothing of the host's processor."""
     optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
     training = {**CONFIG["training"], "kernel_backend": backend}
     found = requested_in_cpu_memory(build_config({**CONFIG, "training": training, "optimizer": optimizer}))

@@ -1,4 +1,4 @@
-"""What a rank can offer: the library, and of the images for a GPU the first that all ranks can have."""
+"""Availability on a rank: the library, and the first common GPU image."""
 
 import os
 
@@ -17,7 +17,7 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture
 def images(monkeypatch, tmp_path):
-    """Makes those loaders of images fail that it is given; gives those that were asked."""
+    """Make the loaders of the given images fail. Returns the requested images."""
     asked = []
 
     def make(*failing):
@@ -45,7 +45,7 @@ def test_the_image_of_nvcc_comes_first_and_is_the_only_one(images, tmp_path):
     availability = offered(tmp_path, "auto", "reference")
     assert asked == ["native"]
     assert availability.described == {"native": "sm_90, native"}
-    assert "that of native is in use" in availability.missing["nvrtc"] and "native" not in availability.missing
+    assert "the native image is in use" in availability.missing["nvrtc"] and "native" not in availability.missing
 
 
 def test_nvrtc_takes_its_place(images, tmp_path):
@@ -60,7 +60,7 @@ def test_nvrtc_by_name_is_not_put_after_nvcc(images, tmp_path):
     asked = images()
     availability = offered(tmp_path, "auto", "nvrtc")
     assert asked == ["nvrtc"]
-    assert "that of nvrtc is in use" in availability.missing["native"]
+    assert "the nvrtc image is in use" in availability.missing["native"]
 
 
 def test_neither(images, tmp_path):
@@ -92,7 +92,7 @@ def test_a_compiler_that_said_more_than_a_line_can_be_asked_again(images, monkey
     assert (
         offered(tmp_path, "auto")
         .missing["native"]
-        .endswith("error: no; python -m trainer kernels build shows all that was said")
+        .endswith("error: no; python -m trainer kernels build prints the full log")
     )
 
 

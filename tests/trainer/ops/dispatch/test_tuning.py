@@ -1,4 +1,4 @@
-"""The gate: which measurements on a GPU let our own code come first there, and how they are kept."""
+"""Tuning results: measurements that rank the native kernels first, and their storage."""
 
 import json
 from dataclasses import replace
@@ -21,12 +21,12 @@ from trainer.planning.kernel_choice import RequestedBackend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 AUTO = RequestedBackend("auto", "training.kernel_backend", False)
-SLOW_COPY = "the bench has measured it at less than 80% of the speed of a copy"
-NO_FASTER = "the bench has measured it at less than 1.1 times the speed of torch"
+SLOW_COPY = "the benchmark measured less than 80% of the speed of a copy"
+NO_FASTER = "the benchmark measured less than 1.1 times the speed of torch"
 
 
 def row(backend, seconds, of_copy=0.5, *, moved=1 << 30, **more):
-    """A measurement of a call that moves so many bytes."""
+    """A measurement of a call that moves ``moved`` bytes."""
     return {
         **{"device": "cuda", "dtype": "float32", "operation": "rms_norm", "size": "32768x4096", "backend": backend},
         **{"seconds": seconds, "gb_per_s": moved / seconds / 1e9, "of_copy": of_copy, "problem": "", **more},
@@ -38,7 +38,7 @@ def test_what_is_fast_enough_stays_first():
         [row("native", 1.0, 0.80), row("torch", 1.11), row("reference", 4.0), row("plain", 0.1), row("small", 0.1)]
     )
     assert ranking.order == ("native", "nvrtc", "torch", "reference", "compile")
-    assert ranking.reasons == {"compile": "the bench has measured torch here, and not this"}
+    assert ranking.reasons == {"compile": "the benchmark measured torch here, but not compile"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_is_not_comes_last(native, reason):
         [native, row("compile", 2.0), row("torch", 1.09 if reason == NO_FASTER else 1.2), row("reference", 4.0)]
     )
     assert ranking.order == ("torch", "compile", "reference", "native", "nvrtc")
-    faster = "the bench has measured torch to be faster"
+    faster = "the benchmark found torch faster"
     assert ranking.reasons == {"native": reason, "nvrtc": reason, "compile": faster}
 
 
@@ -64,7 +64,7 @@ def test_every_large_size_counts_and_no_small_one():
     assert rank([*rows, row("native", 1.0, 0.1, **small), row("torch", 0.1, **small)]).order[0] == "native"
     other = {"size": "32768x8192"}
     assert rank([*rows, row("native", 1.0, 0.9, **other), row("torch", 1.0, **other)]).order[0] == "torch"
-    # Of what was not measured at every size nothing is known.
+    # A backend that was not measured at every size has no rank.
     assert rank([*rows, row("native", 1.0, 0.9, **other), row("reference", 1.0, **other)]) is None
 
 
@@ -96,7 +96,7 @@ def test_measurements_are_kept_for_gpus_of_one_name_and_one_torch(tmp_path):
     first = [row("native", 1.0, 0.9), row("torch", 2.0), row("compile", 1.5)]
     assert measured.keep(first)
     assert measurements_in(measured.text()) == first
-    # A look at a small size, or a failure, says nothing of what was measured before.
+    # Measurements of small sizes and failures do not replace earlier measurements.
     small = {"size": "64x256", "moved": 1 << 20}
     assert not measured.keep([row("native", 1.0, 0.1, **small), row("torch", 0.1, **small)])
     assert not measured.keep([row("native", 1.0, problem="out of memory"), row("torch", 1.0, problem="out of memory")])
@@ -131,7 +131,7 @@ def test_measurements_of_other_sources_and_broken_files_count_for_nothing():
 
 @pytest.fixture
 def operation(monkeypatch):
-    """rms_norm with every backend there is, all of them right, on every device."""
+    """rms_norm with all backends, all correct, on every device."""
 
     def same(*arguments):
         return RMS_NORM.implementations["reference"].function(*arguments)
@@ -154,7 +154,7 @@ SLOW_OWN = [row("native", 1.0, 0.7), row("compile", 3.0), row("torch", 2.0), row
 def test_without_measurements_own_code_comes_first():
     assert chosen([]).backends == {"rms_norm": "native"}
     assert chosen([], missing=["native"]).backends == {"rms_norm": "torch"}
-    # Of another dtype nothing was measured.
+    # Another dtype has no measurements.
     assert chosen(SLOW_OWN, dtype=torch.bfloat16).backends == {"rms_norm": "native"}
 
 
@@ -164,8 +164,8 @@ def test_auto_takes_what_was_measured_to_be_better_and_says_why():
     assert found.backends == {"rms_norm": "torch"}
     assert found.lines() == [
         "kernels: torch for rms_norm",
-        f"kernels: rms_norm: torch in the place of native: {SLOW_COPY}",
-        "kernels: rms_norm: torch in the place of compile: the bench has measured torch to be faster",
+        f"kernels: rms_norm: torch instead of native: {SLOW_COPY}",
+        "kernels: rms_norm: torch instead of compile: the benchmark found torch faster",
     ]
     assert chosen(SLOW_OWN, missing=["torch"]).backends == {"rms_norm": "compile"}
     assert chosen([row("native", 1.0, 0.9), row("reference", 4.0)]).lines() == ["kernels: native for rms_norm"]
@@ -185,7 +185,7 @@ def test_eager_may_be_the_best():
 
 
 def here(monkeypatch, tmp_path, rows):
-    """A machine with a GPU for which these measurements are kept."""
+    """A machine with a GPU and saved measurements."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     settings = BuildSettings(tmp_path)
     if rows:
@@ -233,18 +233,23 @@ def test_the_bench_keeps_what_it_measures_on_a_gpu(monkeypatch, tmp_path, capsys
     usual = Plan(compiles=True)
     bench_command._keep(SLOW_OWN, usual, settings)
     path = setup.tuning_here(settings, CUDA).path
-    assert capsys.readouterr().err == f"trainer kernels bench: kept in {path}, which auto goes by on this kind of GPU\n"
+    assert (
+        capsys.readouterr().err
+        == f"trainer kernels bench: saved in {path}; auto uses these measurements on this kind of GPU\n"
+    )
     assert measurements_in(path.read_text()) == SLOW_OWN
     (tmp_path / "file").touch()
     bench_command._keep(SLOW_OWN, usual, BuildSettings(tmp_path / "file"))
-    assert "the measurements cannot be kept, and auto does not go by them: " in capsys.readouterr().err
+    assert "the measurements cannot be saved, so auto does not use them: " in capsys.readouterr().err
     kept = path.read_text()
     bench_command._keep([row("native", 1.0, 0.9), row("torch", 2.0)], Plan(copy_mib=16), settings)
-    assert "auto goes by 7 repeats and 256 MiB copied or more; this is not kept" in capsys.readouterr().err
+    assert "not saved for auto, which needs --repeats 7 and --copy-mib 256 or more" in capsys.readouterr().err
     bench_command._keep([row("native", 1.0, 0.9), row("torch", 2.0)], Plan(), settings)
-    assert "auto goes by the backend compile, too; this is not kept" in capsys.readouterr().err
+    assert "not saved for auto, which needs measurements of the backend compile" in capsys.readouterr().err
     bench_command._keep([row("native", 1.0, 0.9)], usual, settings)
-    assert "too little was measured for auto to go by; nothing is kept" in capsys.readouterr().err
+    assert (
+        "not saved for auto, which needs measurements of large sizes and of several backends" in capsys.readouterr().err
+    )
     assert path.read_text() == kept
 
 
@@ -260,7 +265,7 @@ def test_the_doctor_says_by_what_auto_goes(monkeypatch, tmp_path):
     assert doctor._notes(settings) == doctor.NOTES
     setup.tuning_here(settings, CUDA).keep(SLOW_OWN)
     (note,) = doctor._notes(settings)
-    assert note.startswith(f"On this GPU auto goes by what the bench has measured: {tmp_path}")
+    assert note.startswith(f"On this GPU auto uses the measurements of kernels bench: {tmp_path}")
 
 
 def test_the_version_of_the_driver(monkeypatch, tmp_path):

@@ -1,11 +1,11 @@
-"""A plugin of pytest under which the operations' own tests run the library's kernels on a CUDA device.
+"""Pytest plugin that runs the operations' tests on a CUDA device.
 
     python -m pytest -p tests.trainer.ops.tools.gpu_plugin tests/trainer/ops/test_rms_norm.py
 
-Torch's default device becomes the GPU, so that all that a test makes lies there, and what it calls runs there: kernels,
-references, and what looks at memory, alike. Every call that op_checks.run makes is made twice, and has the same bits
-both times. ``--image-by nvrtc`` takes the image by NVRTC. ``--kernels-on cpu``, behind cuda_emulation.ops_plugin, is
-for the emulated GPU, whose memory is the CPU's.
+torch's default device becomes the GPU: tests make their tensors there, and kernels, references and checks run there.
+The plugin makes every call of op_checks.run twice, and requires identical bits. ``--image-by nvrtc`` uses NVRTC's
+image. ``--kernels-on cpu``, together with cuda_emulation.ops_plugin, is for the emulated GPU, which uses the CPU's
+memory.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from trainer.ops.dispatch.library import load_on_demand
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Which device, and who compiles for it."""
-    parser.addoption("--kernels-on", choices=("cuda", "cpu"), default="cuda", help="device where the tests run")
-    parser.addoption("--image-by", choices=("native", "nvrtc"), default="native", help="who compiles the device's code")
+    """Add the options for the device and the compiler of the image."""
+    parser.addoption("--kernels-on", choices=("cuda", "cpu"), default="cuda", help="device of the tests")
+    parser.addoption(
+        "--image-by", choices=("native", "nvrtc"), default="native", help="backend that compiles the image"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the library and the image of its kernels; from here on tensors are made on the device."""
+    """Load the library and the image, and make the device torch's default."""
     if config.getoption("--kernels-on") == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
         settings = BuildSettings.from_variables(os.environ)
@@ -41,20 +43,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is about the CPU, and the repetitions of what differs by the CPU's instruction set alone."""
+    """Deselect tests of the CPU, and repetitions over the CPU's instruction sets."""
     left = [item for item in items if is_of_the_cpu(item)]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]
 
 
 def is_of_the_cpu(item: pytest.Item) -> bool:
-    """Whether a test shows nothing on a GPU."""
+    """True if a test has no meaning on a GPU."""
     values = item.callspec.params if hasattr(item, "callspec") else {}
     return item.get_closest_marker("cpu_only") is not None or values.get("level", "portable") != "portable"
 
 
 def twice(run: Callable[..., Any]) -> Callable[..., Any]:
-    """op_checks.run, made twice, with the same bits both times."""
+    """Wrap op_checks.run to run twice and to compare the bits."""
 
     def run_twice(function: Callable[..., Any], arguments: Any, **more: Any) -> Any:
         first = run(function, arguments, **more)

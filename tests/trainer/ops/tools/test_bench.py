@@ -1,4 +1,4 @@
-"""The bench of kernels: what it measures is right, and what it says of it."""
+"""Benchmark of kernels: correct measurements and reports."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def case_of(name, dtype=torch.float64, size=None):
 
 
 def outcome(case, function):
-    """Results and gradients, or what was changed in place."""
+    """Results and gradients, or the arguments changed in place."""
     results = function(*case.arguments)
     outputs = [results] if isinstance(results, torch.Tensor) else list(results or ())
     found = [output.detach().clone() for output in outputs]
@@ -65,7 +65,7 @@ def test_plain_computes_the_same(name):
     if name == "l2_norm":
         theirs[0] = theirs[0].square()
     for own, other in zip(ours, theirs, strict=True):
-        # Where users cast to float32, that is what they get.
+        # Plain code that casts to float32 returns float32.
         torch.testing.assert_close(own.double(), other.double(), rtol=1e-4, atol=1e-6)
 
 
@@ -89,7 +89,7 @@ def test_plain_dropout_drops_as_much():
 
 @pytest.mark.parametrize(
     ("name", "passes"),
-    # Counted by hand: reads and writes of one float32 of each element of the first argument.
+    # Counted by hand: float32 reads and writes per element of the first argument.
     [
         ("rms_norm", (2, 3)),
         ("add_rms_norm", (4, 4)),
@@ -106,17 +106,17 @@ def test_counted_bytes(name, passes):
 
 
 def test_counted_bytes_of_a_step():
-    # Master and two moments read and written; gradient read in float32, or in 16 bits; copy written in those.
+    # Master and two moments read and written; gradient read in float32 or 16 bits; copy written in 16 bits.
     assert case_of("adamw", torch.bfloat16).forward_bytes == 37 * (3 * 2 * 4 + 4 + 2)
     assert case_of("adamw", torch.bfloat16, (37, 2)).forward_bytes == 37 * (3 * 2 * 4 + 2 + 2)
     assert case_of("adamw", torch.float32).forward_bytes == 37 * (3 * 2 * 4 + 4)
-    # Queries and keys turned in place; gradients of three tensors put into one.
+    # Queries and keys rotated in place; gradients of three tensors joined into one.
     rope = case_of("rope", torch.float32)
     assert (rope.forward_bytes, rope.backward_bytes) == (5 * 3 * 8 * 4 * 4, 5 * 3 * 8 * 6 * 4)
 
 
 class Clock:
-    """A clock that goes on when it is told."""
+    """A clock that advances on request."""
 
     def __init__(self):
         self.now = 0.0
@@ -125,7 +125,7 @@ class Clock:
         return self.now
 
     def lasting(self, *seconds):
-        """A call that takes so long, one time after the other, and the last of it from then on."""
+        """A call with these successive durations, of which the last repeats."""
         left = list(seconds)
 
         def call():
@@ -167,7 +167,7 @@ FLAGS = ("--repeats", "3", "--copy-mib", "1", "--device", "cpu")
 
 
 def test_the_document(kernel_library):
-    del kernel_library  # It is there for the bench to find.
+    del kernel_library  # Built so that the bench finds it.
     done = bench("--dtype", "bfloat16", "rms_norm=8x32,4x16", "layer_norm=4x16", "--json", *FLAGS)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -185,7 +185,7 @@ def test_the_document(kernel_library):
         assert row["gb_per_s"] == pytest.approx(5 * 8 * 32 * 2 / row["seconds"] / 1e9)
         assert row["of_plain"] == pytest.approx(norms["plain"]["seconds"] / row["seconds"])
         assert row["of_copy"] == pytest.approx(row["gb_per_s"] / document["copy_gb_per_s"]["cpu"])
-    # Where its own kernel is no faster it is not taken.
+    # A native kernel that is not faster is not chosen.
     layer = {row["backend"]: row["is_chosen"] for row in rows if row["operation"] == "layer_norm"}
     assert layer["native"] is False and layer["reference"] is True
 
@@ -247,20 +247,22 @@ def test_numbers_that_are_too_small_or_absurd_are_refused(words, capsys):
     with pytest.raises(SystemExit) as left:
         bench_command.main([*words, "--as-is"], BuildSettings(ROOT / "nowhere"), {})
     assert left.value.code == 2
-    assert f"argument {words[0]}: '{words[1]}' is no number from 1 to 1,000,000" in capsys.readouterr().err
+    assert f"argument {words[0]}: '{words[1]}' is not a number from 1 to 1,000,000" in capsys.readouterr().err
 
 
 def test_without_a_gpu_none_is_measured(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     words = ["rms_norm=8x32", "--device", "cuda", "--as-is"]
     assert bench_command.main(words, BuildSettings(ROOT / "nowhere"), {}) == 3
-    assert capsys.readouterr().err == "trainer kernels bench: torch sees no GPU here; leave --device out\n"
+    assert (
+        capsys.readouterr().err == "trainer kernels bench: --device cuda: torch finds no GPU here; leave --device out\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("norm=8x32", "'norm' is no operation; there are rms_norm, "),
+        ("norm=8x32", "'norm' is not an operation; valid are rms_norm, "),
         ("rope=8x32", "sequence x heads x width, such as 2048x32x128"),
         ("rms_norm=\u00b2x3", "tokens x hidden, such as 4096x4096"),
         ("rms_norm=", "tokens x hidden, such as 4096x4096"),

@@ -1,4 +1,4 @@
-"""``python -m trainer kernels``: build, doctor, and what becomes of libraries that do not load."""
+"""``python -m trainer kernels``: build, doctor, and libraries that fail to load."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def kernels(*words, **environment):
 
 @pytest.fixture
 def place(tmp_path, kernel_library):
-    """Variables of a fresh cache, and of a compiler that links what CAST names, in no time; it notes every link."""
+    """Variables for a fresh cache and a fake compiler, which copies CAST and logs links."""
     script = tmp_path / "quick-c++"
     script.write_text(
         "#!/bin/bash\n"
@@ -97,7 +97,7 @@ def library_of(place):
 
 
 def seal(path, content):
-    """Put a file into the cache as if it had been built."""
+    """Put a file into the cache like a built file."""
     digest = hashlib.sha256(f"{path.parent.name}/{path.name}\0".encode() + content).hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content + b"llmctl sealed " + digest.encode())
@@ -117,7 +117,7 @@ def test_and_then_reported(place, tmp_path):
     seal(library_of(place), b"no library")
     code, _, err = kernels("build", **place)
     assert code == 3
-    assert err.startswith("trainer kernels build: the library of kernels cannot be loaded: ")
+    assert err.startswith("trainer kernels build: the kernel library cannot be loaded: ")
     assert "Traceback" not in err
     assert links(place) == 1
 
@@ -130,7 +130,7 @@ def test_a_library_of_other_sources_is_not_used(place, tmp_path):
     subprocess.run([*compiler, "-shared", "-fPIC", "-o", place["CAST"], str(source)], check=True)
     code, _, err = kernels("build", **place)
     assert code == 3
-    assert "was built from other sources, other sources instead of" in err
+    assert "was built from other sources (other sources, not " in err
 
 
 def test_without_a_compiler(place, tmp_path):
@@ -139,14 +139,14 @@ def test_without_a_compiler(place, tmp_path):
     assert code == 3
     assert "no C++ compiler (g++, c++, clang++) was found; install g++, or load a module" in err
     assert kernels("build", **place)[0] == 0
-    # What a login node has built serves a node without a compiler.
+    # A node without a compiler uses the build of a login node.
     code, out, err = kernels("build", **nothing)
     assert code == 0, err
     assert out.startswith(str(library_of(place)))
 
 
 def failing_compiler(tmp_path):
-    """One that knows itself and nothing else."""
+    """A compiler that answers --version and fails otherwise."""
     failing = tmp_path / "failing-c++"
     failing.write_text(
         '#!/bin/bash\n[[ $* == *--version* ]] && echo "failing 1.0" && exit\necho "a.cpp:1: error: no"\nexit 1\n'
@@ -161,17 +161,13 @@ def test_with_a_compiler_that_fails_the_library_of_another_one_is_used(place, tm
     failing = failing_compiler(tmp_path)
     code, out, err = kernels("build", **{**place, "CXX": failing})
     assert (code, err) == (0, ""), err
-    assert f"error: no; {built} is used, which another compiler has built\n" in out
+    assert f"error: no; using {built}, built by another compiler\n" in out
     settings = BuildSettings(Path(place["LLMCTL_CACHE_DIR"]), ((failing,),))
     assert load_built(settings).level in LEVELS
-    with pytest.raises(
-        BuildError, match=r"the library of the first rank is not to be had here: .* has no key/other\.so"
-    ):
+    with pytest.raises(BuildError, match=r"the library of rank 0 is not available here: .* has no key/other\.so"):
         load_built(settings, "key/other.so")
     built.chmod(0o666)
-    with pytest.raises(
-        BuildError, match=r"not built \(.* belongs to another user, or others may write to it\); python"
-    ):
+    with pytest.raises(BuildError, match=r"not built \(.* belongs to another user or is writable by others\); run"):
         load_built(settings)
 
 
@@ -186,8 +182,8 @@ def test_a_compiler_that_is_no_command_is_refused_with_a_sentence(words, tmp_pat
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 3
     assert done.stderr == (
-        f'trainer {words[0]}: CXX: "ccache \'g++" in the environment is no command (no closing quotation); '
-        "set it to one such as g++-12\n"
+        f'trainer {words[0]}: CXX: "ccache \'g++" is not a command (no closing quotation); '
+        "set CXX to a command such as g++-12\n"
     )
 
 
@@ -222,7 +218,7 @@ def test_who_ends_a_build_ends_its_compilers(place, tmp_path, number, code):
 
 @pytest.fixture
 def images(monkeypatch, tmp_path):
-    """Makes images of fakes: fails for each backend and architecture that it is given; the library is there."""
+    """Fake the images: fail for the given backends and architectures. The library exists."""
 
     def make(*failing):
         def obtain(_, backend, architecture, __):
@@ -262,7 +258,11 @@ def test_build_goes_on_to_the_other_architectures_and_says_what_failed(images, t
         ("x86-64-v4 with AVX512_BF16", "x86-64-v4 with AVX512_BF16", "on x86-64-v4 with AVX512_BF16 here"),
         ("x86-64-v4", "x86-64-v4", "on x86-64-v4 here, the best that this processor has"),
         ("x86-64-v3", "x86-64-v3", "on x86-64-v3 here, the best that this processor has"),
-        ("x86-64-v3", "x86-64-v4", "on x86-64-v3 here: its compiler knew no x86-64-v4, which this processor has"),
+        (
+            "x86-64-v3",
+            "x86-64-v4",
+            "on x86-64-v3 here: its compiler does not support x86-64-v4, which this processor has",
+        ),
     ],
 )
 def test_doctor_says_why_no_better_instruction_set(level, of_processor, said, monkeypatch):
@@ -295,9 +295,9 @@ def test_the_bench_needs_no_torch_to_start_and_no_rich_to_end(monkeypatch, capsy
     }
     bench_command._print_tables(document)
     first, _, title, _, head, own, reference, problem = capsys.readouterr().out.splitlines()
-    assert "glibc as it comes" in first and title == "a processor: a copy moves 25.0 GB/s; * is what auto takes"
-    assert own == "rms_norm   8x32  float32  native *    250.000  12.3      50%     2.00    10.00"
-    assert reference == "rms_norm   8x32  float32  reference    250.000  12.3      50%     2.00     1.00"
+    assert "glibc defaults" in first and title == "a processor: a copy moves 25.0 GB/s; * marks the choice of auto"
+    assert own == "rms_norm   8x32  float32  native *   250.000  12.3      50%         2.00    10.00"
+    assert reference == "rms_norm   8x32  float32  reference  250.000  12.3      50%         2.00     1.00"
     assert head.index("GB/s") + 4 == own.index("12.3") + 4 and problem == "nvrtc not measured for rms_norm: no GPU"
 
 
@@ -308,7 +308,7 @@ def test_doctor_explains_every_operation(place):
     assert {row["operation"] for row in before["operations"]} == {operation.name for operation in OPERATIONS}
     assert "native" not in {row["backend"] for row in before["operations"]}
     reasons = [row["reason"] for row in before["operations"] if row["operation"] == "rms_norm"]
-    assert reasons and all("python -m trainer kernels build builds it" in reason for reason in reasons)
+    assert reasons and all("; run python -m trainer kernels build" in reason for reason in reasons)
     assert {part["name"]: part["found"] for part in before["parts"]}["library"] is False
     assert before["notes"] == list(doctor.NOTES)
     assert kernels("build", **place)[0] == 0
@@ -335,7 +335,7 @@ def test_kernels_for_gpus_are_said_to_be_untimed_until_there_are_results():
 
 @pytest.mark.parametrize("words", [("doctor", "--json"), ("bench", "l2_norm=64", "--copy-mib", "1", "--device", "cpu")])
 def test_who_reads_may_leave(words, place):
-    """As ``doctor | head -1`` does: no traceback, and the status of a program that was not let finish."""
+    """As in ``doctor | head -1``: no traceback, and the exit code of SIGPIPE."""
     process = start(*words, **place)
     process.stdout.close()
     code, err = process.wait(TIMEOUT_S), process.stderr.read()

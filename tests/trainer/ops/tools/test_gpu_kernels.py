@@ -1,4 +1,4 @@
-"""The library's kernels on a real GPU: the operations' own tests, the same bits twice, and CUDA graphs.
+"""Kernels on a real GPU: the operations' tests, reproducible bits, and CUDA graphs.
 
 python -m pytest -m gpu tests/trainer/ops/tools/test_gpu_kernels.py
 python -m tests.trainer.ops.cuda.cuda_sanitizer
@@ -40,7 +40,7 @@ _COMPILED = [operation for operation in ROWS if "compile" in operation.implement
 
 
 def check_passes(*words: str) -> None:
-    """A run of pytest under the plugin passes, and its tests are not all left out."""
+    """Check that pytest under the plugin passes, and runs at least one test."""
     done = subprocess.run(
         [*_PLUGIN, *words], capture_output=True, text=True, timeout=_LIMIT_S, check=False, cwd=_HERE.parents[3]
     )
@@ -68,14 +68,14 @@ def device(kernel_library: Library) -> torch.device:
 
 
 def both_passes(operation: Operation[Any], arguments: Any, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Results and gradients; or, of an operation without gradients, results and what became of its arguments.
+    """Results and gradients; without gradients, results and changed arguments.
 
-    ``gradients`` are those of the results, of which the first call makes any that are missing.
+    ``gradients`` are the gradients of the results. The first call adds missing ones.
     """
-    # What is not a leaf may be changed in place.
+    # Only non-leaf tensors may be changed in place.
     passed = mapped(torch.Tensor.clone, arguments)
     results = list(tensors_of(operation.implementations["native"].function(*passed)))
-    # Backward may write over them.
+    # Backward may overwrite the gradients.
     found = [result.detach().clone() for result in results]
     differentiable = [result for result in results if result.requires_grad]
     if not differentiable:
@@ -112,7 +112,7 @@ def test_a_graph_replays_what_a_launch_does(
 
 
 def test_another_stream_and_another_thread_are_used(device: torch.device) -> None:
-    """A launch goes to torch's current stream, in a thread that has not used the device before too."""
+    """A launch uses torch's current stream, also in a new thread."""
     from concurrent.futures import ThreadPoolExecutor
 
     hidden, weight = torch.randn(64, 256, device=device), torch.ones(256, device=device)

@@ -1,4 +1,4 @@
-"""That the operations' own tests run on a GPU where there is one, shown without: what they make, and what is called."""
+"""The GPU plugin, tested without a GPU: tensors and calls of the operations' tests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _PLUGINS = ("-p", "tests.trainer.ops.cuda.cuda_emulation.ops_plugin", "-p", "tes
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_arguments_are_made_where_tests_run_and_kernels_run_there(operation: Operation[Any]) -> None:
-    """The device of torch that has no memory takes the place of a GPU."""
+    """torch's meta device replaces the GPU."""
     with torch.device("meta"):
         given = ARGUMENTS[operation.name]()
         assert all(value.is_meta for value in tensors_of(given))
@@ -70,8 +70,8 @@ def test_arguments_that_are_made_elsewhere_are_refused() -> None:
 
 
 def test_the_emulated_gpu_passes_as_a_gpu_would(emulated_cuda: EmulatedCuda) -> None:
-    """Everything of two files that is not about the CPU: alignment, in place, twice the same bits."""
-    del emulated_cuda  # It is built once for all tests.
+    """Runs all GPU tests of two files: alignment, in-place calls, reproducible bits."""
+    del emulated_cuda  # Built once for all tests.
     files = [str(_HERE.parent / f"test_{name}.py") for name in ("moe_permute", "tensor_lists")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *_PLUGINS, "--kernels-on", "cpu", "--no-header", *files],

@@ -1,4 +1,4 @@
-"""The benchmark of kernels as a whole, at sizes that take no time, and the figures in its tables."""
+"""The whole benchmark of kernels at tiny sizes, and the figures in its tables."""
 
 import datetime
 import os
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[4]
 
 def test_share_of_the_matmul_speed():
     work = WORKLOADS["tiny"]
-    # Matrices of 4 layers and the head, and attention; 1 % more for norms at the most.
+    # Matrices of 4 layers and the head, and attention; at most 1 % more for norms.
     flops = 6 * (4 * (4 * 256**2 + 3 * 256 * 688) + 4096 * 256) + 12 * 4 * 256 * 256
     result = Result(wall_s=[2.0, 1.0, 9.0], cpu_s=[1.0], peak_mib=[1.0], losses=[1.0], grad_norms=[1.0])
     training = Training("tiny", 1, 3, {"plain": result}, matmul_flops_per_s=10 * flops * work.tokens_per_step)
@@ -75,13 +75,13 @@ def test_the_whole(kernel_library):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("| rms_norm | 8x32 | float32 | native * |")]
-    # Forward and backward; then forward alone, for which fewer bytes are counted.
+    # Forward and backward; then forward only, with fewer counted bytes.
     assert len([line for line in lines if line.startswith("| rope | 5x3x8 | float32 | native * |")]) == 2
-    assert "Forward alone:" in lines
+    assert "Forward only:" in lines
     assert "MALLOC_MMAP_MAX_=0" in done.stdout
     used = [line.partition(": ")[::2] for line in lines if line.startswith("- ours")]
     assert dict(used)[f"- {OURS_REFERENCE}"].split(", ")[1].startswith("0 of ")
     assert not dict(used)[f"- {OURS}"].split(", ")[1].startswith("0 of ")
     for name in ("plain", OURS, OURS_REFERENCE):
-        # Speed and share; then the long table.
+        # In the table of speed and share, and in the long table.
         assert len([line for line in lines if line.startswith(f"| {name} | ")]) == 2

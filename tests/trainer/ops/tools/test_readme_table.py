@@ -1,4 +1,4 @@
-"""README's tables are what the results of benchmarks/ give."""
+"""README's tables match the results in benchmarks/."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ ON_GPU = {
 
 @pytest.fixture
 def place(tmp_path):
-    """Flags for a README and results of a test's own; and the README."""
+    """Flags for a README and results in a temporary folder; and the README."""
     readme, results = tmp_path / "README.md", tmp_path / "results"
     results.mkdir()
     readme.write_text(f"# A tool\n\n{BEGIN}\n{END}\n\n## More\n")
@@ -42,11 +42,11 @@ def place(tmp_path):
 
 
 def test_the_readme_is_what_the_results_give():
-    assert main(["--check"]) == 0, "python -m benchmarks.readme_table writes it"
+    assert main(["--check"]) == 0, "run python -m benchmarks.readme_table"
 
 
 def test_every_operation_is_in_it():
-    """Results of a part of them would stand there alone."""
+    """Otherwise README would show results of a part of the operations."""
     table = README.read_text().partition(BEGIN)[2].partition(END)[0]
     assert [name for name in ROWS if f"\n| {name} | " not in table] == []
 
@@ -113,4 +113,4 @@ def test_without_results_nothing_is_written(place, capsys):
     before = readme.read_text()
     shutil.rmtree(readme.parent / "results")
     assert main(flags) == 1 and readme.read_text() == before
-    assert "python -m benchmarks.kernels --write makes one" in capsys.readouterr().err
+    assert "run python -m benchmarks.kernels --write" in capsys.readouterr().err

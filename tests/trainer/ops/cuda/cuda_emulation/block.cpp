@@ -17,7 +17,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-/* The bounds of the section of shared variables, by the linker; null where no kernel has any. */
+/* Bounds of the section of shared variables, set by the linker; null without shared variables. */
 extern "C" {
 extern char __start_llmctl_shared[] __attribute__((weak, visibility("hidden")));
 extern char __stop_llmctl_shared[] __attribute__((weak, visibility("hidden")));
@@ -36,7 +36,7 @@ constexpr size_t kStack = 256 << 10;
 constexpr int kLaunchFailed = 719;   /* CUDA_ERROR_LAUNCH_FAILED */
 constexpr int kIllegalAddress = 700; /* CUDA_ERROR_ILLEGAL_ADDRESS */
 
-/* Where threads wait for each other: the whole block, or a warp. */
+/* A point where the threads of a block or of a warp wait for each other. */
 struct Meeting {
   unsigned rounds = 0;
   int arrived = 0;
@@ -58,7 +58,7 @@ struct Fiber {
   unsigned round;
 };
 
-/* The state of the one launch that runs. */
+/* State of the current launch; only one runs at a time. */
 struct Launch {
   const Kernel *kernel;
   const void *arguments;
@@ -92,8 +92,8 @@ const char *file_name(Place place) {
   return slash == nullptr ? place.file : slash + 1;
 }
 
-/* Change over between a fiber and the scheduler. ucontext begins a fiber; from then on _setjmp, which asks nothing of the
- * kernel, is many times as fast. The address sanitizer has to be told, and follows ucontext alone. */
+/* Switches between a fiber and the scheduler. ucontext starts a fiber; later switches use _setjmp, which makes no system
+ * call and is many times as fast. The address sanitizer must be notified, and supports only ucontext. */
 #ifdef __SANITIZE_ADDRESS__
 const void *scheduler_stack = nullptr;
 size_t scheduler_stack_size = 0;
@@ -129,7 +129,7 @@ void to_fiber(Fiber &fiber) {
 void on_first_run() {}
 #endif
 
-/* A fiber runs one thread of block after block. */
+/* A fiber runs one thread of each block in turn. */
 void fiber_main() {
   on_first_run();
   for (;;) {
@@ -139,7 +139,7 @@ void fiber_main() {
   }
 }
 
-/* Wait until `needed` threads are at `meeting`. */
+/* Waits until `needed` threads have reached `meeting`. */
 void meet(Meeting &meeting, int needed, Place place, const char *what) {
   if (meeting.arrived == 0) {
     meeting.place = place;
@@ -170,13 +170,13 @@ std::vector<int> order_of(int64_t count) {
   if (launch.order == 1) std::reverse(order.begin(), order.end());
   uint64_t state = launch.order;
   for (int64_t i = count - 1; launch.order > 1 && i > 0; --i) {
-    state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's, The Art of Computer Programming 3.3.4 */
+    state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth, The Art of Computer Programming 3.3.4 */
     std::swap(order[i], order[(state >> 33) % (i + 1)]);
   }
   return order;
 }
 
-/* The end of a stack cannot be written: a kernel that needs more is found out. */
+/* A guard page ends each stack, so that a stack overflow of a kernel is detected. */
 char *new_stack() {
   const size_t page = sysconf(_SC_PAGESIZE);
   void *memory =
@@ -218,7 +218,7 @@ void explain_deadlock() {
   }
 }
 
-/* Runs the threads of a warp that can go on, each until it waits or ends. Returns whether there was any. */
+/* Runs the ready threads of a warp, each until it waits or ends. Returns true if any thread ran. */
 bool run_warp(int warp, const std::vector<int> &lanes) {
   bool has_moved = false;
   for (const int lane : lanes) {
@@ -234,7 +234,7 @@ bool run_warp(int warp, const std::vector<int> &lanes) {
   return has_moved;
 }
 
-/* Every warp goes as far as it gets before another one does: what it must not do before the others are so far, it does. */
+/* Every warp runs as far as possible before the next warp, so that missing synchronization has an effect. */
 void run_block(const std::vector<int> &warps, const std::vector<int> &lanes) {
   if (__start_llmctl_shared != nullptr) {
     std::memset(__start_llmctl_shared, 0xff, __stop_llmctl_shared - __start_llmctl_shared);
@@ -258,7 +258,7 @@ void on_fault(int, siginfo_t *facts, void *) {
   siglongjmp(out_of_launch, 1);
 }
 
-/* Catches faults while it lives. */
+/* Catches memory faults during its lifetime. */
 class FaultHandler {
  public:
   FaultHandler() : stack_(64 << 10) {
@@ -316,7 +316,8 @@ void barrier(Place place) { meet(launch.block_meeting, launch.num_threads, place
 uint64_t exchange(unsigned mask, uint64_t value, int from, Place place) {
   check_mask(mask, place);
   Warp &warp = this_warp();
-  /* Two sets of values: who is one shuffle ahead must not write over what others still read; two ahead nobody can be. */
+  /* Two sets of values: a lane that is one shuffle ahead must not overwrite values that other lanes still read. No lane
+   * can be two shuffles ahead. */
   uint64_t *values = warp.values[warp.meeting.rounds % 2];
   values[lane()] = value;
   meet(warp.meeting, kLanes, place, "shuffle");
@@ -332,7 +333,7 @@ int run(const Kernel &kernel, Dim3 blocks, Dim3 threads, const void *arguments) 
   launch.failed = false;
   launch.said[0] = '\0';
   const int error = run_blocks(blocks, threads);
-  /* Fibers of a launch that failed are in the middle of it. */
+  /* The fibers of a failed launch are unfinished. */
   for (Fiber &fiber : launch.fibers) fiber.has_context = fiber.has_context && error == 0;
   return error;
 }
@@ -345,9 +346,9 @@ void set_last_blocks(int64_t count) { launch.last_blocks = count; }
 
 }  // namespace emulation
 
-/* What g++ has an access call whose address is not aligned for its type, by -fsanitize=alignment: of its library, which is
- * not linked, the one function that is needed. It is told the place, the type and the logarithm of the alignment (GCC,
- * libsanitizer/ubsan/ubsan_handlers.h, TypeMismatchData). */
+/* With -fsanitize=alignment, g++ makes an unaligned access call this function. The sanitizer's library is not linked,
+ * because no other function is needed. The arguments are the location, the type and the logarithm of the alignment
+ * (GCC, libsanitizer/ubsan/ubsan_handlers.h, TypeMismatchData). */
 struct Misaligned {
   const char *file;
   uint32_t line, column;

@@ -1,11 +1,11 @@
-/* One block of emulated threads. What a GPU leaves undefined is an error here, with the kernel, the block and the thread:
+/* One block of emulated threads. Undefined behaviour on a GPU is an error here, which names kernel, block and thread:
  *
- *   a barrier that not all threads of the block reach, or that they reach at different places;
+ *   a barrier that not all threads of the block reach at the same place;
  *   a shuffle without a full mask, or that not all 32 lanes of the warp reach at the same place;
- *   an address that is not mapped, or not aligned for what is read or written there at once.
+ *   an address that is not mapped, or not aligned for the access.
  *
- * Shared memory is full of ones (NaN) when a block starts. Warps, the threads of one, and blocks take turns in an order that
- * can be chosen, each warp going as far as it gets: results that depend on the order are a race. */
+ * All bits of shared memory are 1 (NaN) when a block starts. Blocks, warps and threads of a warp run in a selectable
+ * order, each warp as far as possible: a result that depends on the order shows a race. */
 #ifndef LLMCTL_EMULATION_BLOCK_H
 #define LLMCTL_EMULATION_BLOCK_H
 
@@ -32,7 +32,7 @@ struct Thread {
   int number;
 };
 
-/* Of the thread that is running. */
+/* Indices of the running thread. */
 extern const Thread *running;
 extern Block block;
 inline const Thread &this_thread() { return *running; }
@@ -41,7 +41,7 @@ inline int lane() { return running->number % 32; }
 
 void barrier(Place place);
 
-/* The 8 bytes that lane `from` of this thread's warp gave to the same call. */
+/* The 8 bytes that lane `from` of this thread's warp passed to the same call. */
 uint64_t exchange(unsigned mask, uint64_t value, int from, Place place);
 
 template <typename T>
@@ -54,8 +54,8 @@ T shuffle(unsigned mask, T value, int from, Place place) {
   return value;
 }
 
-/* One kernel of the image: its name, the most threads of a block that it is compiled for, and a call of it with the memory
- * of its one parameter. */
+/* One kernel of the image: its name, its maximum block size, and a function that calls it with the address of its
+ * parameter. */
 struct Kernel {
   const char *name;
   unsigned most_threads;
@@ -65,16 +65,16 @@ struct Kernel {
 extern const Kernel kernels[];
 extern const int num_kernels;
 
-/* Runs all blocks. Returns 0 or the CUresult that a GPU would give, and then says why by complaint(). */
+/* Runs all blocks. Returns 0, or the CUresult of a GPU with the reason in complaint(). */
 int run(const Kernel &kernel, Dim3 blocks, Dim3 threads, const void *arguments);
 
-/* What was wrong with the last launch; empty if nothing. */
+/* Error of the last launch, or empty. */
 const char *complaint();
 
-/* 0: warps, threads and blocks in their order, 1: backwards, more: shuffled, by this seed. */
+/* Order of warps, threads and blocks. 0: forwards, 1: backwards, larger: shuffled with this seed. */
 void set_order(unsigned seed);
 
-/* Run only so many blocks, the last ones; 0: all. For tensors too large to be worked through. */
+/* Run only this number of last blocks; 0: all. For tensors that are too large to process. */
 void set_last_blocks(int64_t count);
 
 }  // namespace emulation

@@ -14,8 +14,8 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
-/* All shared variables lie in one section, so that they can be poisoned before a block starts. The address sanitizer does
- * not guard variables of named sections; its build goes without the poison. */
+/* All shared variables are in one section, which is poisoned before a block starts. The address sanitizer does not guard
+ * variables in named sections, so its build does not poison. */
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
 #else

@@ -136,10 +136,10 @@ int cuLaunchKernel(void *function, unsigned blocks_x, unsigned blocks_y, unsigne
   return emulation::run(kernel, blocks, threads, parameters[0]);
 }
 
-/* Not of CUDA: for tests. */
+/* Functions for tests, not part of CUDA. */
 const char *emulation_complaint() { return emulation::complaint(); }
 const char *emulation_image() { return kImage; }
-/* Names of the kernels that were launched since the last call, a line each; they stay until this thread's next call. */
+/* Names of the kernels launched since the last call, one per line; valid until this thread's next call. */
 const char *emulation_launched() {
   static thread_local std::string lines;
   const std::lock_guard lock(launched_mutex);

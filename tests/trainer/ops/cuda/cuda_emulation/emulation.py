@@ -1,8 +1,8 @@
 """Building the emulated GPU: the CUDA kernels and launchers of csrc over a fake driver, as one library without CUDA.
 
-It is a fake of a GPU's behaviour, not of its speed or its functions' rounding: kernels run as g++ compiles them. But
-products and sums are contracted, as nvcc and NVRTC do unless they are told otherwise: what takes the rounded product to
-be there must show.
+The emulation fakes a GPU's behaviour, but not its speed or the rounding of its functions: kernels run as g++ compiles
+them. Products and sums are contracted to fused multiply-adds, the default of nvcc and NVRTC, to find code that relies
+on the rounded product.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HERE = Path(__file__).parent
 _FLAGS = (
     "-std=c++17",
     "-fPIC",
-    # A process may hold two emulations, each with its own kernels and state.
+    # A process may hold two emulations with separate kernels and state.
     "-fno-gnu-unique",
     "-Wall",
     "-Wextra",
@@ -48,7 +48,7 @@ _ENTRY = re.compile(
 )
 _REGISTERED = re.compile(r'^const Kernel \w+\("(\w+)", KernelTypes::(\w+)\);$', re.MULTILINE)
 ORDERS = (0, 1, 12345)
-"""Of threads and of blocks: their own, backwards, shuffled."""
+"""Orders of threads and blocks: forwards, backwards, shuffled."""
 
 
 class EmulatedCuda:
@@ -56,7 +56,7 @@ class EmulatedCuda:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Global, so that the ops' library finds it.
+        # RTLD_GLOBAL, so that the ops' library finds the symbols.
         self.library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         for name in ("llmctl_cuda_error", "emulation_complaint", "emulation_image"):
             getattr(self.library, name).restype = ctypes.c_char_p
@@ -64,24 +64,24 @@ class EmulatedCuda:
         self.load(0)
 
     def load(self, device: int) -> int:
-        """Give a device the image."""
+        """Load the image on a device."""
         return int(self.library.llmctl_cuda_load(device, ctypes.c_char_p(self.library.emulation_image())))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function that launches; the stream is added. Arguments as op_checks.call takes them.
+        """Call a launcher with arguments of op_checks.call, and add the stream.
 
         Raises:
-            RuntimeError: it returned an error.
+            RuntimeError: the launcher returned an error.
         """
         error = getattr(self.library, name)(*map(as_c, arguments), ctypes.c_void_p(None))
         if error:
             raise RuntimeError(f"{self.error(error)}: {self.library.emulation_complaint().decode()}")
 
     def launch(self, name: str, threads: int, arguments: ctypes.Structure) -> None:
-        """Launch a kernel in one block, past the launchers.
+        """Launch a kernel with one block, without a launcher.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the launch failed.
         """
         function = ctypes.c_void_p()
         assert self.library.cuModuleGetFunction(ctypes.byref(function), None, name.encode()) == 0
@@ -97,12 +97,12 @@ class EmulatedCuda:
         return int(function(*map(as_c, arguments)))
 
     def error(self, code: int) -> str:
-        """An error as the library says it."""
+        """The library's message for an error code."""
         return str(self.library.llmctl_cuda_error(code).decode())
 
     @contextmanager
     def order(self, order: int) -> Iterator[None]:
-        """Threads and blocks take turns in one of ORDERS."""
+        """Run threads and blocks in one of ORDERS."""
         self.library.emulation_set_order(ctypes.c_uint(order))
         try:
             yield
@@ -111,7 +111,7 @@ class EmulatedCuda:
 
     @contextmanager
     def last_blocks(self, count: int) -> Iterator[None]:
-        """Only the last ``count`` blocks of a launch run."""
+        """Run only the last ``count`` blocks of a launch."""
         self.library.emulation_set_last_blocks(ctypes.c_longlong(count))
         try:
             yield
@@ -166,7 +166,7 @@ def _cached(
 
 
 def contraction() -> tuple[str, ...]:
-    """Options that have g++ contract products and sums; none where the processor cannot."""
+    """g++ options to contract products and sums; empty if the processor cannot."""
     if platform.machine() != "x86_64":
         return ("-ffp-contract=fast",)
     has_fma = " fma " in Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -178,7 +178,7 @@ def _make_emulation(
 ) -> None:
     table = target.parent / "kernels.cpp"
     table.write_text(_table(compiler, kernels))
-    # Only what is called is taken of the sanitizer: block.cpp has it.
+    # block.cpp defines the one sanitizer function that is called.
     parts: list[tuple[Path, tuple[str, ...]]] = [
         (table, ("-include", str(_HERE / "cuda_language.h"), "-fsanitize=alignment", *contraction()))
     ]
@@ -236,9 +236,9 @@ def _table(compiler: Compiler, kernels: Sequence[Path]) -> str:
 def _compile(
     compiler: Compiler, parts: Sequence[tuple[Path, tuple[str, ...]]], target: Path, deadline: float
 ) -> list[str]:
-    """Objects of sources, each with its flags: compiled, or kept from before."""
+    """Objects of sources with their flags, compiled or from the cache."""
     cache = ObjectCache(target.parents[2] / "objects")
-    # What is included by a flag.
+    # Files included by a flag.
     ours = "".join(path.read_text() for path in sorted(_HERE.glob("*.h")))
     objects, jobs, names = [], [], {}
     for source, flags in parts:

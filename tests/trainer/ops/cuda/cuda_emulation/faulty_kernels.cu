@@ -1,4 +1,4 @@
-/* Kernels with the mistakes that the emulation is there to find, one each, and one without. */
+/* Kernels with one mistake each that the emulation must detect, and one correct kernel. */
 #include "../../../../../csrc/common/cuda/device.h"
 
 namespace llmctl {

@@ -1,4 +1,4 @@
-"""Tensors between pages that nobody may touch."""
+"""Tensors between guard pages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_ACCESS = 0
 """Linux's PROT_NONE."""
 OFFSETS = (16, 8, None)
-"""Of tensors that are aligned, of those that are not, and of those that end where the page does."""
+"""Offsets of aligned and unaligned tensors; None: tensors end at the page's end."""
 
 Shape = TypeVar("Shape")
 
 
 def placed(shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> list[tuple[Shape, torch.dtype, int | None]]:
-    """Each shape in each dtype at one of OFFSETS: with three dtypes or more, each shape meets each offset.
+    """Each shape in each dtype at one of OFFSETS.
 
-    With three shapes or more, each dtype does too.
+    Three or more dtypes combine each shape with each offset; three or more shapes combine each dtype with each offset.
     """
     return [
         (shape, dtype, OFFSETS[(row + column) % len(OFFSETS)])
@@ -31,12 +31,11 @@ def placed(shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> list[tuple
 
 
 def guarded(values: torch.Tensor, *, offset: int | None = None) -> torch.Tensor:
-    """A copy of contiguous ``values`` with a page before it, and one behind, that can be neither read nor written.
+    """A copy of contiguous ``values`` between two inaccessible pages.
 
     Args:
-        values: what is copied.
-        offset: bytes between the page before and the copy, at which it is aligned or not; None: none are between the
-            copy and the page behind.
+        values: the tensor to copy.
+        offset: bytes between the page before and the copy; None: the copy ends at the page behind.
     """
     page, size = mmap.PAGESIZE, values.numel() * values.element_size()
     inside = max(page, -(-(size + (offset or 0)) // page) * page)
@@ -47,7 +46,7 @@ def guarded(values: torch.Tensor, *, offset: int | None = None) -> torch.Tensor:
     begin = page + (inside - size if offset is None else offset)
     if not size:
         return values.clone()
-    # The tensor keeps the mapping.
+    # The tensor keeps the mapping alive.
     return (
         torch.frombuffer(mapping, dtype=values.dtype, count=values.numel(), offset=begin)
         .view(values.shape)

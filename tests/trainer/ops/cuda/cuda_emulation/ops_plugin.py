@@ -1,4 +1,4 @@
-"""A plugin of pytest under which the operations' own tests run their CUDA half, on CPU tensors and the emulated GPU.
+"""Pytest plugin that runs the operations' tests with CUDA ops on the emulated GPU.
 
     python -m pytest -p tests.trainer.ops.cuda.cuda_emulation.ops_plugin tests/trainer/ops/test_rms_norm.py
 
@@ -6,8 +6,8 @@ It loads what csrc registers for CUDA as torch.ops.llmctl before any test asks f
 what is there. The instruction sets of the CPU's kernels are stubs with one level. From test to test, threads and blocks
 take turns in another order.
 
-Left out is what a GPU has no part in, and is shown by the same tests on the CPU: schemas, fakes and autograd formulas
-(opcheck, finite differences, torch.compile), arguments that are refused, and what is marked ``cpu_only``.
+The plugin deselects tests without a GPU part, which the CPU run covers: schemas, fakes and autograd formulas (opcheck,
+finite differences, torch.compile), rejected arguments, and tests marked ``cpu_only``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.trainer.ops.tools.gpu_plugin import is_of_the_cpu
 from trainer.ops.build.build_settings import BuildSettings
 from trainer.ops.dispatch.library import load_library
 
-# In the names of tests.
+# Parts of test names.
 _WITHOUT_A_GPU = (
     *("finite_differences", "test_gradients", "registration", "torch_knows", "compiles", "refused"),
     *("real_ranks", "reference_torch_is_right", "errors_of_torch"),
@@ -37,7 +37,7 @@ _WITHOUT_A_GPU = (
 
 
 class EmulatedOps:
-    """Runs every test on the emulated GPU."""
+    """Run every test on the emulated GPU."""
 
     def __init__(self) -> None:
         settings = BuildSettings.from_variables(os.environ)
@@ -46,7 +46,7 @@ class EmulatedOps:
         load_library(build_emulated_ops(settings))
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out what shows nothing here."""
+        """Deselect tests without a GPU part."""
         left = [item for item in items if is_of_the_cpu(item) or any(word in item.name for word in _WITHOUT_A_GPU)]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
@@ -59,5 +59,5 @@ class EmulatedOps:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the emulated library in the place of the one for this machine."""
+    """Load the emulated library instead of the native library."""
     config.pluginmanager.register(EmulatedOps())

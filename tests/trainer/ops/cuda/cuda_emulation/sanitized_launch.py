@@ -1,6 +1,6 @@
-"""Build the faulty kernels with the address sanitizer and launch one of them: ``... sanitized_launch NAME SIZE``.
+"""Build the faulty kernels with the address sanitizer, and launch one.
 
-Runs in a process that has the sanitizer's library from its start.
+Usage: ``... sanitized_launch NAME SIZE``, in a process that preloads the sanitizer's library.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from trainer.ops.build.build_settings import BuildSettings
 
 
 class Faulty(ctypes.Structure):
-    """The kernels' arguments."""
+    """Arguments of the kernels."""
 
     _fields_ = [("out", ctypes.c_void_p), ("in_", ctypes.c_void_p), ("size", ctypes.c_longlong)]
 
