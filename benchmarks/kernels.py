@@ -5,8 +5,8 @@
 
 The kernels are built first. Flags that are not listed here are those of ``python -m trainer kernels bench``, such as
 operations with their sizes; unset: all, at the sizes that they have there. One thread; the same allocator setting for
-all but the row that says otherwise. What --write leaves as JSON is what README's tables are made from
-(``python -m benchmarks.readme_table``).
+all but the row that says otherwise. The tables of docs/guide/benchmarks.md are made from the JSON that --write leaves
+(``python -m benchmarks.results_table``).
 """
 
 import argparse
@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.peers.ours import train_config
 from benchmarks.peers.workload import WORKLOADS, Task
-from benchmarks.readme_table import RESULTS
+from benchmarks.results_table import RESULTS
 from benchmarks.train_speed import (
     COMPARED,
     OURS_REFERENCE,
@@ -215,7 +215,7 @@ def report(day: datetime.date, document: dict[str, Any], training: Training | No
 
 
 def store(folder: Path, day: datetime.date, document: dict[str, Any], training: Training | None, text: str) -> None:
-    """Leave the whole measurement in a folder, for people and for readme_table: one per day and kinds of device."""
+    """Leave the whole measurement in a folder, for people and for results_table: one per day and kinds of device."""
     folder.mkdir(exist_ok=True)
     name = f"kernels-{'-'.join(document['devices'])}-{day}"
     stored = {"date": str(day), **document, "training": None if training is None else training.figures()}

@@ -1,10 +1,10 @@
-"""README's tables of the fused kernels, made from the newest results of each device.
+"""Tables of docs/guide/benchmarks.md, made from the newest results of each device.
 
-    python -m benchmarks.readme_table
-    python -m benchmarks.readme_table --check
+    python -m benchmarks.results_table
+    python -m benchmarks.results_table --check
 
 The results are the JSON files that ``python -m benchmarks.kernels --write`` leaves in benchmarks/results. With --check
-nothing is written, and the exit code is 1 where README says something else than they do.
+nothing is written, and the exit code is 1 if the page differs from the results.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-README = ROOT / "README.md"
-BEGIN = "<!-- Written by python -m benchmarks.readme_table -->"
+PAGE = ROOT / "docs" / "guide" / "benchmarks.md"
+BEGIN = "<!-- Written by python -m benchmarks.results_table -->"
 END = "<!-- Until here -->"
 _WIDTH = 150
 _LARGE_BYTES = 1 << 24
-"""Calls that move fewer bytes take as long as it takes to call: the results have them, and README has not."""
+"""The overhead of a call dominates calls that move fewer bytes: the results have them, the page leaves them out."""
 
 Document = Mapping[str, Any]
 
 
 class NoPlaceError(Exception):
-    """README has not the two lines between which the tables stand."""
+    """The page lacks one of the two lines between which the tables stand."""
 
 
 def stored_results(folder: Path) -> list[Document]:
@@ -44,11 +44,10 @@ def tables(documents: Sequence[Document]) -> list[str]:
         documents: results, the newest first.
     """
     lines = textwrap.wrap(
-        "What `auto` takes: how many times as fast as plain PyTorch it is, forward and backward where there is one, "
-        "and at which share of the speed of copying memory it moves the bytes that it has to (in place, where nothing "
-        "is fetched only to be overwritten, that may be more than all of it). `reference` are torch's own operations. "
-        "All "
-        "times, those of small sizes too, are in `benchmarks/results`.",
+        "The backend that `auto` takes, its speed as a multiple of plain PyTorch (forward and backward where the op has "
+        "a backward), and its bandwidth as a share of the bandwidth of a memory copy. The bandwidth counts the bytes "
+        "that the op must move. An op that works in place can exceed 100%, because its writes need no fetch first. "
+        "`reference` means plain torch operations. `benchmarks/results` has all times, also those of small sizes.",
         _WIDTH,
     )
     seen = set()
@@ -95,7 +94,7 @@ def _device_table(document: Document, device: str) -> list[str]:
 
 
 def _training_table(document: Document) -> list[str]:
-    """Training with and without the own kernels, beside the peers."""
+    """Training with and without the native kernels, beside the peers."""
     training = document["training"]
     rows = [
         (
@@ -109,8 +108,8 @@ def _training_table(document: Document) -> list[str]:
     return [
         *textwrap.wrap(
             f"Training the model `{training['model']}` on one thread, {document['date']}, medians of "
-            f"{training['rounds']} rounds, one allocator setting for all but the row that says otherwise; the share is "
-            f"that of the speed of float32 matrix products, {training['matmul_gflops_per_s']:.0f} GFLOP/s:",
+            f"{training['rounds']} rounds. All rows use the same allocator settings unless the row says otherwise. The "
+            f"share compares with the speed of float32 matrix products, {training['matmul_gflops_per_s']:.0f} GFLOP/s:",
             _WIDTH,
         ),
         "",
@@ -122,13 +121,13 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
     return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]
 
 
-def with_tables(readme: str, lines: Sequence[str]) -> str:
-    """A text with these lines in the place of what stands between BEGIN and END.
+def with_tables(page: str, lines: Sequence[str]) -> str:
+    """A page whose text between BEGIN and END is replaced by these lines.
 
     Raises:
-        NoPlaceError: it has not each of the two once, in this order.
+        NoPlaceError: the page does not have each of the two lines once, in this order.
     """
-    before, begin, rest = readme.partition(f"{BEGIN}\n")
+    before, begin, rest = page.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(f"{END}\n")
     if not (begin and end) or BEGIN in rest or END in after:
         raise NoPlaceError(f"there must be one line {BEGIN!r} and after it one line {END!r}")
@@ -137,25 +136,25 @@ def with_tables(readme: str, lines: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it would change something")
-    parser.add_argument("--readme", type=Path, default=README, metavar="FILE", help="the file with the two lines")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where the results are")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page would change")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the file with the two lines")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="folder of the results")
     flags = parser.parse_args(arguments)
     documents = stored_results(flags.results)
     if not documents:
         print(f"{flags.results} has no kernels-*.json; python -m benchmarks.kernels --write makes one", file=sys.stderr)
         return 1
-    said = flags.readme.read_text(encoding="utf-8")
+    old = flags.page.read_text(encoding="utf-8")
     try:
-        right = with_tables(said, tables(documents))
+        new = with_tables(old, tables(documents))
     except NoPlaceError as error:
-        print(f"{flags.readme}: {error}", file=sys.stderr)
+        print(f"{flags.page}: {error}", file=sys.stderr)
         return 1
-    if flags.check and said != right:
-        print(f"{flags.readme} says something else; python -m benchmarks.readme_table writes it", file=sys.stderr)
+    if flags.check and old != new:
+        print(f"{flags.page} differs from the results; python -m benchmarks.results_table writes it", file=sys.stderr)
         return 1
     if not flags.check:
-        flags.readme.write_text(right, encoding="utf-8")
+        flags.page.write_text(new, encoding="utf-8")
     return 0
 
 
