@@ -5,8 +5,8 @@
 
 The kernels are built first. All other flags are passed to ``python -m trainer kernels bench``, such as operations with
 their sizes; the default is all operations at their usual sizes. One thread; all rows use the same allocator settings
-unless the row says otherwise. README's tables are made from the JSON files of --write (``python -m
-benchmarks.readme_table``).
+unless the row says otherwise. The tables of docs/guide/benchmarks.md are made from the files of --write (``python -m
+benchmarks.results_table``).
 """
 
 import argparse
@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.peers.ours import train_config
 from benchmarks.peers.workload import WORKLOADS, Task
-from benchmarks.readme_table import RESULTS
+from benchmarks.results_table import RESULTS
 from benchmarks.train_speed import (
     COMPARED,
     OURS_REFERENCE,

@@ -23,8 +23,8 @@ BiasDropoutAdd = Callable[
     [torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", torch.Tensor, float, int], torch.Tensor
 ]
 
-# Reference Philox holds about ten 64-bit numbers per element of a chunk: 85 MiB measured, for any size of the tensor. For
-# 4 Mi elements it takes 88 ms on one core of an AMD EPYC in chunks of 2^18, and 101 ms in chunks of 2^20.
+# Reference Philox holds about ten 64-bit numbers per element of a chunk: 85 MiB measured, for any size of the tensor.
+# For 4 Mi elements it takes 88 ms on one core of an AMD EPYC in chunks of 2^18, and 101 ms in chunks of 2^20.
 _CHUNK_ELEMENTS = 1 << 20
 _ROUND_FACTORS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)

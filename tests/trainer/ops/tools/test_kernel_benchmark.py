@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.kernels import Training, forward_words, store, training_report
 from benchmarks.peers.workload import WORKLOADS
-from benchmarks.readme_table import stored_results, tables
+from benchmarks.results_table import stored_results, tables
 from benchmarks.train_speed import OURS, OURS_REFERENCE, PLAIN_GLIBC, TRAINERS, Result, surroundings
-from tests.trainer.ops.tools.test_readme_table import DOCUMENT
+from tests.trainer.ops.tools.test_results_table import DOCUMENT
 
 ROOT = Path(__file__).parents[4]
 

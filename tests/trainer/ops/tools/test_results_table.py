@@ -1,11 +1,11 @@
-"""README's tables match the results in benchmarks/."""
+"""The tables of docs/guide/benchmarks.md are what the results of benchmarks/ give."""
 
 import json
 import shutil
 
 import pytest
 
-from benchmarks.readme_table import BEGIN, END, README, RESULTS, main, stored_results, tables
+from benchmarks.results_table import BEGIN, END, PAGE, RESULTS, main, stored_results, tables
 from trainer.planning.kernel_choice import ROWS
 
 ROW = {
@@ -33,21 +33,21 @@ ON_GPU = {
 
 @pytest.fixture
 def place(tmp_path):
-    """Flags for a README and results in a temporary folder; and the README."""
-    readme, results = tmp_path / "README.md", tmp_path / "results"
+    """Flags for a page and results of a test's own; and the page."""
+    page, results = tmp_path / "benchmarks.md", tmp_path / "results"
     results.mkdir()
-    readme.write_text(f"# A tool\n\n{BEGIN}\n{END}\n\n## More\n")
+    page.write_text(f"# A tool\n\n{BEGIN}\n{END}\n\n## More\n")
     (results / "kernels-2026-11-20.json").write_text(json.dumps(DOCUMENT))
-    return [f"--readme={readme}", f"--results={results}"], readme
+    return [f"--page={page}", f"--results={results}"], page
 
 
-def test_the_readme_is_what_the_results_give():
-    assert main(["--check"]) == 0, "run python -m benchmarks.readme_table"
+def test_the_page_is_what_the_results_give():
+    assert main(["--check"]) == 0, "python -m benchmarks.results_table writes it"
 
 
 def test_every_operation_is_in_it():
-    """Otherwise README would show results of a part of the operations."""
-    table = README.read_text().partition(BEGIN)[2].partition(END)[0]
+    """Results of a part of them would stand there alone."""
+    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     assert [name for name in ROWS if f"\n| {name} | " not in table] == []
 
 
@@ -58,19 +58,19 @@ def test_every_result_can_be_read_by_people_and_by_programs():
 
 @pytest.mark.parametrize(("old", "new"), [("\n| rope |", "\n| ropes |"), (f"{END}\n", "")])
 def test_what_was_changed_by_hand_is_found(tmp_path, capsys, old, new):
-    readme = tmp_path / "README.md"
-    text = README.read_text()
+    page = tmp_path / "benchmarks.md"
+    text = PAGE.read_text()
     assert old in text
-    readme.write_text(text.replace(old, new, 1))
-    assert main(["--check", f"--readme={readme}"]) == 1
-    assert str(readme) in capsys.readouterr().err
+    page.write_text(text.replace(old, new, 1))
+    assert main(["--check", f"--page={page}"]) == 1
+    assert str(page) in capsys.readouterr().err
 
 
 def test_the_tables_are_written_between_two_lines(place):
-    flags, readme = place
+    flags, page = place
     assert main(["--check", *flags]) == 1
     assert main(flags) == main(["--check", *flags]) == 0
-    lines = readme.read_text().splitlines()
+    lines = page.read_text().splitlines()
     assert lines[0] == "# A tool" and lines[-1] == "## More"
     assert [line for line in lines if line.startswith("| ")] == [
         "| operation | size | float32 | bfloat16 |",
@@ -109,8 +109,8 @@ def test_the_newest_comes_first(tmp_path):
 
 
 def test_without_results_nothing_is_written(place, capsys):
-    flags, readme = place
-    before = readme.read_text()
-    shutil.rmtree(readme.parent / "results")
-    assert main(flags) == 1 and readme.read_text() == before
-    assert "run python -m benchmarks.kernels --write" in capsys.readouterr().err
+    flags, page = place
+    before = page.read_text()
+    shutil.rmtree(page.parent / "results")
+    assert main(flags) == 1 and page.read_text() == before
+    assert "python -m benchmarks.kernels --write makes one" in capsys.readouterr().err

@@ -1,10 +1,10 @@
-"""Generate README's tables of the fused kernels from the newest results of each device.
+"""Tables of docs/guide/benchmarks.md, made from the newest results of each device.
 
-    python -m benchmarks.readme_table
-    python -m benchmarks.readme_table --check
+    python -m benchmarks.results_table
+    python -m benchmarks.results_table --check
 
-The results are the JSON files that ``python -m benchmarks.kernels --write`` writes to benchmarks/results. With --check
-the program writes nothing, and the exit code is 1 if README differs from the results.
+The results are the JSON files that ``python -m benchmarks.kernels --write`` leaves in benchmarks/results. With --check
+nothing is written, and the exit code is 1 if the page differs from the results.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-README = ROOT / "README.md"
-BEGIN = "<!-- Written by python -m benchmarks.readme_table -->"
+PAGE = ROOT / "docs" / "guide" / "benchmarks.md"
+BEGIN = "<!-- Written by python -m benchmarks.results_table -->"
 END = "<!-- Until here -->"
 _WIDTH = 150
 _LARGE_BYTES = 1 << 24
-"""Calls that move fewer bytes measure call overhead and are left out of README."""
+"""The overhead of a call dominates calls that move fewer bytes: the results have them, the page leaves them out."""
 
 Document = Mapping[str, Any]
 
 
 class NoPlaceError(Exception):
-    """README lacks the two lines that enclose the tables."""
+    """The page lacks one of the two lines between which the tables stand."""
 
 
 def stored_results(folder: Path) -> list[Document]:
@@ -44,10 +44,10 @@ def tables(documents: Sequence[Document]) -> list[str]:
         documents: results, newest first.
     """
     lines = textwrap.wrap(
-        "The choice of `auto`: speedup over plain PyTorch for forward and backward (if any), and speed as a percentage "
-        "of a memory copy, counting the minimum of bytes moved. In-place operations can exceed 100%, because they do "
-        "not fetch memory only to overwrite it. `reference` is plain torch operations. All times, also of small sizes, "
-        "are in `benchmarks/results`.",
+        "The backend that `auto` takes, its speed as a multiple of plain PyTorch (forward and backward where the op has "
+        "a backward), and its bandwidth as a share of the bandwidth of a memory copy. The bandwidth counts the bytes "
+        "that the op must move. An op that works in place can exceed 100%, because its writes need no fetch first. "
+        "`reference` means plain torch operations. `benchmarks/results` has all times, also those of small sizes.",
         _WIDTH,
     )
     seen = set()
@@ -94,7 +94,7 @@ def _device_table(document: Document, device: str) -> list[str]:
 
 
 def _training_table(document: Document) -> list[str]:
-    """Table of training with and without the native kernels, and of the peers."""
+    """Training with and without the native kernels, beside the peers."""
     training = document["training"]
     rows = [
         (
@@ -108,8 +108,8 @@ def _training_table(document: Document) -> list[str]:
     return [
         *textwrap.wrap(
             f"Training the model `{training['model']}` on one thread, {document['date']}, medians of "
-            f"{training['rounds']} rounds, the same allocator settings unless the row says otherwise; the share is "
-            f"relative to the speed of float32 matrix products, {training['matmul_gflops_per_s']:.0f} GFLOP/s:",
+            f"{training['rounds']} rounds. All rows use the same allocator settings unless the row says otherwise. The "
+            f"share compares with the speed of float32 matrix products, {training['matmul_gflops_per_s']:.0f} GFLOP/s:",
             _WIDTH,
         ),
         "",
@@ -121,13 +121,13 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
     return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]
 
 
-def with_tables(readme: str, lines: Sequence[str]) -> str:
-    """Replace the text between BEGIN and END by these lines.
+def with_tables(page: str, lines: Sequence[str]) -> str:
+    """A page whose text between BEGIN and END is replaced by these lines.
 
     Raises:
-        NoPlaceError: the text does not contain BEGIN and END once each, in this order.
+        NoPlaceError: the page does not have each of the two lines once, in this order.
     """
-    before, begin, rest = readme.partition(f"{BEGIN}\n")
+    before, begin, rest = page.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(f"{END}\n")
     if not (begin and end) or BEGIN in rest or END in after:
         raise NoPlaceError(f"README must contain one line {BEGIN!r}, followed by one line {END!r}")
@@ -136,25 +136,25 @@ def with_tables(readme: str, lines: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the file would change")
-    parser.add_argument("--readme", type=Path, default=README, metavar="FILE", help="the file with the tables")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page would change")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the file with the two lines")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="folder of the results")
     flags = parser.parse_args(arguments)
     documents = stored_results(flags.results)
     if not documents:
         print(f"{flags.results} has no kernels-*.json; run python -m benchmarks.kernels --write", file=sys.stderr)
         return 1
-    said = flags.readme.read_text(encoding="utf-8")
+    old = flags.page.read_text(encoding="utf-8")
     try:
-        right = with_tables(said, tables(documents))
+        new = with_tables(old, tables(documents))
     except NoPlaceError as error:
-        print(f"{flags.readme}: {error}", file=sys.stderr)
+        print(f"{flags.page}: {error}", file=sys.stderr)
         return 1
-    if flags.check and said != right:
-        print(f"{flags.readme} differs from the results; run python -m benchmarks.readme_table", file=sys.stderr)
+    if flags.check and old != new:
+        print(f"{flags.page} differs from the results; python -m benchmarks.results_table writes it", file=sys.stderr)
         return 1
     if not flags.check:
-        flags.readme.write_text(right, encoding="utf-8")
+        flags.page.write_text(new, encoding="utf-8")
     return 0
 
 
