@@ -1,11 +1,13 @@
-"""What is asked of the machine that a job is submitted from, right before it is: torch, and what starts containers."""
+"""Facts of the machine that a job is submitted from: its GPUs, torch, and the program that starts containers."""
 
+import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmctl.backends.base import JobRequest
 from llmctl.context import Context, is_remote
-from llmctl.errors import ProfileError
+from llmctl.errors import ProfileError, SchedulerError
 from llmctl.site.profile import ClusterProfile
 from llmctl.site.profile_names import profile_files
 from llmctl.submit.render import environment_script, job_python
@@ -14,6 +16,7 @@ from llmctl.transport.protocol import Transport
 _LOOK_TIMEOUT_S = 60.0
 _IMPORT_TIMEOUT_S = 300.0
 """The first import of torch from a busy parallel file system takes minutes."""
+_DRIVER = Path("/proc/driver/nvidia/gpus")
 _PIP = "pip install 'llmctl[train]'"
 _PROBE = (
     "import sys\n"
@@ -133,6 +136,22 @@ def check_container_runtime(
     return f"{missing}; unless the compute nodes have it without a module, {mend}"
 
 
+def visible_gpus(context: Context) -> tuple[str, ...]:
+    """Ids of the GPUs that a job started from here may use, as CUDA_VISIBLE_DEVICES takes them."""
+    visible = context.environment.get("CUDA_VISIBLE_DEVICES")
+    found = _installed_gpus(context)
+    if visible is None:
+        return found
+    # CUDA stops at the first entry that names no device, which is how -1 and NoDevFiles hide all of them:
+    # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    listed = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if not found or not (entry in found or entry.startswith(("GPU-", "MIG-"))):
+            break
+        listed.append(entry)
+    return tuple(listed)
+
+
 def _check_pyxis(profile: ClusterProfile, transport: Transport) -> None:
     answer = transport.run(["srun", "--help"], timeout_s=_LOOK_TIMEOUT_S)
     if "--container-image" not in answer.stdout + answer.stderr:
@@ -144,3 +163,16 @@ def _check_pyxis(profile: ClusterProfile, transport: Transport) -> None:
 
 def _no_torch(python: str) -> ProfileError:
     return ProfileError(f"{python} has no torch, which the trainer needs; install it:\n{python} -m {_PIP}")
+
+
+def _installed_gpus(context: Context) -> tuple[str, ...]:
+    count = sum(1 for _ in _DRIVER.iterdir()) if _DRIVER.is_dir() else 0
+    # In some containers the driver's folder is hidden while its program works.
+    if not count and shutil.which("nvidia-smi", path=context.environment.get("PATH")):
+        try:
+            answer = context.transport.run(["nvidia-smi", "-L"], timeout_s=_LOOK_TIMEOUT_S)
+        except SchedulerError:
+            return ()
+        lines = answer.stdout.splitlines() if answer.exit_status == 0 else []
+        count = sum(line.startswith("GPU ") for line in lines)
+    return tuple(str(number) for number in range(count))

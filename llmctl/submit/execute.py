@@ -9,14 +9,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from llmctl.backends import load_queue_backend
 from llmctl.backends.base import SubmittedJob
 from llmctl.context import Context, secrets_bytes
 from llmctl.errors import LlmctlError, RecordError, SchedulerError
 from llmctl.runs.record import RunRecord, Submission
 from llmctl.submit.environment_checks import check_container_runtime, check_torch
-from llmctl.submit.path_checks import runs_root_error
+from llmctl.submit.origins import profile_error
+from llmctl.submit.path_checks import runs_root_problem
 from llmctl.submit.plan import Plan
+from llmctl.submit.request import JobPlan
 from llmctl.submit.start import QueueSubmission, SubmissionLost, start_here
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.protocol import Transport, transport_for
@@ -41,8 +42,12 @@ def perform(plan: Plan, context: Context, tell: Tell) -> RunRecord:
         SubmissionLost: nobody can tell whether the job was accepted; the run stays as it is.
         SchedulerError: the job was not accepted; a new run leaves nothing behind.
     """
-    transport = transport_for(context.connect(plan.profile), plan.job.nodes)
-    _check_software(plan, context, transport, tell)
+    job = plan.job
+    transport = context.connect(job.profile)
+    if job.is_remote:
+        transport = transport_for(transport, job.spec.nodes)
+    if job.request.container is not None or job.config is not None:
+        _check_software(job, context, transport, tell)
     submission = Submission(plan.number, transport.now())
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
     try:
@@ -60,7 +65,8 @@ def perform(plan: Plan, context: Context, tell: Tell) -> RunRecord:
             raise
     except OSError as error:
         problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
-        raise runs_root_error(plan.profile, context, problem) from None
+        profile = plan.job.profile
+        raise profile_error(context, profile, [runs_root_problem(profile, context.folders, problem)]) from None
     record = record.with_submission(replace(submission, jobs=jobs))
     context.index.add(record)  # first, since it is here: a connection may be lost before the record is written
     _save(record, transport)
@@ -82,14 +88,14 @@ def _save(record: RunRecord, transport: Transport) -> None:
             ) from None
 
 
-def _check_software(plan: Plan, context: Context, transport: Transport, tell: Tell) -> None:
-    # Here and not in the plan: what would be run can be looked at where it cannot be run.
-    warning = check_container_runtime(plan.profile, context, transport, plan.request)
+def _check_software(job: JobPlan, context: Context, transport: Transport, tell: Tell) -> None:
+    # Here and not in the plan: a job can be looked at where it cannot be run.
+    warning = check_container_runtime(job.profile, context, transport, job.request)
     if warning:
         tell(warning)
-    if plan.record.config is None or plan.request.container is not None:
+    if job.config is None or job.request.container is not None:
         return
-    found = check_torch(plan.profile, context, transport, plan.placed.place.python, plan.request)
+    found = check_torch(job.profile, context, transport, job.layout.python, job.request)
     if found is not None:
         tell(f"{transport.host}: {found}")
 
@@ -105,7 +111,7 @@ def _prepare(
             raise RecordError(f"{plan.record.run_dir} is there already; submit again for another run id") from None
     try:
         record = (_send_code(plan, transport) if plan.is_new else plan.record).with_submission(submission)
-        for folder in plan.placed.folders:
+        for folder in plan.job.new_folders:
             transport.make_folder(folder)
         transport.write_files(_files(plan, record, context))
         context.index.add(record)
@@ -140,9 +146,9 @@ def _files(plan: Plan, record: RunRecord, context: Context) -> list[FileWrite]:
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         text = yaml.dump(dict(record.config), Dumper=dumper, sort_keys=False)
         files.append(FileWrite(f"{run_dir}/config.yaml", text.encode()))
-    secrets = plan.placed.place.secrets_file
+    secrets = plan.job.layout.secrets_file
     if secrets is not None:
-        files.append(FileWrite(str(secrets), secrets_bytes(plan.job.secrets, context.environment)))
+        files.append(FileWrite(str(secrets), secrets_bytes(plan.job.spec.secrets, context.environment)))
     script = plan.rendered.script.encode("utf-8", "surrogateescape")
     files.append(FileWrite(str(plan.rendered.path), script, 0o700))
     return [*files, FileWrite(f"{run_dir}/run.json", record.as_json())]
@@ -150,14 +156,14 @@ def _files(plan: Plan, record: RunRecord, context: Context) -> list[FileWrite]:
 
 def _start(plan: Plan, context: Context, transport: Transport, tell: Tell) -> tuple[SubmittedJob, ...]:
     run_dir = str(plan.record.run_dir)
-    if plan.profile.scheduler == "ssh":
+    if plan.job.profile.scheduler == "ssh":
         from llmctl.submit.start_ssh import address_of_second, start_on_group
 
-        peer = address_of_second(plan.profile, plan.request, context.environment)
-        in_container = plan.request.container is not None
+        peer = address_of_second(plan.job.profile, plan.job.request, context.environment)
+        in_container = plan.job.request.container is not None
         group = cast("HostGroup", transport)
         return start_on_group(plan.rendered.commands, run_dir, plan.number, group, in_container=in_container, peer=peer)
-    backend = load_queue_backend(plan.profile.scheduler)
+    backend = plan.job.queue
     if backend is None:
         return start_here(plan.rendered.commands, run_dir, transport)
     known = {job.job_id for submission in plan.record.submissions for job in submission.jobs}
@@ -172,7 +178,7 @@ def _undo(plan: Plan, context: Context, transport: Transport, before: RunRecord 
             context.index.remove(plan.record.run_id)
         else:
             context.index.add(before)
-        made = [plan.placed.place.secrets_file, plan.record.run_dir if before is None else None]
+        made = [plan.job.layout.secrets_file, plan.record.run_dir if before is None else None]
         transport.remove([str(path) for path in made if path is not None])
         if before is not None:
             before.save(transport)

@@ -1,4 +1,7 @@
-"""Submit and resume as plans: checked without writing or starting anything. llmctl.submit.execute carries them out."""
+"""Submit and resume as plans: checked without writing or starting anything. llmctl.submit.execute carries them out.
+
+One direction: Request -> Resolved -> JobSpec -> JobPlan with its JobRequest -> problems -> RenderedJob -> Plan.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,29 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llmctl import __version__
-from llmctl.backends import load_backend
-from llmctl.backends.base import JobRequest
-from llmctl.context import Context, check_secrets, is_remote, resolve_profile_paths
+from llmctl.context import Context, resolve_profile_paths
 from llmctl.errors import RecordError, UsageError
 from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
+from llmctl.site.container import is_file
 from llmctl.site.job import JobError, JobSpec
 from llmctl.site.profile import ClusterProfile, overlay
-from llmctl.submit import checks
-from llmctl.submit.container_checks import check_container
-from llmctl.submit.cost import JobCost
-from llmctl.submit.layout import PlacedJob, image_file, place_job
+from llmctl.submit.checks import job_problems, python_problems
+from llmctl.submit.origins import Origin, Resolved
 from llmctl.submit.path_checks import (
     PathCheck,
-    config_checks,
-    image_check,
-    new_run_check,
-    run_path_checks,
-    runs_root_check,
+    new_run,
+    path_problems,
+    present,
+    runs_root_name_problems,
+    runs_root_path,
+    trainer_snapshot,
 )
-from llmctl.submit.render import RenderedJob
-from llmctl.submit.request import check_group, check_launcher
-from llmctl.submit.resolve import Flag, Origin, Resolved, find_config, parse_settings, resolve
-from llmctl.submit.site_limits import check_limits
+from llmctl.submit.render import RenderedJob, render
+from llmctl.submit.request import JobCost, JobPlan, plan_job
+from llmctl.submit.resolve import Flag, find_config, job_section, job_spec, parse_settings, resolve, training_config
 from llmctl.transport.protocol import transport_for
 from trainer.config import TrainConfig
 
@@ -76,44 +76,24 @@ class Plan:
     Attributes:
         record: the run's record as it will be once the job is accepted, but for the jobs.
         number: of this submission of the run.
-        placed: size, script and commands.
-        job: what the user asked for.
-        profile: of the cluster.
+        job: with every question answered.
+        rendered: script and commands.
         user_code: the user's project, if any of it is taken along.
         installed: use the environment's trainer.
-        is_new: whether the run directory is to be made.
-        warnings: what the user should know, for standard error.
+        is_new: True if the run directory is to be made.
+        cost: size and charge at most; None where jobs are started directly.
+        warnings: for the user, on standard error.
     """
 
     record: RunRecord
     number: int
-    placed: PlacedJob
-    job: JobSpec
-    profile: ClusterProfile
+    job: JobPlan
+    rendered: RenderedJob
     user_code: "UserCode | None"
     installed: bool
     is_new: bool
+    cost: JobCost | None
     warnings: tuple[str, ...] = ()
-
-    @property
-    def rendered(self) -> RenderedJob:
-        """Script and commands."""
-        return self.placed.rendered
-
-    @property
-    def request(self) -> JobRequest:
-        """What the scheduler is asked for."""
-        return self.placed.request
-
-    @property
-    def has_queue(self) -> bool:
-        """Whether the job waits in a scheduler's queue, rather than being started."""
-        return load_backend(self.profile.scheduler).has_queue
-
-    @property
-    def cost(self) -> JobCost | None:
-        """What is asked for and charged at most; None where nothing asks for it."""
-        return JobCost.of(self.request) if self.has_queue else None
 
 
 def plan_submission(context: Context, request: Request) -> Plan:
@@ -128,32 +108,32 @@ def plan_submission(context: Context, request: Request) -> Plan:
     resolved = resolve(context, profile, path, _flags(request), job_only=is_command)
     if request.after is not None:  # known to the command line only: it names a run, which no config can
         resolved = replace(resolved, origins={**resolved.origins, "job.after": Origin("--after", is_flag=True)})
-    config = None if is_command else checks.check_config(resolved)
-    section = config.job if config is not None else checks.check_job_section(resolved)
+    config = None if is_command else training_config(resolved)
+    section = config.job if config is not None else job_section(resolved)
     default_name = Path(request.command[0]).name if is_command else path.stem if path is not None else "run"
-    job = checks.check_job(resolved, section, _as_name(default_name), after=request.after, command=request.command)
-    run_id = _run_id(request.run_id, job.name)
-    run_dir = Path(str(profile.runs_root)) / run_id
-    path_checks = [new_run_check(str(run_dir), run_id)] if request.run_id is not None else []
-    warnings = _check(context, resolved, job, config, profile, path_checks=path_checks, dry_run=request.dry_run)
-    user_code = _find_user_code(job, context)
-    after: dict[str, Any] = {}
-    if job.after is not None:
+    spec = job_spec(resolved, section, _as_name(default_name), after=request.after, command=request.command)
+    run_dir = Path(str(profile.runs_root)) / _run_id(request.run_id, spec.name)
+    job = plan_job(context, profile, spec, config, run_dir)
+    own_paths = [new_run(str(run_dir), run_dir.name)] if request.run_id is not None else []
+    warnings = [warning] if warning else []
+    warnings += _check(context, resolved, job, own_paths, dry_run=request.dry_run)
+    user_code = _find_user_code(spec, context)
+    if spec.after is not None:
         from llmctl.submit.dependencies import jobs_before
 
-        before = jobs_before(context, job.after, profile, asks_scheduler=not request.dry_run)
-        after = {"after_ids": before.ids, "after_any": before.is_any}
-        warnings = (*warnings, *before.warnings)
-    placed = place_job(context, resolved, job, config, profile, run_dir, submission=1, **after)
+        before = jobs_before(context, spec.after, profile, asks_scheduler=not request.dry_run)
+        job = replace(job, request=replace(job.request, after=before.ids, after_any=before.is_any))
+        warnings += before.warnings
+    rendered = render(spec, profile, job.layout, context.folders, job.request)
     record = RunRecord(
-        run_id=run_id,
-        name=job.name,
+        run_id=run_dir.name,
+        name=spec.name,
         created=time.time(),
         llmctl_version=__version__,
         cluster=profile.name,
         run_dir=run_dir,
         command=context.argv,
-        job=job.as_plain(),
+        job=spec.as_plain(),
         config=None if config is None else _plain_config(config),
         origins={key: origin.text for key, origin in sorted(resolved.origins.items())},
         code={
@@ -161,18 +141,18 @@ def plan_submission(context: Context, request: Request) -> Plan:
             "commit": user_code.commit if user_code else None,
             "diff": user_code.diff if user_code else None,
         },
-        cwd=None if is_remote(profile) else str(context.cwd),
+        cwd=None if job.is_remote else str(context.cwd),
     )
     return Plan(
         record=record,
         number=1,
-        placed=placed,
         job=job,
-        profile=profile,
+        rendered=rendered,
         user_code=user_code,
         installed=request.installed,
         is_new=True,
-        warnings=(*([warning] if warning else []), *warnings),
+        cost=JobCost.of(job.request) if job.queue is not None else None,
+        warnings=tuple(warnings),
     )
 
 
@@ -200,34 +180,33 @@ def plan_resume(
     profile = resolve_profile_paths(context.profile(record.cluster, f"run {record.run_id}"), context)
     flags = [*parse_settings(settings), *([Flag("--nodes", "job.nodes", nodes)] if nodes is not None else [])]
     resolved = _resolve_again(context, profile, record, flags)
-    config = None if record.config is None else checks.check_config(resolved)
-    section = config.job if config is not None else checks.check_job_section(resolved)
+    config = None if record.config is None else training_config(resolved)
+    section = config.job if config is not None else job_section(resolved)
     try:
         before = JobSpec.from_plain(record.job)
     except (JobError, TypeError) as error:
         raise RecordError(f"{record.run_dir / 'run.json'}: job: {error}") from None
-    job = checks.check_job(resolved, section, record.name, after=None, command=before.command)
-    job = replace(job, name=record.name)
-    path_checks = [checks.snapshot_check(record)]
-    warnings = _check(context, resolved, job, config, profile, path_checks=path_checks, dry_run=dry_run)
+    spec = job_spec(resolved, section, record.name, after=None, command=before.command)
+    spec = replace(spec, name=record.name)
     number = max((submission.number for submission in record.submissions), default=0) + 1
-    placed = place_job(context, resolved, job, config, profile, record.run_dir, submission=number, cwd=record.cwd)
+    job = plan_job(context, profile, spec, config, record.run_dir, submission=number, cwd=record.cwd)
+    warnings = _check(context, resolved, job, [trainer_snapshot(record)], dry_run=dry_run)
     origins = {**record.origins, **{key: origin.text for key, origin in resolved.origins.items() if origin.is_flag}}
     return Plan(
         record=replace(
             record,
-            job=job.as_plain(),
+            job=spec.as_plain(),
             config=None if config is None else _plain_config(config),
             origins=origins,
         ),
         number=number,
-        placed=placed,
         job=job,
-        profile=profile,
+        rendered=render(spec, profile, job.layout, context.folders, job.request),
         user_code=None,
         installed=record.code.get("trainer") is None,
         is_new=False,
-        warnings=warnings,
+        cost=JobCost.of(job.request) if job.queue is not None else None,
+        warnings=tuple(warnings),
     )
 
 
@@ -249,7 +228,7 @@ def _resolve_again(context: Context, profile: ClusterProfile, record: RunRecord,
     over = resolve(context, profile, None, flags, job_only=record.config is None)
     file = str(record.run_dir / "config.yaml")
     origins = {key: Origin(file) for key in record.origins} | dict(over.origins)
-    return Resolved(overlay(values, over.values), origins, file, values)
+    return Resolved(overlay(values, over.values), origins, file, over.cluster, values)
 
 
 def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,41 +240,51 @@ def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(
-    context: Context,
-    resolved: Resolved,
-    job: JobSpec,
-    config: TrainConfig | None,
-    profile: ClusterProfile,
-    *,
-    path_checks: Sequence[PathCheck],
-    dry_run: bool,
-) -> tuple[str, ...]:
-    """Everything that is refused before the queue, but for the size; returns what the user should know.
+    context: Context, resolved: Resolved, job: JobPlan, own_paths: Sequence[PathCheck], *, dry_run: bool
+) -> list[str]:
+    """Refuse a job with problems, all of them at once; returns what the user should know.
 
-    All paths are looked at in one round trip; those of another machine not for a dry run.
+    All paths are looked at in one round trip. Another machine is reached only for a job without a problem so far, and
+    not for a dry run.
+
+    Args:
+        context: of this call.
+        resolved: origins of the job's values.
+        job: with every question answered.
+        own_paths: of the run.
+        dry_run: look at no path of another machine.
     """
-    checks.check_offered(resolved, job, profile)
-    check_launcher(resolved, job, profile)
-    check_group(job, profile, context.folders)
-    check_container(resolved, job, profile, context.folders)
-    check_limits(resolved, job, profile)
-    if profile.scheduler == "ssh":
-        from llmctl.submit.ssh_checks import check_hosts, check_unshared
-
-        check_hosts(resolved, job, profile)
-        check_unshared(resolved, job, config, profile)
-    check_secrets(job.secrets, context.environment)
-    paths = list(config_checks(resolved, config, job, profile)) if config is not None else []
-    image = image_file(context, job, profile)
-    paths += [image_check(resolved, image)] if image is not None else []
-    paths += [runs_root_check(profile, context), *path_checks]
-    transport = transport_for(context.connect(profile), job.nodes)
-    if dry_run and transport.is_remote:
-        return (f"not looked at on {transport.host}: {', '.join(dict.fromkeys(check.path for check in paths))}",)
+    profile = job.profile
+    problems = [*job_problems(job, context.environment), *python_problems(job)]
+    problems += runs_root_name_problems(profile, context.folders)
+    if job.is_remote and problems:
+        raise resolved.error(problems)
+    paths = [*_named_paths(job), runs_root_path(profile, context.folders), *own_paths]
+    transport = context.connect(profile)
+    if dry_run and job.is_remote:
+        looked_for = dict.fromkeys(path for check in paths for path in check.paths)
+        return [f"not looked at on {transport.host}: {', '.join(looked_for)}"]
+    if job.is_remote:
+        transport = transport_for(transport, job.spec.nodes)
     if profile.scheduler == "ssh":
         cast("HostGroup", transport).check_reachable()
-    run_path_checks(paths, transport)
-    return ()
+    problems += path_problems(paths, transport)
+    if problems:
+        raise resolved.error(problems)
+    return []
+
+
+def _named_paths(job: JobPlan) -> list[PathCheck]:
+    """The paths that the user names: those of the config, and the file of an image."""
+    paths: list[PathCheck] = []
+    if job.config is not None:
+        from llmctl.submit.config_checks import config_paths
+
+        paths += config_paths(job, job.config)
+    if job.request.container is not None and is_file(job.request.container.image):
+        remedy = "name one that is there, or an image of a registry"
+        paths.append(present("job.container", (job.request.container.image,), remedy, (), kinds=("file", "folder")))
+    return paths
 
 
 def _find_user_code(job: JobSpec, context: Context) -> "UserCode | None":

@@ -159,7 +159,7 @@ def test_our_own_python_means_nothing_there(context, tmp_path):
     with pytest.raises(ProfileError, match="which Python of login.example runs the job cannot be guessed"):
         plan(context)
     command = plan(context, command=("hostname",))
-    assert command.placed.place.working_dir == tmp_path / "there/runs/r"
+    assert command.job.layout.working_dir == tmp_path / "there/runs/r"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_torch_for_cpus_will_do_on_cpus(context, tmp_path):
     write_python(tmp_path / "there", "3.11.4 2.5.1+cpu -")
     made = plan(context)
     transport = context.connections["far"]
-    found = check_torch(made.profile, context, transport, made.placed.place.python, made.request)
+    found = check_torch(made.job.profile, context, transport, made.job.layout.python, made.job.request)
     assert str(found) == "python 3.11.4, torch 2.5.1+cpu for CPUs"
 
 
