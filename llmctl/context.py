@@ -96,12 +96,12 @@ class Context:
             UsageError: ``origin`` is a flag and no cluster has this name.
             ProfileError: the same from elsewhere, or a profile that cannot be used.
         """
-        from llmctl.site.profile import expand_home, load_profile
+        from llmctl.site.profile import load_profile
 
         profile = load_profile(self.folders, name, origin)
         root = self.environment.get("LLMCTL_RUNS_ROOT") or profile.runs_root
         if root is not None and not is_remote(profile):
-            root = os.path.normpath(self.cwd / expand_home(root, self.folders))
+            root = os.path.normpath(self.cwd / expand(root, lambda: str(self.folders.home)))
         return profile.model_copy(update={"runs_root": root})
 
     def runs_root(self, profile: ClusterProfile) -> str:
@@ -114,18 +114,19 @@ class Context:
             SchedulerError: the machine cannot be asked.
         """
         root = profile.runs_root
-        overlay = self.folders.clusters / f"{profile.name}.yaml"
         if root is None:
             raise ProfileError(
                 f"cluster {profile.name} has no runs_root: the folder of the runs, which all nodes see\n"
-                f"llmctl clusters setup {profile.name} asks for it; or set LLMCTL_RUNS_ROOT, or runs_root in {overlay}"
+                f"llmctl clusters setup {profile.name} asks for it; or set LLMCTL_RUNS_ROOT, or runs_root in "
+                f"{self.folders.clusters / profile.name}.yaml"
             )
         if root == "~" or root.startswith("~/"):
             root = self.connect(profile).home() + root[1:]
         if not root.startswith("/"):
             raise ProfileError(
                 f"cluster {profile.name}: runs_root: {root} is not absolute\n"
-                f"give a path that begins with / or ~/ in {overlay}, or in LLMCTL_RUNS_ROOT"
+                f"give a path that begins with / or ~/ in {self.folders.clusters / profile.name}.yaml, or in "
+                "LLMCTL_RUNS_ROOT"
             )
         return os.path.normpath(root)
 
@@ -193,7 +194,7 @@ def _expanded(paths: dict[str, str | None], home: Callable[[], str]) -> dict[str
 
 @dataclass(frozen=True)
 class ClusterSession:
-    """A cluster that runs are looked at on, or ended.
+    """A cluster that jobs are submitted to, or runs are looked at on, or ended.
 
     Attributes:
         profile: of the cluster.
@@ -221,6 +222,25 @@ class ClusterSession:
         from llmctl.backends import load_queue_backend
 
         profile = context.profile(cluster, origin)
+        return cls(profile, context.connect(profile), load_queue_backend(profile.scheduler))
+
+    @classmethod
+    def for_jobs(cls, context: Context, cluster: str, origin: str) -> ClusterSession:
+        """Reach for a cluster to submit to: no path of its profile begins with ``~``.
+
+        Args:
+            context: this call of llmctl.
+            cluster: its name.
+            origin: where the name came from, for the message.
+
+        Raises:
+            ProfileError: it has no profile, or one that cannot be used.
+            UsageError: the same, and ``origin`` is a flag.
+            SchedulerError: the machine cannot be asked for the home directory.
+        """
+        from llmctl.backends import load_queue_backend
+
+        profile = resolve_profile_paths(context.profile(cluster, origin), context)
         return cls(profile, context.connect(profile), load_queue_backend(profile.scheduler))
 
     def watch(

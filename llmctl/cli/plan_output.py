@@ -91,8 +91,8 @@ def _say_beforehand(plan: "Plan", context: "Context") -> None:
 
         notice = unseen_site_message(profile, context.folders)
         lines = [*([f"{profile.name}: {notice}"] if notice else []), *lines]
-    if plan.cost is not None:
-        lines.append(f"asks for {plan.cost}")
+    if plan.job.cost is not None:
+        lines.append(f"asks for {plan.job.cost}")
     if lines:
         say("\n".join(lines))
 
@@ -106,6 +106,6 @@ def _summary(record: "RunRecord", plan: "Plan") -> dict[str, Any]:
         "run_dir": str(record.run_dir),
         "job_ids": [job.job_id for job in jobs],
         "queue": plan.job.request.queue,
-        "cost": plan.cost.as_json() if plan.cost is not None else None,
+        "cost": plan.job.cost.as_json() if plan.job.cost is not None else None,
         "submitted": [shlex.join(command.argv) for command in plan.rendered.commands],
     }

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llmctl.backends import load_backend
+from llmctl.backends import load_backend, load_queue_backend
 from llmctl.backends.base import JobRequest
-from llmctl.context import Context, is_remote, resolve_profile_paths
+from llmctl.context import ClusterSession, Context, is_remote, resolve_profile_paths
 from llmctl.errors import ProfileError
+from llmctl.paths import profile_files
 from llmctl.site.container import ContainerPlan, plan_container
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
-from llmctl.site.profile_names import profile_files
 from llmctl.submit.checks import job_problems
 from llmctl.submit.environment_checks import check_container_runtime, visible_gpus
 from llmctl.submit.render import interactive_script, job_python
@@ -61,8 +61,8 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
         SchedulerError: the cluster cannot be reached.
     """
     profile = resolve_profile_paths(profile, context)
-    request = _request(context, profile, flags)
     transport = context.connect(profile)
+    request = _request(context, ClusterSession(profile, transport, load_queue_backend(profile.scheduler)), flags)
     warning = check_container_runtime(profile, context, transport, request)
     container = _without_import(request.container, transport)
     script = interactive_script(
@@ -153,7 +153,7 @@ def _cores_of(attachment: "Attachment", profile: ClusterProfile) -> int | None:
     """The cores that a run's job has on each node."""
     spec = JobSpec.from_plain(attachment.record.job)
     size = node_size(spec, profile, on_cpu=attachment.is_on_cpu)
-    return build_request(spec, profile, size, name=NAME, run_dir="").cores_granted
+    return build_request(spec, profile, load_backend(profile.scheduler), size, name=NAME, run_dir="").cores_granted
 
 
 def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -161,21 +161,24 @@ def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": ":".join(path for path in (code, environ.get("PYTHONPATH", "")) if path)}
 
 
-def _request(context: Context, profile: ClusterProfile, flags: Sequence[Flag]) -> JobRequest:
-    """What is asked for, checked as for a submission."""
-    resolved = resolve(context, profile, None, flags, job_only=True)
+def _request(context: Context, session: ClusterSession, flags: Sequence[Flag]) -> JobRequest:
+    """The request, checked as for a submission."""
+    profile = session.profile
+    backend = load_backend(profile.scheduler)
+    resolved = resolve(context, session, None, flags, job_only=True)
     spec = job_spec(resolved, job_section(resolved), NAME)
     root = str(profile.runs_root)
     if profile.scheduler == "local":
         return JobRequest(profile, job_name=NAME, run_dir=root, gpus_per_node=len(visible_gpus(context)))
     container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=(root,))
-    request = build_request(spec, profile, node_size(spec, profile), name=NAME, run_dir=root, container=container)
+    size = node_size(spec, profile)
+    request = build_request(spec, profile, backend, size, name=NAME, run_dir=root, container=container)
     job = AskedJob(
         spec=spec,
         profile=profile,
         folders=context.folders,
-        is_remote=is_remote(profile),
-        backend=load_backend(profile.scheduler),
+        is_remote=session.transport.is_remote,
+        backend=backend,
         request=request,
         image=image_of(spec, profile),
     )

@@ -1,16 +1,26 @@
-"""Checks of a job before anything is written, queued or started: the cluster gives what the job asks for. Pure.
+"""Checks of a job before anything is written, queued or started: the cluster gives what the job asks for.
 
-A check takes a job with every question answered, and yields problems; nothing is raised and no machine is asked.
+Checks take a job with every question answered, and yield problems; ``check_job`` alone raises, once for all of them.
 """
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
+from llmctl.context import ClusterSession, Context
 from llmctl.durations import clock
-from llmctl.site.profile import LimitsProfile, QueueLimits, ResourceType
-from llmctl.submit.origins import Problem
+from llmctl.paths import UserFolders
+from llmctl.runs.record import RunRecord
+from llmctl.site.profile import ClusterProfile, LimitsProfile, QueueLimits, ResourceType
+from llmctl.submit.origins import Problem, Resolved, profile_error
 from llmctl.submit.request import AskedJob, JobPlan
+from llmctl.transport.file_writes import PathFacts
+from llmctl.transport.protocol import Transport, transport_for
+
+if TYPE_CHECKING:
+    from llmctl.transport.host_group import HostGroup
 
 MOST_LOCAL_NODES = 1024
 """Far above what trains on one machine, far below what exhausts its process table by a slip of the pen."""
@@ -30,6 +40,63 @@ _PLURALS = {
     "launcher": "launchers",
 }
 """Key of the job that some schedulers have no word for -> its plural for people."""
+
+
+@dataclass(frozen=True)
+class PathCheck:
+    """Paths to look at, and their judge: from the facts by path, the problem; None if all is as it should be."""
+
+    paths: tuple[str, ...]
+    judge: Callable[[Mapping[str, PathFacts]], Problem | None]
+
+
+def check_job(
+    context: Context,
+    session: ClusterSession,
+    resolved: Resolved,
+    job: JobPlan,
+    own_paths: Sequence[PathCheck],
+    *,
+    dry_run: bool,
+) -> list[str]:
+    """Refuse a job with problems, all of them at once; returns what the user should know.
+
+    All paths are looked at in one round trip. Another machine is reached only for a job without a problem so far, and
+    not for a dry run.
+
+    Args:
+        context: of this call.
+        session: of the cluster.
+        resolved: the job's values with their origins.
+        job: with every question answered.
+        own_paths: of the run.
+        dry_run: look at no path of another machine.
+
+    Raises:
+        UsageError, ConfigFileError, ProfileError, RecordError: tells all problems; the first gives the kind.
+        SchedulerError: the machine cannot be reached.
+    """
+    transport, profile = session.transport, job.profile
+    problems = [*job_problems(job, context.environment), *python_problems(job)]
+    problems += runs_root_name_problems(profile, context.folders)
+    if job.is_remote and problems:
+        raise resolved.error(problems)
+    paths = [runs_root_path(profile, context.folders), *own_paths]
+    if job.config is not None or job.request.container is not None:
+        from llmctl.submit.config_checks import named_paths
+
+        paths = [*named_paths(job), *paths]
+    if dry_run and job.is_remote:
+        looked_for = dict.fromkeys(path for check in paths for path in check.paths)
+        return [f"not looked at on {transport.host}: {', '.join(looked_for)}"]
+    if job.is_remote:
+        transport = transport_for(transport, job.spec.nodes)
+    if profile.scheduler == "ssh":
+        cast("HostGroup", transport).check_reachable()
+    problems += path_problems(paths, transport)
+    if problems:
+        raise resolved.error(problems)
+    return []
 
 
 def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactive: bool = False) -> Iterator[Problem]:
@@ -233,3 +300,94 @@ def _host_problems(job: AskedJob) -> Iterator[Problem]:
         yield Problem("hosts", f"{doubled} stands there twice; each machine is one node", of="profile")
     if nodes > len(hosts):
         yield Problem("job.nodes", f"{nodes} is above {len(hosts)}, the hosts of {job.profile.name}; lower it")
+
+
+def path_problems(checks: Sequence[PathCheck], transport: Transport) -> list[Problem]:
+    """Look at all paths in one round trip; returns the problems, in the order of the checks.
+
+    Raises:
+        SchedulerError: the machine cannot be reached.
+    """
+    paths = list(dict.fromkeys([path for check in checks for path in check.paths]))
+    facts = dict(zip(paths, transport.look_at(paths), strict=True))
+    return [problem for check in checks if (problem := check.judge(facts)) is not None]
+
+
+def new_run(run_dir: str, run_id: str) -> PathCheck:
+    """A --run-id is not taken."""
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        if not facts[run_dir].kind:
+            return None
+        return Problem(
+            f"--run-id {run_id}", f"{run_dir} is there already; a run id is used once, leave the flag out", of="flag"
+        )
+
+    return PathCheck((run_dir,), judge)
+
+
+def trainer_snapshot(record: RunRecord) -> PathCheck:
+    """The snapshot of the trainer that a run began with, and goes on with, is still there."""
+    code = f"{record.run_dir}/code/trainer"
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        if record.code.get("trainer") is None or facts[code].kind == "folder":
+            return None
+        remedy = "submit its command anew"
+        if record.config is not None:
+            remedy = f"llmctl submit {record.run_dir}/config.yaml --set checkpoint.load={record.run_dir}/checkpoints"
+        return Problem("", f"{code}: the snapshot of the trainer that the run began with is gone\n{remedy}", of="run")
+
+    return PathCheck((code,), judge)
+
+
+def runs_root_name_problems(profile: ClusterProfile, folders: UserFolders) -> list[Problem]:
+    """A letter in the name of the folder of the runs that PYTHONPATH and hostfiles cannot carry."""
+    wrong = next((letter for letter in profile.runs_root or "" if letter == ":" or ord(letter) < 32), None)
+    if wrong is None:
+        return []
+    return [runs_root_problem(profile, folders, f"PYTHONPATH and hostfiles cannot carry {wrong!r}; name another")]
+
+
+def runs_root_path(profile: ClusterProfile, folders: UserFolders) -> PathCheck:
+    """The folder of the runs can be made and written."""
+    root = profile.runs_root or ""
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        why = why_unwritable(root, facts[root])
+        return runs_root_problem(profile, folders, why) if why else None
+
+    return PathCheck((root,), judge)
+
+
+def runs_root_problem(profile: ClusterProfile, folders: UserFolders, why: str) -> Problem:
+    """The problem of a folder that cannot hold the runs."""
+    remedy = f"set LLMCTL_RUNS_ROOT, or runs_root in {folders.clusters / profile.name}.yaml"
+    return Problem("runs_root", f"{profile.runs_root} cannot hold the runs: {why}\n{remedy}", of="profile")
+
+
+def check_runs_root(profile: ClusterProfile, context: Context) -> None:
+    """Refuse a folder for the runs that cannot be made or written.
+
+    Raises:
+        ProfileError: names the folder, what is wrong with it, and where it is set.
+        SchedulerError: the machine cannot be reached.
+    """
+    problems = runs_root_name_problems(profile, context.folders)
+    if not problems:
+        problems = path_problems([runs_root_path(profile, context.folders)], context.connect(profile))
+    if problems:
+        raise profile_error(context, profile, problems)
+
+
+def why_unwritable(folder: str, facts: PathFacts) -> str:
+    """Why a folder, to be made with its parents where it is not there, cannot be written; empty if it can."""
+    if facts.nearest_kind != "folder":
+        return f"{facts.nearest} is not a folder"
+    if not facts.can_write:
+        return f"{facts.nearest} is not writable for you"
+    if facts.is_read_only:
+        return f"{facts.nearest} is on a file system mounted read-only"
+    if facts.nearest != folder and facts.nearest.startswith(("/proc", "/sys")):
+        return f"{facts.nearest} is the kernel's and holds no files of yours"
+    return ""

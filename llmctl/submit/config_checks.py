@@ -1,10 +1,12 @@
-"""Checks of a training config against the job that it is to run in, and the paths that it names."""
+"""Checks of a training config against the job that it is to run in, and the paths that config and job name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
+from llmctl.site.container import is_file, on_host
+from llmctl.submit.checks import PathCheck, why_unwritable
 from llmctl.submit.origins import Problem
-from llmctl.submit.path_checks import PathCheck, present, writable
 from llmctl.submit.request import AskedJob
+from llmctl.transport.file_writes import PathFacts
 from trainer.config import ConfigError, TrainConfig
 
 _DATA_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
@@ -43,19 +45,57 @@ def config_problems(job: AskedJob, config: TrainConfig, *, is_sized: bool) -> It
             yield Problem(key, f"{path} is relative, {text}")
 
 
-def config_paths(job: AskedJob, config: TrainConfig) -> Iterator[PathCheck]:
-    """Paths of data, tokenizer and checkpoint, which have to be there, and of folders that are written."""
+def named_paths(job: AskedJob) -> Iterator[PathCheck]:
+    """Paths that the user names: data, tokenizer, checkpoint and image have to be there, other folders be writable."""
+    if job.config is not None:
+        yield from _config_paths(job, job.config)
+    if job.request.container is not None and is_file(job.request.container.image):
+        remedy = "name one that is there, or an image of a registry"
+        yield _present("job.container", (job.request.container.image,), remedy, (), kinds=("file", "folder"))
+
+
+def _config_paths(job: AskedJob, config: TrainConfig) -> Iterator[PathCheck]:
     mounts = (*job.profile.container.mounts, *job.spec.mounts)
     for key, prefix in _data_prefixes(config):
         if not config.data.streaming:
-            yield present(key, (f"{prefix}.bin", f"{prefix}.idx"), _PAIR, mounts, kinds=("file",))
+            yield _present(key, (f"{prefix}.bin", f"{prefix}.idx"), _PAIR, mounts, kinds=("file",))
         # The matches of a pattern are not looked for there.
         elif not set("*?[") & set(prefix):
-            yield present(key, (prefix,), "name a file or folder of text", mounts, kinds=("file", "folder"))
+            yield _present(key, (prefix,), "name a file or folder of text", mounts, kinds=("file", "folder"))
     for key, path in _read_paths(config):
-        yield present(key, (path,), _READ, mounts, kinds=("file", "folder"))
+        yield _present(key, (path,), _READ, mounts, kinds=("file", "folder"))
     for key, path in _written_paths(config):
-        yield writable(key, path, mounts)
+        yield _writable(key, path, mounts)
+
+
+def _present(key: str, paths: Sequence[str], remedy: str, mounts: Sequence[str], *, kinds: Sequence[str]) -> PathCheck:
+    """Paths that have to be there.
+
+    Args:
+        key: of the config.
+        paths: as the job sees them.
+        remedy: what to do where one is not there.
+        mounts: of the job's container.
+        kinds: ``file`` or ``folder``, or both.
+    """
+    places = {on_host(path, mounts) or path: path for path in paths}
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        missing = next((path for place, path in places.items() if facts[place].kind not in kinds), None)
+        return None if missing is None else Problem(key, f"there is no {missing}; {remedy}")
+
+    return PathCheck(tuple(places), judge)
+
+
+def _writable(key: str, path: str, mounts: Sequence[str]) -> PathCheck:
+    """A folder that is written, and made with its parents where it is not there."""
+    place = on_host(path, mounts) or path
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        why = why_unwritable(place, facts[place])
+        return Problem(key, f"{path} cannot be written: {why}; name another, or leave it out") if why else None
+
+    return PathCheck((place,), judge)
 
 
 def _data_prefixes(config: TrainConfig) -> list[tuple[str, str]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from llmctl.backends.base import JobRequest
 from llmctl.context import Context, is_remote
 from llmctl.errors import ProfileError, SchedulerError
+from llmctl.paths import profile_files
 from llmctl.site.profile import ClusterProfile
-from llmctl.site.profile_names import profile_files
 from llmctl.submit.render import environment_script, job_python
 from llmctl.transport.protocol import Transport
 

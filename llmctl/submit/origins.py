@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from llmctl.context import Context
 from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, UsageError
+from llmctl.paths import profile_files
 from llmctl.site.profile import ClusterProfile
-from llmctl.site.profile_names import profile_files
 from llmctl.site.profile_origins import origins
 from trainer.config import ConfigError, build_config
 

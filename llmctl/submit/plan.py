@@ -7,35 +7,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from llmctl import __version__
-from llmctl.context import Context, resolve_profile_paths
+from llmctl.context import ClusterSession, Context
 from llmctl.errors import RecordError, UsageError
 from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
-from llmctl.site.container import is_file
 from llmctl.site.job import JobError, JobSpec
-from llmctl.site.profile import ClusterProfile, overlay
-from llmctl.submit.checks import job_problems, python_problems
+from llmctl.site.profile import overlay
+from llmctl.submit.checks import check_job, new_run, trainer_snapshot
 from llmctl.submit.origins import Origin, Resolved
-from llmctl.submit.path_checks import (
-    PathCheck,
-    new_run,
-    path_problems,
-    present,
-    runs_root_name_problems,
-    runs_root_path,
-    trainer_snapshot,
-)
 from llmctl.submit.render import RenderedJob, render
-from llmctl.submit.request import JobCost, JobPlan, plan_job
+from llmctl.submit.request import JobPlan, plan_job
 from llmctl.submit.resolve import Flag, find_config, job_section, job_spec, parse_settings, resolve, training_config
-from llmctl.transport.protocol import transport_for
 from trainer.config import TrainConfig
 
 if TYPE_CHECKING:
     from llmctl.submit.snapshot import UserCode
-    from llmctl.transport.host_group import HostGroup
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,6 @@ class Plan:
         user_code: the user's project, if any of it is taken along.
         installed: use the environment's trainer.
         is_new: True if the run directory is to be made.
-        cost: size and charge at most; None where jobs are started directly.
         warnings: for the user, on standard error.
     """
 
@@ -92,7 +79,6 @@ class Plan:
     user_code: "UserCode | None"
     installed: bool
     is_new: bool
-    cost: JobCost | None
     warnings: tuple[str, ...] = ()
 
 
@@ -102,31 +88,35 @@ def plan_submission(context: Context, request: Request) -> Plan:
     Raises:
         UsageError, ConfigFileError, ProfileError: the first thing that is wrong, by flag or by file and key.
     """
-    profile = resolve_profile_paths(context.profile(*request.cluster), context)
-    is_command = bool(request.command)
+    session = ClusterSession.for_jobs(context, *request.cluster)
+    profile, is_command = session.profile, bool(request.command)
     path, warning = (None, "") if is_command and request.config is None else find_config(context, request.config)
-    resolved = resolve(context, profile, path, _flags(request), job_only=is_command)
+    default_name = _as_name(Path(request.command[0]).name if is_command else path.stem if path is not None else "run")
+    resolved = resolve(context, session, path, _flags(request), job_only=is_command)
     if request.after is not None:  # known to the command line only: it names a run, which no config can
         resolved = replace(resolved, origins={**resolved.origins, "job.after": Origin("--after", is_flag=True)})
     config = None if is_command else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
-    default_name = Path(request.command[0]).name if is_command else path.stem if path is not None else "run"
-    spec = job_spec(resolved, section, _as_name(default_name), after=request.after, command=request.command)
-    run_dir = Path(str(profile.runs_root)) / _run_id(request.run_id, spec.name)
-    job = plan_job(context, profile, spec, config, run_dir)
-    own_paths = [new_run(str(run_dir), run_dir.name)] if request.run_id is not None else []
+    spec = job_spec(resolved, section, default_name, after=request.after, command=request.command)
+    if request.run_id is None:
+        run_id = new_run_id(spec.name, time.strftime("%y%m%d-%H%M%S"))
+    else:
+        run_id = _valid_run_id(request.run_id)
+    run_dir = Path(str(profile.runs_root)) / run_id
+    job = plan_job(context, session, spec, config, run_dir)
+    own_paths = [new_run(str(run_dir), run_id)] if request.run_id is not None else []
     warnings = [warning] if warning else []
-    warnings += _check(context, resolved, job, own_paths, dry_run=request.dry_run)
-    user_code = _find_user_code(spec, context)
+    warnings += check_job(context, session, resolved, job, own_paths, dry_run=request.dry_run)
+    user_code = _find_user_code(spec, context) if spec.code else None
     if spec.after is not None:
         from llmctl.submit.dependencies import jobs_before
 
         before = jobs_before(context, spec.after, profile, asks_scheduler=not request.dry_run)
         job = replace(job, request=replace(job.request, after=before.ids, after_any=before.is_any))
         warnings += before.warnings
-    rendered = render(spec, profile, job.layout, context.folders, job.request)
+    rendered = render(spec, job.profile, job.layout, context.folders, job.request)
     record = RunRecord(
-        run_id=run_dir.name,
+        run_id=run_id,
         name=spec.name,
         created=time.time(),
         llmctl_version=__version__,
@@ -151,7 +141,6 @@ def plan_submission(context: Context, request: Request) -> Plan:
         user_code=user_code,
         installed=request.installed,
         is_new=True,
-        cost=JobCost.of(job.request) if job.queue is not None else None,
         warnings=tuple(warnings),
     )
 
@@ -177,9 +166,9 @@ def plan_resume(
         UsageError, ConfigFileError, ProfileError: the first thing that is wrong, by flag or by file and key.
         RecordError: the record's job cannot be understood, or the run's code is gone.
     """
-    profile = resolve_profile_paths(context.profile(record.cluster, f"run {record.run_id}"), context)
+    session = ClusterSession.for_jobs(context, record.cluster, f"run {record.run_id}")
     flags = [*parse_settings(settings), *([Flag("--nodes", "job.nodes", nodes)] if nodes is not None else [])]
-    resolved = _resolve_again(context, profile, record, flags)
+    resolved = _resolve_again(context, session, record, flags)
     config = None if record.config is None else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
     try:
@@ -189,8 +178,8 @@ def plan_resume(
     spec = job_spec(resolved, section, record.name, after=None, command=before.command)
     spec = replace(spec, name=record.name)
     number = max((submission.number for submission in record.submissions), default=0) + 1
-    job = plan_job(context, profile, spec, config, record.run_dir, submission=number, cwd=record.cwd)
-    warnings = _check(context, resolved, job, [trainer_snapshot(record)], dry_run=dry_run)
+    job = plan_job(context, session, spec, config, record.run_dir, submission=number, cwd=record.cwd)
+    warnings = check_job(context, session, resolved, job, [trainer_snapshot(record)], dry_run=dry_run)
     origins = {**record.origins, **{key: origin.text for key, origin in resolved.origins.items() if origin.is_flag}}
     return Plan(
         record=replace(
@@ -201,11 +190,10 @@ def plan_resume(
         ),
         number=number,
         job=job,
-        rendered=render(spec, profile, job.layout, context.folders, job.request),
+        rendered=render(spec, job.profile, job.layout, context.folders, job.request),
         user_code=None,
         installed=record.code.get("trainer") is None,
         is_new=False,
-        cost=JobCost.of(job.request) if job.queue is not None else None,
         warnings=tuple(warnings),
     )
 
@@ -222,10 +210,10 @@ def _flags(request: Request) -> list[Flag]:
     return flags
 
 
-def _resolve_again(context: Context, profile: ClusterProfile, record: RunRecord, flags: Sequence[Flag]) -> Resolved:
+def _resolve_again(context: Context, session: ClusterSession, record: RunRecord, flags: Sequence[Flag]) -> Resolved:
     """The record's values in the place of a config file, with the flags of this resume over them."""
     values = dict(record.config) if record.config is not None else {"job": _job_section(record.job)}
-    over = resolve(context, profile, None, flags, job_only=record.config is None)
+    over = resolve(context, session, None, flags, job_only=record.config is None)
     file = str(record.run_dir / "config.yaml")
     origins = {key: Origin(file) for key in record.origins} | dict(over.origins)
     return Resolved(overlay(values, over.values), origins, file, over.cluster, values)
@@ -239,65 +227,13 @@ def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
 
 
-def _check(
-    context: Context, resolved: Resolved, job: JobPlan, own_paths: Sequence[PathCheck], *, dry_run: bool
-) -> list[str]:
-    """Refuse a job with problems, all of them at once; returns what the user should know.
-
-    All paths are looked at in one round trip. Another machine is reached only for a job without a problem so far, and
-    not for a dry run.
-
-    Args:
-        context: of this call.
-        resolved: origins of the job's values.
-        job: with every question answered.
-        own_paths: of the run.
-        dry_run: look at no path of another machine.
-    """
-    profile = job.profile
-    problems = [*job_problems(job, context.environment), *python_problems(job)]
-    problems += runs_root_name_problems(profile, context.folders)
-    if job.is_remote and problems:
-        raise resolved.error(problems)
-    paths = [*_named_paths(job), runs_root_path(profile, context.folders), *own_paths]
-    transport = context.connect(profile)
-    if dry_run and job.is_remote:
-        looked_for = dict.fromkeys(path for check in paths for path in check.paths)
-        return [f"not looked at on {transport.host}: {', '.join(looked_for)}"]
-    if job.is_remote:
-        transport = transport_for(transport, job.spec.nodes)
-    if profile.scheduler == "ssh":
-        cast("HostGroup", transport).check_reachable()
-    problems += path_problems(paths, transport)
-    if problems:
-        raise resolved.error(problems)
-    return []
-
-
-def _named_paths(job: JobPlan) -> list[PathCheck]:
-    """The paths that the user names: those of the config, and the file of an image."""
-    paths: list[PathCheck] = []
-    if job.config is not None:
-        from llmctl.submit.config_checks import config_paths
-
-        paths += config_paths(job, job.config)
-    if job.request.container is not None and is_file(job.request.container.image):
-        remedy = "name one that is there, or an image of a registry"
-        paths.append(present("job.container", (job.request.container.image,), remedy, (), kinds=("file", "folder")))
-    return paths
-
-
-def _find_user_code(job: JobSpec, context: Context) -> "UserCode | None":
-    if not job.code:
-        return None
+def _find_user_code(spec: JobSpec, context: Context) -> "UserCode":
     from llmctl.submit.snapshot import find_user_code
 
-    return find_user_code(job.code, context.transport)
+    return find_user_code(spec.code, context.transport)
 
 
-def _run_id(asked: str | None, name: str) -> str:
-    if asked is None:
-        return new_run_id(name, time.strftime("%y%m%d-%H%M%S"))
+def _valid_run_id(asked: str) -> str:
     if not RUN_ID.fullmatch(asked):
         raise UsageError(
             f"--run-id {asked}: is not valid: up to 128 letters, digits, dots, dashes and underscores, "

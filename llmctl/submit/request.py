@@ -6,12 +6,13 @@ The profile answers what the job leaves open: first its kind of node, then its d
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from llmctl.backends import load_backend
 from llmctl.backends.base import Backend, JobRequest, QueueBackend
-from llmctl.context import Context, secrets_file
+from llmctl.context import ClusterSession, Context, secrets_file
 from llmctl.paths import UserFolders
 from llmctl.site.container import ContainerPlan, on_host, plan_container
 from llmctl.site.job import JobSpec
@@ -83,6 +84,11 @@ class JobPlan(AskedJob):
     queue: QueueBackend | None
     new_folders: tuple[str, ...]
 
+    @cached_property
+    def cost(self) -> "JobCost | None":
+        """Size and charge at most; None where jobs are started directly."""
+        return JobCost.of(self.request) if self.queue is not None else None
+
 
 @dataclass(frozen=True)
 class JobCost:
@@ -147,7 +153,7 @@ class JobCost:
 
 def plan_job(
     context: Context,
-    profile: ClusterProfile,
+    session: ClusterSession,
     spec: JobSpec,
     config: TrainConfig | None,
     run_dir: Path,
@@ -159,14 +165,14 @@ def plan_job(
 
     Args:
         context: of this call.
-        profile: of the cluster, with paths resolved.
+        session: of the cluster, for jobs.
         spec: the user's job.
         config: of a training run; None for a COMMAND.
         run_dir: of the run.
         submission: its number.
         cwd: where a COMMAND starts; None: where this call was typed, or on another machine the run directory.
     """
-    is_remote = context.connect(profile).is_remote
+    profile, is_remote = session.profile, session.transport.is_remote
     visible = None
     if profile.scheduler == "local":
         from llmctl.submit.environment_checks import visible_gpus
@@ -178,17 +184,18 @@ def plan_job(
         working_dir = run_dir / "code" / "user"
     else:
         working_dir = run_dir if is_remote else Path(cwd) if cwd is not None else context.cwd
-    image, container = image_of(spec, profile), None
+    image = image_of(spec, profile)
+    container: ContainerPlan | None = None
     mounts: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     if image is not None:
-        shown = (*profile.container.mounts, *spec.mounts)
-        written = (*_unshown(_written_paths(config), shown), cache_folder(str(run_dir.parent)))
-        needed = [str(run_dir), f"{run_dir.parent}/.code", *written, *_unshown(_read_paths(config), shown)]
-        needed += [str(working_dir)] if spec.command and working_dir != run_dir else []
-        needed += [str(secrets.parent)] if secrets is not None else []
-        mounts = tuple(dict.fromkeys(needed))
+        own = [str(working_dir)] if spec.command and working_dir != run_dir else []
+        own += [str(secrets.parent)] if secrets is not None else []
+        mounts, written = _own_mounts(spec, profile, config, run_dir)
+        mounts = tuple(dict.fromkeys((*mounts, *own)))
         container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=mounts)
+    backend = session.backend or load_backend(profile.scheduler)
+    request = build_request(spec, profile, backend, size, name=run_dir.name, run_dir=str(run_dir), container=container)
     # Our own interpreter means nothing on another machine; a COMMAND needs one only to find where to meet.
     own_python = sys.executable if not is_remote else "python3" if spec.command else ""
     layout = RunLayout(
@@ -201,7 +208,6 @@ def plan_job(
         working_dir=working_dir,
         secrets_file=secrets,
     )
-    backend = load_backend(profile.scheduler)
     return JobPlan(
         spec=spec,
         config=config,
@@ -209,8 +215,8 @@ def plan_job(
         folders=context.folders,
         is_remote=is_remote,
         backend=backend,
-        queue=cast("QueueBackend", backend) if backend.has_queue else None,
-        request=build_request(spec, profile, size, name=run_dir.name, run_dir=str(run_dir), container=container),
+        queue=session.backend,
+        request=request,
         layout=layout,
         image=image,
         visible_gpus=visible,
@@ -222,6 +228,7 @@ def plan_job(
 def build_request(
     spec: JobSpec,
     profile: ClusterProfile,
+    backend: Backend,
     size: NodeSize,
     *,
     name: str,
@@ -233,12 +240,13 @@ def build_request(
     Args:
         spec: the user's job.
         profile: of the cluster.
+        backend: of its scheduler.
         size: of each node.
         name: of the job: the run id.
         run_dir: the run directory, absolute.
         container: of the job; None for a job on the nodes themselves.
     """
-    backend, defaults = load_backend(profile.scheduler), profile.defaults
+    defaults = profile.defaults
     kind = spec.resource_type or defaults.resource_type
     resource = profile.resource_types.get(kind or "")
     return JobRequest(
@@ -290,6 +298,15 @@ def image_of(spec: JobSpec, profile: ClusterProfile) -> str | None:
     """The image that a job runs in: its own, else the profile's environment; None for a job on the nodes themselves."""
     software = profile.environment
     return spec.container or (software.path if software.kind == "container" else None)
+
+
+def _own_mounts(
+    spec: JobSpec, profile: ClusterProfile, config: TrainConfig | None, run_dir: Path
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The folders that a job's container has to show, unless a mount shows them, and those of them that are written."""
+    mounts = (*profile.container.mounts, *spec.mounts)
+    written = (*_unshown(_written_paths(config), mounts), cache_folder(str(run_dir.parent)))
+    return (str(run_dir), f"{run_dir.parent}/.code", *written, *_unshown(_read_paths(config), mounts)), written
 
 
 def _written_paths(config: TrainConfig | None) -> list[str]:

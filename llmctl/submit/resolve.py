@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmctl.context import Context, expand
+from llmctl.context import ClusterSession, Context, expand
 from llmctl.errors import ConfigFileError, UsageError
 from llmctl.paths import UserFolders, bundled
 from llmctl.site.job import JobError, JobSpec, parse_time
-from llmctl.site.profile import ClusterProfile, expand_home, overlay
+from llmctl.site.profile import expand_home, overlay
 from llmctl.submit.origins import Origin, Problem, ProfileOrigins, Resolved
 from trainer.config import (
     ConfigError,
@@ -109,13 +109,13 @@ def parse_settings(settings: Sequence[str], flag: str = "--set") -> list[Flag]:
 
 
 def resolve(
-    context: Context, profile: ClusterProfile, config: Path | None, flags: Sequence[Flag], *, job_only: bool
+    context: Context, session: ClusterSession, config: Path | None, flags: Sequence[Flag], *, job_only: bool
 ) -> Resolved:
     """All layers, laid over each other. Nothing is checked but that they can be.
 
     Args:
         context: environment, working directory and folders.
-        profile: of the cluster; gives the group.
+        session: of the cluster; its profile gives the group.
         config: the config file; None for a COMMAND without one.
         flags: of the command line, the last one wins.
         job_only: take nothing but the ``job`` section, as a COMMAND needs it.
@@ -124,7 +124,7 @@ def resolve(
         ConfigFileError: the file cannot be read.
         UsageError: a flag sets a key below a plain value.
     """
-    transport = context.connect(profile)
+    profile, transport = session.profile, session.transport
     layers = _Layers(context.folders, transport.home if transport.is_remote else None)
     if profile.group is not None:
         layers.add("job.group", profile.group, Origin("profile"), context.cwd)

@@ -65,7 +65,8 @@ def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> Ren
     place = replace(place, **changes)
     run_dir, size = str(place.run_dir), NodeSize(place.ranks_per_node, place.ranks_per_node)
     container = plan_container(job, profile, cwd="/", own_mounts=(run_dir,))
-    request = build_request(job, profile, size, name=RUN_ID, run_dir=run_dir, container=container)
+    backend = load_backend(profile.scheduler)
+    request = build_request(job, profile, backend, size, name=RUN_ID, run_dir=run_dir, container=container)
     return render(job, profile, place, FOLDERS, request)
 
 

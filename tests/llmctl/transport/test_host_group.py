@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from llmctl.backends import load_backend
 from llmctl.backends.base import JobRequest
 from llmctl.backends.ssh import BACKEND
 from llmctl.errors import SchedulerError
@@ -103,7 +102,7 @@ def test_the_script_is_bash(shared, launcher, command, tmp_path):
 def problems_of(job, config=None, **changes):
     """Texts of the problems of a job on the hosts of PROFILE with these keys changed."""
     profile = PROFILE.model_copy(update=changes)
-    request = build_request(job, profile, NodeSize(1, 0), name="r", run_dir="/runs/r")
+    request = build_request(job, profile, BACKEND, NodeSize(1, 0), name="r", run_dir="/runs/r")
     folders = UserFolders.from_environment({"HOME": "/home/me"})
     asked = AskedJob(
         spec=job,
@@ -111,7 +110,7 @@ def problems_of(job, config=None, **changes):
         profile=profile,
         folders=folders,
         is_remote=True,
-        backend=load_backend("ssh"),
+        backend=BACKEND,
         request=request,
     )
     return [f"{problem.key} {problem.text}" for problem in job_problems(asked, {})]
