@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmctl.errors import ProfileError, UsageError
+from llmctl.errors import ProfileError
 from llmctl.paths import UserFolders
 
 if TYPE_CHECKING:
@@ -284,17 +284,6 @@ def secrets_file(context: Context, profile: ClusterProfile, run_dir: Path, submi
     if profile.scheduler == "local" and not is_remote(profile):
         return f"{context.folders.secrets}/{run_dir.name}.{submission}"
     return f"{run_dir.parent}/{SECRETS_FOLDER}/{run_dir.name}.{submission}"
-
-
-def check_secrets(names: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Refuse names that have no value.
-
-    Raises:
-        UsageError: names the first that is not set.
-    """
-    missing = next((name for name in names if name not in environ), None)
-    if missing is not None:
-        raise UsageError(f"--secret {missing}: is not set in your environment; export it first, its value goes along")
 
 
 def secrets_bytes(names: Sequence[str], environ: Mapping[str, str]) -> bytes:

@@ -1,6 +1,7 @@
-"""Checks of a job before anything is written, queued or started: the cluster gives what the job asks for.
+"""Checks of a job before anything is written, queued or started.
 
-Checks take a job with every question answered, and yield problems; ``check_job`` alone raises, once for all of them.
+The cluster has to give what the job asks for. Checks take a job with every question answered, and yield problems;
+``check_job`` alone raises, once for all of them.
 """
 
 import difflib
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 from llmctl.context import ClusterSession, Context
 from llmctl.durations import clock
 from llmctl.paths import UserFolders
-from llmctl.runs.record import RunRecord
 from llmctl.site.profile import ClusterProfile, LimitsProfile, QueueLimits, ResourceType
 from llmctl.submit.origins import Problem, Resolved, profile_error
 from llmctl.submit.request import AskedJob, JobPlan
@@ -44,7 +44,7 @@ _PLURALS = {
 
 @dataclass(frozen=True)
 class PathCheck:
-    """Paths to look at, and their judge: from the facts by path, the problem; None if all is as it should be."""
+    """Paths to look at, and the judge of their facts."""
 
     paths: tuple[str, ...]
     judge: Callable[[Mapping[str, PathFacts]], Problem | None]
@@ -59,7 +59,7 @@ def check_job(
     *,
     dry_run: bool,
 ) -> list[str]:
-    """Refuse a job with problems, all of them at once; returns what the user should know.
+    """Refuse a job with problems, telling all of them at once; returns warnings.
 
     All paths are looked at in one round trip. Another machine is reached only for a job without a problem so far, and
     not for a dry run.
@@ -100,7 +100,7 @@ def check_job(
 
 
 def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactive: bool = False) -> Iterator[Problem]:
-    """Problems of a job that no machine has to be asked for, the most basic first.
+    """Problems of a job that need no machine, the most basic first. Pure.
 
     Args:
         job: with every question answered.
@@ -129,12 +129,13 @@ def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactiv
 
 
 def python_problems(job: JobPlan) -> Iterator[Problem]:
-    """The interpreter of another machine's jobs, if it is neither named nor to be guessed."""
+    """An interpreter on another machine that is neither named nor to be guessed."""
     profile = job.profile
     if not job.layout.python:
+        host = profile.login.host or next(iter(profile.hosts), profile.name)
         yield Problem(
             "environment",
-            f"is unset, and which Python of {profile.login.host or profile.hosts[0]} runs the job cannot be guessed\n"
+            f"is unset, and which Python of {host} runs the job cannot be guessed\n"
             f"set environment: {{kind: venv, path: ...}} in {job.overlay}; llmctl clusters setup {profile.name} asks "
             "for it",
             of="profile",
@@ -142,7 +143,7 @@ def python_problems(job: JobPlan) -> Iterator[Problem]:
 
 
 def _offer_problems(job: AskedJob) -> Iterator[Problem]:
-    """What the scheduler has no word for, instead of leaving it out in silence; launcher and group."""
+    """Keys that mean nothing to the scheduler, a wrong launcher, a missing group."""
     spec, profile, backend = job.spec, job.profile, job.backend
     for key, plural in _PLURALS.items():
         value = getattr(spec, key)
@@ -165,7 +166,7 @@ def _offer_problems(job: AskedJob) -> Iterator[Problem]:
 
 
 def _size_problems(job: AskedJob) -> Iterator[Problem]:
-    """A kind of node that the cluster has not, and more GPUs than the kind of node has."""
+    """An unknown kind of node, and more GPUs than the kind of node has."""
     profile, kind, wanted = job.profile, job.request.resource_type, job.spec.gpus_per_node
     resource = profile.resource_types.get(kind or "")
     known = ", ".join(profile.resource_types)
@@ -214,7 +215,10 @@ def _local_size_problems(job: AskedJob) -> Iterator[Problem]:
 
 
 def _limit_problems(job: AskedJob, *, is_interactive: bool) -> Iterator[Problem]:
-    """More nodes, time or node-hours than the site gives. A reservation goes by rules of its own."""
+    """More nodes, time or node-hours than the site gives.
+
+    A reservation goes by rules of its own.
+    """
     profile, request = job.profile, job.request
     resource = profile.resource_types.get(request.resource_type or "")
     if profile.scheduler == "slurm":
@@ -241,7 +245,10 @@ def _limit_problems(job: AskedJob, *, is_interactive: bool) -> Iterator[Problem]
 
 
 def _limits(job: AskedJob, resource: ResourceType | None, *, is_interactive: bool) -> list[tuple[_Limits, str]]:
-    """The limits that hold for a job, with their owners. A queue's own lie over the general ones, key by key."""
+    """The limits that hold for a job, with their owners.
+
+    A queue's own limits lie over the general ones, key by key.
+    """
     profile, request, general = job.profile, job.request, job.profile.limits
     found: list[tuple[_Limits, str]] = []
     if resource is not None:
@@ -265,7 +272,7 @@ def _limits(job: AskedJob, resource: ResourceType | None, *, is_interactive: boo
 
 
 def _slurm_problems(job: AskedJob, resource: ResourceType | None) -> Iterator[Problem]:
-    """A priority that only operators may give, and options that send the job to another cluster of Slurm's.
+    """A priority that only operators may give, and options that name another cluster.
 
     Slurm ignores a negative --nice of a user (sbatch(1): "Only privileged users can specify a negative"). A job on
     another cluster would never be found again: nobody asks the queue there.
@@ -303,7 +310,7 @@ def _host_problems(job: AskedJob) -> Iterator[Problem]:
 
 
 def path_problems(checks: Sequence[PathCheck], transport: Transport) -> list[Problem]:
-    """Look at all paths in one round trip; returns the problems, in the order of the checks.
+    """Look at all paths in one round trip; returns problems in the checks' order.
 
     Raises:
         SchedulerError: the machine cannot be reached.
@@ -313,36 +320,8 @@ def path_problems(checks: Sequence[PathCheck], transport: Transport) -> list[Pro
     return [problem for check in checks if (problem := check.judge(facts)) is not None]
 
 
-def new_run(run_dir: str, run_id: str) -> PathCheck:
-    """A --run-id is not taken."""
-
-    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
-        if not facts[run_dir].kind:
-            return None
-        return Problem(
-            f"--run-id {run_id}", f"{run_dir} is there already; a run id is used once, leave the flag out", of="flag"
-        )
-
-    return PathCheck((run_dir,), judge)
-
-
-def trainer_snapshot(record: RunRecord) -> PathCheck:
-    """The snapshot of the trainer that a run began with, and goes on with, is still there."""
-    code = f"{record.run_dir}/code/trainer"
-
-    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
-        if record.code.get("trainer") is None or facts[code].kind == "folder":
-            return None
-        remedy = "submit its command anew"
-        if record.config is not None:
-            remedy = f"llmctl submit {record.run_dir}/config.yaml --set checkpoint.load={record.run_dir}/checkpoints"
-        return Problem("", f"{code}: the snapshot of the trainer that the run began with is gone\n{remedy}", of="run")
-
-    return PathCheck((code,), judge)
-
-
 def runs_root_name_problems(profile: ClusterProfile, folders: UserFolders) -> list[Problem]:
-    """A letter in the name of the folder of the runs that PYTHONPATH and hostfiles cannot carry."""
+    """A letter in runs_root that PYTHONPATH and hostfiles cannot carry."""
     wrong = next((letter for letter in profile.runs_root or "" if letter == ":" or ord(letter) < 32), None)
     if wrong is None:
         return []
@@ -381,7 +360,7 @@ def check_runs_root(profile: ClusterProfile, context: Context) -> None:
 
 
 def why_unwritable(folder: str, facts: PathFacts) -> str:
-    """Why a folder, to be made with its parents where it is not there, cannot be written; empty if it can."""
+    """The obstacle to writing a folder and its missing parents; empty without one."""
     if facts.nearest_kind != "folder":
         return f"{facts.nearest} is not a folder"
     if not facts.can_write:

@@ -1,4 +1,4 @@
-"""Checks of a training config against the job that it is to run in, and the paths that config and job name."""
+"""Checks of a training config against its job, and of named paths."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,7 +15,7 @@ _READ = "name one that is there, or leave it out"
 
 
 def config_problems(job: AskedJob, config: TrainConfig, *, is_sized: bool) -> Iterator[Problem]:
-    """Problems of a layout, batch size, place of checkpoints or data that do not fit the job. Pure.
+    """A layout, batch size or place of checkpoints that does not fit the job.
 
     Args:
         job: with every question answered.
@@ -46,7 +46,10 @@ def config_problems(job: AskedJob, config: TrainConfig, *, is_sized: bool) -> It
 
 
 def named_paths(job: AskedJob) -> Iterator[PathCheck]:
-    """Paths that the user names: data, tokenizer, checkpoint and image have to be there, other folders be writable."""
+    """Paths that the user names.
+
+    Data, tokenizer, checkpoint and image have to be there; other folders have to be writable.
+    """
     if job.config is not None:
         yield from _config_paths(job, job.config)
     if job.request.container is not None and is_file(job.request.container.image):
@@ -88,7 +91,7 @@ def _present(key: str, paths: Sequence[str], remedy: str, mounts: Sequence[str],
 
 
 def _writable(key: str, path: str, mounts: Sequence[str]) -> PathCheck:
-    """A folder that is written, and made with its parents where it is not there."""
+    """A folder that the job writes, and makes with its parents."""
     place = on_host(path, mounts) or path
 
     def judge(facts: Mapping[str, PathFacts]) -> Problem | None:

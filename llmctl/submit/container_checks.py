@@ -1,4 +1,4 @@
-"""Checks of a job's image and mounts, by the rules of what starts the container. Pure.
+"""Checks of a job's image and mounts, by the container runtime's rules. Pure.
 
 Mounts and images by pyxis 0.24 (https://github.com/NVIDIA/pyxis, args.c) and apptainer exec
 (https://apptainer.org/docs/user/main/cli/apptainer_exec.html).
@@ -53,7 +53,7 @@ def _image_problems(image: str, *, is_remote: bool) -> Iterator[Problem]:
 
 
 def _own_mount_problems(job: AskedJob) -> Iterator[Problem]:
-    """Folders that the container has to show, and whose names cannot be written as a mount."""
+    """Folders of the job whose names cannot be written as a mount."""
     runtime = job.profile.container.runtime
     root = job.profile.runs_root or ""
     if "," in root:

@@ -1,4 +1,4 @@
-"""Facts of the machine that a job is submitted from: its GPUs, torch, and the program that starts containers."""
+"""Facts of the machine that submits a job: GPUs, torch, the container runtime."""
 
 import shutil
 import sys

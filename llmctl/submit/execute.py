@@ -1,4 +1,4 @@
-"""Carrying out a plan of submission: the run directory, the index, the job, in this order.
+"""Execution of a plan: the run directory, the index, the job, in this order.
 
 The order of the acts is what makes a kill at any instant harmless: the run directory is complete and in the index
 before the job is started, and job.sh itself writes down who runs it (started.json).
@@ -30,7 +30,7 @@ Tell = Callable[[str], None]
 
 
 def perform(plan: Plan, context: Context, tell: Tell) -> RunRecord:
-    """Carry out a plan: write the run directory, enter the run in the index, start the job, note its id.
+    """Carry out a plan: write the run directory and index entry, start the job.
 
     Args:
         plan: of the submission.
@@ -83,7 +83,7 @@ def perform(plan: Plan, context: Context, tell: Tell) -> RunRecord:
 
 
 def _save(record: RunRecord, transport: Transport) -> None:
-    """Note the jobs; over a new connection where the old one was lost at this moment."""
+    """Note the jobs; over a new connection if the old one was lost."""
     try:
         record.save(transport)
     except SchedulerError:
@@ -117,7 +117,10 @@ def _make_run_dir(run_dir: str, transport: Transport) -> None:
 
 
 def _write(plan: Plan, submission: Submission, files: Sequence[FileWrite], transport: Transport) -> RunRecord:
-    """Fill the run directory: code, folders, files, and last the record, which makes the directory a run."""
+    """Fill the run directory.
+
+    The record comes last: it makes the directory a run.
+    """
     record = plan.record
     if plan.is_new:
         from llmctl.submit.snapshot import send_code
@@ -165,7 +168,10 @@ def _start(plan: Plan, context: Context, transport: Transport, tell: Tell) -> tu
 
 
 def _undo(plan: Plan, index: RunIndex, transport: Transport, before: RunRecord | None) -> None:
-    """Nothing was started: leave nothing of it behind. A run that was there gets its record back."""
+    """Remove all traces of a submission that started nothing.
+
+    A run that was there gets its record back.
+    """
     with suppress(OSError, LlmctlError):
         if before is None:
             index.remove(plan.record.run_id)

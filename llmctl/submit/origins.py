@@ -1,4 +1,7 @@
-"""Values of a job with their origins, and the one place that turns problems into an error which names the origin."""
+"""Values of a job with their origins, and errors that name the origin.
+
+Nothing else turns problems into errors.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -43,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from: ``--nodes``, ``--set``, a file, LLMCTL_GROUP or ``profile``."""
+    """Source of a value: ``--nodes``, ``--set``, a file, LLMCTL_GROUP or ``profile``."""
 
     text: str
     is_flag: bool = False
@@ -51,7 +54,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class ProfileOrigins:
-    """Where the keys of a cluster's profile are set.
+    """Sources of the keys of a cluster's profile.
 
     Attributes:
         context: folders of the profiles, and LLMCTL_RUNS_ROOT.
@@ -62,7 +65,7 @@ class ProfileOrigins:
     profile: ClusterProfile
 
     def message(self, key: str, text: str) -> str:
-        """The message on a key, naming the cluster and, where a file sets the key, the file."""
+        """The message on a key, with cluster and file that set the key."""
         name, folders = self.profile.name, self.context.folders
         if key == "runs_root":
             from_variable = self.context.environment.get("LLMCTL_RUNS_ROOT")
@@ -100,7 +103,9 @@ class Resolved:
     below_flags: Mapping[str, Any] = field(default_factory=dict)
 
     def error(self, problems: Iterable[Problem]) -> LlmctlError:
-        """One error for all problems: the first as the main sentence, which gives the exit code, and the others below.
+        """One error for all problems, the first as the main sentence.
+
+        The first gives the exit code; the others stand below, one line each.
 
         Args:
             problems: at least one, the most basic first.
@@ -119,7 +124,7 @@ class Resolved:
         return self._config_error(problem)
 
     def _config_error(self, problem: Problem) -> LlmctlError:
-        """The error on a key of the config, by the flag, the file and key, or the profile's key that it came from."""
+        """The error on a key of the config, by flag, file or profile."""
         key = problem.key
         origin = self._origin(key)
         if origin is not None and origin.is_flag:
@@ -136,7 +141,7 @@ class Resolved:
         return UsageError(f"{', '.join(dict.fromkeys(flags))}: {error.message}") if flags else error
 
     def _origin(self, key: str) -> Origin | None:
-        """Where a key's value came from, or that of the section around the key; None for a default."""
+        """Source of a key's value, or of the section around; None for a default."""
         while key:
             if key in self.origins:
                 return self.origins[key]
@@ -151,7 +156,7 @@ class Resolved:
         return f"--set {key}" if origin.text == "--set" else origin.text
 
     def _flags_that_broke_the_file(self) -> list[str]:
-        """All flags, if the config file was valid before the flags were laid over it; otherwise none."""
+        """All flags, if the config file was valid without them; otherwise none."""
         try:
             build_config(self.below_flags)
         except ConfigError:

@@ -1,6 +1,7 @@
-"""Submit and resume as plans: checked without writing or starting anything. llmctl.submit.execute carries them out.
+"""Submit and resume as plans: checked, but nothing is written or started.
 
-One direction: Request -> Resolved -> JobSpec -> JobPlan with its JobRequest -> problems -> RenderedJob -> Plan.
+llmctl.submit.execute carries them out. One direction:
+Request -> Resolved -> JobSpec -> JobPlan with its JobRequest -> problems -> RenderedJob -> Plan.
 """
 
 import time
@@ -15,11 +16,12 @@ from llmctl.errors import RecordError, UsageError
 from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
 from llmctl.site.job import JobError, JobSpec
 from llmctl.site.profile import overlay
-from llmctl.submit.checks import check_job, new_run, trainer_snapshot
-from llmctl.submit.origins import Origin, Resolved
+from llmctl.submit.checks import PathCheck, check_job
+from llmctl.submit.origins import Origin, Problem, Resolved
 from llmctl.submit.render import RenderedJob, render
 from llmctl.submit.request import JobPlan, plan_job
 from llmctl.submit.resolve import Flag, find_config, job_section, job_spec, parse_settings, resolve, training_config
+from llmctl.transport.file_writes import PathFacts
 from trainer.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for.
+    """The command line of a submission.
 
     Attributes:
         config: CONFIG as typed; None if it was left out.
@@ -86,7 +88,7 @@ def plan_submission(context: Context, request: Request) -> Plan:
     """Resolve, check and render; reads files, writes and starts nothing.
 
     Raises:
-        UsageError, ConfigFileError, ProfileError: the first thing that is wrong, by flag or by file and key.
+        UsageError, ConfigFileError, ProfileError: all problems, by flag, file and key, or profile.
     """
     session = ClusterSession.for_jobs(context, *request.cluster)
     profile, is_command = session.profile, bool(request.command)
@@ -104,7 +106,7 @@ def plan_submission(context: Context, request: Request) -> Plan:
         run_id = _valid_run_id(request.run_id)
     run_dir = Path(str(profile.runs_root)) / run_id
     job = plan_job(context, session, spec, config, run_dir)
-    own_paths = [new_run(str(run_dir), run_id)] if request.run_id is not None else []
+    own_paths = [_new_run(str(run_dir), run_id)] if request.run_id is not None else []
     warnings = [warning] if warning else []
     warnings += check_job(context, session, resolved, job, own_paths, dry_run=request.dry_run)
     user_code = _find_user_code(spec, context) if spec.code else None
@@ -153,7 +155,9 @@ def plan_resume(
     settings: Sequence[str] = (),
     dry_run: bool = False,
 ) -> Plan:
-    """The next submission of a run, in its run directory and with its code. Whether the run has ended is not asked.
+    """The next submission of a run, in its run directory and with its code.
+
+    The run is taken to have ended.
 
     Args:
         context: environment (values of secrets), working directory and folders.
@@ -163,7 +167,7 @@ def plan_resume(
         dry_run: ask no scheduler, and look at no path of another machine.
 
     Raises:
-        UsageError, ConfigFileError, ProfileError: the first thing that is wrong, by flag or by file and key.
+        UsageError, ConfigFileError, ProfileError: all problems, by flag, file and key, or profile.
         RecordError: the record's job cannot be understood, or the run's code is gone.
     """
     session = ClusterSession.for_jobs(context, record.cluster, f"run {record.run_id}")
@@ -179,7 +183,7 @@ def plan_resume(
     spec = replace(spec, name=record.name)
     number = max((submission.number for submission in record.submissions), default=0) + 1
     job = plan_job(context, session, spec, config, record.run_dir, submission=number, cwd=record.cwd)
-    warnings = check_job(context, session, resolved, job, [trainer_snapshot(record)], dry_run=dry_run)
+    warnings = check_job(context, session, resolved, job, [_trainer_snapshot(record)], dry_run=dry_run)
     origins = {**record.origins, **{key: origin.text for key, origin in resolved.origins.items() if origin.is_flag}}
     return Plan(
         record=replace(
@@ -198,6 +202,34 @@ def plan_resume(
     )
 
 
+def _new_run(run_dir: str, run_id: str) -> PathCheck:
+    """A --run-id is not taken."""
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        if not facts[run_dir].kind:
+            return None
+        return Problem(
+            f"--run-id {run_id}", f"{run_dir} is there already; a run id is used once, leave the flag out", of="flag"
+        )
+
+    return PathCheck((run_dir,), judge)
+
+
+def _trainer_snapshot(record: RunRecord) -> PathCheck:
+    """The snapshot of the trainer that a run began with is still there."""
+    code = f"{record.run_dir}/code/trainer"
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        if record.code.get("trainer") is None or facts[code].kind == "folder":
+            return None
+        remedy = "submit its command anew"
+        if record.config is not None:
+            remedy = f"llmctl submit {record.run_dir}/config.yaml --set checkpoint.load={record.run_dir}/checkpoints"
+        return Problem("", f"{code}: the snapshot of the trainer that the run began with is gone\n{remedy}", of="run")
+
+    return PathCheck((code,), judge)
+
+
 def _flags(request: Request) -> list[Flag]:
     flags = [*parse_settings(request.settings), *request.flags]
     for entry in request.env:
@@ -211,7 +243,7 @@ def _flags(request: Request) -> list[Flag]:
 
 
 def _resolve_again(context: Context, session: ClusterSession, record: RunRecord, flags: Sequence[Flag]) -> Resolved:
-    """The record's values in the place of a config file, with the flags of this resume over them."""
+    """The record's values as a config file, with this resume's flags over them."""
     values = dict(record.config) if record.config is not None else {"job": _job_section(record.job)}
     over = resolve(context, session, None, flags, job_only=record.config is None)
     file = str(record.run_dir / "config.yaml")

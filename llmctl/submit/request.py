@@ -1,6 +1,7 @@
-"""JobSpec -> JobPlan: what the scheduler is asked for, and where and with what the run runs. Nothing is refused here.
+"""JobSpec -> JobPlan: the request to the scheduler, and the layout of the run.
 
-The profile answers what the job leaves open: first its kind of node, then its defaults. Each question is answered once.
+Nothing is refused here. The profile answers the questions that the job leaves open, each once: first its kind of node,
+then its defaults.
 """
 
 import sys
@@ -38,7 +39,7 @@ class NodeSize:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedJob:
-    """A job and the request that it makes: all that is checked without asking a machine.
+    """A job and its request: all that checks need to know.
 
     Attributes:
         spec: the user's job.
@@ -66,7 +67,7 @@ class AskedJob:
 
     @property
     def overlay(self) -> Path:
-        """The user's own file of the cluster's profile, where missing values are to be set."""
+        """The user's own file of the cluster's profile."""
         return self.folders.clusters / f"{self.profile.name}.yaml"
 
 
@@ -271,7 +272,9 @@ def build_request(
 def node_size(
     spec: JobSpec, profile: ClusterProfile, visible_gpus: Sequence[str] | None = None, *, on_cpu: bool = False
 ) -> NodeSize:
-    """Size of each node, by the job or else by the kind of node; on this machine by the GPUs that are free to use.
+    """Size of each node, by the job or else by the kind of node.
+
+    On this machine the visible GPUs are divided among the nodes.
 
     Args:
         spec: gives nodes, kind of node and G.
@@ -295,7 +298,7 @@ def node_size(
 
 
 def image_of(spec: JobSpec, profile: ClusterProfile) -> str | None:
-    """The image that a job runs in: its own, else the profile's environment; None for a job on the nodes themselves."""
+    """The image of a job or of the profile's environment; None without a container."""
     software = profile.environment
     return spec.container or (software.path if software.kind == "container" else None)
 
@@ -303,7 +306,7 @@ def image_of(spec: JobSpec, profile: ClusterProfile) -> str | None:
 def _own_mounts(
     spec: JobSpec, profile: ClusterProfile, config: TrainConfig | None, run_dir: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The folders that a job's container has to show, unless a mount shows them, and those of them that are written."""
+    """Folders that a job's container has to show, and those that are written."""
     mounts = (*profile.container.mounts, *spec.mounts)
     written = (*_unshown(_written_paths(config), mounts), cache_folder(str(run_dir.parent)))
     return (str(run_dir), f"{run_dir.parent}/.code", *written, *_unshown(_read_paths(config), mounts)), written

@@ -1,6 +1,7 @@
-"""Layers of values, the later one over the earlier, each with its origin; and the config and JobSpec of the values.
+"""Layers of values laid over each other, each value with its origin.
 
-The layers are the profile, the config file, the environment and the flags.
+The layers are the profile, the config file, the environment and the flags; the values become a training config and a
+JobSpec.
 """
 
 import os
@@ -55,9 +56,13 @@ On a cluster that is reached by ssh they are that cluster's, and relative ones, 
 
 @dataclass(frozen=True)
 class Flag:
-    """One value given on the command line: the flag as typed, the dotted key it sets, and the value.
+    """One value given on the command line.
 
-    ``adds``: the value is a list, added to what the config file gives.
+    Attributes:
+        flag: as typed.
+        key: dotted key that the flag sets.
+        value: for the key.
+        adds: True to add the value, a list, to the list of the config file.
     """
 
     flag: str
@@ -67,7 +72,7 @@ class Flag:
 
 
 def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
-    """The config file meant, and a remark for the user where it was not named.
+    """The config file, and a warning where the user named none.
 
     Raises:
         UsageError: the file named is not there.
@@ -191,7 +196,10 @@ def job_spec(resolved: Resolved, section: JobConfig, default_name: str, **more: 
 
 
 def _section_problems(error: "ValidationError") -> Iterator[Problem]:
-    """The problems of a job section; a misspelt key comes first, because it may be why another key is missing."""
+    """The problems of a job section.
+
+    A misspelt key comes first: another key may be missing because of it.
+    """
     for found in sorted(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden"):
         key = ".".join(str(part) for part in ("job", *found["loc"]))
         if found["type"] == "extra_forbidden":
@@ -203,17 +211,20 @@ def _section_problems(error: "ValidationError") -> Iterator[Problem]:
 
 
 class _Layers:
-    """Values and origins while layers are being laid over each other. Earlier values are never changed in place."""
+    """Values and origins while layers are being laid over each other.
+
+    Earlier values are never changed in place.
+    """
 
     def __init__(self, folders: UserFolders, remote_home: Callable[[], str] | None) -> None:
-        """``remote_home`` tells the home directory of the machine that the paths are on, if it is not this one."""
+        """Begin without values; ``remote_home`` asks another machine for its home directory."""
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
         self._folders = folders
         self._remote_home = remote_home
 
     def listed(self, key: str) -> list[Any]:
-        """The list that stands under a key of a section; empty if there is none."""
+        """The list under a key of a section; empty if there is none."""
         section, _, name = key.partition(".")
         values = self.values.get(section)
         there = values.get(name) if isinstance(values, Mapping) else None

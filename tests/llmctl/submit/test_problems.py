@@ -1,4 +1,4 @@
-"""All problems of a job are told at once, the most basic first, each by the flag, file or profile that it came from."""
+"""All problems of a job, told at once, each by its flag, file or profile."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The walk of a job: how many files a reader of ``llmctl submit`` passes through until ``sbatch`` starts.
+"""The walk of a job: files that ``llmctl submit`` passes through until ``sbatch``.
 
 Method: the command runs once so that every module is imported. It runs again under sys.setprofile, which is told of
 every call, generators that go on included, until the stand-in of sbatch is started. Of these calls the ones of code in
@@ -57,7 +57,7 @@ class Walk:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A user with a home of their own, on a machine with a stand-in of sbatch."""
+    """A home of its own, and a stand-in of sbatch."""
     (tmp_path / "bin").mkdir()
     sbatch = tmp_path / "bin/sbatch"
     sbatch.write_text(SBATCH)
