@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-ARGUMENT = "NAME"
-"""Origin of a cluster's name that was given as the argument of a command, as its help calls the argument."""
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -72,11 +70,6 @@ def profile_files(folders: UserFolders, name: str) -> list[Path]:
         return []
     found = [folder / f"{name}.yaml" for folder in reversed(search_path(folders, "clusters"))]
     return [path for path in found if path.is_file()]
-
-
-def cluster_names(folders: UserFolders) -> list[str]:
-    """Every cluster that there is a profile for, sorted; no profile is read."""
-    return sorted({path.stem for folder in search_path(folders, "clusters") for path in folder.glob("*.yaml")})
 
 
 def trainer_package() -> Path:

@@ -10,7 +10,8 @@ from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, say
 from llmctl.context import Context
 from llmctl.errors import LlmctlError, ProfileError, UsageError
-from llmctl.paths import ARGUMENT, CLUSTER_NAME
+from llmctl.paths import CLUSTER_NAME
+from llmctl.site.profile_names import ARGUMENT
 
 if TYPE_CHECKING:
     from llmctl.operate.cluster_setup import Answers

@@ -9,7 +9,8 @@ from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
 from llmctl.context import Context
 from llmctl.errors import LlmctlError
-from llmctl.paths import ARGUMENT, cluster_names, profile_files
+from llmctl.paths import profile_files
+from llmctl.site.profile_names import ARGUMENT, cluster_names
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile

@@ -7,7 +7,7 @@ from llmctl.context import Context
 
 def complete_cluster(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of clusters that there is a profile for."""
-    from llmctl.paths import cluster_names
+    from llmctl.site.profile_names import cluster_names
 
     context: Context = ctx.obj
     return [name for name in cluster_names(context.folders) if name.startswith(incomplete)]

@@ -18,8 +18,9 @@ from pydantic import (
 from typing_extensions import Self
 
 from llmctl.errors import ProfileError, UsageError
-from llmctl.paths import ARGUMENT, UserFolders, cluster_names, profile_files
+from llmctl.paths import UserFolders, profile_files
 from llmctl.site.job import VARIABLE, JobError, parse_time
+from llmctl.site.profile_names import ARGUMENT, cluster_names
 
 SCHEDULERS = ("slurm", "sge", "pbs", "ssh", "local")
 """Names that ``scheduler:`` may have; llmctl.backends has one row for each."""

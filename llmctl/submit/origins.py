@@ -11,7 +11,6 @@ from llmctl.context import Context
 from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, UsageError
 from llmctl.paths import profile_files
 from llmctl.site.profile import ClusterProfile
-from llmctl.site.profile_origins import origins
 from trainer.config import ConfigError, build_config
 
 _PROFILE_KEYS = {
@@ -71,6 +70,8 @@ class ProfileOrigins:
             from_variable = self.context.environment.get("LLMCTL_RUNS_ROOT")
             where = "LLMCTL_RUNS_ROOT" if from_variable else f"{profile_files(folders, name)[-1]}: {key}"
             return f"{where}: {text}"
+        from llmctl.site.profile_origins import origins
+
         found = origins(folders, name)
         file = next((found[set_key] for set_key in found if set_key == key or set_key.startswith(f"{key}.")), None)
         first, newline, remedy = text.partition("\n")

@@ -4,8 +4,9 @@ import pytest
 
 from llmctl.cli.main import main
 from llmctl.errors import ProfileError, UsageError
-from llmctl.paths import UserFolders, bundled, cluster_names
+from llmctl.paths import UserFolders, bundled
 from llmctl.site.profile import load_profile
+from llmctl.site.profile_names import cluster_names
 
 
 @pytest.fixture
