@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from llmctl.transport.local import LocalTransport
     from llmctl.transport.protocol import Transport
 
+DEFAULT_CLUSTER = "local"
+"""The cluster of a user who names none; its profile comes with llmctl."""
 SECRETS_FOLDER = ".secrets"
 """Beside the runs: every node sees and may change files below runs_root, which need not hold for a home directory."""
 
@@ -69,9 +71,15 @@ class Context:
         if not is_remote(profile):
             return self.transport
         if profile.name not in self.connections:
-            from llmctl.transport.ssh import connect_cluster
+            from llmctl.backends import capabilities_of
+            from llmctl.transport.ssh import connect, connect_hosts
 
-            self.connections[profile.name] = connect_cluster(profile, self.environment)
+            login = profile.login
+            self.connections[profile.name] = (
+                connect_hosts(profile, self.environment)
+                if login.host is None or capabilities_of(profile.scheduler).starts_on_hosts
+                else connect(login.host, self.environment, proxy_jump=login.proxy_jump, python=login.python)
+            )
         return self.connections[profile.name]
 
     def close(self) -> None:
@@ -150,12 +158,14 @@ class Context:
                 raise ProfileError(f"{path}: {unknown}: unknown key; the one there is is cluster")
             if "cluster" in values:
                 return str(values["cluster"]), f"{path}: cluster"
-        return "local", "the default cluster"
+        return DEFAULT_CLUSTER, "the default cluster"
 
 
 def is_remote(profile: ClusterProfile) -> bool:
     """Whether a cluster's machines are reached by ssh, rather than being this machine."""
-    return profile.scheduler == "ssh" or profile.login.host is not None
+    from llmctl.backends import capabilities_of
+
+    return profile.login.host is not None or capabilities_of(profile.scheduler).starts_on_hosts
 
 
 def resolve_profile_paths(profile: ClusterProfile, context: Context) -> ClusterProfile:
@@ -281,7 +291,9 @@ def secrets_file(context: Context, profile: ClusterProfile, run_dir: Path, submi
     On this machine that is the user's own state folder. On a cluster it is a folder of the user alone beside the run
     directories; hosts that share no files have one each.
     """
-    if profile.scheduler == "local" and not is_remote(profile):
+    from llmctl.backends import capabilities_of
+
+    if capabilities_of(profile.scheduler).starts_in_place and not is_remote(profile):
         return f"{context.folders.secrets}/{run_dir.name}.{submission}"
     return f"{run_dir.parent}/{SECRETS_FOLDER}/{run_dir.name}.{submission}"
 

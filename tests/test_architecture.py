@@ -159,6 +159,50 @@ def test_every_scheduler_of_a_profile_has_a_backend() -> None:
     assert tuple(backends) == SCHEDULERS
 
 
+def decisions_by_scheduler_name(tree: ast.AST) -> Iterator[ast.AST]:
+    """Comparisons, cases, subscripts and dicts in which the name of a scheduler stands as text."""
+    from llmctl.site.profile import SCHEDULERS
+
+    for node in ast.walk(tree):
+        parts: list[ast.expr | None] = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            parts = [part for side in sides for part in ([side, *getattr(side, "elts", [])])]
+        elif isinstance(node, ast.Dict):
+            parts = [*node.keys]
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        elif isinstance(node, ast.Subscript):
+            parts = [node.slice]
+        if any(isinstance(part, ast.Constant) and part.value in SCHEDULERS for part in parts):
+            yield node
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a.scheduler == 'ssh'",
+        "'pbs' != b",
+        "b in ('slurm', 'sge')",
+        "{'local': 1}",
+        "table['sge']",
+        "match b:\n    case 'pbs': pass",
+    ],
+)
+def test_decisions_by_scheduler_name_are_found(text: str) -> None:
+    assert len(list(decisions_by_scheduler_name(ast.parse(text)))) == 1
+
+
+def test_only_backends_decide_by_a_scheduler_name() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', '')} {ast.unparse(node)}"
+        for module, path in MODULES.items()
+        if is_within(module, "llmctl") and not is_within(module, "llmctl.backends")
+        for node in decisions_by_scheduler_name(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert wrong == [], "ask the backend's capabilities instead (llmctl/backends/base.py)"
+
+
 def test_names_say_what_is_inside() -> None:
     paths = [*MODULES.values(), *python_files("tests", "benchmarks")]
     assert [str(p) for p in paths if REFUSED_NAMES & set(p.relative_to(ROOT).with_suffix("").parts)] == []

@@ -1,9 +1,10 @@
-"""One file per scheduler, found by name. Only the one that is asked for is imported."""
+"""Schedulers, one file or folder each, found by name. Only the scheduler that is asked for is imported."""
 
 import importlib
 from typing import cast
 
-from llmctl.backends.base import Backend, QueueBackend
+from llmctl.backends.base import Backend, Capabilities, QueueBackend
+from llmctl.errors import ProfileError
 
 MODULES = {
     "slurm": "llmctl.backends.slurm.backend",
@@ -16,12 +17,48 @@ MODULES = {
 
 
 def load_backend(scheduler: str) -> Backend:
-    """The backend of a scheduler that MODULES names."""
-    backend: Backend = importlib.import_module(MODULES[scheduler]).BACKEND
-    return backend
+    """The backend of a scheduler: a module of this package, or of an installed package that adds the scheduler.
+
+    Raises:
+        ProfileError: there is none, or it cannot be imported; names the installed package's module.
+    """
+    if scheduler in MODULES:
+        backend: Backend = importlib.import_module(MODULES[scheduler]).BACKEND
+        return backend
+    return _load_installed(scheduler)
+
+
+def capabilities_of(scheduler: str) -> Capabilities:
+    """Facts about a scheduler that llmctl decides by.
+
+    Raises:
+        ProfileError: see ``load_backend``.
+    """
+    return load_backend(scheduler).capabilities
 
 
 def load_queue_backend(scheduler: str) -> QueueBackend | None:
-    """The backend of a scheduler with a queue; None for one that starts jobs directly."""
+    """The backend of a scheduler with a queue; None for one that starts jobs directly.
+
+    Raises:
+        ProfileError: see ``load_backend``.
+    """
     backend = load_backend(scheduler)
-    return cast("QueueBackend", backend) if backend.has_queue else None
+    return cast("QueueBackend", backend) if backend.capabilities.has_queue else None
+
+
+def _load_installed(scheduler: str) -> Backend:
+    from llmctl.site.profile_names import BACKEND_ENTRY_POINTS, installed_backends
+
+    found = installed_backends().get(scheduler)
+    if found is None:
+        raise ProfileError(
+            f"scheduler: {scheduler}: no installed package has an entry point of this name in {BACKEND_ENTRY_POINTS}; "
+            f"install one, or choose {', '.join(MODULES)}"
+        )
+    try:
+        return cast("Backend", found.load())
+    except (ImportError, AttributeError) as error:
+        raise ProfileError(
+            f"scheduler: {scheduler}: its backend {found.value} cannot be imported: {error}; reinstall its package"
+        ) from error

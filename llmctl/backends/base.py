@@ -169,6 +169,64 @@ class NodeReport:
     queues: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Capabilities:
+    """Facts about a scheduler that llmctl decides by, instead of by the scheduler's name.
+
+    Attributes:
+        has_queue: jobs wait in a queue and run on nodes that the scheduler chooses; the backend is a QueueBackend.
+        starts_on_hosts: jobs are started at once, on the machines that the profile lists as ``hosts``.
+        mpirun_carries_environment: mpirun reaches the nodes by the scheduler, which passes the environment on.
+    """
+
+    has_queue: bool
+    starts_on_hosts: bool = False
+    mpirun_carries_environment: bool = True
+
+    @property
+    def starts_in_place(self) -> bool:
+        """True if jobs are started at once, on the one machine where the cluster's commands run."""
+        return not self.has_queue and not self.starts_on_hosts
+
+
+@dataclass(frozen=True)
+class ProfileHints:
+    """Texts for a new profile, see llmctl.operate.new_profile. None or empty: the profile needs no such part.
+
+    Attributes:
+        node_types: where the user finds the site's kinds of nodes; one sentence.
+        example_type: one kind of node with the keys that matter here, as YAML in one line.
+        launchers: the default launcher, and the others as a comment.
+        group: where the group appears in a submission; one sentence.
+    """
+
+    node_types: str | None = None
+    example_type: str = ""
+    launchers: str = ""
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class DoctorCommands:
+    """Shell lines by which ``llmctl doctor`` examines a scheduler on its login node.
+
+    Attributes:
+        programs: the scheduler's programs that llmctl calls.
+        version: prints the version without asking a server.
+        queues: asks the server for its queues, which it prints on a line each, the name first.
+        accounts: prints the groups that the user may bill to; None: the scheduler cannot tell.
+        accounts_are_complete: a group that ``accounts`` does not print is refused; otherwise Unix groups count too.
+        oldest_version: the oldest release that llmctl is tried with, as ``22.05``; None: any.
+    """
+
+    programs: tuple[str, ...]
+    version: str
+    queues: str
+    accounts: str | None = None
+    accounts_are_complete: bool = False
+    oldest_version: str | None = None
+
+
 class Backend(Protocol):
     """What every backend answers, with or without a queue.
 
@@ -177,7 +235,7 @@ class Backend(Protocol):
         template: file name of the job script's template.
         job_keys: keys of the config's ``job`` section that mean something here; others are refused, not ignored.
         launchers: what can start the ranks here, the default first.
-        has_queue: whether it is a QueueBackend.
+        capabilities: facts that llmctl decides by.
     """
 
     @property
@@ -189,7 +247,10 @@ class Backend(Protocol):
     @property
     def launchers(self) -> tuple[str, ...]: ...  # noqa: D102
     @property
-    def has_queue(self) -> bool: ...  # noqa: D102
+    def capabilities(self) -> Capabilities: ...  # noqa: D102
+
+    def profile_hints(self) -> ProfileHints:
+        """Texts for ``llmctl clusters new``."""
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
         """One command for a batch scheduler, one per host where jobs are started directly. Run in the run directory."""
@@ -222,6 +283,15 @@ class QueueBackend(Backend, Protocol):
 
     @property
     def tells_ends_apart(self) -> bool: ...  # noqa: D102 (described above)
+
+    def doctor_commands(self) -> DoctorCommands:
+        """Shell lines for ``llmctl doctor``."""
+
+    def priority_problem(self, priority: int) -> str:
+        """The reason that users may not have this priority; empty if they may."""
+
+    def options_problem(self, options: Sequence[str]) -> str:
+        """The reason that a profile may not have these directives; empty if it may."""
 
     def job_name(self, run_id: str) -> str:
         """The run id as this scheduler takes it for a job's name: a lost job is found again by it."""

@@ -7,7 +7,7 @@ run consists of, and ending it, is answered by llmctl.transport.processes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmctl.backends.base import HostCommand, JobRequest
+from llmctl.backends.base import Capabilities, HostCommand, JobRequest, ProfileHints
 from llmctl.errors import SchedulerError
 
 HOST = "localhost"
@@ -23,7 +23,11 @@ class LocalBackend:
         {"name", "nodes", "gpus_per_node", "time", "group", "launcher", "env", "secrets", "code"}
     )
     launchers: tuple[str, ...] = ("torchrun",)
-    has_queue: bool = False
+    capabilities: Capabilities = Capabilities(has_queue=False)
+
+    def profile_hints(self) -> ProfileHints:
+        """No hints: one machine has one kind of node and one launcher, and bills nobody."""
+        return ProfileHints()
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
         """job.sh, to be started detached from the terminal."""

@@ -7,7 +7,7 @@ the hosts to begin together, and llmctl.transport.host_group shows them as one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmctl.backends.base import HostCommand, JobRequest
+from llmctl.backends.base import Capabilities, HostCommand, JobRequest, ProfileHints
 from llmctl.errors import SchedulerError
 
 
@@ -24,7 +24,15 @@ class SshBackend:
         }
     )
     launchers: tuple[str, ...] = ("torchrun", "mpirun")
-    has_queue: bool = False
+    capabilities: Capabilities = Capabilities(has_queue=False, starts_on_hosts=True, mpirun_carries_environment=False)
+
+    def profile_hints(self) -> ProfileHints:
+        """Hints without a group: nobody is billed."""
+        return ProfileHints(
+            node_types="GPUs of each machine.",
+            example_type="{gpus: 8, gpu: A100}",
+            launchers="torchrun   # or mpirun, which needs ssh from the first machine to the others",
+        )
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
         """job.sh with the number of its node for each host, the head first; mpirun reaches the others by itself."""

@@ -14,6 +14,7 @@ from llmctl.paths import CLUSTER_NAME
 from llmctl.site.profile_names import ARGUMENT
 
 if TYPE_CHECKING:
+    from llmctl.backends.base import Capabilities
     from llmctl.operate.cluster_setup import Answers
     from llmctl.site.profile import ClusterProfile
 
@@ -55,8 +56,8 @@ def new(
     module: _Modules = None,
 ) -> None:
     """Write a commented profile to your own folder. On a terminal it asks for what no flag says."""
-    from llmctl.site.new_profile import NewProfile, profile_text
-    from llmctl.site.profile import SCHEDULERS
+    from llmctl.backends import capabilities_of
+    from llmctl.operate.new_profile import NewProfile, profile_text
 
     context: Context = ctx.obj
     asks = is_for_people() and scheduler is None
@@ -65,17 +66,15 @@ def new(
     if path.exists():
         raise UsageError(f"NAME {chosen}: {path} is there already and is never overwritten; edit it")
     kind, place = _environment(venv, conda, container_image)
-    scheduler = scheduler or (typer.prompt(f"Scheduler ({', '.join(SCHEDULERS)})", default="local") if asks else None)
-    if scheduler not in SCHEDULERS:
-        raise UsageError(f"--scheduler {scheduler or ''}: give one of {', '.join(SCHEDULERS)}")
-    question = _Questions(asks, scheduler)
+    chosen_scheduler = _scheduler(scheduler, asks)
+    question = _Questions(asks, capabilities_of(chosen_scheduler))
     values = NewProfile(
-        scheduler=scheduler,
+        scheduler=chosen_scheduler,
         description=description or question.ask("One line about it") or "",
         login=login
         if login is not None
         else question.ask("Login node, as ssh knows it (empty: this machine)", "queue"),
-        hosts=tuple(host or question.words("Machines, the head first, as ssh knows them", "ssh")),
+        hosts=tuple(host or question.words("Machines, the head first, as ssh knows them", "hosts")),
         runs_root=runs_root or question.ask("Folder for the runs, seen by all nodes", default="~/llmctl-runs") or "",
         group=group or question.ask("Group, project or account to bill (empty: none)", "queue"),
         resource_type=resource_type or question.ask("Kind of node, in the site's word (empty: later)", "nodes"),
@@ -141,17 +140,19 @@ def setup(
 
 def _asked(context: Context, profile: "ClusterProfile") -> "Answers":
     """What the user answers to one question after the other; the present values are offered."""
+    from llmctl.backends import capabilities_of
     from llmctl.operate.cluster_setup import Answers
 
-    question = _Questions(True, profile.scheduler)
+    capabilities = capabilities_of(profile.scheduler)
+    question = _Questions(True, capabilities)
     login = hosts = None
-    if profile.scheduler == "ssh":
+    if capabilities.starts_on_hosts:
         hosts = question.words("Machines, the head first, as ssh knows them", default=" ".join(profile.hosts))
-    elif profile.scheduler != "local":
+    elif capabilities.has_queue:
         here = "Login node, as ssh knows it (empty: this machine is one)"
         login = question.ask(here, default=profile.login.host or "") or ""
     group = profile.group
-    if profile.group_required or profile.scheduler in ("slurm", "sge", "pbs"):
+    if profile.group_required or capabilities.has_queue:
         group = question.ask("Group, project or account to bill", default=profile.group or "")
     runs = _suggestion(context, profile, Answers(login=login, group=group, hosts=hosts))
     kind = question.choice("Environment of the jobs", (*_KINDS, "none"), profile.environment.kind or "none")
@@ -211,13 +212,13 @@ def _what(kind: str) -> str:
 class _Questions:
     """Questions to the user; those that do not apply, or with nobody to answer, have no answer."""
 
-    def __init__(self, asks: bool, scheduler: str) -> None:
+    def __init__(self, asks: bool, capabilities: "Capabilities") -> None:
         self._asks = asks
         self._topics = {
             "all": True,
-            "queue": scheduler in ("slurm", "sge", "pbs"),
-            "nodes": scheduler != "local",
-            "ssh": scheduler == "ssh",
+            "queue": capabilities.has_queue,
+            "nodes": not capabilities.starts_in_place,
+            "hosts": capabilities.starts_on_hosts,
         }
 
     def ask(self, question: str, topic: str = "all", *, default: str = "") -> str | None:
@@ -247,6 +248,18 @@ def _name(text: str | None) -> str:
     if text is None or not CLUSTER_NAME.fullmatch(text):
         raise UsageError(f"NAME {text or ''}: give letters, digits, dashes and underscores, as in `clusters new lab`")
     return text
+
+
+def _scheduler(flag: str | None, asks: bool) -> str:
+    from llmctl.site.profile import SCHEDULERS, check_scheduler
+
+    question = f"Scheduler ({', '.join(SCHEDULERS)})"
+    scheduler = flag or (str(typer.prompt(question, default="local")) if asks else "")
+    try:
+        check_scheduler(scheduler)
+    except ValueError as error:
+        raise UsageError(f"--scheduler {scheduler}: {error}; give one of them") from None
+    return scheduler
 
 
 def _write(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ import typer
 from llmctl.cli.cluster_files import new, setup
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
-from llmctl.context import Context
+from llmctl.context import DEFAULT_CLUSTER, Context
 from llmctl.errors import LlmctlError
 from llmctl.paths import profile_files
 from llmctl.site.profile_names import ARGUMENT, cluster_names
@@ -101,7 +101,7 @@ def validate(
 
 def _is_in_use(context: Context, name: str) -> bool:
     """Whether the user has set a cluster up: a bundled profile alone is of a site where they may have no account."""
-    return name == "local" or (context.folders.clusters / f"{name}.yaml").is_file()
+    return name == DEFAULT_CLUSTER or (context.folders.clusters / f"{name}.yaml").is_file()
 
 
 def _row(context: Context, name: str) -> dict[str, Any]:

@@ -97,7 +97,9 @@ def _enter(session: "Session") -> int:
 
 def _check_offered(profile: "ClusterProfile", given: Mapping[str, Any]) -> None:
     """Refuse on this machine what only a scheduler can give."""
-    if profile.scheduler != "local":
+    from llmctl.backends import capabilities_of
+
+    if not capabilities_of(profile.scheduler).starts_in_place:
         return
     flag = next((_JOB_FLAGS[key] for key, value in given.items() if (key, value) != ("nodes", 1)), None)
     if flag is not None:

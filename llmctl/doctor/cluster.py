@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llmctl.backends import capabilities_of, load_queue_backend
+from llmctl.backends.base import DoctorCommands
 from llmctl.doctor.probes import Quota, Section, parse_interfaces, parse_quotas
 from llmctl.doctor.python import Check
 from llmctl.site.profile import ClusterProfile
@@ -12,19 +14,6 @@ from llmctl.transport.file_writes import PathFacts
 
 Sections = Mapping[str, Section]
 
-_COMMANDS = {
-    "slurm": ("sbatch", "squeue", "sacct", "scancel", "sinfo", "srun", "salloc", "scontrol"),
-    "sge": ("qsub", "qstat", "qacct", "qdel", "qhost", "qrsh"),
-    "pbs": ("qsub", "qstat", "qdel", "pbsnodes"),
-}
-# Each prints its version without asking a server, then asks it for its queues.
-_VERSION = {"slurm": "sbatch --version", "sge": "qsub -help | head -n 1", "pbs": "qsub --version"}
-_QUEUES = {"slurm": "sinfo -h -o %R", "sge": "qconf -sql", "pbs": "qstat -Q"}
-_ACCOUNTS = {
-    "slurm": 'sacctmgr -nP show assoc user="$(id -un)" format=account',
-    "sge": "qconf -sprjl",
-    "pbs": "true",
-}
 _NETWORK_FILESYSTEMS = re.compile(
     r"lustre|nfs|gpfs|beegfs|ceph|wekafs|panfs|pvfs|orangefs|afs|glusterfs|cvfs|9p|fuse|dvs"
 )
@@ -56,16 +45,17 @@ def probes(profile: ClusterProfile, place: str | None) -> list[tuple[str, str]]:
         ]
         if profile.group:
             asked.append(("lustre group", f"lfs quota -g {shlex.quote(profile.group)} {folder}"))
-    scheduler = profile.scheduler
-    if scheduler in _COMMANDS:
-        names = " ".join(_COMMANDS[scheduler])
+    commands = _commands(profile)
+    if commands is not None:
+        names = " ".join(commands.programs)
         missing = f'for name in {names}; do command -v "$name" >/dev/null || printf "%s " "$name"; done'
         asked += [
             ("commands", missing),
-            ("version", _VERSION[scheduler]),
-            ("queues", _QUEUES[scheduler]),
-            ("accounts", _ACCOUNTS[scheduler]),
+            ("version", commands.version),
+            ("queues", commands.queues),
         ]
+        if commands.accounts is not None:
+            asked.append(("accounts", commands.accounts))
     if profile.container.runtime == "pyxis":
         asked.append(("container", "srun --help | grep -e --container-image"))
     elif profile.container.runtime is not None:
@@ -73,15 +63,22 @@ def probes(profile: ClusterProfile, place: str | None) -> list[tuple[str, str]]:
     return asked
 
 
+def _commands(profile: ClusterProfile) -> DoctorCommands | None:
+    """Commands that examine the scheduler; None where jobs start without a queue."""
+    queue = load_queue_backend(profile.scheduler)
+    return queue.doctor_commands() if queue is not None else None
+
+
 def judge_scheduler(profile: ClusterProfile, sections: Sections) -> list[Check]:
     """Whether the scheduler's commands are there and its server answers; names of queues that it does not have."""
-    if profile.scheduler not in _COMMANDS:
+    commands = _commands(profile)
+    if commands is None:
         return []
     missing = sections["commands"].text.split()
     if missing:
         here = "this machine" if profile.login.host is None else profile.login.host
         mend = f"llmctl clusters setup {profile.name} --login HOST   # the cluster's login node, as ssh knows it"
-        if profile.login.host is not None or len(missing) < len(_COMMANDS[profile.scheduler]):
+        if profile.login.host is not None or len(missing) < len(commands.programs):
             mend = f"make them found by non-interactive shells on {here}: PATH in ~/.bashrc, before it returns early"
         return [Check("scheduler", "FAULT", f"{here} has no {', '.join(missing)}", mend, exit_code=4)]
     # A client without its server's address complains before it says its version.
@@ -90,11 +87,9 @@ def judge_scheduler(profile: ClusterProfile, sections: Sections) -> list[Check]:
     queues = sections["queues"]
     if queues.status != 0:
         said = " ".join(queues.text.split())[-200:] or f"exit status {queues.status}"
-        mend = (
-            f"run it yourself: {_QUEUES[profile.scheduler]}; if it fails too, the scheduler is down or not yours to use"
-        )
+        mend = f"run it yourself: {commands.queues}; if it fails too, the scheduler is down or not yours to use"
         return [Check("scheduler", "FAULT", f"{shown}, but it does not answer: {said}", mend, exit_code=4)]
-    return [Check("scheduler", "ok", shown), *_queues(profile, queues.text), *_old(shown)]
+    return [Check("scheduler", "ok", shown), *_queues(profile, queues.text), *_old(shown, commands.oldest_version)]
 
 
 def _queues(profile: ClusterProfile, text: str) -> list[Check]:
@@ -107,22 +102,27 @@ def _queues(profile: ClusterProfile, text: str) -> list[Check]:
     return [Check("queues", "warning", f"{', '.join(unknown)} is not there", mend)]
 
 
-def _old(version: str) -> list[Check]:
-    match = re.match(r"slurm(?:-wlm)? (\d+)\.(\d+)", version)
-    if match is None or (int(match[1]), int(match[2])) >= (22, 5):
+def _old(version: str, oldest: str | None) -> list[Check]:
+    found = re.search(r"\d+(\.\d+)+", version)
+    if oldest is None or found is None or _numbers(found[0]) >= _numbers(oldest):
         return []
-    return [
-        Check("scheduler version", "warning", f"{version} is older than 22.05, the oldest that llmctl is tried with")
-    ]
+    detail = f"{version} is older than {oldest}, the oldest that llmctl is tried with"
+    return [Check("scheduler version", "warning", detail)]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
 
 
 def judge_group(profile: ClusterProfile, group: str | None, sections: Sections) -> list[Check]:
     """Whether jobs have a group to be billed to, and the scheduler or the system knows the user in it."""
-    if profile.scheduler not in _COMMANDS:
+    commands = _commands(profile)
+    if commands is None:
         return []
     unix = sections["who"].text.split()[1:]
-    accounts = sections["accounts"].text.split() if sections["accounts"].status == 0 else []
-    known = sorted({*accounts}) if profile.scheduler == "slurm" else sorted({*unix, *accounts})
+    answer = sections.get("accounts")
+    accounts = answer.text.split() if answer is not None and answer.status == 0 else []
+    known = sorted({*accounts} if commands.accounts_are_complete else {*unix, *accounts})
     if group is None:
         if not profile.group_required:
             return [Check("group", "ok", "none is given, and none is needed")]
@@ -134,7 +134,7 @@ def judge_group(profile: ClusterProfile, group: str | None, sections: Sections) 
     if not known:
         return [Check("group", "note", f"{group}; the scheduler does not say which groups are yours")]
     mend = f"llmctl clusters setup {profile.name} --group G, with one of {', '.join(known[:12])}"
-    state = "FAULT" if profile.scheduler == "slurm" else "warning"
+    state = "FAULT" if commands.accounts_are_complete else "warning"
     return [Check("group", state, f"{group} is none of yours", mend)]
 
 
@@ -181,7 +181,7 @@ def _unwritable(place: str, facts: PathFacts) -> str:
 
 
 def _shared(profile: ClusterProfile, place: str, space: _Space | None, change: str) -> list[Check]:
-    if profile.scheduler in ("local", "ssh"):
+    if not capabilities_of(profile.scheduler).has_queue:
         return []  # one machine, or machines that are asked one by one
     if space is None:
         return [Check("shared", "note", f"whether other nodes see {place} is not known")]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmctl.backends import capabilities_of
 from llmctl.context import Context
 from llmctl.doctor.cluster import judge_container, judge_group, judge_node, judge_places, judge_scheduler, probes
 from llmctl.doctor.probes import PYTHON_PROGRAM, Section, parse_gpus, parse_python, parse_sections, probe_script
@@ -52,11 +53,11 @@ def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
     yield from trouble
     python, checks = _python(context, profile, transport)
     yield from checks
-    is_own = profile.scheduler in ("local", "ssh")
-    yield judge_driver(parse_gpus(sections["gpus"].text), python, expected=is_own)
+    capabilities = capabilities_of(profile.scheduler)
+    yield judge_driver(parse_gpus(sections["gpus"].text), python, expected=not capabilities.has_queue)
     yield from judge_container(profile, sections)
     yield from judge_node(profile, sections, began, ended)
-    if profile.scheduler == "ssh":
+    if capabilities.starts_on_hosts:
         from llmctl.doctor.hosts import ask_hosts, judge_hosts
         from llmctl.transport.host_group import HostGroup
 
@@ -78,7 +79,7 @@ class _Answers(dict[str, Section]):
 
 
 def _connection(context: Context, profile: "ClusterProfile") -> tuple["Transport | None", list[Check]]:
-    if profile.scheduler == "ssh" and not profile.hosts:
+    if capabilities_of(profile.scheduler).starts_on_hosts and not profile.hosts:
         mend = f"llmctl clusters setup {profile.name} --host A --host B"
         return None, [Check("connection", "FAULT", "the profile names no machine", mend)]
     began = time.monotonic()

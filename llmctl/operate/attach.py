@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llmctl.backends import capabilities_of
 from llmctl.context import ClusterSession
 from llmctl.durations import spoken
 from llmctl.errors import RecordError, SchedulerError
@@ -58,7 +59,7 @@ def attach_to_run(record: RunRecord, session: ClusterSession, rank: int | None) 
         RecordError: the rank is not there, says which are; or the run's job is gone, or not there yet.
         SchedulerError: nobody can tell whether the run has a job.
     """
-    job_id = _living_job(record, session) if session.profile.scheduler != "local" else None
+    job_id = _living_job(record, session) if not capabilities_of(session.profile.scheduler).starts_in_place else None
     variables = dict(record.job.get("env", {}))
     newest = find_attempts([record], session.transport)[0].newest
     if newest is not None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmctl.backends import capabilities_of
 from llmctl.context import Context, is_remote
 from llmctl.errors import UsageError
 from llmctl.operate.trainer_command import run_trainer_command
@@ -70,7 +71,7 @@ def plan_data_work(
     profile = context.profile(*cluster)
     given = {flag.key: flag.value for flag in flags}
     nodes = int(given.get("job.nodes", 1))
-    if profile.scheduler == "local" and nodes == 1 and not dry_run:
+    if capabilities_of(profile.scheduler).starts_in_place and nodes == 1 and not dry_run:
         return run_trainer_command(context, profile, [work.command, *work.words])
     _check(profile, nodes, work)
     in_container = "job.container" in given or profile.environment.kind == "container"

@@ -87,20 +87,20 @@ def attach_session(context: Context, profile: ClusterProfile, attachment: "Attac
     if attachment.place is not None:
         check_ssh(attachment.record.job, profile)
     container, warning = _container_of(attachment, profile, context)
+    backend = load_backend(profile.scheduler)
     script = interactive_script(
         profile,
         context.folders,
         _python(profile, context, container),
-        on_cpu=attachment.is_on_cpu or (profile.scheduler == "local" and not visible_gpus(context)),
+        on_cpu=attachment.is_on_cpu or (backend.capabilities.starts_in_place and not visible_gpus(context)),
         resource_type=attachment.record.job.get("resource_type") or profile.defaults.resource_type,
         run_id=attachment.record.run_id,
         run_dir=attachment.record.run_dir,
         env=tuple(attachment.variables.items()),
         container=container,
     )
-    backend = load_backend(profile.scheduler)
     transport = context.connect(profile)
-    if attachment.place is None or not backend.has_queue:
+    if attachment.place is None or not backend.capabilities.has_queue:
         request = JobRequest(profile, job_name=NAME, run_dir=str(attachment.record.run_dir))
         argv = backend.interactive_argv(request, script, context.command)
         if attachment.place is not None:
@@ -168,7 +168,7 @@ def _request(context: Context, session: ClusterSession, flags: Sequence[Flag]) -
     resolved = resolve(context, session, None, flags, job_only=True)
     spec = job_spec(resolved, job_section(resolved), NAME)
     root = str(profile.runs_root)
-    if profile.scheduler == "local":
+    if backend.capabilities.starts_in_place:
         return JobRequest(profile, job_name=NAME, run_dir=root, gpus_per_node=len(visible_gpus(context)))
     container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=(root,))
     size = node_size(spec, profile)

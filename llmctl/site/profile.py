@@ -20,10 +20,10 @@ from typing_extensions import Self
 from llmctl.errors import ProfileError, UsageError
 from llmctl.paths import UserFolders, profile_files
 from llmctl.site.job import VARIABLE, JobError, parse_time
-from llmctl.site.profile_names import ARGUMENT, cluster_names
+from llmctl.site.profile_names import ARGUMENT, cluster_names, installed_backends
 
 SCHEDULERS = ("slurm", "sge", "pbs", "ssh", "local")
-"""Names that ``scheduler:`` may have; llmctl.backends has one row for each."""
+"""Names that ``scheduler:`` may have, besides those of installed packages; llmctl.backends has one row for each."""
 _SSH_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]{0,254}$"
 
 
@@ -267,9 +267,21 @@ class ClusterProfile(_Part):
     @field_validator("scheduler")
     @classmethod
     def _check_scheduler(cls, scheduler: str) -> str:
-        if scheduler not in SCHEDULERS:
-            raise ValueError(f"the schedulers are {', '.join(SCHEDULERS)}")
+        check_scheduler(scheduler)
         return scheduler
+
+
+def check_scheduler(scheduler: str) -> None:
+    """Refuse a scheduler that is neither ours nor an installed package's.
+
+    Raises:
+        ValueError: lists those there are.
+    """
+    if scheduler in SCHEDULERS:
+        return
+    installed = installed_backends()
+    if scheduler not in installed:
+        raise ValueError(f"the schedulers are {', '.join((*SCHEDULERS, *sorted(installed)))}")
 
 
 def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> ClusterProfile:

@@ -5,11 +5,11 @@ The cluster has to give what the job asks for. Checks take a job with every ques
 """
 
 import difflib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from llmctl.backends.base import QueueBackend
 from llmctl.context import ClusterSession, Context
 from llmctl.durations import clock
 from llmctl.paths import UserFolders
@@ -26,7 +26,6 @@ MOST_LOCAL_NODES = 1024
 """Far above what trains on one machine, far below what exhausts its process table by a slip of the pen."""
 
 _Limits = ResourceType | LimitsProfile | QueueLimits
-_OTHER_CLUSTER = re.compile(r"\s*(-M|--clusters?\b(?!-))")
 _SIZE = ("job.nodes", "job.resource_type", "job.queue")
 _LENGTH = ("job.time", *_SIZE)
 _PLURALS = {
@@ -91,7 +90,7 @@ def check_job(
         return [f"not looked at on {transport.host}: {', '.join(looked_for)}"]
     if job.is_remote:
         transport = transport_for(transport, job.spec.nodes)
-    if profile.scheduler == "ssh":
+    if job.backend.capabilities.starts_on_hosts:
         cast("HostGroup", transport).check_reachable()
     problems += path_problems(paths, transport)
     if problems:
@@ -116,7 +115,7 @@ def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactiv
 
         yield from container_problems(job)
     yield from _limit_problems(job, is_interactive=is_interactive)
-    if job.profile.scheduler == "ssh":
+    if job.backend.capabilities.starts_on_hosts:
         yield from _host_problems(job)
     for name in job.spec.secrets:
         if name not in environment:
@@ -221,8 +220,7 @@ def _limit_problems(job: AskedJob, *, is_interactive: bool) -> Iterator[Problem]
     """
     profile, request = job.profile, job.request
     resource = profile.resource_types.get(request.resource_type or "")
-    if profile.scheduler == "slurm":
-        yield from _slurm_problems(job, resource)
+    yield from _scheduler_problems(job, resource)
     if request.reservation is not None:
         return
     nodes, time_s = request.nodes, request.time_s
@@ -271,29 +269,17 @@ def _limits(job: AskedJob, resource: ResourceType | None, *, is_interactive: boo
     return found
 
 
-def _slurm_problems(job: AskedJob, resource: ResourceType | None) -> Iterator[Problem]:
-    """A priority that only operators may give, and options that name another cluster.
-
-    Slurm ignores a negative --nice of a user (sbatch(1): "Only privileged users can specify a negative"). A job on
-    another cluster would never be found again: nobody asks the queue there.
-    """
-    priority = job.request.priority
-    if priority is not None and priority > 0:
-        yield Problem(
-            "job.priority",
-            f"{priority} is above 0, and on Slurm users can only step back: give 0 or below; what goes first at a site "
-            "is a quality of service, such as --qos=NAME in the profile's options",
-        )
-    options = (*job.profile.options, *(resource.options if resource is not None else ()))
-    for option in options:
-        if _OTHER_CLUSTER.match(option):
-            yield Problem(
-                "options",
-                f"{option!r} sends jobs to another cluster of Slurm's, where llmctl could neither find nor cancel "
-                "them; make a profile for that cluster (llmctl clusters new), with a login.host of it, or call llmctl "
-                "with SLURM_CONF naming its slurm.conf",
-                of="profile",
-            )
+def _scheduler_problems(job: AskedJob, resource: ResourceType | None) -> Iterator[Problem]:
+    """A priority or options that the scheduler's backend cannot work with."""
+    if not job.backend.capabilities.has_queue:
+        return
+    queue, priority = cast("QueueBackend", job.backend), job.request.priority
+    wrong = queue.priority_problem(priority) if priority is not None else ""
+    if wrong:
+        yield Problem("job.priority", wrong)
+    wrong = queue.options_problem((*job.profile.options, *(resource.options if resource is not None else ())))
+    if wrong:
+        yield Problem("options", wrong, of="profile")
 
 
 def _host_problems(job: AskedJob) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmctl.backends import capabilities_of
 from llmctl.backends.base import JobRequest
 from llmctl.context import Context, is_remote
 from llmctl.errors import ProfileError, SchedulerError
@@ -131,7 +132,7 @@ def check_container_runtime(
         return ""
     missing = f"{transport.host} has no {runtime}"
     mend = f"add its module to environment.modules in {file}"
-    if profile.scheduler == "ssh":
+    if not capabilities_of(profile.scheduler).has_queue:
         raise ProfileError(f"{missing}, which runs the image; {mend}, or install it")
     return f"{missing}; unless the compute nodes have it without a module, {mend}"
 

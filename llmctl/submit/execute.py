@@ -152,7 +152,7 @@ def _files(plan: Plan, context: Context) -> list[FileWrite]:
 
 def _start(plan: Plan, context: Context, transport: Transport, tell: Tell) -> tuple[SubmittedJob, ...]:
     run_dir = str(plan.record.run_dir)
-    if plan.job.profile.scheduler == "ssh":
+    if plan.job.backend.capabilities.starts_on_hosts:
         from llmctl.submit.start_ssh import address_of_second, start_on_group
 
         peer = address_of_second(plan.job.profile, plan.job.request, context.environment)

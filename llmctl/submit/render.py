@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmctl import __version__
-from llmctl.backends import load_backend, load_queue_backend
+from llmctl.backends import capabilities_of, load_backend, load_queue_backend
 from llmctl.backends.base import HostCommand, JobRequest
 from llmctl.paths import UserFolders, bundled, search_path
 from llmctl.site.container import ContainerPlan
@@ -136,7 +136,7 @@ def _stop_after_s(request: JobRequest, profile: ClusterProfile, *, has_queue: bo
 def _mpirun_carries(profile: ClusterProfile) -> bool:
     """Whether mpirun's way to the nodes (srun, tm, qrsh -V) takes the environment along; ssh does not."""
     stated = profile.launch.mpirun_carries_environment
-    return stated if stated is not None else profile.scheduler != "ssh"
+    return stated if stated is not None else capabilities_of(profile.scheduler).mpirun_carries_environment
 
 
 def interactive_script(
@@ -209,7 +209,7 @@ def job_environment(profile: ClusterProfile, resource_type: str | None, *, on_cp
 
 def _cache_root(profile: ClusterProfile) -> str | None:
     """Where the caches of jobs go unless that is in a home directory anyway; on this machine they stay as they are."""
-    return None if profile.scheduler == "local" else cache_folder(str(profile.runs_root))
+    return None if capabilities_of(profile.scheduler).starts_in_place else cache_folder(str(profile.runs_root))
 
 
 def cache_folder(runs_root: str) -> str:

@@ -174,8 +174,9 @@ def plan_job(
         cwd: where a COMMAND starts; None: where this call was typed, or on another machine the run directory.
     """
     profile, is_remote = session.profile, session.transport.is_remote
+    backend = session.backend or load_backend(profile.scheduler)
     visible = None
-    if profile.scheduler == "local":
+    if backend.capabilities.starts_in_place:
         from llmctl.submit.environment_checks import visible_gpus
 
         visible = visible_gpus(context)
@@ -195,7 +196,6 @@ def plan_job(
         mounts, written = _own_mounts(spec, profile, config, run_dir)
         mounts = tuple(dict.fromkeys((*mounts, *own)))
         container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=mounts)
-    backend = session.backend or load_backend(profile.scheduler)
     request = build_request(spec, profile, backend, size, name=run_dir.name, run_dir=str(run_dir), container=container)
     # Our own interpreter means nothing on another machine; a COMMAND needs one only to find where to meet.
     own_python = sys.executable if not is_remote else "python3" if spec.command else ""
@@ -252,7 +252,7 @@ def build_request(
     resource = profile.resource_types.get(kind or "")
     return JobRequest(
         profile=profile,
-        job_name=cast("QueueBackend", backend).job_name(name) if backend.has_queue else name,
+        job_name=cast("QueueBackend", backend).job_name(name) if backend.capabilities.has_queue else name,
         run_dir=run_dir,
         nodes=spec.nodes,
         ranks_per_node=size.ranks,

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmctl.backends.base import LOGIN, HostCommand, JobReport, JobRequest, NodeReport
+from llmctl.backends.base import (
+    LOGIN,
+    Capabilities,
+    DoctorCommands,
+    HostCommand,
+    JobReport,
+    JobRequest,
+    NodeReport,
+    ProfileHints,
+)
 from llmctl.job_state import JobState
 from llmctl.site.container import ContainerPlan
 
@@ -33,7 +42,7 @@ class ScriptedBackend:
     template: str = "slurm.sh.j2"
     job_keys: frozenset[str] = frozenset()
     launchers: tuple[str, ...] = ("torchrun",)
-    has_queue: bool = True
+    capabilities: Capabilities = Capabilities(has_queue=True)
     tells_ends_apart: bool = True
 
     def calls(self, kind: str = "") -> list[str]:
@@ -59,6 +68,18 @@ class ScriptedBackend:
         return ["bash", "-c", _SCRIPT, "bash", str(self.folder), kind, *words]
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
+        raise NotImplementedError
+
+    def profile_hints(self) -> ProfileHints:
+        raise NotImplementedError
+
+    def doctor_commands(self) -> DoctorCommands:
+        raise NotImplementedError
+
+    def priority_problem(self, priority: int) -> str:
+        raise NotImplementedError
+
+    def options_problem(self, options: Sequence[str]) -> str:
         raise NotImplementedError
 
     def parse_job_id(self, output: str) -> str:

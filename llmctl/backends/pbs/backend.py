@@ -10,7 +10,16 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from llmctl.backends.base import LOGIN, HostCommand, JobReport, JobRequest, NodeReport
+from llmctl.backends.base import (
+    LOGIN,
+    Capabilities,
+    DoctorCommands,
+    HostCommand,
+    JobReport,
+    JobRequest,
+    NodeReport,
+    ProfileHints,
+)
 from llmctl.backends.pbs.interactive import ENTER, SUBMIT, VISIT
 from llmctl.backends.pbs.reports import parse_jobs, parse_nodes, plain_job_id
 from llmctl.errors import SchedulerError
@@ -67,8 +76,30 @@ class PbsBackend:
         }
     )  # fmt: skip
     launchers: tuple[str, ...] = ("torchrun", "mpirun")
-    has_queue: bool = True
+    capabilities: Capabilities = Capabilities(has_queue=True)
     tells_ends_apart: bool = True
+
+    def profile_hints(self) -> ProfileHints:
+        """See llmctl.backends.pbs.setup."""
+        from llmctl.backends.pbs.setup import PROFILE_HINTS
+
+        return PROFILE_HINTS
+
+    def doctor_commands(self) -> DoctorCommands:
+        """See llmctl.backends.pbs.setup."""
+        from llmctl.backends.pbs.setup import DOCTOR_COMMANDS
+
+        return DOCTOR_COMMANDS
+
+    def priority_problem(self, priority: int) -> str:
+        """Empty for all: qsub itself refuses a priority that is not allowed."""
+        del priority
+        return ""
+
+    def options_problem(self, options: Sequence[str]) -> str:
+        """Empty for all: any directive may be in a profile."""
+        del options
+        return ""
 
     def job_name(self, run_id: str) -> str:
         """The run id itself: PBS takes up to 230 letters, digits and ``-_+.`` (pbs_ifl.h, ck_job_name.c)."""

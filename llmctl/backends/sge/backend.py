@@ -13,7 +13,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmctl.backends.base import LOGIN, HostCommand, JobReport, JobRequest, NodeReport
+from llmctl.backends.base import (
+    LOGIN,
+    Capabilities,
+    DoctorCommands,
+    HostCommand,
+    JobReport,
+    JobRequest,
+    NodeReport,
+    ProfileHints,
+)
 from llmctl.backends.sge import reports, terminal
 from llmctl.errors import ProfileError, SchedulerError
 from llmctl.site.container import ContainerPlan
@@ -100,8 +109,30 @@ class SgeBackend:
         }
     )
     launchers: tuple[str, ...] = ("torchrun", "mpirun")
-    has_queue: bool = True
+    capabilities: Capabilities = Capabilities(has_queue=True)
     tells_ends_apart: bool = False
+
+    def profile_hints(self) -> ProfileHints:
+        """See llmctl.backends.sge.setup."""
+        from llmctl.backends.sge.setup import PROFILE_HINTS
+
+        return PROFILE_HINTS
+
+    def doctor_commands(self) -> DoctorCommands:
+        """See llmctl.backends.sge.setup."""
+        from llmctl.backends.sge.setup import DOCTOR_COMMANDS
+
+        return DOCTOR_COMMANDS
+
+    def priority_problem(self, priority: int) -> str:
+        """Empty for all: qsub itself refuses a priority that is not allowed."""
+        del priority
+        return ""
+
+    def options_problem(self, options: Sequence[str]) -> str:
+        """Empty for all: any directive may be in a profile."""
+        del options
+        return ""
 
     def job_name(self, run_id: str) -> str:
         """The run id; names may not begin with a digit (submit(1), -N and sge_types(1))."""

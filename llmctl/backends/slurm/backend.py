@@ -8,7 +8,16 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from llmctl.backends.base import LOGIN, HostCommand, JobReport, JobRequest, NodeReport
+from llmctl.backends.base import (
+    LOGIN,
+    Capabilities,
+    DoctorCommands,
+    HostCommand,
+    JobReport,
+    JobRequest,
+    NodeReport,
+    ProfileHints,
+)
 from llmctl.backends.slurm import nodes, words
 from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
@@ -33,6 +42,8 @@ _FORGET = (
 what it prints ("INPUT ENVIRONMENT VARIABLES" of sbatch(1): "will override any options set in a batch script"); SLURM_*
 would even be handed on, whatever --export says. Kept is what leads to the controller."""
 
+_OTHER_CLUSTER = re.compile(r"\s*(-M|--clusters?\b(?!-))")
+
 _PATIENCE_S = 60
 """Seconds that an interactive allocation is waited for."""
 
@@ -55,8 +66,40 @@ class SlurmBackend:
         }
     )
     launchers: tuple[str, ...] = ("torchrun", "srun", "mpirun")
-    has_queue: bool = True
+    capabilities: Capabilities = Capabilities(has_queue=True)
     tells_ends_apart: bool = True
+
+    def profile_hints(self) -> ProfileHints:
+        """See llmctl.backends.slurm.setup."""
+        from llmctl.backends.slurm.setup import PROFILE_HINTS
+
+        return PROFILE_HINTS
+
+    def doctor_commands(self) -> DoctorCommands:
+        """See llmctl.backends.slurm.setup."""
+        from llmctl.backends.slurm.setup import DOCTOR_COMMANDS
+
+        return DOCTOR_COMMANDS
+
+    def priority_problem(self, priority: int) -> str:
+        """Refuse what becomes a negative --nice (sbatch(1): "Only privileged users can specify a negative")."""
+        if priority <= 0:
+            return ""
+        return (
+            f"{priority} is above 0, and on Slurm users can only step back: give 0 or below; what goes first at a site "
+            "is a quality of service, such as --qos=NAME in the profile's options"
+        )
+
+    def options_problem(self, options: Sequence[str]) -> str:
+        """Refuse options that send jobs to another cluster, whose queue nobody asks about them."""
+        wrong = next((option for option in options if _OTHER_CLUSTER.match(option)), None)
+        if wrong is None:
+            return ""
+        return (
+            f"{wrong!r} sends jobs to another cluster of Slurm's, where llmctl could neither find nor cancel them; "
+            "make a profile for that cluster (llmctl clusters new), with a login.host of it, or call llmctl with "
+            "SLURM_CONF naming its slurm.conf"
+        )
 
     def job_name(self, run_id: str) -> str:
         """The run id itself: Slurm takes any name."""

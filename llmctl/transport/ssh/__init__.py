@@ -37,19 +37,16 @@ def connect(
     return RemoteTransport(route, python=python, first_patience_s=first, reconnect_patience_s=again)
 
 
-def connect_cluster(profile: "ClusterProfile", environment: Mapping[str, str]) -> "Transport":
-    """Transport of a cluster whose machines are reached by ssh: its login node, or all of its hosts.
+def connect_hosts(profile: "ClusterProfile", environment: Mapping[str, str]) -> "Transport":
+    """Transport of all hosts that a profile lists, shown as one.
 
     Raises:
         ProfileError: the profile names no machine.
     """
-    login = profile.login
-    if profile.scheduler != "ssh" and login.host is not None:
-        return connect(login.host, environment, proxy_jump=login.proxy_jump, python=login.python)
     from llmctl.transport.host_group import HostGroup
     from llmctl.transport.ssh.terminal import Terminal
 
-    terminal = Terminal()
+    login, terminal = profile.login, Terminal()
     return HostGroup(
         {
             host: connect(

@@ -4,6 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmctl.backends import load_backend
+from llmctl.backends.base import Capabilities, ProfileHints
+
 
 @dataclass(frozen=True)
 class NewProfile:
@@ -24,44 +27,20 @@ class NewProfile:
     modules: tuple[str, ...] = ()
 
 
-_SIZES = {
-    "slurm": "# `sinfo -N -o '%N %P %c %m %G'` shows what there is.",
-    "sge": "# In the site's own words (`qconf -sc`): the name stands in -l NAME=N.",
-    "pbs": "# In the site's own words (`qstat -Q`): the name is the queue, unless `queue` says another.",
-    "ssh": "# GPUs of each machine.",
-}
-_TYPE = {
-    "slurm": "{gpus: 8, gpu: H100, cores: 96, queue: main, max_nodes: 16, max_time: '24:00:00'}",
-    "sge": "{gpus: 4, gpu: A100, cores: 40, max_nodes: 16, max_time: '24:00:00'}",
-    "pbs": "{gpus: 8, gpu: H100, cores: 96, max_nodes: 16, max_time: '24:00:00'}",
-    "ssh": "{gpus: 8, gpu: A100}",
-}
-_LAUNCHERS = {
-    "slurm": "torchrun   # or srun (a process per rank), mpirun",
-    "sge": "mpirun   # or torchrun",
-    "pbs": "torchrun   # or mpirun",
-    "ssh": "torchrun   # or mpirun, which needs ssh from the first machine to the others",
-}
-_GROUPS = {
-    "slurm": "The account (sbatch --account).",
-    "sge": "The group (qsub -g, on the command line).",
-    "pbs": "The group (qsub -P; group_option says where it is -A or -W group_list).",
-}
-
-
 def profile_text(profile: NewProfile) -> str:
     """YAML with comments. Values are written as JSON strings, which YAML reads the same whatever they hold."""
-    has_queue = profile.scheduler in _GROUPS
+    backend = load_backend(profile.scheduler)
+    capabilities, hints = backend.capabilities, backend.profile_hints()
     lines = [
         "# A cluster of your own. Check it with `llmctl clusters validate` and `llmctl doctor`.",
         "# Every key is explained in the bundled profile slurm: `llmctl clusters show slurm` names its file.",
         f"description: {json.dumps(profile.description)}",
         f"scheduler: {profile.scheduler}",
-        *(_place(profile, has_queue)),
-        *(_group(profile) if has_queue or profile.group else []),
-        *(_resources(profile) if profile.scheduler != "local" else []),
+        *_place(profile, capabilities),
+        *(_group(profile, hints) if hints.group or profile.group else []),
+        *(_resources(profile, hints) if hints.node_types else []),
         *_environment(profile),
-        *_meeting(profile),
+        *_meeting(profile, hints),
         "# Variables that every job gets.",
         '# env: {NCCL_SOCKET_IFNAME: ib0, HTTPS_PROXY: "http://proxy:3128"}',
         "# Seconds that a run gets to save once it has been told to stop.",
@@ -70,17 +49,17 @@ def profile_text(profile: NewProfile) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _place(profile: NewProfile, has_queue: bool) -> list[str]:
+def _place(profile: NewProfile, capabilities: Capabilities) -> list[str]:
     lines = [
         "# Holds the run directories; on a file system that all nodes share, with room for checkpoints.",
         f"runs_root: {json.dumps(profile.runs_root)}",
     ]
-    if has_queue:
+    if capabilities.has_queue:
         lines += [
             "# The login node as ssh knows it. Without it this machine is one.",
             f"login: {{host: {json.dumps(profile.login)}}}" if profile.login else "# login: {host: cluster}",
         ]
-    if profile.scheduler == "ssh":
+    if capabilities.starts_on_hosts:
         lines += [
             "# The machines, the head first, as ssh knows them.",
             f"hosts: {_list(profile.hosts)}" if profile.hosts else "# hosts: [gpu1, gpu2]",
@@ -90,28 +69,28 @@ def _place(profile: NewProfile, has_queue: bool) -> list[str]:
     return lines
 
 
-def _group(profile: NewProfile) -> list[str]:
+def _group(profile: NewProfile, hints: ProfileHints) -> list[str]:
     return [
-        f"# {_GROUPS.get(profile.scheduler, 'What is billed to.')} --group and LLMCTL_GROUP go before it.",
+        f"# {hints.group or 'What is billed to.'} --group and LLMCTL_GROUP go before it.",
         f"group: {json.dumps(profile.group)}" if profile.group else "# group: my-group",
         "# true: the site refuses jobs without one, so llmctl asks for it first.",
         "# group_required: true",
     ]
 
 
-def _resources(profile: NewProfile) -> list[str]:
-    lines = [f"# The kinds of nodes. {_SIZES[profile.scheduler][2:]}"]
+def _resources(profile: NewProfile, hints: ProfileHints) -> list[str]:
+    lines = [f"# The kinds of nodes. {hints.node_types}"]
     if profile.resource_type is None:
         return [
             *lines,
             "# resource_types:",
-            f"#   gpu: {_TYPE[profile.scheduler]}",
+            f"#   gpu: {hints.example_type}",
             "# defaults: {resource_type: gpu, time: '1:00:00'}",
         ]
     name = json.dumps(profile.resource_type)
     return [
         *lines,
-        f"# Further keys: {_TYPE[profile.scheduler]}",
+        f"# Further keys: {hints.example_type}",
         "resource_types:",
         f"  {name}: {{gpus: {profile.gpus or 0}}}",
         f"defaults: {{resource_type: {name}}}",
@@ -138,17 +117,17 @@ def _environment(profile: NewProfile) -> list[str]:
     ]
 
 
-def _meeting(profile: NewProfile) -> list[str]:
+def _meeting(profile: NewProfile, hints: ProfileHints) -> list[str]:
     lines = [
         "# Where the ranks meet: the interface of the head node's address, and ports.",
         f"rendezvous: {{interface: {json.dumps(profile.interface)}, ports: [20000, 29999]}}"
         if profile.interface
         else "# rendezvous: {interface: ib0, ports: [20000, 29999]}",
     ]
-    if profile.scheduler != "local":
+    if hints.launchers:
         lines += [
             "# How ranks are started.",
-            f"# launch: {{launcher: {_LAUNCHERS[profile.scheduler].replace('   #', '}   #')}",
+            f"# launch: {{launcher: {hints.launchers.replace('   #', '}   #')}",
             "# How images are run (--container): pyxis, enroot, apptainer or singularity.",
             "# container: {runtime: apptainer, options: ['--nv']}",
         ]

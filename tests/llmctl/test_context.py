@@ -1,0 +1,30 @@
+"""Context: the machines that a cluster is reached at, and the place of secrets."""
+
+from pathlib import Path
+
+import pytest
+
+from llmctl.context import Context, is_remote, secrets_file
+from llmctl.site.profile import ClusterProfile
+
+
+@pytest.mark.parametrize(
+    ("values", "host", "secrets"),
+    [
+        ({"scheduler": "slurm"}, "this machine", "/w/.secrets/r.1"),
+        ({"scheduler": "sge", "login": {"host": "gate"}}, "gate", "/w/.secrets/r.1"),
+        ({"scheduler": "ssh", "hosts": ["a", "b"]}, "a and 1 more", "/w/.secrets/r.1"),
+        # The login node of machines behind ssh is never asked: each of them is reached by itself.
+        ({"scheduler": "ssh", "hosts": ["a"], "login": {"host": "gate"}}, "a", "/w/.secrets/r.1"),
+        ({"scheduler": "local"}, "this machine", "/h/.local/state/llmctl/secrets/r.1"),
+        ({"scheduler": "local", "login": {"host": "box"}}, "box", "/w/.secrets/r.1"),
+    ],
+)
+def test_a_cluster_is_reached_as_its_scheduler_starts_jobs(values, host, secrets):
+    context = Context.of(("llmctl",), (), {"HOME": "/h"}, Path("/"))
+    profile = ClusterProfile(name="lab", **values)
+    assert context.connect(profile).host == host
+    assert is_remote(profile) is (host != "this machine")
+    assert secrets_file(context, profile, Path("/w/r"), 1) == secrets
+    context.close()
+    assert context.connections == {}
