@@ -38,7 +38,7 @@ class Context:
         environment: the environment variables; nothing else of llmctl reads it.
         cwd: the working directory, absolute.
         folders: the user's folders.
-        connections: hands of the clusters that this call has reached, by name; ``close`` ends them.
+        connections: transports to the clusters that this call has used, by name; ``close`` ends them.
     """
 
     argv: tuple[str, ...]
@@ -66,13 +66,14 @@ class Context:
         Raises:
             ProfileError: the profile names no machine.
         """
-        if not is_remote(profile):
-            return self.transport
         if profile.name not in self.connections:
-            from llmctl.transport.ssh import connect_cluster
-
-            self.connections[profile.name] = connect_cluster(profile, self.environment)
+            self.connections[profile.name] = self._reach(profile) if is_remote(profile) else self.transport
         return self.connections[profile.name]
+
+    def _reach(self, profile: ClusterProfile) -> Transport:
+        from llmctl.transport.ssh import connect_cluster
+
+        return connect_cluster(profile, self.environment)
 
     def close(self) -> None:
         """End the connections that this call has made."""
