@@ -40,7 +40,7 @@ class Context:
         environment: the environment variables; nothing else of llmctl reads it.
         cwd: the working directory, absolute.
         folders: the user's folders.
-        connections: hands of the clusters that this call has reached, by name; ``close`` ends them.
+        connections: transports to the clusters that this call has used, by name; ``close`` ends them.
     """
 
     argv: tuple[str, ...]
@@ -68,19 +68,18 @@ class Context:
         Raises:
             ProfileError: the profile names no machine.
         """
-        if not is_remote(profile):
-            return self.transport
         if profile.name not in self.connections:
-            from llmctl.backends import capabilities_of
-            from llmctl.transport.ssh import connect, connect_hosts
-
-            login = profile.login
-            self.connections[profile.name] = (
-                connect_hosts(profile, self.environment)
-                if login.host is None or capabilities_of(profile.scheduler).starts_on_hosts
-                else connect(login.host, self.environment, proxy_jump=login.proxy_jump, python=login.python)
-            )
+            self.connections[profile.name] = self._reach(profile) if is_remote(profile) else self.transport
         return self.connections[profile.name]
+
+    def _reach(self, profile: ClusterProfile) -> Transport:
+        from llmctl.backends import capabilities_of
+        from llmctl.transport.ssh import connect, connect_hosts
+
+        login = profile.login
+        if login.host is None or capabilities_of(profile.scheduler).starts_on_hosts:
+            return connect_hosts(profile, self.environment)
+        return connect(login.host, self.environment, proxy_jump=login.proxy_jump, python=login.python)
 
     def close(self) -> None:
         """End the connections that this call has made."""
