@@ -42,7 +42,7 @@ def carry_out(plan: "Plan", context: "Context", *, as_json: bool, follow: bool, 
         follow: the run is followed afterwards, which says more.
         more: further fields of the document.
     """
-    from llmctl.submit.execute import perform
+    from llmctl.submit.execute import execute_plan
 
     _say_beforehand(plan, context)
     if plan.job.profile.notice:
@@ -50,7 +50,7 @@ def carry_out(plan: "Plan", context: "Context", *, as_json: bool, follow: bool, 
 
         with suppress(OSError):  # else it is told again
             remember_site_message(plan.job.profile, context.folders)
-    record = perform(plan, context, say)
+    record = execute_plan(plan, context, say)
     if as_json:
         print_json({**_summary(record, plan), **more})
         sys.stdout.flush()

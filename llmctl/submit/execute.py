@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 
-def perform(plan: Plan, context: Context, tell: Tell) -> RunRecord:
+def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
     """Carry out a plan: write the run directory and index entry, start the job.
 
     Args:

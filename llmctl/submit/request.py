@@ -186,16 +186,11 @@ def plan_job(
         working_dir = run_dir / "code" / "user"
     else:
         working_dir = run_dir if is_remote else Path(cwd) if cwd is not None else context.cwd
+    places = [working_dir] if spec.command and working_dir != run_dir else []
+    places += [secrets.parent] if secrets is not None else []
     image = image_of(spec, profile)
-    container: ContainerPlan | None = None
-    mounts: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    if image is not None:
-        own = [str(working_dir)] if spec.command and working_dir != run_dir else []
-        own += [str(secrets.parent)] if secrets is not None else []
-        mounts, written = _own_mounts(spec, profile, config, run_dir)
-        mounts = tuple(dict.fromkeys((*mounts, *own)))
-        container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=mounts)
+    mounts, written = _own_mounts(spec, profile, config, run_dir, places) if image is not None else ((), ())
+    container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=mounts) if image is not None else None
     request = build_request(spec, profile, backend, size, name=run_dir.name, run_dir=str(run_dir), container=container)
     # Our own interpreter means nothing on another machine; a COMMAND needs one only to find where to meet.
     own_python = sys.executable if not is_remote else "python3" if spec.command else ""
@@ -304,12 +299,14 @@ def image_of(spec: JobSpec, profile: ClusterProfile) -> str | None:
 
 
 def _own_mounts(
-    spec: JobSpec, profile: ClusterProfile, config: TrainConfig | None, run_dir: Path
+    spec: JobSpec, profile: ClusterProfile, config: TrainConfig | None, run_dir: Path, places: Sequence[Path]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Folders that a job's container has to show, and those that are written."""
-    mounts = (*profile.container.mounts, *spec.mounts)
-    written = (*_unshown(_written_paths(config), mounts), cache_folder(str(run_dir.parent)))
-    return (str(run_dir), f"{run_dir.parent}/.code", *written, *_unshown(_read_paths(config), mounts)), written
+    """Folders that a job's container has to show, ``places`` among them, and those that are written."""
+    shown = (*profile.container.mounts, *spec.mounts)
+    written = (*_unshown(_written_paths(config), shown), cache_folder(str(run_dir.parent)))
+    read = _unshown(_read_paths(config), shown)
+    needed = (str(run_dir), f"{run_dir.parent}/.code", *written, *read, *map(str, places))
+    return tuple(dict.fromkeys(needed)), written
 
 
 def _written_paths(config: TrainConfig | None) -> list[str]:

@@ -15,7 +15,7 @@ from llmctl.context import Context
 from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, SchedulerError, UsageError
 from llmctl.runs.record import RunRecord
 from llmctl.submit.environment_checks import check_torch
-from llmctl.submit.execute import perform
+from llmctl.submit.execute import execute_plan
 from llmctl.submit.plan import Request, plan_submission
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.submit.test_queue_submit import CONFIG, PROFILE, SBATCH, SQUEUE
@@ -99,7 +99,7 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
     (there / "data").mkdir()
     for end in ("bin", "idx"):
         (there / f"data/t.{end}").touch()
-    record = perform(
+    record = execute_plan(
         plan(context, "data.mock_data=false", "data.data_path=[~/data/t]", secrets=("TOKEN",)),
         context,
         said.append,
@@ -125,7 +125,7 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
 def test_a_refusal_there_leaves_nothing_there_and_nothing_here(context, tmp_path):
     (tmp_path / "there/bin/mood").write_text("refused\n")
     with pytest.raises(LlmctlError, match="Invalid account"):
-        perform(plan(context, secrets=("TOKEN",)), context, lambda _: None)
+        execute_plan(plan(context, secrets=("TOKEN",)), context, lambda _: None)
     assert sorted(path.name for path in (tmp_path / "there/runs").iterdir()) == [".code", ".secrets"]
     assert list((tmp_path / "there/runs/.secrets").iterdir()) == []
     assert context.index.entries() == []
@@ -176,7 +176,7 @@ def test_torch_is_asked_for_before_the_queue(context, tmp_path, versions, status
         context, Request("c.yaml", ("far", "--cluster"), settings=("training.device=cuda",), run_id="r")
     )
     with pytest.raises(ProfileError, match=words):
-        perform(made, context, lambda _: None)
+        execute_plan(made, context, lambda _: None)
     assert not (tmp_path / "there/runs").exists()
 
 
@@ -207,6 +207,6 @@ def test_a_job_whose_record_could_not_be_written_is_said_to_be_submitted(context
     there = tmp_path / "there"
     context.connections["far"] = LosesRecords({"PATH": f"{there}/bin:/usr/bin:/bin"}, str(there))
     with pytest.raises(RecordError, match="r was submitted as job 100, but its record could not be written"):
-        perform(plan(context), context, lambda _: None)
+        execute_plan(plan(context), context, lambda _: None)
     assert RunRecord.load(there / "runs/r", context.connections["far"]).submissions[0].jobs == ()
     assert [entry.job_ids for entry in context.index.entries()] == [("100",)]
