@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmctl.errors import ProfileError, UsageError
+from llmctl.errors import ProfileError
 from llmctl.paths import UserFolders
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Context:
         environment: the environment variables; nothing else of llmctl reads it.
         cwd: the working directory, absolute.
         folders: the user's folders.
-        connections: hands of the clusters that this call has reached, by name; ``close`` ends them.
+        connections: transports to the clusters that this call has used, by name; ``close`` ends them.
     """
 
     argv: tuple[str, ...]
@@ -68,19 +68,18 @@ class Context:
         Raises:
             ProfileError: the profile names no machine.
         """
-        if not is_remote(profile):
-            return self.transport
         if profile.name not in self.connections:
-            from llmctl.backends import capabilities_of
-            from llmctl.transport.ssh import connect, connect_hosts
-
-            login = profile.login
-            self.connections[profile.name] = (
-                connect_hosts(profile, self.environment)
-                if login.host is None or capabilities_of(profile.scheduler).starts_on_hosts
-                else connect(login.host, self.environment, proxy_jump=login.proxy_jump, python=login.python)
-            )
+            self.connections[profile.name] = self._reach(profile) if is_remote(profile) else self.transport
         return self.connections[profile.name]
+
+    def _reach(self, profile: ClusterProfile) -> Transport:
+        from llmctl.backends import capabilities_of
+        from llmctl.transport.ssh import connect, connect_hosts
+
+        login = profile.login
+        if login.host is None or capabilities_of(profile.scheduler).starts_on_hosts:
+            return connect_hosts(profile, self.environment)
+        return connect(login.host, self.environment, proxy_jump=login.proxy_jump, python=login.python)
 
     def close(self) -> None:
         """End the connections that this call has made."""
@@ -104,12 +103,12 @@ class Context:
             UsageError: ``origin`` is a flag and no cluster has this name.
             ProfileError: the same from elsewhere, or a profile that cannot be used.
         """
-        from llmctl.site.profile import expand_home, load_profile
+        from llmctl.site.profile import load_profile
 
         profile = load_profile(self.folders, name, origin)
         root = self.environment.get("LLMCTL_RUNS_ROOT") or profile.runs_root
         if root is not None and not is_remote(profile):
-            root = os.path.normpath(self.cwd / expand_home(root, self.folders))
+            root = os.path.normpath(self.cwd / expand(root, lambda: str(self.folders.home)))
         return profile.model_copy(update={"runs_root": root})
 
     def runs_root(self, profile: ClusterProfile) -> str:
@@ -122,18 +121,19 @@ class Context:
             SchedulerError: the machine cannot be asked.
         """
         root = profile.runs_root
-        overlay = self.folders.clusters / f"{profile.name}.yaml"
         if root is None:
             raise ProfileError(
                 f"cluster {profile.name} has no runs_root: the folder of the runs, which all nodes see\n"
-                f"llmctl clusters setup {profile.name} asks for it; or set LLMCTL_RUNS_ROOT, or runs_root in {overlay}"
+                f"llmctl clusters setup {profile.name} asks for it; or set LLMCTL_RUNS_ROOT, or runs_root in "
+                f"{self.folders.clusters / profile.name}.yaml"
             )
         if root == "~" or root.startswith("~/"):
             root = self.connect(profile).home() + root[1:]
         if not root.startswith("/"):
             raise ProfileError(
                 f"cluster {profile.name}: runs_root: {root} is not absolute\n"
-                f"give a path that begins with / or ~/ in {overlay}, or in LLMCTL_RUNS_ROOT"
+                f"give a path that begins with / or ~/ in {self.folders.clusters / profile.name}.yaml, or in "
+                "LLMCTL_RUNS_ROOT"
             )
         return os.path.normpath(root)
 
@@ -203,7 +203,7 @@ def _expanded(paths: dict[str, str | None], home: Callable[[], str]) -> dict[str
 
 @dataclass(frozen=True)
 class ClusterSession:
-    """A cluster that runs are looked at on, or ended.
+    """A cluster that jobs are submitted to, or runs are looked at on, or ended.
 
     Attributes:
         profile: of the cluster.
@@ -231,6 +231,25 @@ class ClusterSession:
         from llmctl.backends import load_queue_backend
 
         profile = context.profile(cluster, origin)
+        return cls(profile, context.connect(profile), load_queue_backend(profile.scheduler))
+
+    @classmethod
+    def for_jobs(cls, context: Context, cluster: str, origin: str) -> ClusterSession:
+        """Reach for a cluster to submit to: no path of its profile begins with ``~``.
+
+        Args:
+            context: this call of llmctl.
+            cluster: its name.
+            origin: where the name came from, for the message.
+
+        Raises:
+            ProfileError: it has no profile, or one that cannot be used.
+            UsageError: the same, and ``origin`` is a flag.
+            SchedulerError: the machine cannot be asked for the home directory.
+        """
+        from llmctl.backends import load_queue_backend
+
+        profile = resolve_profile_paths(context.profile(cluster, origin), context)
         return cls(profile, context.connect(profile), load_queue_backend(profile.scheduler))
 
     def watch(
@@ -276,17 +295,6 @@ def secrets_file(context: Context, profile: ClusterProfile, run_dir: Path, submi
     if capabilities_of(profile.scheduler).starts_in_place and not is_remote(profile):
         return f"{context.folders.secrets}/{run_dir.name}.{submission}"
     return f"{run_dir.parent}/{SECRETS_FOLDER}/{run_dir.name}.{submission}"
-
-
-def check_secrets(names: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Refuse names that have no value.
-
-    Raises:
-        UsageError: names the first that is not set.
-    """
-    missing = next((name for name in names if name not in environ), None)
-    if missing is not None:
-        raise UsageError(f"--secret {missing}: is not set in your environment; export it first, its value goes along")
 
 
 def secrets_bytes(names: Sequence[str], environ: Mapping[str, str]) -> bytes:

@@ -4,11 +4,13 @@ The user's own files come first, then the copies bundled in the wheel, then thos
 Source: XDG Base Directory Specification 0.8, https://specifications.freedesktop.org/basedir-spec/latest/
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,14 @@ def bundled(kind: str) -> Path:
 def search_path(folders: UserFolders, kind: str) -> tuple[Path, ...]:
     """Where files of a kind are looked for, first to last."""
     return (folders.config / kind, bundled(kind))
+
+
+def profile_files(folders: UserFolders, name: str) -> list[Path]:
+    """The files that make up a cluster's profile, the one that is laid over the others last; empty if there is none."""
+    if not CLUSTER_NAME.fullmatch(name):
+        return []
+    found = [folder / f"{name}.yaml" for folder in reversed(search_path(folders, "clusters"))]
+    return [path for path in found if path.is_file()]
 
 
 def trainer_package() -> Path:

@@ -10,7 +10,8 @@ from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, say
 from llmctl.context import Context
 from llmctl.errors import LlmctlError, ProfileError, UsageError
-from llmctl.site.profile_names import ARGUMENT, NAME
+from llmctl.paths import CLUSTER_NAME
+from llmctl.site.profile_names import ARGUMENT
 
 if TYPE_CHECKING:
     from llmctl.backends.base import Capabilities
@@ -244,7 +245,7 @@ class _Questions:
 
 
 def _name(text: str | None) -> str:
-    if text is None or not NAME.fullmatch(text):
+    if text is None or not CLUSTER_NAME.fullmatch(text):
         raise UsageError(f"NAME {text or ''}: give letters, digits, dashes and underscores, as in `clusters new lab`")
     return text
 

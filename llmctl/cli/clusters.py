@@ -9,7 +9,8 @@ from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console, say
 from llmctl.context import DEFAULT_CLUSTER, Context
 from llmctl.errors import LlmctlError
-from llmctl.site.profile_names import ARGUMENT, cluster_names, profile_files
+from llmctl.paths import profile_files
+from llmctl.site.profile_names import ARGUMENT, cluster_names
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
@@ -78,8 +79,8 @@ def validate(
 ) -> int:
     """Check profiles: keys and values, and on the cluster that runs_root can hold runs and the jobs' Python starts."""
     from llmctl.context import resolve_profile_paths
+    from llmctl.submit.checks import check_runs_root
     from llmctl.submit.environment_checks import check_job_python
-    from llmctl.submit.path_checks import check_runs_root
 
     context: Context = ctx.obj
     worst = 0

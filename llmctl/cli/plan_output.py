@@ -42,24 +42,26 @@ def carry_out(plan: "Plan", context: "Context", *, as_json: bool, follow: bool, 
         follow: the run is followed afterwards, which says more.
         more: further fields of the document.
     """
-    from llmctl.operate.notices import remember_site_message
-    from llmctl.submit.execute import perform
+    from llmctl.submit.execute import execute_plan
 
     _say_beforehand(plan, context)
-    with suppress(OSError):  # else it is told again
-        remember_site_message(plan.profile, context.folders)
-    record = perform(plan, context, say)
+    if plan.job.profile.notice:
+        from llmctl.operate.notices import remember_site_message
+
+        with suppress(OSError):  # else it is told again
+            remember_site_message(plan.job.profile, context.folders)
+    record = execute_plan(plan, context, say)
     if as_json:
         print_json({**_summary(record, plan), **more})
         sys.stdout.flush()
         return record
     jobs = ", ".join(dict.fromkeys(job.job_id for job in record.submissions[-1].jobs))
-    queue = f" in queue {plan.request.queue}" if plan.request.queue else ""
-    how = f"job {jobs}{queue} on {record.cluster}" if plan.has_queue else f"started on {record.cluster}"
+    queue = f" in queue {plan.job.request.queue}" if plan.job.request.queue else ""
+    how = f"job {jobs}{queue} on {record.cluster}" if plan.job.queue is not None else f"started on {record.cluster}"
     if not follow:
         print(record.run_id)
         say(f"{how}: {record.run_dir}\nllmctl logs -f {record.run_id}")
-    elif plan.has_queue:
+    elif plan.job.queue is not None:
         say(f"{record.run_id}: {how}")
     return record
 
@@ -82,12 +84,17 @@ def follow_started(record: "RunRecord", context: "Context", *, as_json: bool) ->
 
 
 def _say_beforehand(plan: "Plan", context: "Context") -> None:
-    from llmctl.operate.notices import unseen_site_message
+    """Say what the user should know before the job is submitted: the site's message, warnings, the cost."""
+    profile, lines = plan.job.profile, [*plan.warnings]
+    if profile.notice:
+        from llmctl.operate.notices import unseen_site_message
 
-    notice = unseen_site_message(plan.profile, context.folders)
-    for line in (notice and f"{plan.profile.name}: {notice}", *plan.warnings, plan.cost and f"asks for {plan.cost}"):
-        if line:
-            say(line)
+        notice = unseen_site_message(profile, context.folders)
+        lines = [*([f"{profile.name}: {notice}"] if notice else []), *lines]
+    if plan.job.cost is not None:
+        lines.append(f"asks for {plan.job.cost}")
+    if lines:
+        say("\n".join(lines))
 
 
 def _summary(record: "RunRecord", plan: "Plan") -> dict[str, Any]:
@@ -98,7 +105,7 @@ def _summary(record: "RunRecord", plan: "Plan") -> dict[str, Any]:
         "cluster": record.cluster,
         "run_dir": str(record.run_dir),
         "job_ids": [job.job_id for job in jobs],
-        "queue": plan.request.queue,
-        "cost": plan.cost.as_json() if plan.cost is not None else None,
+        "queue": plan.job.request.queue,
+        "cost": plan.job.cost.as_json() if plan.job.cost is not None else None,
         "submitted": [shlex.join(command.argv) for command in plan.rendered.commands],
     }

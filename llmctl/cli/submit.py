@@ -95,8 +95,8 @@ def submit(
     context: Context = ctx.obj
     request = Request(
         config=config,
-        cluster=context.cluster(cluster),
         flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key == "mounts") for key in given),
+        cluster=context.cluster(cluster),
         settings=tuple(settings or ()),
         env=tuple(env or ()),
         secrets=tuple(secrets or ()),

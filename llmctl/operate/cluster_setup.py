@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmctl.errors import ProfileError, SchedulerError
-from llmctl.paths import UserFolders
+from llmctl.paths import UserFolders, profile_files
 from llmctl.site.overlay_file import edited
 from llmctl.site.profile import ClusterProfile, profile_of, read_layer
-from llmctl.site.profile_names import profile_files
 from llmctl.transport.file_writes import FileWrite, write_files
 
 if TYPE_CHECKING:

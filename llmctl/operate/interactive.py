@@ -7,22 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llmctl.backends import capabilities_of, load_backend
+from llmctl.backends import load_backend, load_queue_backend
 from llmctl.backends.base import JobRequest
-from llmctl.context import Context, is_remote, resolve_profile_paths
+from llmctl.context import ClusterSession, Context, is_remote, resolve_profile_paths
 from llmctl.errors import ProfileError
+from llmctl.paths import profile_files
 from llmctl.site.container import ContainerPlan, plan_container
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
-from llmctl.site.profile_names import profile_files
-from llmctl.submit.checks import check_job, check_job_section, check_offered
-from llmctl.submit.container_checks import check_container
-from llmctl.submit.environment_checks import check_container_runtime
-from llmctl.submit.gpus import visible_gpus
+from llmctl.submit.checks import job_problems
+from llmctl.submit.environment_checks import check_container_runtime, visible_gpus
 from llmctl.submit.render import interactive_script, job_python
-from llmctl.submit.request import build_request, check_group, launcher_of, resource_type_of, size_of_node
-from llmctl.submit.resolve import Flag, resolve
-from llmctl.submit.site_limits import check_limits
+from llmctl.submit.request import AskedJob, build_request, image_of, node_size
+from llmctl.submit.resolve import Flag, job_section, job_spec, resolve
 from llmctl.submit.snapshot import store_own_code
 from llmctl.transport.protocol import Transport
 
@@ -64,8 +61,8 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
         SchedulerError: the cluster cannot be reached.
     """
     profile = resolve_profile_paths(profile, context)
-    request = _request(context, profile, flags)
     transport = context.connect(profile)
+    request = _request(context, ClusterSession(profile, transport, load_queue_backend(profile.scheduler)), flags)
     warning = check_container_runtime(profile, context, transport, request)
     container = _without_import(request.container, transport)
     script = interactive_script(
@@ -154,15 +151,9 @@ def _container_of(
 
 def _cores_of(attachment: "Attachment", profile: ClusterProfile) -> int | None:
     """The cores that a run's job has on each node."""
-    job = JobSpec.from_plain(attachment.record.job)
-    resource = profile.resource_types.get(resource_type_of(job, profile) or "")
-    if resource is None:
-        return None
-    ranks = job.gpus_per_node or (0 if attachment.is_on_cpu else resource.gpus) or 1
-    launcher = launcher_of(job, profile)
-    return JobRequest(
-        profile, NAME, "", ranks_per_node=ranks, cores_per_node=resource.cores, launcher=launcher
-    ).cores_granted
+    spec = JobSpec.from_plain(attachment.record.job)
+    size = node_size(spec, profile, on_cpu=attachment.is_on_cpu)
+    return build_request(spec, profile, load_backend(profile.scheduler), size, name=NAME, run_dir="").cores_granted
 
 
 def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -170,28 +161,31 @@ def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": ":".join(path for path in (code, environ.get("PYTHONPATH", "")) if path)}
 
 
-def _request(context: Context, profile: ClusterProfile, flags: Sequence[Flag]) -> JobRequest:
-    """What is asked for, checked as for a submission."""
-    resolved = resolve(context, profile, None, flags, job_only=True)
-    job: JobSpec = check_job(resolved, check_job_section(resolved), NAME)
-    check_offered(resolved, job, profile)
+def _request(context: Context, session: ClusterSession, flags: Sequence[Flag]) -> JobRequest:
+    """The request, checked as for a submission."""
+    profile = session.profile
+    backend = load_backend(profile.scheduler)
+    resolved = resolve(context, session, None, flags, job_only=True)
+    spec = job_spec(resolved, job_section(resolved), NAME)
     root = str(profile.runs_root)
-    if capabilities_of(profile.scheduler).starts_in_place:
+    if backend.capabilities.starts_in_place:
         return JobRequest(profile, job_name=NAME, run_dir=root, gpus_per_node=len(visible_gpus(context)))
-    check_group(job, profile, context.folders)
-    check_container(resolved, job, profile, context.folders)
-    check_limits(resolved, job, profile, is_interactive=True)
-    ranks_per_node, gpus_per_node = size_of_node(resolved, job, profile, False)
-    return build_request(
-        job,
-        profile,
-        run_id=NAME,
-        run_dir=root,
-        ranks_per_node=ranks_per_node,
-        gpus_per_node=gpus_per_node,
-        own_mounts=(root,),
-        cwd=str(context.cwd),
+    container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=(root,))
+    size = node_size(spec, profile)
+    request = build_request(spec, profile, backend, size, name=NAME, run_dir=root, container=container)
+    job = AskedJob(
+        spec=spec,
+        profile=profile,
+        folders=context.folders,
+        is_remote=session.transport.is_remote,
+        backend=backend,
+        request=request,
+        image=image_of(spec, profile),
     )
+    problems = list(job_problems(job, context.environment, is_interactive=True))
+    if problems:
+        raise resolved.error(problems)
+    return request
 
 
 def _without_import(container: ContainerPlan | None, transport: Transport) -> ContainerPlan | None:

@@ -7,7 +7,7 @@ runs_root. Both are written to a temporary file and renamed, mode 0600, so that 
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,10 +226,11 @@ class RunIndex:
     """One small JSON file per run under ``state_dir``/runs, so that concurrent submits never write the same file."""
 
     state_dir: Path
-    folder: Path = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", self.state_dir / "runs")
+    @property
+    def folder(self) -> Path:
+        """The folder of the files."""
+        return self.state_dir / "runs"
 
     def add(self, record: RunRecord) -> None:
         """Enter a run, or bring its job ids up to date; the state last seen is kept."""
@@ -305,10 +306,10 @@ class RunIndex:
 
     def _entry(self, path: Path) -> IndexEntry | None:
         try:
-            values = _read_json(path)
+            values = _parse_json(path, path.read_bytes())
             _check_types(values, _ENTRY_TYPES)
             return IndexEntry(**{**values, "run_dir": Path(values["run_dir"]), "job_ids": tuple(values["job_ids"])})
-        except (RecordError, KeyError, TypeError):
+        except (OSError, RecordError, KeyError, TypeError):
             return None
 
     def _write(self, entry: IndexEntry) -> None:
@@ -349,15 +350,6 @@ def _entry_of(record: RunRecord) -> IndexEntry:
 def _names(entries: Iterable[IndexEntry]) -> str:
     names = [entry.run_id for entry in entries][::-1]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return _parse_json(path, path.read_bytes())
-    except FileNotFoundError:
-        raise RecordAbsent(f"{path}: is not there") from None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _parse_json(path: Path, text: bytes) -> dict[str, Any]:

@@ -7,7 +7,9 @@ Options by the tools' own pages: pyxis (https://github.com/NVIDIA/pyxis/wiki/Usa
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, ContainerProfile
@@ -81,6 +83,17 @@ class ContainerPlan:
 def is_file(image: str) -> bool:
     """Whether an image is a path rather than a registry's name, by pyxis' rule."""
     return image.startswith(("/", "."))
+
+
+def on_host(path: str, mounts: Sequence[str]) -> str | None:
+    """Where a path of the container is on the host, if one of the mounts shows it; None if none does."""
+    inside = PurePosixPath(path)
+    for mount in mounts:
+        source, _, rest = mount.partition(":")
+        target = rest.partition(":")[0] or source
+        if source.startswith("/") and inside.is_relative_to(target):
+            return str(PurePosixPath(source) / inside.relative_to(target))
+    return None
 
 
 def plan_container(

@@ -18,9 +18,9 @@ from pydantic import (
 from typing_extensions import Self
 
 from llmctl.errors import ProfileError, UsageError
-from llmctl.paths import UserFolders
+from llmctl.paths import UserFolders, profile_files
 from llmctl.site.job import VARIABLE, JobError, parse_time
-from llmctl.site.profile_names import ARGUMENT, cluster_names, installed_backends, profile_files
+from llmctl.site.profile_names import ARGUMENT, cluster_names, installed_backends
 
 SCHEDULERS = ("slurm", "sge", "pbs", "ssh", "local")
 """Names that ``scheduler:`` may have, besides those of installed packages; llmctl.backends has one row for each."""

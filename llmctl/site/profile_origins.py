@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmctl.paths import UserFolders
+from llmctl.paths import UserFolders, profile_files
 from llmctl.site.profile import read_layer
-from llmctl.site.profile_names import profile_files
 
 
 def origins(folders: UserFolders, name: str) -> dict[str, Path]:

@@ -1,186 +1,358 @@
-"""What must hold before anything is written, queued or started: one function per concern, each naming the culprit."""
+"""Checks of a job before anything is written, queued or started.
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+The cluster has to give what the job asks for. Checks take a job with every question answered, and yield problems;
+``check_job`` alone raises, once for all of them.
+"""
 
-from llmctl.backends import load_backend
-from llmctl.errors import ConfigFileError, LlmctlError, RecordError
-from llmctl.runs.record import RunRecord
-from llmctl.site.job import JobError, JobSpec, parse_time
-from llmctl.site.profile import ClusterProfile
-from llmctl.submit.path_checks import PathCheck
-from llmctl.submit.resolve import Resolved, unknown_job_key
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from llmctl.backends.base import QueueBackend
+from llmctl.context import ClusterSession, Context
+from llmctl.durations import clock
+from llmctl.paths import UserFolders
+from llmctl.site.profile import ClusterProfile, LimitsProfile, QueueLimits, ResourceType
+from llmctl.submit.origins import Problem, Resolved, profile_error
+from llmctl.submit.request import AskedJob, JobPlan
 from llmctl.transport.file_writes import PathFacts
-from trainer.config.errors import ConfigError
-from trainer.config.sections import JobConfig
-from trainer.config.train_config import TrainConfig
-from trainer.planning.build_config import build_config
-from trainer.planning.checks import check_world_size
+from llmctl.transport.protocol import Transport, transport_for
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from llmctl.transport.host_group import HostGroup
 
 MOST_LOCAL_NODES = 1024
 """Far above what trains on one machine, far below what exhausts its process table by a slip of the pen."""
 
-
-def check_config(resolved: Resolved) -> TrainConfig:
-    """The training config, valid in itself.
-
-    Raises:
-        UsageError, ConfigFileError: names the key, and the flag or file that it came from.
-    """
-    try:
-        return build_config(resolved.values)
-    except ConfigError as error:
-        raise resolved.refusal(error.key, error.problem) from None
-
-
-def check_job_section(resolved: Resolved) -> JobConfig:
-    """The job section alone, for a COMMAND.
-
-    Raises:
-        UsageError, ConfigFileError: names the key, and the flag or file that it came from.
-    """
-    from pydantic import ValidationError
-
-    try:
-        return JobConfig.model_validate(resolved.values.get("job", {}))
-    except ValidationError as error:
-        raise _job_refusal(resolved, error) from None
+_Limits = ResourceType | LimitsProfile | QueueLimits
+_SIZE = ("job.nodes", "job.resource_type", "job.queue")
+_LENGTH = ("job.time", *_SIZE)
+_PLURALS = {
+    "resource_type": "resource types",
+    "queue": "queues",
+    "reservation": "reservations",
+    "priority": "priorities",
+    "after": "waiting jobs",
+    "container": "containers",
+    "mounts": "containers",
+    "launcher": "launchers",
+}
+"""Key of the job that some schedulers have no word for -> its plural for people."""
 
 
-def check_job(resolved: Resolved, section: JobConfig, default_name: str, **more: Any) -> JobSpec:
-    """The job that a ``job`` section asks for.
+@dataclass(frozen=True)
+class PathCheck:
+    """Paths to look at, and the judge of their facts."""
+
+    paths: tuple[str, ...]
+    judge: Callable[[Mapping[str, PathFacts]], Problem | None]
+
+
+def check_job(
+    context: Context,
+    session: ClusterSession,
+    resolved: Resolved,
+    job: JobPlan,
+    own_paths: Sequence[PathCheck],
+    *,
+    dry_run: bool,
+) -> list[str]:
+    """Refuse a job with problems, telling all of them at once; returns warnings.
+
+    All paths are looked at in one round trip. Another machine is reached only for a job without a problem so far, and
+    not for a dry run.
 
     Args:
-        resolved: names the culprit.
-        section: the values.
-        default_name: the run's name where the section gives none.
-        more: what stands in no config: ``after`` and ``command``.
+        context: of this call.
+        session: of the cluster.
+        resolved: the job's values with their origins.
+        job: with every question answered.
+        own_paths: of the run.
+        dry_run: look at no path of another machine.
 
     Raises:
-        UsageError, ConfigFileError: names the key, and the flag or file that it came from.
+        UsageError, ConfigFileError, ProfileError, RecordError: tells all problems; the first gives the kind.
+        SchedulerError: the machine cannot be reached.
     """
-    values = section.model_dump(exclude={"name", "time"})
-    try:
-        time_s = parse_time(section.time) if section.time is not None else None
-        return JobSpec.from_plain({**values, "name": section.name or default_name, "time_s": time_s, **more})
-    except JobError as error:
-        raise resolved.refusal(f"job.{error.key}", error.problem) from None
+    transport, profile = session.transport, job.profile
+    problems = [*job_problems(job, context.environment), *python_problems(job)]
+    problems += runs_root_name_problems(profile, context.folders)
+    if job.is_remote and problems:
+        raise resolved.error(problems)
+    paths = [runs_root_path(profile, context.folders), *own_paths]
+    if job.config is not None or job.request.container is not None:
+        from llmctl.submit.config_checks import named_paths
+
+        paths = [*named_paths(job), *paths]
+    if dry_run and job.is_remote:
+        looked_for = dict.fromkeys(path for check in paths for path in check.paths)
+        return [f"not looked at on {transport.host}: {', '.join(looked_for)}"]
+    if job.is_remote:
+        transport = transport_for(transport, job.spec.nodes)
+    if job.backend.capabilities.starts_on_hosts:
+        cast("HostGroup", transport).check_reachable()
+    problems += path_problems(paths, transport)
+    if problems:
+        raise resolved.error(problems)
+    return []
 
 
-def check_offered(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> None:
-    """Refuse what the scheduler has no word for, instead of leaving it out in silence.
+def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactive: bool = False) -> Iterator[Problem]:
+    """Problems of a job that need no machine, the most basic first. Pure.
 
-    Raises:
-        UsageError, ConfigFileError: names the key, and the flag or file that it came from.
+    Args:
+        job: with every question answered.
+        environment: variables of the user, which hold the values of secrets.
+        is_interactive: True for a job of ``llmctl interactive``, for which sites may have limits of their own.
     """
-    backend = load_backend(profile.scheduler)
-    section = {**job.as_plain(), "time": job.time_s}
-    for key in ("resource_type", "queue", "reservation", "priority", "after", "container", "mounts", "launcher"):
-        if not section[key] or key in backend.job_keys:
-            continue
-        value = section[key]
-        shown = ", ".join(value) if isinstance(value, tuple) else value
-        raise resolved.refusal(
-            f"job.{key}", f"{shown!r} means nothing on {profile.name}, which has no {_plural(key)}; leave it out"
+    yield from _offer_problems(job)
+    sized = list(_local_size_problems(job) if job.visible_gpus is not None else _size_problems(job))
+    yield from sized
+    named = job.spec.container or job.spec.mounts
+    if ("container" in job.backend.job_keys) if named else (job.image is not None):
+        from llmctl.submit.container_checks import container_problems
+
+        yield from container_problems(job)
+    yield from _limit_problems(job, is_interactive=is_interactive)
+    if job.backend.capabilities.starts_on_hosts:
+        yield from _host_problems(job)
+    for name in job.spec.secrets:
+        if name not in environment:
+            text = "is not set in your environment; export it first, its value goes along"
+            yield Problem(f"--secret {name}", text, of="flag")
+    if job.config is not None:
+        from llmctl.submit.config_checks import config_problems
+
+        yield from config_problems(job, job.config, is_sized=not sized)
+
+
+def python_problems(job: JobPlan) -> Iterator[Problem]:
+    """An interpreter on another machine that is neither named nor to be guessed."""
+    profile = job.profile
+    if not job.layout.python:
+        host = profile.login.host or next(iter(profile.hosts), profile.name)
+        yield Problem(
+            "environment",
+            f"is unset, and which Python of {host} runs the job cannot be guessed\n"
+            f"set environment: {{kind: venv, path: ...}} in {job.overlay}; llmctl clusters setup {profile.name} asks "
+            "for it",
+            of="profile",
         )
 
 
-def place_on_this_machine(
-    resolved: Resolved, job: JobSpec, gpu_ids: Sequence[str], *, on_cpu: bool
-) -> tuple[tuple[str, ...], ...]:
-    """The GPUs of each node of a job on this machine; empty without GPUs, where every node has one rank.
-
-    Args:
-        resolved: names the culprit.
-        job: gives nodes and GPUs per node.
-        gpu_ids: GPUs of this machine.
-        on_cpu: whether the job asks for none of them.
-
-    Raises:
-        UsageError, ConfigFileError: there are not enough; says how many there are and what fits.
-    """
-    wanted = job.gpus_per_node
-    keys = ("job.nodes", "job.gpus_per_node")
-    if job.nodes > MOST_LOCAL_NODES:
-        raise resolved.refusal(
-            keys[0], f"{job.nodes} is above {MOST_LOCAL_NODES}: every node is a group of processes on this machine"
-        )
-    if on_cpu or not gpu_ids:
-        if wanted is not None and wanted > 1:
-            why = "training.device is cpu" if on_cpu and gpu_ids else "this machine has no GPU"
-            raise resolved.refusal(
-                "job.gpus_per_node", f"{wanted} is above 1, and {why}: every node has one rank; raise nodes instead"
+def _offer_problems(job: AskedJob) -> Iterator[Problem]:
+    """Keys that mean nothing to the scheduler, a wrong launcher, a missing group."""
+    spec, profile, backend = job.spec, job.profile, job.backend
+    for key, plural in _PLURALS.items():
+        value = getattr(spec, key)
+        if value and key not in backend.job_keys:
+            shown = ", ".join(value) if isinstance(value, tuple) else value
+            yield Problem(
+                f"job.{key}", f"{shown!r} means nothing on {profile.name}, which has no {plural}; leave it out"
             )
-        return ()
-    per_node = wanted or max(1, len(gpu_ids) // job.nodes)
-    if job.nodes * per_node > len(gpu_ids):
-        key = keys[1] if wanted is not None and resolved.origin(keys[0]) is None else keys[0]
-        raise resolved.refusal(
-            key,
-            f"{job.nodes} nodes x {per_node} GPUs = {job.nodes * per_node}, but this machine has {len(gpu_ids)}; "
+    launcher = job.request.launcher
+    if launcher not in backend.launchers and (spec.launcher is None or "launcher" in backend.job_keys):
+        use = " or ".join(backend.launchers)
+        yield Problem("job.launcher", f"{launcher} cannot start ranks on {profile.name}; use {use}")
+    if profile.group_required and not job.request.group:
+        yield Problem(
+            "group",
+            f"is unset, and {profile.name} needs a group, project or account to bill\ngive --group G, or set "
+            f"LLMCTL_GROUP, or group in {job.overlay} (llmctl clusters setup {profile.name} writes it)",
+            of="profile",
+        )
+
+
+def _size_problems(job: AskedJob) -> Iterator[Problem]:
+    """An unknown kind of node, and more GPUs than the kind of node has."""
+    profile, kind, wanted = job.profile, job.request.resource_type, job.spec.gpus_per_node
+    resource = profile.resource_types.get(kind or "")
+    known = ", ".join(profile.resource_types)
+    if resource is not None:
+        if job.request.gpus_per_node > resource.gpus:
+            yield Problem(
+                "job.gpus_per_node",
+                f"{wanted} is above {resource.gpus}, the GPUs of {kind} on {profile.name}; lower it, or raise nodes",
+                also=("job.gpus_per_node", "job.resource_type"),
+            )
+        if resource.fraction and job.spec.nodes > 1:
+            whole = [name for name, other in profile.resource_types.items() if not other.fraction]
+            advice = f"whole nodes are {', '.join(whole)}" if whole else "ask for one"
+            yield Problem(
+                "job.nodes",
+                f"{job.spec.nodes} x {kind}: {kind} is a part of a node, and a job gets one of it; {advice}",
+                also=_SIZE,
+            )
+    elif kind is None and known:
+        yield Problem("job.resource_type", f"is unset: {profile.name} has {known}; give --resource-type T")
+    elif known:  # without any, the kind is the site's own word, which only the scheduler knows
+        near = difflib.get_close_matches(str(kind), profile.resource_types, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        yield Problem("job.resource_type", f"{profile.name} has no {kind!r}; {hint}there are {known}")
+
+
+def _local_size_problems(job: AskedJob) -> Iterator[Problem]:
+    """More nodes or GPUs than this machine has."""
+    nodes, wanted, gpus = job.spec.nodes, job.spec.gpus_per_node, job.visible_gpus or ()
+    keys = ("job.nodes", "job.gpus_per_node")
+    on_cpu = job.config is not None and job.config.training.device == "cpu"
+    if nodes > MOST_LOCAL_NODES:
+        text = f"{nodes} is above {MOST_LOCAL_NODES}: every node is a group of processes on this machine"
+        yield Problem("job.nodes", text)
+    elif (on_cpu or not gpus) and wanted is not None and wanted > 1:
+        why = "training.device is cpu" if on_cpu and gpus else "this machine has no GPU"
+        yield Problem(keys[1], f"{wanted} is above 1, and {why}: every node has one rank; raise nodes instead")
+    elif job.request.gpus_per_node * nodes > len(gpus):
+        each = job.request.gpus_per_node
+        yield Problem(
+            keys[0] if wanted is None or nodes > 1 else keys[1],
+            f"{nodes} nodes x {each} GPUs = {nodes * each}, but this machine has {len(gpus)}; "
             "lower one, or train without GPUs by training.device=cpu",
             also=keys,
         )
-    return tuple(tuple(gpu_ids[node * per_node : (node + 1) * per_node]) for node in range(job.nodes))
 
 
-def check_layout(resolved: Resolved, config: TrainConfig, nodes: int, ranks_per_node: int) -> None:
-    """Refuse a layout or batch size that does not fit the job.
+def _limit_problems(job: AskedJob, *, is_interactive: bool) -> Iterator[Problem]:
+    """More nodes, time or node-hours than the site gives.
+
+    A reservation goes by rules of its own.
+    """
+    profile, request = job.profile, job.request
+    resource = profile.resource_types.get(request.resource_type or "")
+    yield from _scheduler_problems(job, resource)
+    if request.reservation is not None:
+        return
+    nodes, time_s = request.nodes, request.time_s
+    for limit, whose in _limits(job, resource, is_interactive=is_interactive):
+        if limit.max_nodes is not None and nodes > limit.max_nodes:
+            yield Problem("job.nodes", f"{nodes} nodes are above {limit.max_nodes}, the limit of {whose}", also=_SIZE)
+        if time_s is None:
+            continue
+        if limit.max_time is not None and time_s > limit.max_time:
+            text = f"{clock(time_s)} is above {clock(limit.max_time)}, the longest time of {whose}"
+            yield Problem("job.time", text, also=_LENGTH)
+        hours = nodes * time_s / 3600
+        if limit.max_node_hours is not None and hours > limit.max_node_hours:
+            yield Problem(
+                "job.time",
+                f"{nodes} nodes x {clock(time_s)} = {hours:g} node-hours, above {limit.max_node_hours:g}, "
+                f"the limit of {whose}; lower nodes or time",
+                also=_LENGTH,
+            )
+
+
+def _limits(job: AskedJob, resource: ResourceType | None, *, is_interactive: bool) -> list[tuple[_Limits, str]]:
+    """The limits that hold for a job, with their owners.
+
+    A queue's own limits lie over the general ones, key by key.
+    """
+    profile, request, general = job.profile, job.request, job.profile.limits
+    found: list[tuple[_Limits, str]] = []
+    if resource is not None:
+        found.append((resource, f"{request.resource_type} on {profile.name}"))
+    own = general.queues.get(request.queue or "")
+    if own is not None:
+        found.append((own, f"queue {request.queue} of {profile.name}"))
+        general = general.model_copy(update=dict.fromkeys(own.model_fields_set))
+    found.append((general, profile.name))
+    if is_interactive and general.interactive is not None:
+        found.append((general.interactive, f"interactive jobs on {profile.name}"))
+    if general.without_group is not None and not request.group:
+        found.append((general.without_group, f"jobs without a group on {profile.name}"))
+    if own is None or own.max_time is None:  # a queue with a time of its own does not go by the number of nodes
+        for most, longest in general.time_by_nodes:
+            if request.nodes <= most:
+                size = f"{request.nodes} node{'s' if request.nodes > 1 else ''}"
+                found.append((QueueLimits(max_time=longest), f"{profile.name} for {size}"))
+                break
+    return found
+
+
+def _scheduler_problems(job: AskedJob, resource: ResourceType | None) -> Iterator[Problem]:
+    """A priority or options that the scheduler's backend cannot work with."""
+    if not job.backend.capabilities.has_queue:
+        return
+    queue, priority = cast("QueueBackend", job.backend), job.request.priority
+    wrong = queue.priority_problem(priority) if priority is not None else ""
+    if wrong:
+        yield Problem("job.priority", wrong)
+    wrong = queue.options_problem((*job.profile.options, *(resource.options if resource is not None else ())))
+    if wrong:
+        yield Problem("options", wrong, of="profile")
+
+
+def _host_problems(job: AskedJob) -> Iterator[Problem]:
+    """Fewer hosts behind ssh than the job has nodes, or a host named twice."""
+    hosts, nodes = job.profile.hosts, job.spec.nodes
+    if not hosts:
+        yield Problem("hosts", "there are none; name the machines, the head first: hosts: [gpu1, gpu2]", of="profile")
+        return
+    doubled = next((host for host in hosts if hosts.count(host) > 1), None)
+    if doubled is not None:
+        yield Problem("hosts", f"{doubled} stands there twice; each machine is one node", of="profile")
+    if nodes > len(hosts):
+        yield Problem("job.nodes", f"{nodes} is above {len(hosts)}, the hosts of {job.profile.name}; lower it")
+
+
+def path_problems(checks: Sequence[PathCheck], transport: Transport) -> list[Problem]:
+    """Look at all paths in one round trip; returns problems in the checks' order.
 
     Raises:
-        UsageError, ConfigFileError: names the numbers and the nearest that fit.
+        SchedulerError: the machine cannot be reached.
     """
-    try:
-        check_world_size(config, nodes * ranks_per_node)
-    except ConfigError as error:
-        size = f" (world size = {_count(nodes, 'node')} x {_count(ranks_per_node, 'rank')}; --nodes changes it)"
-        raise resolved.refusal(
-            error.key, error.problem + size, also=(error.key, "job.nodes", "job.gpus_per_node")
-        ) from None
+    paths = list(dict.fromkeys([path for check in checks for path in check.paths]))
+    facts = dict(zip(paths, transport.look_at(paths), strict=True))
+    return [problem for check in checks if (problem := check.judge(facts)) is not None]
 
 
-def snapshot_check(record: RunRecord) -> PathCheck:
-    """A run goes on with the code that it began with: its snapshot of the trainer is still there."""
-    code = f"{record.run_dir}/code/trainer"
-
-    def judge(facts: PathFacts) -> LlmctlError | None:
-        if record.code.get("trainer") is None or facts.kind == "folder":
-            return None
-        remedy = "submit its command anew"
-        if record.config is not None:
-            remedy = f"llmctl submit {record.run_dir}/config.yaml --set checkpoint.load={record.run_dir}/checkpoints"
-        return RecordError(f"{code}: the snapshot of the trainer that the run began with is gone\n{remedy}")
-
-    return PathCheck(code, judge)
+def runs_root_name_problems(profile: ClusterProfile, folders: UserFolders) -> list[Problem]:
+    """A letter in runs_root that PYTHONPATH and hostfiles cannot carry."""
+    wrong = next((letter for letter in profile.runs_root or "" if letter == ":" or ord(letter) < 32), None)
+    if wrong is None:
+        return []
+    return [runs_root_problem(profile, folders, f"PYTHONPATH and hostfiles cannot carry {wrong!r}; name another")]
 
 
-def _job_refusal(resolved: Resolved, error: "ValidationError") -> LlmctlError:
-    problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
-    first = problems[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return resolved.refusal(f"job.{key}", unknown_job_key(key))
-    if not key:
-        return ConfigFileError(f"{resolved.source}: job: is not a mapping")
-    return resolved.refusal(
-        f"job.{key}", f"{first['input']!r} is not valid: {first['msg'][:1].lower()}{first['msg'][1:]}"
-    )
+def runs_root_path(profile: ClusterProfile, folders: UserFolders) -> PathCheck:
+    """The folder of the runs can be made and written."""
+    root = profile.runs_root or ""
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        why = why_unwritable(root, facts[root])
+        return runs_root_problem(profile, folders, why) if why else None
+
+    return PathCheck((root,), judge)
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+def runs_root_problem(profile: ClusterProfile, folders: UserFolders, why: str) -> Problem:
+    """The problem of a folder that cannot hold the runs."""
+    remedy = f"set LLMCTL_RUNS_ROOT, or runs_root in {folders.clusters / profile.name}.yaml"
+    return Problem("runs_root", f"{profile.runs_root} cannot hold the runs: {why}\n{remedy}", of="profile")
 
 
-def _plural(key: str) -> str:
-    return {
-        "resource_type": "resource types",
-        "queue": "queues",
-        "reservation": "reservations",
-        "priority": "priorities",
-        "after": "waiting jobs",
-        "container": "containers",
-        "mounts": "containers",
-    }.get(key, f"{key}s")
+def check_runs_root(profile: ClusterProfile, context: Context) -> None:
+    """Refuse a folder for the runs that cannot be made or written.
+
+    Raises:
+        ProfileError: names the folder, what is wrong with it, and where it is set.
+        SchedulerError: the machine cannot be reached.
+    """
+    problems = runs_root_name_problems(profile, context.folders)
+    if not problems:
+        problems = path_problems([runs_root_path(profile, context.folders)], context.connect(profile))
+    if problems:
+        raise profile_error(context, profile, problems)
+
+
+def why_unwritable(folder: str, facts: PathFacts) -> str:
+    """The obstacle to writing a folder and its missing parents; empty without one."""
+    if facts.nearest_kind != "folder":
+        return f"{facts.nearest} is not a folder"
+    if not facts.can_write:
+        return f"{facts.nearest} is not writable for you"
+    if facts.is_read_only:
+        return f"{facts.nearest} is on a file system mounted read-only"
+    if facts.nearest != folder and facts.nearest.startswith(("/proc", "/sys")):
+        return f"{facts.nearest} is the kernel's and holds no files of yours"
+    return ""

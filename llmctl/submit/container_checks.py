@@ -1,102 +1,86 @@
-"""Whether a job's container can be started as it is asked for, by the rules of what starts it. Pure.
+"""Checks of a job's image and mounts, by the container runtime's rules. Pure.
 
 Mounts and images by pyxis 0.24 (https://github.com/NVIDIA/pyxis, args.c) and apptainer exec
 (https://apptainer.org/docs/user/main/cli/apptainer_exec.html).
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Iterator
 
-from llmctl.errors import UsageError
-from llmctl.paths import UserFolders
 from llmctl.site.container import is_file
-from llmctl.site.job import JobSpec
-from llmctl.site.profile import ClusterProfile
-from llmctl.submit.request import launcher_of
-from llmctl.submit.resolve import Resolved
+from llmctl.submit.origins import Problem
+from llmctl.submit.request import AskedJob
 
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]*")
 """[USER@][REGISTRY#]IMAGE[:TAG]; the # is pyxis' and enroot's, between registry and image."""
 _FLAGS = re.compile(r"[A-Za-z0-9_=+-]+")
 
 
-def check_container(resolved: Resolved, job: JobSpec, profile: ClusterProfile, folders: UserFolders) -> None:
-    """Refuse an image or a mount that the site cannot start, before the job waits in a queue for it.
-
-    Raises:
-        UsageError, ConfigFileError: names what is wrong, and what is valid.
-    """
-    software, runtime = profile.environment, profile.container.runtime
-    image = job.container or (software.path if software.kind == "container" else None)
+def container_problems(job: AskedJob) -> Iterator[Problem]:
+    """Problems of an image or a mount that the site cannot start."""
+    image, mounts, runtime = job.image, job.spec.mounts, job.profile.container.runtime
     if image is None:
-        if job.mounts:
-            raise resolved.refusal(
-                "job.mounts", f"{job.mounts[0]} means nothing without an image; give --container IMAGE too"
-            )
+        if mounts:
+            yield Problem("job.mounts", f"{mounts[0]} means nothing without an image; give --container IMAGE too")
         return
-    key = "job.container" if job.container else "job.mounts"
     if runtime is None:
-        raise resolved.refusal(
+        yield Problem(
             "job.container",
-            f"{image}: {profile.name} names nothing that runs containers; leave the image out, or set "
-            f"container.runtime (pyxis, enroot, apptainer, singularity) in {folders.clusters / profile.name}.yaml",
+            f"{image}: {job.profile.name} names nothing that runs containers; leave the image out, or set "
+            f"container.runtime (pyxis, enroot, apptainer, singularity) in {job.overlay}",
         )
-    if runtime == "pyxis" and launcher_of(job, profile) == "mpirun":
-        raise resolved.refusal(
+        return
+    if runtime == "pyxis":
+        yield from _pyxis_problems(job)
+    yield from _image_problems(image, is_remote=job.is_remote)
+    for mount in mounts:
+        wrong = _pyxis_problem(mount) if runtime == "pyxis" else _bind_problem(mount)
+        if wrong:
+            yield Problem("job.mounts", f"{mount!r} is not valid: {wrong}")
+    yield from _own_mount_problems(job)
+
+
+def _image_problems(image: str, *, is_remote: bool) -> Iterator[Problem]:
+    if not is_file(image) and not _REFERENCE.fullmatch(image):
+        text = f"{image!r} is not valid: a file begins with / or ., an image is [REGISTRY#]IMAGE[:TAG]"
+        yield Problem("job.container", text)
+    elif not is_file(image) and image.endswith((".sqsh", ".sif")):
+        text = f"{image} would be looked for in a registry; a file begins with / or ."
+        yield Problem("job.container", text)
+    elif image.startswith(".") and is_remote:
+        text = f"{image} is relative, and the job runs on other machines; give a path there, beginning with / or ~/"
+        yield Problem("job.container", text)
+
+
+def _own_mount_problems(job: AskedJob) -> Iterator[Problem]:
+    """Folders of the job whose names cannot be written as a mount."""
+    runtime = job.profile.container.runtime
+    root = job.profile.runs_root or ""
+    if "," in root:
+        key = "job.container" if job.spec.container else "job.mounts"
+        yield Problem(key, f"{runtime} cannot mount {root}: a comma ends a mount; move runs_root")
+        return
+    for path in job.own_mounts:  # data, checkpoints, the working directory
+        letter = next((letter for letter in ":," if letter in path), None)
+        if letter is not None:
+            text = f"{letter!r} ends a name there; rename it, or give --mount for a folder above it"
+            yield Problem("", f"{runtime} cannot mount {path}: {text}", of="flag")
+
+
+def _pyxis_problems(job: AskedJob) -> Iterator[Problem]:
+    save, nodes = job.profile.container.save, job.spec.nodes
+    if job.request.launcher == "mpirun":
+        yield Problem(
             "job.launcher",
             "mpirun starts its ranks outside the container of pyxis; use torchrun, or srun, which takes --mpi=pmix in "
             "launch.srun_options of the profile",
         )
-    if runtime == "pyxis" and profile.container.save is not None and job.nodes > 1:
-        raise resolved.refusal(
+    if save is not None and nodes > 1:
+        yield Problem(
             "job.nodes",
-            f"{profile.name} keeps the container's end state in {profile.container.save} (container.save), and "
-            f"{job.nodes} nodes would write over each other's; use one node, or unset container.save in "
-            f"{folders.clusters / profile.name}.yaml",
+            f"{job.profile.name} keeps the container's end state in {save} (container.save), and {nodes} nodes would "
+            f"write over each other's; use one node, or unset container.save in {job.overlay}",
         )
-    _check_image(resolved, image)
-    for mount in job.mounts:
-        problem = _pyxis_problem(mount) if runtime == "pyxis" else _bind_problem(mount)
-        if problem:
-            raise resolved.refusal("job.mounts", f"{mount!r} is not valid: {problem}")
-    if "," in (profile.runs_root or ""):
-        raise resolved.refusal(key, f"{runtime} cannot mount {profile.runs_root}: a comma ends a mount; move runs_root")
-
-
-def check_own_mounts(paths: Iterable[str], runtime: str) -> None:
-    """Refuse a folder of the job's own that cannot be named as a mount: data, checkpoints, the working directory.
-
-    Raises:
-        UsageError: names the folder and what else can be done.
-    """
-    for path in paths:
-        letter = next((letter for letter in ":," if letter in path), None)
-        if letter is not None:
-            raise UsageError(
-                f"{runtime} cannot mount {path}: {letter!r} ends a name there; rename it, or give --mount for a folder "
-                "above it"
-            )
-
-
-def _check_image(resolved: Resolved, image: str) -> None:
-    if not is_file(image) and not _REFERENCE.fullmatch(image):
-        raise resolved.refusal(
-            "job.container", f"{image!r} is not valid: a file begins with / or ., an image is [REGISTRY#]IMAGE[:TAG]"
-        )
-    if not is_file(image) and image.endswith((".sqsh", ".sif")):
-        raise resolved.refusal("job.container", f"{image} would be looked for in a registry; a file begins with / or .")
-
-
-def on_host(path: str, mounts: Sequence[str]) -> str | None:
-    """Where a path of the container is on the host, if one of the mounts shows it; None if none does."""
-    inside = PurePosixPath(path)
-    for mount in mounts:
-        source, _, rest = mount.partition(":")
-        target = rest.partition(":")[0] or source
-        if source.startswith("/") and inside.is_relative_to(target):
-            return str(PurePosixPath(source) / inside.relative_to(target))
-    return None
 
 
 def _pyxis_problem(mount: str) -> str:

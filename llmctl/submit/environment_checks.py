@@ -1,20 +1,24 @@
-"""What is asked of the machine that a job is submitted from, right before it is: torch, and what starts containers."""
+"""Facts of the machine that submits a job: GPUs, torch, the container runtime."""
 
+import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmctl.backends import capabilities_of
 from llmctl.backends.base import JobRequest
 from llmctl.context import Context, is_remote
-from llmctl.errors import ProfileError
+from llmctl.errors import SchedulerError
+from llmctl.paths import profile_files
 from llmctl.site.profile import ClusterProfile
-from llmctl.site.profile_names import profile_files
+from llmctl.submit.origins import Problem, profile_error
 from llmctl.submit.render import environment_script, job_python
-from llmctl.transport.protocol import Transport
+from llmctl.transport.protocol import CommandResult, Transport
 
 _LOOK_TIMEOUT_S = 60.0
 _IMPORT_TIMEOUT_S = 300.0
 """The first import of torch from a busy parallel file system takes minutes."""
+_DRIVER = Path("/proc/driver/nvidia/gpus")
 _PIP = "pip install 'llmctl[train]'"
 _PROBE = (
     "import sys\n"
@@ -40,22 +44,13 @@ class TorchFound:
         )
 
 
-def check_own_torch(python: str) -> None:
-    """Refuse to train with our own interpreter if it has no torch. Asks without importing it.
-
-    Raises:
-        ProfileError: gives the command that installs it.
-    """
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise _no_torch(python)
-
-
 def check_torch(
     profile: ClusterProfile, context: Context, transport: Transport, python: str, request: JobRequest
 ) -> TorchFound | None:
-    """Refuse to train with a Python without torch, or with a torch for CPUs on GPUs. None: nothing was imported.
+    """Refuse to train with a Python without torch, or with a torch for CPUs on GPUs.
+
+    Returns:
+        The versions; None if torch of our own interpreter was found without being imported.
 
     Raises:
         ProfileError: there is none, or no such Python; says what to do.
@@ -63,25 +58,38 @@ def check_torch(
     """
     software = profile.environment
     is_plain = not (software.modules or software.setup or software.kind)
+    found: TorchFound | Problem | None
     if python == sys.executable and is_plain and not transport.is_remote and not request.gpus_per_node:
-        check_own_torch(python)
-        return None
-    script = environment_script(profile, context.folders)
-    argv = ["bash", "-c", script, "bash", python, "-c", _PROBE]
-    answer = transport.run(argv, timeout_s=_IMPORT_TIMEOUT_S)
+        from importlib.util import find_spec
+
+        found = None if find_spec("torch") is not None else _no_torch(python)
+    else:
+        argv = ["bash", "-c", environment_script(profile, context.folders), "bash", python, "-c", _PROBE]
+        found = judge_torch(python, transport.run(argv, timeout_s=_IMPORT_TIMEOUT_S), request)
+    if isinstance(found, Problem):
+        raise profile_error(context, profile, [found])
+    return found
+
+
+def judge_torch(python: str, answer: CommandResult, request: JobRequest) -> TorchFound | Problem:
+    """The versions in the answer of a Python that was asked for torch, or the problem with them. Pure."""
     if answer.exit_status == 3:
-        raise _no_torch(python)
+        return _no_torch(python)
     words = answer.stdout.split()[-3:]
     if answer.exit_status != 0 or len(words) != 3:
-        file = profile_files(context.folders, profile.name)[-1]
-        said = " ".join(answer.stderr.split())[-300:] or f"exit status {answer.exit_status}"
-        raise ProfileError(f"{file}: environment: {python} does not start: {said}\nllmctl clusters validate checks it")
+        return Problem(
+            "environment",
+            f"{python} does not start: {_last_words(answer)}\nllmctl clusters validate checks it",
+            of="profile",
+        )
     found = TorchFound(words[0], words[1], words[2].strip("-"))
     if request.gpus_per_node and not found.built_for:
-        kind = request.resource_type or f"the nodes of {profile.name}"
-        raise ProfileError(
-            f"{python} has torch {found.torch}, which is built for CPUs, and {kind} has GPUs: install one for GPUs "
-            "(https://pytorch.org/get-started)\nto train on CPUs all the same: --set training.device=cpu"
+        kind = request.resource_type or f"the nodes of {request.profile.name}"
+        return Problem(
+            "environment",
+            f"{python} has torch {found.torch}, which is built for CPUs, and {kind} has GPUs: install one for GPUs, by "
+            "https://pytorch.org/get-started\nto train on CPUs all the same: --set training.device=cpu",
+            of="profile",
         )
     return found
 
@@ -116,32 +124,77 @@ def check_container_runtime(
         return ""
     runtime = request.container.runtime
     if runtime == "pyxis":
-        _check_pyxis(profile, transport)
+        argv = ["srun", "--help"]
+    else:
+        look = f"command -v {runtime} >/dev/null || echo missing"
+        argv = ["bash", "-c", environment_script(profile, context.folders), "bash", "bash", "-c", look]
+    answer = transport.run(argv, timeout_s=_LOOK_TIMEOUT_S)
+    problem = judge_runtime(runtime, answer, transport.host)
+    if problem is None:
         return ""
-    script = environment_script(profile, context.folders)
-    look = f"command -v {runtime} >/dev/null || echo missing"
-    answer = transport.run(["bash", "-c", script, "bash", "bash", "-c", look], timeout_s=_LOOK_TIMEOUT_S)
-    file = profile_files(context.folders, profile.name)[-1]
+    if problem.key == "container.runtime" and runtime != "pyxis" and capabilities_of(profile.scheduler).has_queue:
+        file = profile_files(context.folders, profile.name)[-1]
+        missing = f"{transport.host} has no {runtime}; unless the compute nodes have it without a module"
+        return f"{missing}, add its module to environment.modules in {file}"
+    raise profile_error(context, profile, [problem])
+
+
+def judge_runtime(runtime: str, answer: CommandResult, host: str) -> Problem | None:
+    """The problem with a host that was asked for what starts containers. Pure.
+
+    Args:
+        runtime: of the containers.
+        answer: of ``srun --help`` for pyxis; else of a look for the runtime in the jobs' environment.
+        host: in words.
+    """
+    key = "container.runtime"
+    if runtime == "pyxis":
+        if "--container-image" in answer.stdout + answer.stderr:
+            return None
+        advice = "leave the image out, or set container.runtime to enroot or apptainer if the site has either"
+        return Problem(key, f"is pyxis; srun on {host} has no --container-image\n{advice}", of="profile")
     if answer.exit_status != 0:
-        said = " ".join(answer.stderr.split())[-300:] or f"exit status {answer.exit_status}"
-        raise ProfileError(f"{file}: environment: it cannot be set up on {transport.host}: {said}")
+        return Problem("environment", f"cannot be set up on {host}: {_last_words(answer)}", of="profile")
     if answer.stdout.split()[-1:] != ["missing"]:
-        return ""
-    missing = f"{transport.host} has no {runtime}"
-    mend = f"add its module to environment.modules in {file}"
-    if not capabilities_of(profile.scheduler).has_queue:
-        raise ProfileError(f"{missing}, which runs the image; {mend}, or install it")
-    return f"{missing}; unless the compute nodes have it without a module, {mend}"
+        return None
+    advice = "add its module to environment.modules, or install it"
+    return Problem(key, f"{host} has no {runtime}, which runs the image; {advice}", of="profile")
 
 
-def _check_pyxis(profile: ClusterProfile, transport: Transport) -> None:
-    answer = transport.run(["srun", "--help"], timeout_s=_LOOK_TIMEOUT_S)
-    if "--container-image" not in answer.stdout + answer.stderr:
-        raise ProfileError(
-            f"cluster {profile.name}: container.runtime is pyxis; srun on {transport.host} has no --container-image\n"
-            "leave the image out, or set container.runtime to enroot or apptainer if the site has either"
-        )
+def visible_gpus(context: Context) -> tuple[str, ...]:
+    """Ids of the GPUs that a job started from here may use, as CUDA_VISIBLE_DEVICES takes them."""
+    visible = context.environment.get("CUDA_VISIBLE_DEVICES")
+    found = _installed_gpus(context)
+    if visible is None:
+        return found
+    # CUDA stops at the first entry that names no device, which is how -1 and NoDevFiles hide all of them:
+    # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    listed = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if not found or not (entry in found or entry.startswith(("GPU-", "MIG-"))):
+            break
+        listed.append(entry)
+    return tuple(listed)
 
 
-def _no_torch(python: str) -> ProfileError:
-    return ProfileError(f"{python} has no torch, which the trainer needs; install it:\n{python} -m {_PIP}")
+def _no_torch(python: str) -> Problem:
+    return Problem(
+        "environment", f"{python} has no torch, which the trainer needs\ninstall it: {python} -m {_PIP}", of="profile"
+    )
+
+
+def _last_words(answer: CommandResult) -> str:
+    return " ".join(answer.stderr.split())[-300:] or f"exit status {answer.exit_status}"
+
+
+def _installed_gpus(context: Context) -> tuple[str, ...]:
+    count = sum(1 for _ in _DRIVER.iterdir()) if _DRIVER.is_dir() else 0
+    # In some containers the driver's folder is hidden while its program works.
+    if not count and shutil.which("nvidia-smi", path=context.environment.get("PATH")):
+        try:
+            answer = context.transport.run(["nvidia-smi", "-L"], timeout_s=_LOOK_TIMEOUT_S)
+        except SchedulerError:
+            return ()
+        lines = answer.stdout.splitlines() if answer.exit_status == 0 else []
+        count = sum(line.startswith("GPU ") for line in lines)
+    return tuple(str(number) for number in range(count))

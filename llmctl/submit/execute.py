@@ -1,22 +1,24 @@
-"""Carrying out a plan of submission: the run directory, the index, the job, in this order.
+"""Execution of a plan: the run directory, the index, the job, in this order.
 
 The order of the acts is what makes a kill at any instant harmless: the run directory is complete and in the index
 before the job is started, and job.sh itself writes down who runs it (started.json).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from llmctl.backends import capabilities_of, load_queue_backend
 from llmctl.backends.base import SubmittedJob
 from llmctl.context import Context, secrets_bytes
 from llmctl.errors import LlmctlError, RecordError, SchedulerError
-from llmctl.runs.record import RunRecord, Submission
+from llmctl.runs.record import RunIndex, RunRecord, Submission
+from llmctl.submit.checks import runs_root_problem
 from llmctl.submit.environment_checks import check_container_runtime, check_torch
-from llmctl.submit.path_checks import runs_root_error
+from llmctl.submit.origins import profile_error
 from llmctl.submit.plan import Plan
+from llmctl.submit.request import JobPlan
 from llmctl.submit.start import QueueSubmission, SubmissionLost, start_here
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.protocol import Transport, transport_for
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 
-def perform(plan: Plan, context: Context, tell: Tell) -> RunRecord:
-    """Carry out a plan: write the run directory, enter the run in the index, start the job, note its id.
+def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
+    """Carry out a plan: write the run directory and index entry, start the job.
 
     Args:
         plan: of the submission.
@@ -41,18 +43,31 @@ def perform(plan: Plan, context: Context, tell: Tell) -> RunRecord:
         SubmissionLost: nobody can tell whether the job was accepted; the run stays as it is.
         SchedulerError: the job was not accepted; a new run leaves nothing behind.
     """
-    transport = transport_for(context.connect(plan.profile), plan.job.nodes)
-    _check_software(plan, context, transport, tell)
+    job = plan.job
+    transport, index = context.connect(job.profile), context.index
+    if job.is_remote:
+        transport = transport_for(transport, job.spec.nodes)
+    if job.request.container is not None or job.config is not None:
+        _check_software(job, context, transport, tell)
     submission = Submission(plan.number, transport.now())
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
+    undo = partial(_undo, plan, index, transport, before)
     try:
-        record = _prepare(plan, context, transport, submission, before)
+        files = _files(plan, context)
+        if plan.is_new:
+            _make_run_dir(str(plan.record.run_dir), transport)
+        try:  # whatever cuts this off, a Ctrl-C too, nothing of it is left
+            record = _write(plan, submission, files, transport)
+            index.add(record)
+        except BaseException:
+            undo()
+            raise
         try:
             jobs = _start(plan, context, transport, tell)
         except SubmissionLost:
             raise
         except (LlmctlError, OSError):
-            _undo(plan, context, transport, before)
+            undo()
             raise
         except KeyboardInterrupt:  # perhaps after the start: what runs keeps its directory
             name = record.run_id
@@ -60,15 +75,15 @@ def perform(plan: Plan, context: Context, tell: Tell) -> RunRecord:
             raise
     except OSError as error:
         problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
-        raise runs_root_error(plan.profile, context, problem) from None
+        raise profile_error(context, job.profile, [runs_root_problem(job.profile, context.folders, problem)]) from None
     record = record.with_submission(replace(submission, jobs=jobs))
-    context.index.add(record)  # first, since it is here: a connection may be lost before the record is written
+    index.add(record)  # first, since it is here: a connection may be lost before the record is written
     _save(record, transport)
     return record
 
 
 def _save(record: RunRecord, transport: Transport) -> None:
-    """Note the jobs; over a new connection where the old one was lost at this moment."""
+    """Note the jobs; over a new connection if the old one was lost."""
     try:
         record.save(transport)
     except SchedulerError:
@@ -82,82 +97,69 @@ def _save(record: RunRecord, transport: Transport) -> None:
             ) from None
 
 
-def _check_software(plan: Plan, context: Context, transport: Transport, tell: Tell) -> None:
-    # Here and not in the plan: what would be run can be looked at where it cannot be run.
-    warning = check_container_runtime(plan.profile, context, transport, plan.request)
+def _check_software(job: JobPlan, context: Context, transport: Transport, tell: Tell) -> None:
+    # Here and not in the plan: a job can be looked at where it cannot be run.
+    warning = check_container_runtime(job.profile, context, transport, job.request)
     if warning:
         tell(warning)
-    if plan.record.config is None or plan.request.container is not None:
+    if job.config is None or job.request.container is not None:
         return
-    found = check_torch(plan.profile, context, transport, plan.placed.place.python, plan.request)
+    found = check_torch(job.profile, context, transport, job.layout.python, job.request)
     if found is not None:
         tell(f"{transport.host}: {found}")
 
 
-def _prepare(
-    plan: Plan, context: Context, transport: Transport, submission: Submission, before: RunRecord | None
-) -> RunRecord:
-    """Everything but the start; whatever cuts it off, a Ctrl-C too, nothing of it is left."""
-    if plan.is_new:
-        try:
-            transport.make_folder(str(plan.record.run_dir), mode=0o700, exclusive=True)
-        except FileExistsError:
-            raise RecordError(f"{plan.record.run_dir} is there already; submit again for another run id") from None
+def _make_run_dir(run_dir: str, transport: Transport) -> None:
     try:
-        record = (_send_code(plan, transport) if plan.is_new else plan.record).with_submission(submission)
-        for folder in plan.placed.folders:
-            transport.make_folder(folder)
-        transport.write_files(_files(plan, record, context))
-        context.index.add(record)
-    except BaseException:
-        _undo(plan, context, transport, before)
-        raise
+        transport.make_folder(run_dir, mode=0o700, exclusive=True)
+    except FileExistsError:
+        raise RecordError(f"{run_dir} is there already; submit again for another run id") from None
+
+
+def _write(plan: Plan, submission: Submission, files: Sequence[FileWrite], transport: Transport) -> RunRecord:
+    """Fill the run directory.
+
+    The record comes last: it makes the directory a run.
+    """
+    record = plan.record
+    if plan.is_new:
+        from llmctl.submit.snapshot import send_code
+
+        address = send_code(record.run_dir, plan.user_code, transport, with_trainer=not plan.installed)
+        record = replace(record, code={**record.code, "trainer": address})
+    for folder in plan.job.new_folders:
+        transport.make_folder(folder)
+    record = record.with_submission(submission)
+    transport.write_files([*files, FileWrite(f"{record.run_dir}/run.json", record.as_json())])
     return record
 
 
-def _send_code(plan: Plan, transport: Transport) -> RunRecord:
-    """Put the code in its place; returns the record with its address."""
-    from llmctl.submit.snapshot import own_code_links, store_own_code
-
-    record, run_dir = plan.record, plan.record.run_dir
-    if plan.user_code is None:
-        transport.make_folder(f"{run_dir}/code/user")
-    else:
-        transport.put_tree(f"{run_dir}/code/user", {name: path for path, name in plan.user_code.files})
-    if plan.installed:
-        return record
-    address, _ = store_own_code(run_dir.parent, transport)
-    transport.link(own_code_links(run_dir, address))
-    return replace(record, code={**record.code, "trainer": address})
-
-
-def _files(plan: Plan, record: RunRecord, context: Context) -> list[FileWrite]:
-    """All that is written at once; the record last, which makes a directory a run."""
-    run_dir, files = record.run_dir, []
+def _files(plan: Plan, context: Context) -> list[FileWrite]:
+    """Config, secrets and script of a submission."""
+    record, files = plan.record, []
     if record.config is not None:
         import yaml
 
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         text = yaml.dump(dict(record.config), Dumper=dumper, sort_keys=False)
-        files.append(FileWrite(f"{run_dir}/config.yaml", text.encode()))
-    secrets = plan.placed.place.secrets_file
+        files.append(FileWrite(f"{record.run_dir}/config.yaml", text.encode()))
+    secrets = plan.job.layout.secrets_file
     if secrets is not None:
-        files.append(FileWrite(str(secrets), secrets_bytes(plan.job.secrets, context.environment)))
+        files.append(FileWrite(str(secrets), secrets_bytes(plan.job.spec.secrets, context.environment)))
     script = plan.rendered.script.encode("utf-8", "surrogateescape")
-    files.append(FileWrite(str(plan.rendered.path), script, 0o700))
-    return [*files, FileWrite(f"{run_dir}/run.json", record.as_json())]
+    return [*files, FileWrite(str(plan.rendered.path), script, 0o700)]
 
 
 def _start(plan: Plan, context: Context, transport: Transport, tell: Tell) -> tuple[SubmittedJob, ...]:
     run_dir = str(plan.record.run_dir)
-    if capabilities_of(plan.profile.scheduler).starts_on_hosts:
+    if plan.job.backend.capabilities.starts_on_hosts:
         from llmctl.submit.start_ssh import address_of_second, start_on_group
 
-        peer = address_of_second(plan.profile, plan.request, context.environment)
-        in_container = plan.request.container is not None
+        peer = address_of_second(plan.job.profile, plan.job.request, context.environment)
+        in_container = plan.job.request.container is not None
         group = cast("HostGroup", transport)
         return start_on_group(plan.rendered.commands, run_dir, plan.number, group, in_container=in_container, peer=peer)
-    backend = load_queue_backend(plan.profile.scheduler)
+    backend = plan.job.queue
     if backend is None:
         return start_here(plan.rendered.commands, run_dir, transport)
     known = {job.job_id for submission in plan.record.submissions for job in submission.jobs}
@@ -165,14 +167,17 @@ def _start(plan: Plan, context: Context, transport: Transport, tell: Tell) -> tu
     return tuple(queue.submit(command) for command in plan.rendered.commands)
 
 
-def _undo(plan: Plan, context: Context, transport: Transport, before: RunRecord | None) -> None:
-    """Nothing was started: leave nothing of it behind. A run that was there gets its record back."""
+def _undo(plan: Plan, index: RunIndex, transport: Transport, before: RunRecord | None) -> None:
+    """Remove all traces of a submission that started nothing.
+
+    A run that was there gets its record back.
+    """
     with suppress(OSError, LlmctlError):
         if before is None:
-            context.index.remove(plan.record.run_id)
+            index.remove(plan.record.run_id)
         else:
-            context.index.add(before)
-        made = [plan.placed.place.secrets_file, plan.record.run_dir if before is None else None]
+            index.add(before)
+        made = [plan.job.layout.secrets_file, plan.record.run_dir if before is None else None]
         transport.remove([str(path) for path in made if path is not None])
         if before is not None:
             before.save(transport)

@@ -1,46 +1,36 @@
-"""Submit and resume as plans: checked without writing or starting anything. llmctl.submit.execute carries them out."""
+"""Submit and resume as plans: checked, but nothing is written or started.
+
+llmctl.submit.execute carries them out. One direction:
+Request -> Resolved -> JobSpec -> JobPlan with its JobRequest -> problems -> RenderedJob -> Plan.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from llmctl import __version__
-from llmctl.backends import capabilities_of
-from llmctl.backends.base import JobRequest
-from llmctl.context import Context, check_secrets, is_remote, resolve_profile_paths
+from llmctl.context import ClusterSession, Context
 from llmctl.errors import RecordError, UsageError
 from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
 from llmctl.site.job import JobError, JobSpec
-from llmctl.site.profile import ClusterProfile, overlay
-from llmctl.submit import checks
-from llmctl.submit.container_checks import check_container
-from llmctl.submit.cost import JobCost
-from llmctl.submit.layout import PlacedJob, image_file, place_job
-from llmctl.submit.path_checks import (
-    PathCheck,
-    config_checks,
-    image_check,
-    new_run_check,
-    run_path_checks,
-    runs_root_check,
-)
-from llmctl.submit.render import RenderedJob
-from llmctl.submit.request import check_group, check_launcher
-from llmctl.submit.resolve import Flag, Origin, Resolved, find_config, parse_settings, resolve
-from llmctl.submit.site_limits import check_limits
-from llmctl.transport.protocol import transport_for
+from llmctl.site.profile import overlay
+from llmctl.submit.checks import PathCheck, check_job
+from llmctl.submit.origins import Origin, Problem, Resolved
+from llmctl.submit.render import RenderedJob, render
+from llmctl.submit.request import JobPlan, plan_job
+from llmctl.submit.resolve import Flag, find_config, job_section, job_spec, parse_settings, resolve, training_config
+from llmctl.transport.file_writes import PathFacts
 from trainer.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from llmctl.submit.snapshot import UserCode
-    from llmctl.transport.host_group import HostGroup
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for.
+    """The command line of a submission.
 
     Attributes:
         config: CONFIG as typed; None if it was left out.
@@ -76,84 +66,66 @@ class Plan:
     Attributes:
         record: the run's record as it will be once the job is accepted, but for the jobs.
         number: of this submission of the run.
-        placed: size, script and commands.
-        job: what the user asked for.
-        profile: of the cluster.
+        job: with every question answered.
+        rendered: script and commands.
         user_code: the user's project, if any of it is taken along.
         installed: use the environment's trainer.
-        is_new: whether the run directory is to be made.
-        warnings: what the user should know, for standard error.
+        is_new: True if the run directory is to be made.
+        warnings: for the user, on standard error.
     """
 
     record: RunRecord
     number: int
-    placed: PlacedJob
-    job: JobSpec
-    profile: ClusterProfile
+    job: JobPlan
+    rendered: RenderedJob
     user_code: "UserCode | None"
     installed: bool
     is_new: bool
     warnings: tuple[str, ...] = ()
-
-    @property
-    def rendered(self) -> RenderedJob:
-        """Script and commands."""
-        return self.placed.rendered
-
-    @property
-    def request(self) -> JobRequest:
-        """What the scheduler is asked for."""
-        return self.placed.request
-
-    @property
-    def has_queue(self) -> bool:
-        """Whether the job waits in a scheduler's queue, rather than being started."""
-        return capabilities_of(self.profile.scheduler).has_queue
-
-    @property
-    def cost(self) -> JobCost | None:
-        """What is asked for and charged at most; None where nothing asks for it."""
-        return JobCost.of(self.request) if self.has_queue else None
 
 
 def plan_submission(context: Context, request: Request) -> Plan:
     """Resolve, check and render; reads files, writes and starts nothing.
 
     Raises:
-        UsageError, ConfigFileError, ProfileError: the first thing that is wrong, by flag or by file and key.
+        UsageError, ConfigFileError, ProfileError: all problems, by flag, file and key, or profile.
     """
-    profile = resolve_profile_paths(context.profile(*request.cluster), context)
-    is_command = bool(request.command)
+    session = ClusterSession.for_jobs(context, *request.cluster)
+    profile, is_command = session.profile, bool(request.command)
     path, warning = (None, "") if is_command and request.config is None else find_config(context, request.config)
-    resolved = resolve(context, profile, path, _flags(request), job_only=is_command)
+    default_name = _as_name(Path(request.command[0]).name if is_command else path.stem if path is not None else "run")
+    resolved = resolve(context, session, path, _flags(request), job_only=is_command)
     if request.after is not None:  # known to the command line only: it names a run, which no config can
         resolved = replace(resolved, origins={**resolved.origins, "job.after": Origin("--after", is_flag=True)})
-    config = None if is_command else checks.check_config(resolved)
-    section = config.job if config is not None else checks.check_job_section(resolved)
-    default_name = Path(request.command[0]).name if is_command else path.stem if path is not None else "run"
-    job = checks.check_job(resolved, section, _as_name(default_name), after=request.after, command=request.command)
-    run_id = _run_id(request.run_id, job.name)
+    config = None if is_command else training_config(resolved)
+    section = config.job if config is not None else job_section(resolved)
+    spec = job_spec(resolved, section, default_name, after=request.after, command=request.command)
+    if request.run_id is None:
+        run_id = new_run_id(spec.name, time.strftime("%y%m%d-%H%M%S"))
+    else:
+        run_id = _valid_run_id(request.run_id)
     run_dir = Path(str(profile.runs_root)) / run_id
-    path_checks = [new_run_check(str(run_dir), run_id)] if request.run_id is not None else []
-    warnings = _check(context, resolved, job, config, profile, path_checks=path_checks, dry_run=request.dry_run)
-    user_code = _find_user_code(job, context)
-    after: dict[str, Any] = {}
-    if job.after is not None:
+    job = plan_job(context, session, spec, config, run_dir)
+    own_paths = [_new_run(str(run_dir), run_id)] if request.run_id is not None else []
+    warnings = [warning] if warning else []
+    warnings += check_job(context, session, resolved, job, own_paths, dry_run=request.dry_run)
+    user_code = _find_user_code(spec, context) if spec.code else None
+    if spec.after is not None:
         from llmctl.submit.dependencies import jobs_before
 
-        before = jobs_before(context, job.after, profile, asks_scheduler=not request.dry_run)
-        after = {"after_ids": before.ids, "after_any": before.is_any}
-        warnings = (*warnings, *before.warnings)
-    placed = place_job(context, resolved, job, config, profile, run_dir, submission=1, **after)
+        before = jobs_before(context, spec.after, profile, asks_scheduler=not request.dry_run)
+        job = replace(job, request=replace(job.request, after=before.ids, after_any=before.is_any))
+        warnings += before.warnings
+    rendered = render(spec, job.profile, job.layout, context.folders, job.request)
     record = RunRecord(
         run_id=run_id,
-        name=job.name,
+        name=spec.name,
         created=time.time(),
         llmctl_version=__version__,
         cluster=profile.name,
         run_dir=run_dir,
         command=context.argv,
-        job=job.as_plain(),
+        job=spec.as_plain(),
         config=None if config is None else _plain_config(config),
         origins={key: origin.text for key, origin in sorted(resolved.origins.items())},
         code={
@@ -161,18 +133,17 @@ def plan_submission(context: Context, request: Request) -> Plan:
             "commit": user_code.commit if user_code else None,
             "diff": user_code.diff if user_code else None,
         },
-        cwd=None if is_remote(profile) else str(context.cwd),
+        cwd=None if job.is_remote else str(context.cwd),
     )
     return Plan(
         record=record,
         number=1,
-        placed=placed,
         job=job,
-        profile=profile,
+        rendered=rendered,
         user_code=user_code,
         installed=request.installed,
         is_new=True,
-        warnings=(*([warning] if warning else []), *warnings),
+        warnings=tuple(warnings),
     )
 
 
@@ -184,7 +155,9 @@ def plan_resume(
     settings: Sequence[str] = (),
     dry_run: bool = False,
 ) -> Plan:
-    """The next submission of a run, in its run directory and with its code. Whether the run has ended is not asked.
+    """The next submission of a run, in its run directory and with its code.
+
+    The run is taken to have ended.
 
     Args:
         context: environment (values of secrets), working directory and folders.
@@ -194,41 +167,67 @@ def plan_resume(
         dry_run: ask no scheduler, and look at no path of another machine.
 
     Raises:
-        UsageError, ConfigFileError, ProfileError: the first thing that is wrong, by flag or by file and key.
+        UsageError, ConfigFileError, ProfileError: all problems, by flag, file and key, or profile.
         RecordError: the record's job cannot be understood, or the run's code is gone.
     """
-    profile = resolve_profile_paths(context.profile(record.cluster, f"run {record.run_id}"), context)
+    session = ClusterSession.for_jobs(context, record.cluster, f"run {record.run_id}")
     flags = [*parse_settings(settings), *([Flag("--nodes", "job.nodes", nodes)] if nodes is not None else [])]
-    resolved = _resolve_again(context, profile, record, flags)
-    config = None if record.config is None else checks.check_config(resolved)
-    section = config.job if config is not None else checks.check_job_section(resolved)
+    resolved = _resolve_again(context, session, record, flags)
+    config = None if record.config is None else training_config(resolved)
+    section = config.job if config is not None else job_section(resolved)
     try:
         before = JobSpec.from_plain(record.job)
     except (JobError, TypeError) as error:
         raise RecordError(f"{record.run_dir / 'run.json'}: job: {error}") from None
-    job = checks.check_job(resolved, section, record.name, after=None, command=before.command)
-    job = replace(job, name=record.name)
-    path_checks = [checks.snapshot_check(record)]
-    warnings = _check(context, resolved, job, config, profile, path_checks=path_checks, dry_run=dry_run)
+    spec = job_spec(resolved, section, record.name, after=None, command=before.command)
+    spec = replace(spec, name=record.name)
     number = max((submission.number for submission in record.submissions), default=0) + 1
-    placed = place_job(context, resolved, job, config, profile, record.run_dir, submission=number, cwd=record.cwd)
+    job = plan_job(context, session, spec, config, record.run_dir, submission=number, cwd=record.cwd)
+    warnings = check_job(context, session, resolved, job, [_trainer_snapshot(record)], dry_run=dry_run)
     origins = {**record.origins, **{key: origin.text for key, origin in resolved.origins.items() if origin.is_flag}}
     return Plan(
         record=replace(
             record,
-            job=job.as_plain(),
+            job=spec.as_plain(),
             config=None if config is None else _plain_config(config),
             origins=origins,
         ),
         number=number,
-        placed=placed,
         job=job,
-        profile=profile,
+        rendered=render(spec, job.profile, job.layout, context.folders, job.request),
         user_code=None,
         installed=record.code.get("trainer") is None,
         is_new=False,
-        warnings=warnings,
+        warnings=tuple(warnings),
     )
+
+
+def _new_run(run_dir: str, run_id: str) -> PathCheck:
+    """A --run-id is not taken."""
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        if not facts[run_dir].kind:
+            return None
+        return Problem(
+            f"--run-id {run_id}", f"{run_dir} is there already; a run id is used once, leave the flag out", of="flag"
+        )
+
+    return PathCheck((run_dir,), judge)
+
+
+def _trainer_snapshot(record: RunRecord) -> PathCheck:
+    """The snapshot of the trainer that a run began with is still there."""
+    code = f"{record.run_dir}/code/trainer"
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        if record.code.get("trainer") is None or facts[code].kind == "folder":
+            return None
+        remedy = "submit its command anew"
+        if record.config is not None:
+            remedy = f"llmctl submit {record.run_dir}/config.yaml --set checkpoint.load={record.run_dir}/checkpoints"
+        return Problem("", f"{code}: the snapshot of the trainer that the run began with is gone\n{remedy}", of="run")
+
+    return PathCheck((code,), judge)
 
 
 def _flags(request: Request) -> list[Flag]:
@@ -243,13 +242,13 @@ def _flags(request: Request) -> list[Flag]:
     return flags
 
 
-def _resolve_again(context: Context, profile: ClusterProfile, record: RunRecord, flags: Sequence[Flag]) -> Resolved:
-    """The record's values in the place of a config file, with the flags of this resume over them."""
+def _resolve_again(context: Context, session: ClusterSession, record: RunRecord, flags: Sequence[Flag]) -> Resolved:
+    """The record's values as a config file, with this resume's flags over them."""
     values = dict(record.config) if record.config is not None else {"job": _job_section(record.job)}
-    over = resolve(context, profile, None, flags, job_only=record.config is None)
+    over = resolve(context, session, None, flags, job_only=record.config is None)
     file = str(record.run_dir / "config.yaml")
     origins = {key: Origin(file) for key in record.origins} | dict(over.origins)
-    return Resolved(overlay(values, over.values), origins, file, values)
+    return Resolved(overlay(values, over.values), origins, file, over.cluster, values)
 
 
 def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,55 +259,13 @@ def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
 
 
-def _check(
-    context: Context,
-    resolved: Resolved,
-    job: JobSpec,
-    config: TrainConfig | None,
-    profile: ClusterProfile,
-    *,
-    path_checks: Sequence[PathCheck],
-    dry_run: bool,
-) -> tuple[str, ...]:
-    """Everything that is refused before the queue, but for the size; returns what the user should know.
-
-    All paths are looked at in one round trip; those of another machine not for a dry run.
-    """
-    checks.check_offered(resolved, job, profile)
-    check_launcher(resolved, job, profile)
-    check_group(job, profile, context.folders)
-    check_container(resolved, job, profile, context.folders)
-    check_limits(resolved, job, profile)
-    if capabilities_of(profile.scheduler).starts_on_hosts:
-        from llmctl.submit.ssh_checks import check_hosts, check_unshared
-
-        check_hosts(resolved, job, profile)
-        check_unshared(resolved, job, config, profile)
-    check_secrets(job.secrets, context.environment)
-    paths = list(config_checks(resolved, config, job, profile)) if config is not None else []
-    image = image_file(context, job, profile)
-    paths += [image_check(resolved, image)] if image is not None else []
-    paths += [runs_root_check(profile, context), *path_checks]
-    transport = transport_for(context.connect(profile), job.nodes)
-    if dry_run and transport.is_remote:
-        return (f"not looked at on {transport.host}: {', '.join(dict.fromkeys(check.path for check in paths))}",)
-    if capabilities_of(profile.scheduler).starts_on_hosts:
-        cast("HostGroup", transport).check_reachable()
-    run_path_checks(paths, transport)
-    return ()
-
-
-def _find_user_code(job: JobSpec, context: Context) -> "UserCode | None":
-    if not job.code:
-        return None
+def _find_user_code(spec: JobSpec, context: Context) -> "UserCode":
     from llmctl.submit.snapshot import find_user_code
 
-    return find_user_code(job.code, context.transport)
+    return find_user_code(spec.code, context.transport)
 
 
-def _run_id(asked: str | None, name: str) -> str:
-    if asked is None:
-        return new_run_id(name, time.strftime("%y%m%d-%H%M%S"))
+def _valid_run_id(asked: str) -> str:
     if not RUN_ID.fullmatch(asked):
         raise UsageError(
             f"--run-id {asked}: is not valid: up to 128 letters, digits, dots, dashes and underscores, "

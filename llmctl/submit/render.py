@@ -35,7 +35,7 @@ class Raw(str):
 
 
 @dataclass(frozen=True)
-class RunPlace:
+class RunLayout:
     """Where a submission runs, and on what.
 
     Attributes:
@@ -78,7 +78,7 @@ class RenderedJob:
 
 
 def render(
-    job: JobSpec, profile: ClusterProfile, place: RunPlace, folders: UserFolders, request: JobRequest
+    job: JobSpec, profile: ClusterProfile, place: RunLayout, folders: UserFolders, request: JobRequest
 ) -> RenderedJob:
     """The job as it will be run. Pure but for reading templates: the same arguments give the same bytes.
 

@@ -1,163 +1,335 @@
-"""From what the user asked for to what the scheduler is asked for: the profile answers what was left open.
+"""JobSpec -> JobPlan: the request to the scheduler, and the layout of the run.
 
-Flag or config first, then what the profile says of the kind of node, then its defaults. Pure.
+Nothing is refused here. The profile answers the questions that the job leaves open, each once: first its kind of node,
+then its defaults.
 """
 
-import difflib
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
 
-from llmctl.backends import load_backend, load_queue_backend
-from llmctl.backends.base import JobRequest
-from llmctl.errors import ProfileError
+from llmctl.backends import load_backend
+from llmctl.backends.base import Backend, JobRequest, QueueBackend
+from llmctl.context import ClusterSession, Context, secrets_file
 from llmctl.paths import UserFolders
-from llmctl.site.container import plan_container
+from llmctl.site.container import ContainerPlan, on_host, plan_container
 from llmctl.site.job import JobSpec
-from llmctl.site.profile import ClusterProfile, ResourceType
-from llmctl.submit.resolve import Resolved
+from llmctl.site.profile import ClusterProfile
+from llmctl.submit.render import RunLayout, cache_folder, job_python
+from trainer.config.train_config import TrainConfig
 
 
-def build_request(
-    job: JobSpec,
-    profile: ClusterProfile,
+@dataclass(frozen=True)
+class NodeSize:
+    """Size of each node of a job.
+
+    Attributes:
+        ranks: G, the ranks of each node.
+        gpus: GPUs that each node is asked for; 0 for a job on CPUs.
+        gpu_ids: the GPUs of each node, where this machine is the cluster and has GPUs.
+    """
+
+    ranks: int
+    gpus: int
+    gpu_ids: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedJob:
+    """A job and its request: all that checks need to know.
+
+    Attributes:
+        spec: the user's job.
+        config: of a training run; None for a COMMAND.
+        profile: of the cluster, with paths resolved.
+        folders: the user's folders.
+        is_remote: True if the cluster is reached over the network.
+        backend: of the scheduler.
+        request: for the scheduler.
+        image: the image that the job runs in; None for a job on the nodes themselves.
+        own_mounts: folders that the job's container has to show; empty without a container.
+        visible_gpus: GPUs of this machine, where this machine is the cluster; else None.
+    """
+
+    spec: JobSpec
+    config: TrainConfig | None = None
+    profile: ClusterProfile
+    folders: UserFolders
+    is_remote: bool
+    backend: Backend
+    request: JobRequest
+    image: str | None = None
+    own_mounts: tuple[str, ...] = ()
+    visible_gpus: tuple[str, ...] | None = None
+
+    @property
+    def overlay(self) -> Path:
+        """The user's own file of the cluster's profile."""
+        return self.folders.clusters / f"{self.profile.name}.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan(AskedJob):
+    """A job with every question answered.
+
+    Attributes:
+        layout: where and with what the run runs.
+        queue: the backend, if the scheduler has a queue; None where jobs are started directly.
+        new_folders: folders to make first, because a container can mount only folders that are there.
+    """
+
+    layout: RunLayout
+    queue: QueueBackend | None
+    new_folders: tuple[str, ...]
+
+    @cached_property
+    def cost(self) -> "JobCost | None":
+        """Size and charge at most; None where jobs are started directly."""
+        return JobCost.of(self.request) if self.queue is not None else None
+
+
+@dataclass(frozen=True)
+class JobCost:
+    """The size of a request, and what it costs at most.
+
+    Attributes:
+        nodes: number of nodes.
+        gpus_per_node: GPUs of each; 0 for a job on CPUs.
+        resource_type: the site's word for the kind of node; None where it has none.
+        hours: time limit; None: the site's own default.
+        points: charge for the whole time; None where the rate or the time is not known.
+        unit: of the points.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    resource_type: str | None
+    hours: float | None
+    points: float | None
+    unit: str
+
+    @classmethod
+    def of(cls, request: JobRequest) -> "JobCost":
+        """The cost of a request, by the rates of its profile."""
+        cost, resource = request.profile.cost, request.profile.resource_types.get(request.resource_type or "")
+        hours = request.time_s / 3600 if request.time_s is not None else None
+        points = None
+        if hours is not None and resource is not None and resource.points_per_hour is not None:
+            points = resource.points_per_hour * request.nodes * hours
+            points *= cost.reserved_factor if request.reservation is not None else 1.0
+            points *= cost.priority_factors.get(request.priority, 1.0) if request.priority is not None else 1.0
+        return cls(request.nodes, request.gpus_per_node, request.resource_type, hours, points, cost.unit)
+
+    @property
+    def node_hours(self) -> float | None:
+        """Nodes x hours; None where the time is the site's own default."""
+        return None if self.hours is None else self.nodes * self.hours
+
+    def __str__(self) -> str:
+        """One line: ``8 nodes of rt_HF x 8 GPUs x 2 h = 16 node-hours, at most 96 points``."""
+        kind = f" of {self.resource_type}" if self.resource_type else ""
+        size = f"{_count(self.nodes, 'node')}{kind}"
+        if self.gpus_per_node:
+            size += f" x {_count(self.gpus_per_node, 'GPU')}"
+        if self.hours is None:
+            return f"{size}, for the site's default time"
+        points = f", at most {self.points:,.10g} {self.unit}" if self.points is not None else ""
+        return f"{size} x {self.hours:.4g} h = {self.node_hours:.6g} node-hours{points}"
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Plain values."""
+        return {
+            "nodes": self.nodes,
+            "gpus_per_node": self.gpus_per_node,
+            "resource_type": self.resource_type,
+            "hours": self.hours,
+            "node_hours": self.node_hours,
+            "points": self.points,
+            "unit": self.unit if self.points is not None else None,
+        }
+
+
+def plan_job(
+    context: Context,
+    session: ClusterSession,
+    spec: JobSpec,
+    config: TrainConfig | None,
+    run_dir: Path,
     *,
-    run_id: str,
-    run_dir: str,
-    after_ids: Sequence[str] = (),
-    after_any: bool = False,
-    ranks_per_node: int,
-    gpus_per_node: int,
-    own_mounts: Sequence[str] = (),
-    cwd: str = "/",
-) -> JobRequest:
-    """What the scheduler is asked for.
+    submission: int = 1,
+    cwd: str | None = None,
+) -> JobPlan:
+    """Answer every question that the job leaves open.
 
     Args:
-        job: what the user asked for.
-        profile: of the cluster.
-        run_id: of the run; becomes the job's name.
-        run_dir: the run directory, absolute.
-        after_ids: jobs that must have ended before.
-        after_any: however they end; otherwise well, as far as the scheduler can tell.
-        ranks_per_node: G.
-        gpus_per_node: GPUs that each node is asked for.
-        own_mounts: folders that the job needs in its container in any case.
-        cwd: where a relative path of an image counts from.
+        context: of this call.
+        session: of the cluster, for jobs.
+        spec: the user's job.
+        config: of a training run; None for a COMMAND.
+        run_dir: of the run.
+        submission: its number.
+        cwd: where a COMMAND starts; None: where this call was typed, or on another machine the run directory.
     """
-    queue = load_queue_backend(profile.scheduler)
-    kind = resource_type_of(job, profile)
-    resource = profile.resource_types.get(kind or "")
-    return JobRequest(
-        profile=profile,
-        job_name=queue.job_name(run_id) if queue is not None else run_id,
+    profile, is_remote = session.profile, session.transport.is_remote
+    backend = session.backend or load_backend(profile.scheduler)
+    visible = None
+    if backend.capabilities.starts_in_place:
+        from llmctl.submit.environment_checks import visible_gpus
+
+        visible = visible_gpus(context)
+    size = node_size(spec, profile, visible, on_cpu=config is not None and config.training.device == "cpu")
+    secrets = Path(secrets_file(context, profile, run_dir, submission)) if spec.secrets else None
+    if spec.code:
+        working_dir = run_dir / "code" / "user"
+    else:
+        working_dir = run_dir if is_remote else Path(cwd) if cwd is not None else context.cwd
+    places = [working_dir] if spec.command and working_dir != run_dir else []
+    places += [secrets.parent] if secrets is not None else []
+    image = image_of(spec, profile)
+    mounts, written = _own_mounts(spec, profile, config, run_dir, places) if image is not None else ((), ())
+    container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=mounts) if image is not None else None
+    request = build_request(spec, profile, backend, size, name=run_dir.name, run_dir=str(run_dir), container=container)
+    # Our own interpreter means nothing on another machine; a COMMAND needs one only to find where to meet.
+    own_python = sys.executable if not is_remote else "python3" if spec.command else ""
+    layout = RunLayout(
+        run_id=run_dir.name,
         run_dir=run_dir,
-        nodes=job.nodes,
-        ranks_per_node=ranks_per_node,
-        gpus_per_node=gpus_per_node,
-        cores_per_node=resource.cores if resource is not None else None,
-        time_s=time_of(job, profile),
-        launcher=launcher_of(job, profile),
-        resource_type=kind,
-        group=job.group or profile.group,
-        queue=queue_of(job, profile),
-        reservation=job.reservation,
-        priority=job.priority if job.priority is not None else profile.defaults.priority,
-        container=plan_container(job, profile, cwd=cwd, own_mounts=tuple(own_mounts)),
-        after=tuple(after_ids),
-        after_any=after_any,
+        submission=submission,
+        python=job_python(profile, context.folders, own_python, in_container=container is not None),
+        gpus=size.gpu_ids,
+        ranks_per_node=size.ranks,
+        working_dir=working_dir,
+        secrets_file=secrets,
+    )
+    return JobPlan(
+        spec=spec,
+        config=config,
+        profile=profile,
+        folders=context.folders,
+        is_remote=is_remote,
+        backend=backend,
+        queue=session.backend,
+        request=request,
+        layout=layout,
+        image=image,
+        visible_gpus=visible,
+        own_mounts=mounts,
+        new_folders=written if container is not None else (),
     )
 
 
-def resource_type_of(job: JobSpec, profile: ClusterProfile) -> str | None:
-    """The kind of node: as asked for, else the profile's default."""
-    return job.resource_type or profile.defaults.resource_type
-
-
-def queue_of(job: JobSpec, profile: ClusterProfile) -> str | None:
-    """The queue: as asked for, else that of the kind of node, else the profile's default."""
-    resource = profile.resource_types.get(resource_type_of(job, profile) or "")
-    return job.queue or (resource.queue if resource is not None else None) or profile.defaults.queue
-
-
-def time_of(job: JobSpec, profile: ClusterProfile) -> int | None:
-    """Seconds: as asked for, else the profile's default; None leaves it to the site."""
-    return job.time_s if job.time_s is not None else profile.defaults.time
-
-
-def launcher_of(job: JobSpec, profile: ClusterProfile) -> str:
-    """What starts the ranks: as asked for, else the profile's, else the scheduler's first."""
-    return job.launcher or profile.launch.launcher or load_backend(profile.scheduler).launchers[0]
-
-
-def size_of_node(resolved: Resolved, job: JobSpec, profile: ClusterProfile, on_cpu: bool) -> tuple[int, int]:
-    """(ranks of each node, GPUs that each node is asked for) on a cluster other than this machine alone.
+def build_request(
+    spec: JobSpec,
+    profile: ClusterProfile,
+    backend: Backend,
+    size: NodeSize,
+    *,
+    name: str,
+    run_dir: str,
+    container: ContainerPlan | None = None,
+) -> JobRequest:
+    """The request to the scheduler.
 
     Args:
-        resolved: names the culprit.
-        job: gives the kind of node and G, if it was given.
+        spec: the user's job.
         profile: of the cluster.
-        on_cpu: whether the job asks for no GPU.
-
-    Raises:
-        UsageError, ConfigFileError: there is no such kind of node, or it has fewer GPUs.
+        backend: of its scheduler.
+        size: of each node.
+        name: of the job: the run id.
+        run_dir: the run directory, absolute.
+        container: of the job; None for a job on the nodes themselves.
     """
-    resource = _resource(resolved, job, profile)
-    wanted = job.gpus_per_node
-    if on_cpu or (resource is not None and resource.gpus == 0):
-        return wanted or 1, 0
+    defaults = profile.defaults
+    kind = spec.resource_type or defaults.resource_type
+    resource = profile.resource_types.get(kind or "")
+    return JobRequest(
+        profile=profile,
+        job_name=cast("QueueBackend", backend).job_name(name) if backend.capabilities.has_queue else name,
+        run_dir=run_dir,
+        nodes=spec.nodes,
+        ranks_per_node=size.ranks,
+        gpus_per_node=size.gpus,
+        cores_per_node=resource.cores if resource is not None else None,
+        time_s=spec.time_s if spec.time_s is not None else defaults.time,
+        launcher=spec.launcher or profile.launch.launcher or backend.launchers[0],
+        resource_type=kind,
+        group=spec.group or profile.group,
+        queue=spec.queue or (resource.queue if resource is not None else None) or defaults.queue,
+        reservation=spec.reservation,
+        priority=spec.priority if spec.priority is not None else defaults.priority,
+        container=container,
+    )
+
+
+def node_size(
+    spec: JobSpec, profile: ClusterProfile, visible_gpus: Sequence[str] | None = None, *, on_cpu: bool = False
+) -> NodeSize:
+    """Size of each node, by the job or else by the kind of node.
+
+    On this machine the visible GPUs are divided among the nodes.
+
+    Args:
+        spec: gives nodes, kind of node and G.
+        profile: of the cluster.
+        visible_gpus: GPUs of this machine, where this machine is the cluster; else None.
+        on_cpu: True for a job that asks for no GPU.
+    """
+    wanted = spec.gpus_per_node
+    if visible_gpus is not None:
+        if on_cpu or not visible_gpus:
+            return NodeSize(1, 0)
+        ranks = wanted or max(1, len(visible_gpus) // spec.nodes)
+        starts = range(0, min(spec.nodes * ranks, len(visible_gpus)), ranks)
+        return NodeSize(ranks, ranks, tuple(tuple(visible_gpus[start : start + ranks]) for start in starts))
+    resource = profile.resource_types.get(spec.resource_type or profile.defaults.resource_type or "")
+    if on_cpu or (resource is not None and not resource.gpus):
+        return NodeSize(wanted or 1, 0)
     if resource is None:
-        return wanted or 1, wanted or 0
-    if wanted is not None and wanted > resource.gpus:
-        kind = resource_type_of(job, profile)
-        raise resolved.refusal(
-            "job.gpus_per_node",
-            f"{wanted} is above {resource.gpus}, the GPUs of {kind} on {profile.name}; lower it, or raise nodes",
-            also=("job.gpus_per_node", "job.resource_type"),
-        )
-    return wanted or resource.gpus, wanted or resource.gpus
+        return NodeSize(wanted or 1, wanted or 0)
+    return NodeSize(wanted or resource.gpus, wanted or resource.gpus)
 
 
-def check_group(job: JobSpec, profile: ClusterProfile, folders: UserFolders) -> None:
-    """Refuse to submit without a group where the site needs one.
-
-    Raises:
-        ProfileError: names the three ways to give it.
-    """
-    if profile.group_required and not (job.group or profile.group):
-        raise ProfileError(
-            f"cluster {profile.name} needs a group, project or account to bill\n"
-            f"give --group G, or set LLMCTL_GROUP, or group in {folders.clusters / profile.name}.yaml "
-            f"(llmctl clusters setup {profile.name} writes it)"
-        )
+def image_of(spec: JobSpec, profile: ClusterProfile) -> str | None:
+    """The image of a job or of the profile's environment; None without a container."""
+    software = profile.environment
+    return spec.container or (software.path if software.kind == "container" else None)
 
 
-def check_launcher(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> None:
-    """Refuse a launcher that the scheduler cannot start the ranks with.
-
-    Raises:
-        UsageError, ConfigFileError: names the flag or file that it came from.
-        ProfileError: the profile's own cannot.
-    """
-    launchers = load_backend(profile.scheduler).launchers
-    launcher = launcher_of(job, profile)
-    if launcher in launchers:
-        return
-    problem = f"{launcher} cannot start ranks on {profile.name}; use {' or '.join(launchers)}"
-    if job.launcher is None:
-        raise ProfileError(f"cluster {profile.name}: launch.launcher: {problem}")
-    raise resolved.refusal("job.launcher", problem)
+def _own_mounts(
+    spec: JobSpec, profile: ClusterProfile, config: TrainConfig | None, run_dir: Path, places: Sequence[Path]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Folders that a job's container has to show, ``places`` among them, and those that are written."""
+    shown = (*profile.container.mounts, *spec.mounts)
+    written = (*_unshown(_written_paths(config), shown), cache_folder(str(run_dir.parent)))
+    read = _unshown(_read_paths(config), shown)
+    needed = (str(run_dir), f"{run_dir.parent}/.code", *written, *read, *map(str, places))
+    return tuple(dict.fromkeys(needed)), written
 
 
-def _resource(resolved: Resolved, job: JobSpec, profile: ClusterProfile) -> ResourceType | None:
-    kind = resource_type_of(job, profile)
-    if kind in profile.resource_types:
-        return profile.resource_types[kind]
-    known = ", ".join(profile.resource_types)
-    if kind is None:
-        if not profile.resource_types:
-            return None
-        raise resolved.refusal("job.resource_type", f"is unset: {profile.name} has {known}; give --resource-type T")
-    if not profile.resource_types:
-        return None  # the site's own word, which only the scheduler knows
-    near = difflib.get_close_matches(kind, profile.resource_types, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise resolved.refusal("job.resource_type", f"{profile.name} has no {kind!r}; {hint}there are {known}")
+def _written_paths(config: TrainConfig | None) -> list[str]:
+    if config is None:
+        return []
+    return [path for path in (config.checkpoint.save, config.data.data_cache_path) if path is not None]
+
+
+def _read_paths(config: TrainConfig | None) -> list[str]:
+    if config is None:
+        return []
+    data = config.data
+    keys = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+    paths = [part.prefix for key in keys for part in data.blend(key)]
+    paths += [path for path in (data.tokenizer_model, data.vocab_file, data.merge_file) if path is not None]
+    folders = [str(PurePosixPath(path).parent) for path in paths]
+    return [*folders, *([config.checkpoint.load] if config.checkpoint.load is not None else [])]
+
+
+def _unshown(paths: Sequence[str], mounts: Sequence[str]) -> list[str]:
+    """Paths that no mount shows yet."""
+    return [path for path in paths if on_host(path, mounts) is None]
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

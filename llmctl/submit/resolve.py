@@ -1,18 +1,29 @@
-"""Layers of values, the later one over the earlier: profile, config file, environment, flags. Each knows its origin."""
+"""Layers of values laid over each other, each value with its origin.
+
+The layers are the profile, the config file, the environment and the flags; the values become a training config and a
+JobSpec.
+"""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmctl.context import Context, expand, is_remote
-from llmctl.errors import ConfigFileError, LlmctlError, UsageError
+from llmctl.context import ClusterSession, Context, expand
+from llmctl.errors import ConfigFileError, UsageError
 from llmctl.paths import UserFolders, bundled
-from llmctl.site.profile import ClusterProfile, expand_home, overlay
+from llmctl.site.job import JobError, JobSpec, parse_time
+from llmctl.site.profile import expand_home, overlay
+from llmctl.submit.origins import Origin, Problem, ProfileOrigins, Resolved
 from trainer.config.data_checks import path_entries, weight_places
 from trainer.config.errors import ConfigError
+from trainer.config.sections import JobConfig
+from trainer.config.train_config import TrainConfig
 from trainer.planning.build_config import build_config, read_yaml, unknown_key_problem
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 DEFAULT_CONFIG = "llmctl.yaml"
 EXAMPLE = "gpt_small.yaml"
@@ -39,18 +50,14 @@ On a cluster that is reached by ssh they are that cluster's, and relative ones, 
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a value came from: ``--nodes``, ``--set``, a file, LLMCTL_GROUP or ``profile``."""
-
-    text: str
-    is_flag: bool = False
-
-
-@dataclass(frozen=True)
 class Flag:
-    """One value given on the command line: the flag as typed, the dotted key it sets, and the value.
+    """One value given on the command line.
 
-    ``adds``: the value is a list, added to what the config file gives.
+    Attributes:
+        flag: as typed.
+        key: dotted key that the flag sets.
+        value: for the key.
+        adds: True to add the value, a list, to the list of the config file.
     """
 
     flag: str
@@ -59,69 +66,8 @@ class Flag:
     adds: bool = False
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """The values of all layers together, nested as in a config file.
-
-    Attributes:
-        values: what build_config takes.
-        origins: dotted key of every value given -> where it came from.
-        source: the config file, or what stands in its place; names the culprit where a key has no origin.
-        below_flags: the values without the command line's.
-    """
-
-    values: Mapping[str, Any]
-    origins: Mapping[str, Origin]
-    source: str
-    below_flags: Mapping[str, Any] = field(default_factory=dict)
-
-    def origin(self, key: str) -> Origin | None:
-        """Where a key's value came from, or that of what it stands in; None if it has its default."""
-        while key:
-            if key in self.origins:
-                return self.origins[key]
-            key = key.rpartition(".")[0]
-        return None
-
-    def refusal(self, key: str, problem: str, *, also: Sequence[str] = ()) -> LlmctlError:
-        """The error that says what is wrong with a key, by the flag or the file and key that it came from.
-
-        Args:
-            key: dotted key of the culprit; may be empty.
-            problem: what is wrong, what is valid, what to do.
-            also: further keys that the problem is about; a flag among them is to blame too.
-        """
-        origin = self.origin(key)
-        if origin is not None and origin.is_flag:
-            name = origin.text if origin.text != "--set" else f"--set {key}"
-            return UsageError(f"{name}: {problem}")
-        where = f"{origin.text if origin else self.source}: {key}: " if key else f"{self.source}: "
-        others = [self._flag_name(name) for name in also]
-        flags = [name for name in others if name] or self._flags_to_blame(key)
-        if flags:
-            return UsageError(f"{', '.join(flags)}: {where}{problem}")
-        return ConfigFileError(f"{where}{problem}")
-
-    def _flag_name(self, key: str) -> str:
-        origin = self.origin(key)
-        if origin is None or not origin.is_flag:
-            return ""
-        return f"--set {key}" if origin.text == "--set" else origin.text
-
-    def _flags_to_blame(self, key: str) -> list[str]:
-        """Flags, if the file was in order before they were laid over it."""
-        given = sorted({self._flag_name(key) for key in self.origins} - {""})
-        if not given or not key:
-            return []
-        try:
-            build_config(self.below_flags)
-        except ConfigError:
-            return []
-        return given
-
-
 def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
-    """The config file meant, and a remark for the user where it was not named.
+    """The config file, and a warning where the user named none.
 
     Raises:
         UsageError: the file named is not there.
@@ -146,6 +92,8 @@ def parse_settings(settings: Sequence[str], flag: str = "--set") -> list[Flag]:
     Raises:
         UsageError: no ``=``, or the value is not YAML.
     """
+    if not settings:
+        return []
     import yaml
 
     found = []
@@ -161,13 +109,13 @@ def parse_settings(settings: Sequence[str], flag: str = "--set") -> list[Flag]:
 
 
 def resolve(
-    context: Context, profile: ClusterProfile, config: Path | None, flags: Sequence[Flag], *, job_only: bool
+    context: Context, session: ClusterSession, config: Path | None, flags: Sequence[Flag], *, job_only: bool
 ) -> Resolved:
     """All layers, laid over each other. Nothing is checked but that they can be.
 
     Args:
         context: environment, working directory and folders.
-        profile: of the cluster; gives the group.
+        session: of the cluster; its profile gives the group.
         config: the config file; None for a COMMAND without one.
         flags: of the command line, the last one wins.
         job_only: take nothing but the ``job`` section, as a COMMAND needs it.
@@ -176,7 +124,8 @@ def resolve(
         ConfigFileError: the file cannot be read.
         UsageError: a flag sets a key below a plain value.
     """
-    layers = _Layers(context.folders, context.connect(profile).home if is_remote(profile) else None)
+    profile, transport = session.profile, session.transport
+    layers = _Layers(context.folders, transport.home if transport.is_remote else None)
     if profile.group is not None:
         layers.add("job.group", profile.group, Origin("profile"), context.cwd)
     if config is not None:
@@ -191,26 +140,86 @@ def resolve(
             raise UsageError(f"{given.flag} {given.key}: a COMMAND has no training config; only job.* can be set")
         value = [*layers.listed(given.key), *given.value] if given.adds else given.value
         layers.add(given.key, value, Origin(given.flag, is_flag=True), context.cwd)
-    return Resolved(layers.values, layers.origins, str(config or "the command line"), below)
+    source = str(config or "the command line")
+    return Resolved(layers.values, layers.origins, source, ProfileOrigins(context, profile), below)
 
 
-def unknown_job_key(key: str) -> str:
-    """One sentence for a key that the job section does not have."""
-    return unknown_key_problem(f"job.{key}")
+def training_config(resolved: Resolved) -> TrainConfig:
+    """The training config, valid in itself.
+
+    Raises:
+        UsageError, ConfigFileError: names the key, and the flag or file that it came from.
+    """
+    try:
+        return build_config(resolved.values)
+    except ConfigError as error:
+        raise resolved.error([Problem(error.key, error.problem, between_keys=True)]) from None
+
+
+def job_section(resolved: Resolved) -> JobConfig:
+    """The job section alone, for a COMMAND.
+
+    Raises:
+        UsageError, ConfigFileError: names the keys, and the flag or file that each came from.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return JobConfig.model_validate(resolved.values.get("job", {}))
+    except ValidationError as error:
+        raise resolved.error(_section_problems(error)) from None
+
+
+def job_spec(resolved: Resolved, section: JobConfig, default_name: str, **more: Any) -> JobSpec:
+    """The job that a ``job`` section asks for.
+
+    Args:
+        resolved: origins of the values.
+        section: the values.
+        default_name: the run's name where the section gives none.
+        more: ``after`` and ``command``, which stand in no config.
+
+    Raises:
+        UsageError, ConfigFileError: names the key, and the flag or file that it came from.
+    """
+    values = section.model_dump(exclude={"name", "time"})
+    try:
+        time_s = parse_time(section.time) if section.time is not None else None
+        return JobSpec.from_plain({**values, "name": section.name or default_name, "time_s": time_s, **more})
+    except JobError as error:
+        raise resolved.error([Problem(f"job.{error.key}", error.problem)]) from None
+
+
+def _section_problems(error: "ValidationError") -> Iterator[Problem]:
+    """The problems of a job section.
+
+    A misspelt key comes first: another key may be missing because of it.
+    """
+    for found in sorted(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden"):
+        key = ".".join(str(part) for part in ("job", *found["loc"]))
+        if found["type"] == "extra_forbidden":
+            yield Problem(key, unknown_key_problem(key))
+        elif key == "job":
+            yield Problem("", "job: is not a mapping")
+        else:
+            yield Problem(key, f"{found['input']!r} is not valid: {found['msg'][:1].lower()}{found['msg'][1:]}")
 
 
 class _Layers:
-    """Values and origins while layers are being laid over each other. Earlier values are never changed in place."""
+    """Values and origins while layers are being laid over each other.
+
+    Earlier values are never changed in place.
+    """
 
     def __init__(self, folders: UserFolders, remote_home: Callable[[], str] | None) -> None:
-        """``remote_home`` tells the home directory of the machine that the paths are on, if it is not this one."""
+        """Begin without values; ``remote_home`` asks another machine for its home directory."""
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
         self._folders = folders
         self._remote_home = remote_home
 
     def listed(self, key: str) -> list[Any]:
-        """The list that stands under a key of a section; empty if there is none."""
+        """The list under a key of a section; empty if there is none."""
         section, _, name = key.partition(".")
         values = self.values.get(section)
         there = values.get(name) if isinstance(values, Mapping) else None

@@ -64,6 +64,36 @@ def store_own_code(runs_root: Path, transport: Transport) -> tuple[str, Path]:
     return address, folder
 
 
+def send_code(run_dir: Path, user_code: UserCode | None, transport: Transport, *, with_trainer: bool) -> str | None:
+    """Put the code of a new run in its place, below ``<run_dir>/code``.
+
+    Args:
+        run_dir: of the run, made already.
+        user_code: the user's project, if any of it is taken along.
+        transport: to the machine of the run.
+        with_trainer: False to leave out our own trainer.
+
+    Returns:
+        The content address of the trainer's snapshot; None without one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    links: dict[str, str] = {}
+    address = None
+    if with_trainer:
+        files = own_code()
+        address = digest(files)
+        links = own_code_links(run_dir, address)
+        transport.put_tree(f"{run_dir.parent}/.code/{address}", files)
+    if user_code is None:
+        transport.make_folder(f"{run_dir}/code/user")
+    else:
+        transport.put_tree(f"{run_dir}/code/user", {name: path for path, name in user_code.files})
+    transport.link(links)
+    return address
+
+
 def own_code_links(run_dir: Path, address: str) -> dict[str, str]:
     """Links that let ``<run_dir>/code`` show the snapshot, relative so that runs_root can be moved: path -> target."""
     return {f"{run_dir}/code/{name}": f"../../.code/{address}/{name}" for name in ("trainer", "csrc")}

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from llmctl.backends import load_backend
 from llmctl.paths import UserFolders, bundled
+from llmctl.site.container import plan_container
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, EnvironmentProfile, load_profile
-from llmctl.submit.render import RenderedJob, RunPlace, render
-from llmctl.submit.request import build_request
+from llmctl.submit.render import RenderedJob, RunLayout, render
+from llmctl.submit.request import NodeSize, build_request
 
 FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
 RUN_ID = "gpt-261121-101500-ab12"
@@ -51,7 +52,7 @@ def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> Ren
     """The script of a job, placed as a submission would place it."""
     resource = profile.resource_types.get(profile.defaults.resource_type or "")
     ranks = resource.gpus if resource is not None and resource.gpus else 4
-    place = RunPlace(
+    place = RunLayout(
         run_id=RUN_ID,
         run_dir=Path(f"{profile.runs_root}/{RUN_ID}"),
         submission=1,
@@ -62,15 +63,10 @@ def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> Ren
         secrets_file=Path(f"{profile.runs_root}/.secrets/{RUN_ID}.1") if job.secrets else None,
     )
     place = replace(place, **changes)
-    request = build_request(
-        job,
-        profile,
-        run_id=RUN_ID,
-        run_dir=str(place.run_dir),
-        ranks_per_node=place.ranks_per_node,
-        gpus_per_node=place.ranks_per_node,
-        own_mounts=(str(place.run_dir),),
-    )
+    run_dir, size = str(place.run_dir), NodeSize(place.ranks_per_node, place.ranks_per_node)
+    container = plan_container(job, profile, cwd="/", own_mounts=(run_dir,))
+    backend = load_backend(profile.scheduler)
+    request = build_request(job, profile, backend, size, name=RUN_ID, run_dir=run_dir, container=container)
     return render(job, profile, place, FOLDERS, request)
 
 

@@ -18,7 +18,7 @@ from llmctl.paths import UserFolders, bundled
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, EnvironmentProfile
 from llmctl.submit import render
-from llmctl.submit.render import RunPlace, interactive_script
+from llmctl.submit.render import RunLayout, interactive_script
 from tests.llmctl.scripts import script_cases
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -26,7 +26,7 @@ REFRESH = os.environ.get("LLMCTL_REFRESH_GOLDEN") == "1"
 NASTY = "a b'$(x)"
 FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
 PROFILE = ClusterProfile(name="local", scheduler="local", runs_root="/runs")
-ON_CPU = RunPlace(
+ON_CPU = RunLayout(
     run_id="gpt-261121-101500-ab12",
     run_dir=Path("/runs/gpt-261121-101500-ab12"),
     submission=1,
@@ -61,7 +61,7 @@ def script_of(case: str) -> str:
     return render.render(job, profile, place, FOLDERS, request_of(job, profile, place)).script
 
 
-def request_of(job: JobSpec, profile: ClusterProfile, place: RunPlace) -> JobRequest:
+def request_of(job: JobSpec, profile: ClusterProfile, place: RunLayout) -> JobRequest:
     return JobRequest(
         profile=profile,
         job_name=place.run_id,

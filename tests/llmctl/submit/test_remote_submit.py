@@ -15,7 +15,7 @@ from llmctl.context import Context
 from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, SchedulerError, UsageError
 from llmctl.runs.record import RunRecord
 from llmctl.submit.environment_checks import check_torch
-from llmctl.submit.execute import perform
+from llmctl.submit.execute import execute_plan
 from llmctl.submit.plan import Request, plan_submission
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.submit.test_queue_submit import CONFIG, PROFILE, SBATCH, SQUEUE
@@ -99,7 +99,7 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
     (there / "data").mkdir()
     for end in ("bin", "idx"):
         (there / f"data/t.{end}").touch()
-    record = perform(
+    record = execute_plan(
         plan(context, "data.mock_data=false", "data.data_path=[~/data/t]", secrets=("TOKEN",)),
         context,
         said.append,
@@ -125,7 +125,7 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
 def test_a_refusal_there_leaves_nothing_there_and_nothing_here(context, tmp_path):
     (tmp_path / "there/bin/mood").write_text("refused\n")
     with pytest.raises(LlmctlError, match="Invalid account"):
-        perform(plan(context, secrets=("TOKEN",)), context, lambda _: None)
+        execute_plan(plan(context, secrets=("TOKEN",)), context, lambda _: None)
     assert sorted(path.name for path in (tmp_path / "there/runs").iterdir()) == [".code", ".secrets"]
     assert list((tmp_path / "there/runs/.secrets").iterdir()) == []
     assert context.index.entries() == []
@@ -159,7 +159,7 @@ def test_our_own_python_means_nothing_there(context, tmp_path):
     with pytest.raises(ProfileError, match="which Python of login.example runs the job cannot be guessed"):
         plan(context)
     command = plan(context, command=("hostname",))
-    assert command.placed.place.working_dir == tmp_path / "there/runs/r"
+    assert command.job.layout.working_dir == tmp_path / "there/runs/r"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_torch_is_asked_for_before_the_queue(context, tmp_path, versions, status
         context, Request("c.yaml", ("far", "--cluster"), settings=("training.device=cuda",), run_id="r")
     )
     with pytest.raises(ProfileError, match=words):
-        perform(made, context, lambda _: None)
+        execute_plan(made, context, lambda _: None)
     assert not (tmp_path / "there/runs").exists()
 
 
@@ -184,7 +184,7 @@ def test_a_torch_for_cpus_will_do_on_cpus(context, tmp_path):
     write_python(tmp_path / "there", "3.11.4 2.5.1+cpu -")
     made = plan(context)
     transport = context.connections["far"]
-    found = check_torch(made.profile, context, transport, made.placed.place.python, made.request)
+    found = check_torch(made.job.profile, context, transport, made.job.layout.python, made.job.request)
     assert str(found) == "python 3.11.4, torch 2.5.1+cpu for CPUs"
 
 
@@ -207,6 +207,6 @@ def test_a_job_whose_record_could_not_be_written_is_said_to_be_submitted(context
     there = tmp_path / "there"
     context.connections["far"] = LosesRecords({"PATH": f"{there}/bin:/usr/bin:/bin"}, str(there))
     with pytest.raises(RecordError, match="r was submitted as job 100, but its record could not be written"):
-        perform(plan(context), context, lambda _: None)
+        execute_plan(plan(context), context, lambda _: None)
     assert RunRecord.load(there / "runs/r", context.connections["far"]).submissions[0].jobs == ()
     assert [entry.job_ids for entry in context.index.entries()] == [("100",)]

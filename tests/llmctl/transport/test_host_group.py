@@ -9,13 +9,13 @@ import pytest
 
 from llmctl.backends.base import JobRequest
 from llmctl.backends.ssh import BACKEND
-from llmctl.errors import ProfileError, SchedulerError, UsageError
+from llmctl.errors import SchedulerError
 from llmctl.paths import UserFolders
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.render import RunPlace, render
-from llmctl.submit.resolve import Origin, Resolved
-from llmctl.submit.ssh_checks import check_hosts, check_unshared
+from llmctl.submit.checks import job_problems
+from llmctl.submit.render import RunLayout, render
+from llmctl.submit.request import AskedJob, NodeSize, build_request
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.host_group import HostGroup
@@ -88,7 +88,7 @@ def test_one_command_per_host_and_one_for_mpirun():
 @pytest.mark.parametrize("command", [(), ("echo", "$(touch pwned)")])
 def test_the_script_is_bash(shared, launcher, command, tmp_path):
     profile = PROFILE.model_copy(update={"shared": shared})
-    place = RunPlace("r", Path("/runs/r"), 1, "python3", (), 1, Path("/tmp"), Path("/home/me/a secret"))
+    place = RunLayout("r", Path("/runs/r"), 1, "python3", (), 1, Path("/tmp"), Path("/home/me/a secret"))
     request = replace(REQUEST, profile=profile, launcher=launcher)
     folders = UserFolders.from_environment({"HOME": str(tmp_path)})
     job = render(JobSpec(name="r", nodes=2, command=command), profile, place, folders, request)
@@ -99,19 +99,33 @@ def test_the_script_is_bash(shared, launcher, command, tmp_path):
         assert done.returncode == 0, done.stdout
 
 
+def problems_of(job, config=None, **changes):
+    """Texts of the problems of a job on the hosts of PROFILE with these keys changed."""
+    profile = PROFILE.model_copy(update=changes)
+    request = build_request(job, profile, BACKEND, NodeSize(1, 0), name="r", run_dir="/runs/r")
+    folders = UserFolders.from_environment({"HOME": "/home/me"})
+    asked = AskedJob(
+        spec=job,
+        config=config,
+        profile=profile,
+        folders=folders,
+        is_remote=True,
+        backend=BACKEND,
+        request=request,
+    )
+    return [f"{problem.key} {problem.text}" for problem in job_problems(asked, {})]
+
+
 def test_more_nodes_than_hosts_and_scattered_checkpoints_are_refused():
-    resolved = Resolved({}, {"job.nodes": Origin("--nodes", is_flag=True)}, "c.yaml", {})
+    one, two, four = (JobSpec(name="r", nodes=nodes) for nodes in (1, 2, 4))
     config = build_config(CONFIG)
-    with pytest.raises(UsageError, match="4 is above 3, the hosts of lab"):
-        check_hosts(resolved, JobSpec(name="r", nodes=4), PROFILE)
-    with pytest.raises(ProfileError, match="g1 stands there twice"):
-        check_hosts(resolved, JobSpec(name="r"), PROFILE.model_copy(update={"hosts": ("g1", "g1")}))
-    apart = PROFILE.model_copy(update={"shared": False})
-    with pytest.raises(UsageError, match="checkpoint.save: is unset: .* share no runs_root"):
-        check_unshared(resolved, JobSpec(name="r", nodes=2), config, apart)
-    check_unshared(resolved, JobSpec(name="r", nodes=1), config, apart)
-    check_unshared(resolved, JobSpec(name="r", nodes=2), None, apart)
-    check_unshared(resolved, JobSpec(name="r", nodes=2), config, PROFILE)
+    assert problems_of(four) == ["job.nodes 4 is above 3, the hosts of lab; lower it"]
+    assert problems_of(one, hosts=("g1", "g1")) == ["hosts g1 stands there twice; each machine is one node"]
+    (said,) = problems_of(two, config, shared=False)
+    assert said.startswith("checkpoint.save is unset: ") and "share no runs_root" in said
+    assert problems_of(one, config, shared=False) == []
+    assert problems_of(two, shared=False) == []
+    assert problems_of(two, config) == []
 
 
 def test_without_a_shared_folder_all_write_and_the_first_that_has_it_answers(transport):

@@ -113,4 +113,4 @@ def test_without_results_nothing_is_written(place, capsys):
     before = page.read_text()
     shutil.rmtree(page.parent / "results")
     assert main(flags) == 1 and page.read_text() == before
-    assert "python -m benchmarks.kernels --write makes one" in capsys.readouterr().err
+    assert "run python -m benchmarks.kernels --write" in capsys.readouterr().err

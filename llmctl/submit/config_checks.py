@@ -1,0 +1,131 @@
+"""Checks of a training config against its job, and of named paths."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from llmctl.site.container import is_file, on_host
+from llmctl.submit.checks import PathCheck, why_unwritable
+from llmctl.submit.origins import Problem
+from llmctl.submit.request import AskedJob
+from llmctl.transport.file_writes import PathFacts
+from trainer.config.errors import ConfigError
+from trainer.config.train_config import TrainConfig
+from trainer.planning.checks import check_world_size
+
+_DATA_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+_PAIR = "name the prefix of a .bin/.idx pair, which `llmctl data prepare` makes from text"
+_READ = "name one that is there, or leave it out"
+
+
+def config_problems(job: AskedJob, config: TrainConfig, *, is_sized: bool) -> Iterator[Problem]:
+    """A layout, batch size or place of checkpoints that does not fit the job.
+
+    Args:
+        job: with every question answered.
+        config: of its training run.
+        is_sized: True if the number of ranks is known to be right.
+    """
+    if is_sized:
+        yield from _layout_problems(config, job.spec.nodes, job.request.ranks_per_node)
+    if not (job.profile.shared or job.spec.nodes == 1 or config.checkpoint.save is not None):
+        yield Problem(
+            "checkpoint.save",
+            f"is unset: the hosts of {job.profile.name} share no runs_root (shared: false), and the parts of a "
+            "checkpoint belong together; name a folder that all of them see, or train on one node",
+            also=("checkpoint.save", "job.nodes"),
+        )
+    data = config.data
+    if not (data.data_path or data.train_data_path or data.mock_data):
+        yield Problem(
+            "data.data_path",
+            "is unset: give the prefix of a .bin/.idx pair, which `llmctl data prepare` makes from text, "
+            "or set data.mock_data=true",
+            also=("data.mock_data",),
+        )
+    for key, path in (*_data_prefixes(config), *_read_paths(config), *_written_paths(config)):
+        if not path.startswith("/"):
+            text = "and the job runs on other machines; give a path there, beginning with / or ~/"
+            yield Problem(key, f"{path} is relative, {text}")
+
+
+def named_paths(job: AskedJob) -> Iterator[PathCheck]:
+    """Paths that the user names.
+
+    Data, tokenizer, checkpoint and image have to be there; other folders have to be writable.
+    """
+    if job.config is not None:
+        yield from _config_paths(job, job.config)
+    if job.request.container is not None and is_file(job.request.container.image):
+        remedy = "name one that is there, or an image of a registry"
+        yield _present("job.container", (job.request.container.image,), remedy, (), kinds=("file", "folder"))
+
+
+def _config_paths(job: AskedJob, config: TrainConfig) -> Iterator[PathCheck]:
+    mounts = (*job.profile.container.mounts, *job.spec.mounts)
+    for key, prefix in _data_prefixes(config):
+        if not config.data.streaming:
+            yield _present(key, (f"{prefix}.bin", f"{prefix}.idx"), _PAIR, mounts, kinds=("file",))
+        # The matches of a pattern are not looked for there.
+        elif not set("*?[") & set(prefix):
+            yield _present(key, (prefix,), "name a file or folder of text", mounts, kinds=("file", "folder"))
+    for key, path in _read_paths(config):
+        yield _present(key, (path,), _READ, mounts, kinds=("file", "folder"))
+    for key, path in _written_paths(config):
+        yield _writable(key, path, mounts)
+
+
+def _present(key: str, paths: Sequence[str], remedy: str, mounts: Sequence[str], *, kinds: Sequence[str]) -> PathCheck:
+    """Paths that have to be there.
+
+    Args:
+        key: of the config.
+        paths: as the job sees them.
+        remedy: what to do where one is not there.
+        mounts: of the job's container.
+        kinds: ``file`` or ``folder``, or both.
+    """
+    places = {on_host(path, mounts) or path: path for path in paths}
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        missing = next((path for place, path in places.items() if facts[place].kind not in kinds), None)
+        return None if missing is None else Problem(key, f"there is no {missing}; {remedy}")
+
+    return PathCheck(tuple(places), judge)
+
+
+def _writable(key: str, path: str, mounts: Sequence[str]) -> PathCheck:
+    """A folder that the job writes, and makes with its parents."""
+    place = on_host(path, mounts) or path
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        why = why_unwritable(place, facts[place])
+        return Problem(key, f"{path} cannot be written: {why}; name another, or leave it out") if why else None
+
+    return PathCheck((place,), judge)
+
+
+def _data_prefixes(config: TrainConfig) -> list[tuple[str, str]]:
+    """Key of the config and path, for everything of the data."""
+    return [(f"data.{key}", part.prefix) for key in _DATA_KEYS for part in config.data.blend(key)]
+
+
+def _read_paths(config: TrainConfig) -> list[tuple[str, str]]:
+    named = [(f"data.{key}", getattr(config.data, key)) for key in ("tokenizer_model", "vocab_file", "merge_file")]
+    return [(key, path) for key, path in (*named, ("checkpoint.load", config.checkpoint.load)) if path is not None]
+
+
+def _written_paths(config: TrainConfig) -> list[tuple[str, str]]:
+    named = (("checkpoint.save", config.checkpoint.save), ("data.data_cache_path", config.data.data_cache_path))
+    return [(key, path) for key, path in named if path is not None]
+
+
+def _layout_problems(config: TrainConfig, nodes: int, ranks_per_node: int) -> Iterator[Problem]:
+    try:
+        check_world_size(config, nodes * ranks_per_node)
+    except ConfigError as error:
+        size = f" (world size = {_count(nodes, 'node')} x {_count(ranks_per_node, 'rank')}; --nodes changes it)"
+        also = (error.key, "job.nodes", "job.gpus_per_node")
+        yield Problem(error.key, error.problem + size, also=also, between_keys=True)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

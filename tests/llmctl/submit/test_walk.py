@@ -1,0 +1,83 @@
+"""The walk of a job: files that ``llmctl submit`` passes through until ``sbatch``.
+
+Method: the command runs once so that every module is imported. It runs again under sys.setprofile, which is told of
+every call, generators that go on included, until the stand-in of sbatch is started. Of these calls the ones of code in
+llmctl/ and trainer/ are kept, in order. Counted are the distinct files, and the switches: how often a call is of code
+in another file than the call before. Rendering is included; templates are not Python files and are left out, while the
+functions that a template calls are counted. Methods that dataclasses generate have no file.
+"""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from llmctl.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = tuple(f"{ROOT / name}/" for name in ("llmctl", "trainer"))
+MOST_FILES = 25
+MOST_SWITCHES = 70
+SBATCH = "#!/bin/sh\necho 4242\n"
+
+
+class Walk:
+    """Files of the calls made since ``begin``, in order, until a program is started."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self.files: list[str] = []
+        self.is_over = False
+
+    def begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Note calls from now on."""
+        start = subprocess.Popen.__init__
+
+        def started(popen: subprocess.Popen[bytes], argv: list[str], *more: object, **others: object) -> None:
+            if self._program in argv:
+                sys.setprofile(None)
+                self.is_over = True
+            start(popen, argv, *more, **others)
+
+        monkeypatch.setattr(subprocess.Popen, "__init__", started)
+        sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(PACKAGES):
+            self.files.append(str(Path(file).relative_to(ROOT)))
+
+    @property
+    def switches(self) -> int:
+        return sum(before != after for before, after in pairwise(self.files))
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A home of its own, and a stand-in of sbatch."""
+    (tmp_path / "bin").mkdir()
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.write_text(SBATCH)
+    sbatch.chmod(0o755)
+    return {"HOME": str(tmp_path), "PATH": f"{tmp_path}/bin:/usr/bin:/bin", "LLMCTL_RUNS_ROOT": f"{tmp_path}/runs"}
+
+
+def test_a_job_walks_through_few_files_and_seldom_turns_back(environment, monkeypatch, capsys):
+    arguments = ["submit", "--cluster", "slurm", "--", "echo", "hello"]
+    assert main(arguments, environment) == 0
+    walk = Walk("sbatch")
+    before = sys.getprofile()
+    try:
+        walk.begin(monkeypatch)
+        assert main(arguments, environment) == 0
+    finally:
+        sys.setprofile(before)
+    assert "job 4242 on slurm" in capsys.readouterr().err
+    assert walk.is_over
+    passed = list(dict.fromkeys(walk.files))
+    assert {"llmctl/cli/main.py", "llmctl/submit/render.py", "llmctl/submit/start.py"} <= set(passed)
+    assert len(passed) <= MOST_FILES, passed
+    assert walk.switches <= MOST_SWITCHES, [after for before, after in pairwise(walk.files) if before != after]
