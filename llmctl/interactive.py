@@ -23,7 +23,7 @@ from llmctl.render import interactive_script, job_python
 from llmctl.resolve import Flag, resolve
 from llmctl.settled_profile import settle_profile
 from llmctl.site_limits import check_limits
-from llmctl.snapshot import store_own_code
+from llmctl.snapshot import store_own_code, store_supervisor
 from llmctl.software_probes import check_container_runtime
 from llmctl.submit_checks import check_job, check_job_section, check_offered
 
@@ -77,6 +77,7 @@ def new_session(invocation: Invocation, profile: ClusterProfile, flags: Sequence
         resource_type=request.resource_type,
         env=tuple(_code_variables(invocation, profile, hands).items()),
         container=container,
+        supervisor_dir=_supervisor(profile, hands) if container is not None else None,
     )
     # The other runtimes are entered by the script itself, once the modules that they may need are loaded.
     inside = container if container is not None and container.runtime == "pyxis" else None
@@ -101,6 +102,7 @@ def visit_session(invocation: Invocation, profile: ClusterProfile, visit: "RunVi
         run_dir=visit.record.run_dir,
         env=tuple(visit.variables.items()),
         container=container,
+        supervisor_dir=visit.record.run_dir / "code" / "supervisor",
     )
     backend = load_backend(profile.scheduler)
     hands = invocation.connect(profile)
@@ -211,6 +213,15 @@ def _code_variables(invocation: Invocation, profile: ClusterProfile, hands: Hand
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
     return code_variables(str(code), {} if is_remote(profile) else invocation.environment)
+
+
+def _supervisor(profile: ClusterProfile, hands: Hands) -> Path:
+    """The supervisor on the cluster's machine, which imports images."""
+    root = Path(str(profile.runs_root))
+    try:
+        return store_supervisor(root, hands)
+    except OSError as error:
+        raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
 
 
 def _python(profile: ClusterProfile, invocation: Invocation, container: ContainerPlan | None) -> str:

@@ -104,8 +104,11 @@ def _prepare(
             hands.make_folder(str(plan.record.run_dir), mode=0o700, exclusive=True)
         except FileExistsError:
             raise RecordError(f"{plan.record.run_dir} is there already; submit again for another run id") from None
+    from llmctl.snapshot import link_supervisor
+
     try:
         record = (_send_code(plan, hands) if plan.is_new else plan.record).with_submission(submission)
+        link_supervisor(plan.record.run_dir, hands)
         for folder in plan.placed.folders:
             hands.make_folder(folder)
         hands.write_files(_files(plan, record, invocation))
@@ -146,6 +149,7 @@ def _files(plan: Plan, record: RunRecord, invocation: Invocation) -> list[FileWr
         files.append(FileWrite(str(secrets), secrets_bytes(plan.job.secrets, invocation.environment)))
     script = plan.rendered.script.encode("utf-8", "surrogateescape")
     files.append(FileWrite(str(plan.rendered.path), script, 0o700))
+    files.append(FileWrite(f"{run_dir}/job.json", plan.rendered.settings.encode()))
     return [*files, FileWrite(f"{run_dir}/run.json", record.as_json())]
 
 

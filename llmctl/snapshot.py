@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llmctl.errors import ConfigFileError
 from llmctl.hands import Hands
-from llmctl.resources import bundled, trainer_package
+from llmctl.resources import PACKAGE, bundled, trainer_package
 
 LIMIT_MB = 50
 _NEVER = frozenset({"__pycache__", ".git"})
@@ -67,6 +67,29 @@ def store_own_code(runs_root: Path, hands: Hands) -> tuple[str, Path]:
 def own_code_links(run_dir: Path, address: str) -> dict[str, str]:
     """Links that let ``<run_dir>/code`` show the snapshot, relative so that runs_root can be moved: path -> target."""
     return {f"{run_dir}/code/{name}": f"../../.code/{address}/{name}" for name in ("trainer", "csrc")}
+
+
+def store_supervisor(runs_root: Path, hands: Hands) -> Path:
+    """The supervisor that job.sh hands over to, in a folder named by its content, made if it is not there yet.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    root = PACKAGE / "supervisor"
+    files = {f"supervisor/{path.relative_to(root).as_posix()}": path for path in _files(root)}
+    folder = runs_root / ".code" / digest(files)
+    hands.put_tree(str(folder), files)
+    return folder / "supervisor"
+
+
+def link_supervisor(run_dir: Path, hands: Hands) -> None:
+    """Let ``<run_dir>/code/supervisor`` be the one that belongs to the job.sh written now.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    address = store_supervisor(run_dir.parent, hands).parent.name
+    hands.link({f"{run_dir}/code/supervisor": f"../../.code/{address}/supervisor"})
 
 
 def find_user_code(paths: Sequence[str], hands: Hands) -> UserCode:
