@@ -278,8 +278,7 @@ def _fill(folders: UserFolders, template: str, variables: dict[str, Any], file: 
         return environment.from_string(file.read_text(encoding="utf-8")).render(variables)
     except UndefinedError as error:
         where = _place_of(error, str(file) if file is not None else template)
-        known = ", ".join(sorted(variables))
-        raise ConfigFileError(f"{where}: {error.message}; a template knows: {known}") from None
+        raise ConfigFileError(f"{where}: {error.message}; a template knows: {', '.join(sorted(variables))}") from None
     except TemplateError as error:
         raise ConfigFileError(f"{_place_of(error, str(file or template))}: {error.message}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -9,7 +9,7 @@ from llmctl.job import JobSpec
 from llmctl.job_request import build_request
 from llmctl.profile import ClusterProfile, EnvironmentProfile, load_profile
 from llmctl.render import RenderedJob, RunPlace, render
-from llmctl.resources import UserFolders, bundled
+from llmctl.resources import PACKAGE, UserFolders, bundled
 
 FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
 RUN_ID = "gpt-261121-101500-ab12"
@@ -72,6 +72,15 @@ def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> Ren
         own_mounts=(str(place.run_dir),),
     )
     return render(job, profile, place, FOLDERS, request)
+
+
+def install(rendered: RenderedJob, run_dir: Path) -> Path:
+    """job.sh and what it needs beside it, as a submission would leave them."""
+    (run_dir / "code").mkdir(parents=True, exist_ok=True)
+    (run_dir / "job.json").write_text(rendered.settings)
+    (run_dir / "job.sh").write_bytes(rendered.script.encode("utf-8", "surrogateescape"))
+    (run_dir / "code" / "supervisor").symlink_to(PACKAGE / "supervisor")
+    return run_dir / "job.sh"
 
 
 def cases() -> list[ScriptCase]:

@@ -20,7 +20,7 @@ def run_job(folder, profile, *, launcher, environ=None, image="/images/one.sqsh"
     profile = profile.model_copy(update={"runs_root": str(folder / "runs")})
     rendered = render_case(profile, job, python=PYTHON, ranks_per_node=4, working_dir=folder)
     stage = Stage(folder, environ or {})
-    stage.run(rendered.script, folder / "runs" / RUN_ID)
+    stage.run(rendered, folder / "runs" / RUN_ID)
     return stage
 
 
