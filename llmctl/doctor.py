@@ -29,6 +29,7 @@ from llmctl.doctor_probes import (
 from llmctl.doctor_python import Check, judge_driver, judge_python
 from llmctl.errors import LlmctlError, ProfileError, SchedulerError
 from llmctl.invocation import Invocation
+from llmctl.node_python import LOOK, judge_node_python
 from llmctl.render import environment_script, job_python
 from llmctl.resources import UserFolders
 
@@ -52,7 +53,8 @@ def examine(invocation: Invocation, profile: "ClusterProfile") -> Iterator[Check
         facts = hands.look_at([root])[0] if root is not None else None
         nearest = facts.nearest if facts is not None and facts.nearest_kind == "folder" else None
         began = time.time()
-        answer = hands.run(["bash", "-c", probe_script(probes(profile, nearest))], timeout_s=_SCRIPT_TIMEOUT_S)
+        asked = [*probes(profile, nearest), ("supervisor", LOOK)]
+        answer = hands.run(["bash", "-c", probe_script(asked)], timeout_s=_SCRIPT_TIMEOUT_S)
     except SchedulerError as error:
         again = "try again; if it lasts, the node is overloaded"
         yield Check("questions", "FAULT", error.message, again, error.exit_code)
@@ -66,6 +68,7 @@ def examine(invocation: Invocation, profile: "ClusterProfile") -> Iterator[Check
     yield from trouble
     python, checks = _python(invocation, profile, hands)
     yield from checks
+    yield judge_node_python(profile, sections["supervisor"])
     is_own = profile.scheduler in ("local", "ssh")
     yield judge_driver(parse_gpus(sections["gpus"].text), python, expected=is_own)
     yield from judge_container(profile, sections)

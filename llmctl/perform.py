@@ -17,6 +17,7 @@ from llmctl.file_acts import FileWrite
 from llmctl.hands import Hands, hands_for
 from llmctl.invocation import Invocation
 from llmctl.job_start import QueueSubmission, SubmissionLost, start_here
+from llmctl.node_python import remark_on_node_python
 from llmctl.run_record import RunRecord, Submission
 from llmctl.secrets import secrets_bytes
 from llmctl.software_probes import check_container_runtime, check_torch
@@ -85,9 +86,13 @@ def _save(record: RunRecord, hands: Hands) -> None:
 
 def _check_software(plan: Plan, invocation: Invocation, hands: Hands, tell: Tell) -> None:
     # Here and not in the plan: what would be run can be looked at where it cannot be run.
-    remark = check_container_runtime(plan.profile, invocation, hands, plan.request)
-    if remark:
-        tell(remark)
+    in_container = plan.request.container is not None
+    for remark in (
+        check_container_runtime(plan.profile, invocation, hands, plan.request),
+        remark_on_node_python(plan.profile, hands, is_command=bool(plan.job.command), in_container=in_container),
+    ):
+        if remark:
+            tell(remark)
     if plan.record.config is None or plan.request.container is not None:
         return
     found = check_torch(plan.profile, invocation, hands, plan.placed.place.python, plan.request)

@@ -1,7 +1,7 @@
 """A job with everything decided: its size, the request to the scheduler, where it runs, its script. Starts nothing."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -50,6 +50,7 @@ def place_job(
     after_ids: Sequence[str] = (),
     after_any: bool = False,
     cwd: str | None = None,
+    template: Mapping[str, str] | None = None,
 ) -> PlacedJob:
     """Decide and render.
 
@@ -63,6 +64,7 @@ def place_job(
         submission: its number.
         after_ids: jobs to wait for.
         after_any: however they end.
+        template: the user's, for job.sh; None: the scheduler's own.
         cwd: where a COMMAND starts; None: where this call was typed, or on another machine the run directory.
 
     Raises:
@@ -103,7 +105,7 @@ def place_job(
         working_dir=working_dir,
         secrets_file=Path(secrets) if secrets is not None else None,
     )
-    rendered = render(job, profile, place, invocation.folders, request)
+    rendered = render(job, profile, place, invocation.folders, request, template=template)
     return PlacedJob(rendered, request, place, written if request.container is not None else ())
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,7 @@ def render(
     folders: UserFolders,
     request: JobRequest,
     *,
-    template: Path | None = None,
+    template: Mapping[str, str] | None = None,
 ) -> RenderedJob:
     """The job as it will be run. Pure but for reading templates: the same arguments give the same bytes.
 
@@ -104,7 +104,7 @@ def render(
         place: where the submission runs.
         folders: the user's folders.
         request: the same, in the words of the scheduler.
-        template: file to take in place of the scheduler's own template.
+        template: ``path`` and ``text`` of a template in place of the scheduler's own.
 
     Raises:
         ConfigFileError: a template of the user's is wrong; says which, and where.
@@ -265,7 +265,9 @@ def compile_templates() -> None:
         environment.get_template(path.name)
 
 
-def _fill(folders: UserFolders, template: str, variables: dict[str, Any], file: Path | None = None) -> str:
+def _fill(
+    folders: UserFolders, template: str, variables: dict[str, Any], given: Mapping[str, str] | None = None
+) -> str:
     from jinja2 import TemplateError, UndefinedError
 
     from llmctl.template_cache import TemplateCache
@@ -273,16 +275,15 @@ def _fill(folders: UserFolders, template: str, variables: dict[str, Any], file: 
     cache = TemplateCache(bundled("templates"), may_write=not sys.dont_write_bytecode)
     environment = _environment(search_path(folders, "templates"), cache)
     try:
-        if file is None:
+        if given is None:
             return environment.get_template(template).render(variables)
-        return environment.from_string(file.read_text(encoding="utf-8")).render(variables)
+        template = given["path"]
+        return environment.from_string(given["text"]).render(variables)
     except UndefinedError as error:
-        where = _place_of(error, str(file) if file is not None else template)
+        where = _place_of(error, template)
         raise ConfigFileError(f"{where}: {error.message}; a template knows: {', '.join(sorted(variables))}") from None
     except TemplateError as error:
-        raise ConfigFileError(f"{_place_of(error, str(file or template))}: {error.message}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigFileError(f"{file}: cannot be read as a template: {error}") from None
+        raise ConfigFileError(f"{_place_of(error, template)}: {error.message}") from None
 
 
 def _place_of(error: "TemplateError", template: str) -> str:

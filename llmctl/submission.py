@@ -55,6 +55,7 @@ class Request:
         run_id: as asked for, or None for a new one.
         installed: use the environment's trainer instead of a snapshot of llmctl's own.
         dry_run: ask no scheduler, and of another machine nothing but what the script cannot be written without.
+        template: file of a template for job.sh; None: the scheduler's own.
     """
 
     config: str | None
@@ -68,6 +69,7 @@ class Request:
     run_id: str | None = None
     installed: bool = False
     dry_run: bool = False
+    template: str | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
         before = jobs_before(invocation, job.after, profile, asks_scheduler=not request.dry_run)
         after = {"after_ids": before.ids, "after_any": before.is_any}
         remarks = (*remarks, *before.remarks)
-    placed = place_job(invocation, resolved, job, config, profile, run_dir, submission=1, **after)
+    template = _read_template(invocation, request.template)
+    placed = place_job(invocation, resolved, job, config, profile, run_dir, submission=1, template=template, **after)
     record = RunRecord(
         run_id=run_id,
         name=job.name,
@@ -165,6 +168,7 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
             "diff": user_code.diff if user_code else None,
         },
         cwd=None if is_remote(profile) else str(invocation.cwd),
+        template=template,
     )
     return Plan(
         record=record,
@@ -214,7 +218,10 @@ def plan_resume(
     wishes = [submit_checks.snapshot_wish(record)]
     remarks = _check(invocation, resolved, job, config, profile, wishes=wishes, dry_run=dry_run)
     number = max((submission.number for submission in record.submissions), default=0) + 1
-    placed = place_job(invocation, resolved, job, config, profile, record.run_dir, submission=number, cwd=record.cwd)
+    template, cwd = record.template, record.cwd
+    placed = place_job(
+        invocation, resolved, job, config, profile, record.run_dir, submission=number, cwd=cwd, template=template
+    )
     origins = {**record.origins, **{key: origin.text for key, origin in resolved.origins.items() if origin.is_flag}}
     return Plan(
         record=replace(
@@ -232,6 +239,18 @@ def plan_resume(
         is_new=False,
         remarks=remarks,
     )
+
+
+def _read_template(invocation: Invocation, file: str | None) -> dict[str, str] | None:
+    """Path and text of the user's template for job.sh, which the record keeps for every resume."""
+    if file is None:
+        return None
+    path = invocation.cwd / file
+    try:
+        return {"path": str(path), "text": path.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise UsageError(f"--template {file}: cannot be read: {why}") from None
 
 
 def _flags(request: Request) -> list[Flag]:

@@ -25,14 +25,14 @@ if [[ $part != launch && $part != rank && $part != inside ]]; then
 fi
 
 load_environment() {
-    # Batch shells are not login shells: the module function may not be there yet.
     command -v module >/dev/null || . /etc/profile.d/modules.sh || fail "the module function is not defined by" /etc/profile.d/modules.sh
-    module load python/3.10/3.10.10 cuda/11.8/11.8.0 cudnn/8.9/8.9.2 nccl/2.16/2.16.2-1 hpcx/2.12 || fail "module load failed:" python/3.10/3.10.10 cuda/11.8/11.8.0 cudnn/8.9/8.9.2 nccl/2.16/2.16.2-1 hpcx/2.12
+    for name in python/3.10/3.10.10 cuda/11.8/11.8.0 cudnn/8.9/8.9.2 nccl/2.16/2.16.2-1 hpcx/2.12; do module load "$name" || fail "module load $name failed"; done
+    return 0
 }
 
 if [[ $part == launch ]]; then
     [[ ${RESTARTED-0} == 0 ]] || echo "llmctl: Grid Engine has started the job again" >&2
-    load_environment
+    load_environment || exit 1
     # The head first in both files. Only some sites set SGE_JOB_HOSTLIST; jobs on one node may have neither.
     # sge_pe(5): host, slots, queue, processors
     list=${SGE_JOB_HOSTLIST:-${PE_HOSTFILE-}}
@@ -54,7 +54,7 @@ if [[ $part == launch ]]; then
 fi
 
 # On every node, or in every rank: the environment, unless the launcher has brought it along.
-[[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment
+[[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment || exit 1
 cd "$LLMCTL_RUN_DIR/code" || exit 1
 set -- /home/ada/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank "$NODE_RANK" --nproc-per-node 4 \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --rdzv-id "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" --max-restarts 0 \

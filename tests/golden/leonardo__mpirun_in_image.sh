@@ -33,7 +33,7 @@ fi
 load_environment() { :; }
 
 if [[ $part == launch ]]; then
-    load_environment
+    load_environment || exit 1
     command -v singularity >/dev/null || fail singularity" is not there on $HOSTNAME; add its module to environment.modules of the profile"
     "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" import-image singularity docker://nvcr.io/nvidia/pytorch:25.09-py3 /runs/.images/nvcr.io+nvidia+pytorch+25.09-py3.sif || exit 1
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -54,7 +54,7 @@ fi
 
 # In the container: everything below. The launcher has set the variables of the rank.
 if [[ $part == rank ]]; then
-    [[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment
+    [[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment || exit 1
     exec singularity exec --bind /runs/gpt-261121-101500-ab12:/runs/gpt-261121-101500-ab12 --bind /leonardo_scratch:/leonardo_scratch --bind /leonardo_work:/leonardo_work --nv \
         /runs/.images/nvcr.io+nvidia+pytorch+25.09-py3.sif bash "$LLMCTL_ATTEMPT_DIR/job.sh" inside
 fi

@@ -19,7 +19,7 @@ fi
 load_environment() { :; }
 
 if [[ $part == launch ]]; then
-    load_environment
+    load_environment || exit 1
     # One agent per node, each with its part of the GPUs.
     for ((node = 0; node < 2; node++)); do echo "127.0.0.1 slots=2"; done >"$LLMCTL_HOSTFILE"
     export MASTER_ADDR=127.0.0.1 LLMCTL_ENVIRONMENT="$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT"
@@ -32,7 +32,7 @@ fi
 
 LLMCTL_GPUS=(0,1 2,3 )
 # On every node, or in every rank: the environment, unless the launcher has brought it along.
-[[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment
+[[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment || exit 1
 cd "$LLMCTL_RUN_DIR/code" || exit 1
 set -- /usr/bin/python3 -m torch.distributed.run --nnodes 2 --node-rank "$NODE_RANK" --nproc-per-node 2 \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --rdzv-id "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" --max-restarts 0 \

@@ -30,7 +30,7 @@ fi
 load_environment() { :; }
 
 if [[ $part == launch ]]; then
-    load_environment
+    load_environment || exit 1
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     ((${#hosts[@]} == 2)) || fail "asked for 2 nodes and given ${#hosts[@]}: ${hosts[*]}"
     printf '%s slots=8\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"

@@ -20,7 +20,7 @@ fi
 load_environment() { :; }
 
 if [[ $part == launch ]]; then
-    load_environment
+    load_environment || exit 1
     hosts=(node1 node2 )
 [[ $LLMCTL_NODE != 0 ]] || printf '%s slots=8\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"
     # The first machine settles where the ranks meet; the others have MASTER_ADDR and MASTER_PORT from it.
@@ -41,7 +41,7 @@ s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "${hosts[1]}" 2>/dev/nul
 fi
 
 # On every node, or in every rank: the environment, unless the launcher has brought it along.
-[[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment
+[[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment || exit 1
 cd "$LLMCTL_RUN_DIR/code" || exit 1
 set -- /home/ada/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank "$NODE_RANK" --nproc-per-node 8 \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --rdzv-id "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" --max-restarts 0 \
