@@ -1,4 +1,4 @@
-"""job.json: the values of one submission that the supervisor beside the run needs. Pure; see llmctl/supervisor/settings."""
+"""job.json: the values of one submission that the supervisor needs. Pure; see llmctl/supervisor/settings.py."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 OWN_VARIABLES = frozenset(
     {
-        *("LLMCTL_RUN_ID", "LLMCTL_RUN_DIR", "LLMCTL_ATTEMPT", "LLMCTL_ATTEMPT_DIR", "LLMCTL_HOSTFILE", "LLMCTL_PYTHON"),
+        *(
+            "LLMCTL_RUN_ID",
+            "LLMCTL_RUN_DIR",
+            "LLMCTL_ATTEMPT",
+            "LLMCTL_ATTEMPT_DIR",
+            "LLMCTL_HOSTFILE",
+            "LLMCTL_PYTHON",
+        ),
         *("LLMCTL_NODE", "LLMCTL_MASTER_PORT", "LLMCTL_ENVIRONMENT", "LLMCTL_GPUS"),
         *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES"),
     }

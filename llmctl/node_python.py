@@ -46,4 +46,6 @@ def remark_on_node_python(profile: ClusterProfile, hands: Hands, *, is_command: 
         return ""
     if hands.run(["sh", "-c", LOOK], timeout_s=_TIMEOUT_S).exit_status == 0:
         return ""
-    return f"{hands.host} has no python3 of version 3.6 or later, which starts the ranks; if the nodes have none: {_MEND}"
+    return (
+        f"{hands.host} has no python3 of version 3.6 or later, which starts the ranks; if the nodes have none: {_MEND}"
+    )

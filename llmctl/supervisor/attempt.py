@@ -80,9 +80,7 @@ def claim_submission(job: JobSettings, job_id: str) -> None:
     numbers = [name[len(prefix) :] for name in os.listdir(folder) if name.startswith(prefix)]
     later = max((int(number) for number in numbers if number.isdigit()), default=0)
     if later > job.submission:
-        raise AttemptError(
-            f"{job.run_id} was submitted again since (submission {later}); job {job_id} starts nothing"
-        )
+        raise AttemptError(f"{job.run_id} was submitted again since (submission {later}); job {job_id} starts nothing")
 
 
 def new_attempt(job: JobSettings) -> Attempt:
@@ -146,7 +144,7 @@ def code_of_cause(folder: str, code: int) -> int:
 
 
 def outcome_of_rank_0(folder: str) -> str:
-    """completed or stopped, as rank 0 left in good order; empty if it did not."""
+    """Completed or stopped, as rank 0 left in good order; empty if it did not."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         with open(f"{folder}/outcome.json", encoding="utf-8", errors="replace") as file:
             return str(json.loads(file.read())["reason"])
@@ -168,9 +166,9 @@ def read_secrets(job: JobSettings) -> Dict[str, str]:
         if job.secrets_are_read_once:
             raise AttemptError("the file of the secrets is gone; submit again") from None
         raise AttemptError(
-            f"{socket.gethostname()} has no file of the secrets. Nodes must see {os.path.dirname(job.secrets_file)}: is "
-            "runs_root on a file system that they share? If they do, it was removed when the job ended before: submit "
-            "again"
+            f"{socket.gethostname()} has no file of the secrets. Nodes must see {os.path.dirname(job.secrets_file)}: "
+            "is runs_root on a file system that they share? If they do, it was removed when the job ended before: "
+            "submit again"
         ) from None
     return dict(zip(words[::2], words[1::2]))
 

@@ -74,12 +74,9 @@ def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: 
     deadline: Optional[float] = None
     was_told = False
     while True:
-        for number, child in list(running.items()):
-            if child.poll() is not None:
-                del running[number]
-                if child.returncode != 0 and code == 0:
-                    code = processes.exit_code(child.returncode)
-                    deadline = deadline or time.monotonic() + FAILURE_GRACE_S
+        failed = _take_ended(running)
+        if failed and code == 0:
+            code, deadline = failed[0], time.monotonic() + FAILURE_GRACE_S
         if not running:
             return code
         if deadline is not None and time.monotonic() >= deadline:
@@ -91,3 +88,10 @@ def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: 
         if signals.wait(0.5):
             for number, child in running.items():
                 tellers[number].tell(child.pid)
+
+
+def _take_ended(running: Dict[int, "subprocess.Popen[bytes]"]) -> List[int]:
+    """Take those that have ended out; the exit codes of those that failed."""
+    ended = [number for number, child in running.items() if child.poll() is not None]
+    codes = [processes.exit_code(running.pop(number).returncode) for number in ended]
+    return [code for code in codes if code != 0]

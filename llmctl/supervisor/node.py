@@ -1,4 +1,4 @@
-"""One node of an attempt, or one rank: its log, its variables, and the part "rank" of job.sh, which becomes the command."""
+"""One node of an attempt, or one rank: its log, its variables, and the part "rank" of job.sh, which it becomes."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def run_node(
     port: str,
     node: Optional[int],
     *,
-    guarded: bool
+    guarded: bool,
 ) -> int:
     """Become the part "rank" of job.sh, or run and guard it.
 
@@ -65,9 +65,9 @@ def run_node(
     variables["MASTER_ADDR"] = "" if address == "-" else address
     variables["MASTER_PORT"] = "" if port == "-" else port
     argv = ["bash", f"{folder}/job.sh", "rank"]
-    if guarded:
-        return guard(argv, variables, end_file_of(folder))
-    os.execvpe(argv[0], argv, variables)
+    if not guarded:
+        os.execvpe(argv[0], argv, variables)
+    return guard(argv, variables, end_file_of(folder))
 
 
 def attempt_variables(job: JobSettings, attempt: int) -> Dict[str, str]:

@@ -1,7 +1,7 @@
 """Machines of one run that share a run directory and no scheduler: how they know of each other.
 
-Each says every few seconds that it is there (beat-NNNNN), and at its end how its part ended (exit-NNNNN.json). Silence is
-counted in looks and not by the clock: a machine that hangs in a slow file system is not thought dead.
+Each says every few seconds that it is there (beat-NNNNN), and at its end how its part ended (exit-NNNNN.json). Silence
+is counted in looks and not by the clock: a machine that hangs in a slow file system is not thought dead.
 """
 
 import json

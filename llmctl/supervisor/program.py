@@ -113,9 +113,7 @@ class Supervisor:
         if job.forgets_launchers:
             # A job on this machine is no task of an allocation, or rank of a launcher, that llmctl itself may run in.
             self._environ = {
-                name: value
-                for name, value in environ.items()
-                if not name.startswith(_LAUNCHERS) and name not in _RANKS
+                name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS) and name not in _RANKS
             }
         self._node = int(options.words[0]) if options.words else 0
 

@@ -1,4 +1,4 @@
-"""The port that the ranks meet at: free on this node, and kept from other runs of this user while this process lives."""
+"""The port that the ranks meet at: free on this node, and reserved for this run while this process lives."""
 
 import fcntl
 import os
@@ -14,8 +14,8 @@ from .settings import JobSettings
 def reserve_port(job: JobSettings, job_id: str) -> Optional[int]:
     """A port that no process listens at and no other run of this user has reserved; None if all are taken.
 
-    The first choice follows from the job's id, as job.sh states it; where that is taken the next ones are tried. Must run
-    on the node that will listen. The lock is held until this process ends.
+    The first choice follows from the job's id, as job.sh states it; where that is taken, the next ports are tried. Must
+    run on the node that will listen. The lock is held until this process ends.
 
     Args:
         job: gives the range of ports, or the site's own rule.

@@ -21,7 +21,7 @@ FAILURE_GRACE_S = 10
 """Seconds for a run to end by itself once a part of it has failed."""
 KILL_GRACE_S = 10
 EARLY_WARNING_S = 300
-"""A warning of the time limit comes no more than this before our own timer: Slurm's is early by up to 60 s (sbatch(1))."""
+"""A warning of the time limit comes at most so long before our own timer: Slurm's by up to 60 s (sbatch(1))."""
 
 
 class Watch:
@@ -42,7 +42,7 @@ class Watch:
         *,
         stop_after_s: float,
         peers: Optional[Peers] = None,
-        is_head: bool = True
+        is_head: bool = True,
     ) -> None:
         """Watch an attempt.
 

@@ -43,7 +43,9 @@ class Stage:
         """The exit code, whatever it is."""
         return self._run(rendered, run_dir, arguments).returncode
 
-    def _run(self, rendered: RenderedJob, run_dir: Path, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
+    def _run(
+        self, rendered: RenderedJob, run_dir: Path, arguments: tuple[str, ...]
+    ) -> subprocess.CompletedProcess[bytes]:
         records = self.folder / "records"
         records.mkdir(parents=True)
         install(rendered, run_dir)

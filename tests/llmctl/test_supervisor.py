@@ -91,7 +91,7 @@ def test_it_needs_nothing_that_python_3_6_lacks(path):
 
 
 def test_attempts_that_begin_at_once_get_numbers_of_their_own(tmp_path):
-    program = "launch() { touch \"$LLMCTL_HOSTFILE\"; }; launch"
+    program = 'launch() { touch "$LLMCTL_HOSTFILE"; }; launch'
     jobs = [run_job(tmp_path, program) for _ in range(4)]
     assert [job.wait(60) for job in jobs] == [0] * 4
     assert [ending(tmp_path, number)["reason"] for number in range(1, 5)] == ["completed"] * 4
@@ -110,7 +110,7 @@ def test_nothing_of_an_attempt_outlives_it(tmp_path):
     """Not what has a session of its own, nor what has cleared its environment."""
     program = (
         'touch "$LLMCTL_HOSTFILE"\n'
-        f"setsid sleep 987 & env -i sleep 986 & (exec env -i bash -c 'sleep 985 & exec sleep 984') &\n"
+        "setsid sleep 987 & env -i sleep 986 & (exec env -i bash -c 'sleep 985 & exec sleep 984') &\n"
         "sleep 0.5; exit 3\n"
     )
     assert run_job(tmp_path, program).wait(30) == 3
@@ -180,7 +180,7 @@ def test_ports_are_free_and_of_one_run_only(tmp_path):
         listener.bind(("", 29735))
         assert reserve_port(job, "1") == 29736
     # Reserved by this process, as another run's supervisor would find it.
-    program = f"from tests.llmctl.test_supervisor import *; print(reserve_port(settings(Path('/')), '1'))"
+    program = "from tests.llmctl.test_supervisor import *; print(reserve_port(settings(Path('/')), '1'))"
     held = reserve_port(settings(tmp_path), "1")
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert held is not None and int(other.stdout) not in (held, 29736)
@@ -223,7 +223,12 @@ def test_the_innermost_launcher_knows_the_rank(environ, rank):
 def test_one_command_per_host():
     words = ["qrsh", "-inherit", "%h", "bash", "/r u n/job.sh", "node", "1", "%n"]
     told = {"through_shell": True, "first_here": False}
-    assert each_host.commands(words, ["a", "b"], **told)[1] == ["qrsh", "-inherit", "b", "bash '/r u n/job.sh' node 1 1"]
+    assert each_host.commands(words, ["a", "b"], **told)[1] == [
+        "qrsh",
+        "-inherit",
+        "b",
+        "bash '/r u n/job.sh' node 1 1",
+    ]
     told = {"through_shell": False, "first_here": True}
     first, second = each_host.commands(words, ["a", "b"], **told)
     assert (first, second[:3]) == (["bash", "/r u n/job.sh", "node", "1", "0"], ["qrsh", "-inherit", "b"])
