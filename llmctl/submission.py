@@ -142,13 +142,8 @@ def plan_submission(invocation: Invocation, request: Request) -> Plan:
     wishes = [new_run_wish(str(run_dir), run_id)] if request.run_id is not None else []
     remarks = _check(invocation, resolved, job, config, profile, wishes=wishes, dry_run=request.dry_run)
     user_code = _find_user_code(job, invocation)
-    after: dict[str, Any] = {}
-    if job.after is not None:
-        from llmctl.after_run import jobs_before
-
-        before = jobs_before(invocation, job.after, profile, asks_scheduler=not request.dry_run)
-        after = {"after_ids": before.ids, "after_any": before.is_any}
-        remarks = (*remarks, *before.remarks)
+    after, more_remarks = _find_jobs_before(invocation, job, profile, dry_run=request.dry_run)
+    remarks = (*remarks, *more_remarks)
     template = _read_template(invocation, request.template)
     placed = place_job(invocation, resolved, job, config, profile, run_dir, submission=1, template=template, **after)
     record = RunRecord(
@@ -239,6 +234,18 @@ def plan_resume(
         is_new=False,
         remarks=remarks,
     )
+
+
+def _find_jobs_before(
+    invocation: Invocation, job: JobSpec, profile: ClusterProfile, *, dry_run: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Arguments of place_job on the jobs that must end before this one, and what the user should know."""
+    if job.after is None:
+        return {}, ()
+    from llmctl.after_run import jobs_before
+
+    before = jobs_before(invocation, job.after, profile, asks_scheduler=not dry_run)
+    return {"after_ids": before.ids, "after_any": before.is_any}, before.remarks
 
 
 def _read_template(invocation: Invocation, file: str | None) -> dict[str, str] | None:
