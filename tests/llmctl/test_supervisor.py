@@ -1,4 +1,7 @@
-"""The supervisor of jobs with real processes: attempts, signals, ports, leftovers, and the Python that it needs."""
+"""The supervisor of jobs with real processes: attempts, signals, ports, leftovers, and the Python that it needs.
+
+``LLMCTL_TEST_SUPERVISOR_PYTHON=/usr/bin/python3.6 python -m pytest tests/llmctl/test_supervisor.py`` takes another one.
+"""
 
 import ast
 import json
@@ -21,6 +24,7 @@ from llmctl.supervisor.peers import Peers
 from llmctl.supervisor.rendezvous import reserve_port
 from llmctl.supervisor.settings import JobSettings
 
+PYTHON = os.environ.get("LLMCTL_TEST_SUPERVISOR_PYTHON", sys.executable)
 FILES = sorted((PACKAGE / "supervisor").glob("*.py"))
 # All that the supervisor takes of the standard library; each of these modules is as old as Python 3.6.
 STANDARD = {
@@ -56,7 +60,7 @@ def run_job(run_dir: Path, script: str, *arguments: str, **changes: object) -> "
     """A job whose launch part is ``script``, behind the line that hands over to the supervisor."""
     run_dir.mkdir(exist_ok=True)
     (run_dir / "job.json").write_text(json.dumps(settings(run_dir, **changes)._asdict()))
-    supervisor = shlex.join([sys.executable, "-IB", str(PACKAGE / "supervisor")])
+    supervisor = shlex.join([PYTHON, "-IB", str(PACKAGE / "supervisor")])
     first = f'[[ -n $1 ]] || exec {supervisor} job --job {shlex.quote(str(run_dir))}/job.json --job-id 7 "${{@:2}}"\n'
     (run_dir / "job.sh").write_text(first + script)
     argv = ["bash", str(run_dir / "job.sh"), "", *arguments]
