@@ -31,11 +31,14 @@ class Attempt(NamedTuple):
     suffix: str = ""
 
     def write(self, name: str, values: Dict[str, Any]) -> None:
-        """Write a JSON file aside and rename it: readers never see half of it."""
+        """Write a JSON file aside and rename it: readers never see half of it. A full disk ends no run."""
         aside = f"{self.folder}/.{name}"
-        with open(aside, "w") as file:
-            file.write(json.dumps(values) + "\n")
-        os.replace(aside, f"{self.folder}/{name}")
+        try:
+            with open(aside, "w") as file:
+                file.write(json.dumps(values) + "\n")
+            os.replace(aside, f"{self.folder}/{name}")
+        except OSError as error:
+            tell(f"{self.folder}/{name} cannot be written: {error.strerror}")
 
     def write_started(self, submission: int, job_id: str) -> None:
         """Say who runs the attempt: this process."""

@@ -85,7 +85,7 @@ def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: 
                 if was_told:
                     processes.signal_group(child.pid, signal.SIGKILL)
             was_told, deadline = True, time.monotonic() + KILL_GRACE_S
-        if signals.wait(0.5):
+        if {"TERM", "INT"} & set(signals.wait(0.5)):
             for number, child in running.items():
                 tellers[number].tell(child.pid)
 

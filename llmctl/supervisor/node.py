@@ -66,6 +66,9 @@ def run_node(
     variables["MASTER_PORT"] = "" if port == "-" else port
     argv = ["bash", f"{folder}/job.sh", "rank"]
     if not guarded:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            # Python ignores these, and what it becomes would too.
+            signal.signal(number, signal.SIG_DFL)
         os.execvpe(argv[0], argv, variables)
     return guard(argv, variables, end_file_of(folder))
 

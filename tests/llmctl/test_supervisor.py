@@ -224,6 +224,14 @@ def test_the_innermost_launcher_knows_the_rank(environ, rank):
     assert rank_of_launcher(environ) == rank
 
 
+def test_a_rank_dies_of_a_closed_pipe_as_in_any_shell(tmp_path):
+    (tmp_path / "attempts/1").mkdir(parents=True)
+    (tmp_path / "attempts/1/job.sh").write_text("grep SigIgn /proc/$$/status\n")
+    assert run_job(tmp_path, "", "node", "1", "-", "-", "0").wait(30) == 0
+    ignored = int((tmp_path / "attempts/1/node-00000.log").read_text().split()[1], 16)
+    assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
+
+
 def test_one_command_per_host():
     words = ["qrsh", "-inherit", "%h", "bash", "/r u n/job.sh", "node", "1", "%n"]
     told = {"through_shell": True, "first_here": False}

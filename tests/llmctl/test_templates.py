@@ -71,7 +71,8 @@ def test_what_is_wrong_with_a_template_is_said_by_file_and_line(place, capsys, t
     assert said in capsys.readouterr().err
 
 
-def test_a_template_that_cannot_be_read_is_refused(place, capsys):
+@pytest.mark.usefixtures("place")
+def test_a_template_that_cannot_be_read_is_refused(capsys):
     assert main(["submit", "--template", "none.j2", "--", "true"]) == 2
     assert "--template none.j2: cannot be read: No such file" in capsys.readouterr().err
 
