@@ -1,6 +1,6 @@
 """Values of secrets on their way to a job: one 0600 file outside the run directory, on a file system the nodes share.
 
-Every node's job.sh reads it itself; that of the head removes it at its end.
+The supervisor on every node reads it; that of the head removes it at its end.
 
 Only names appear in scripts, records, argv and messages. The format is NAME NUL VALUE NUL, which a shell can read
 without evaluating anything.
@@ -40,5 +40,5 @@ def check_secrets(names: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def secrets_bytes(names: Sequence[str], environ: Mapping[str, str]) -> bytes:
-    """The values as job.sh reads them."""
+    """The values as the supervisor reads them."""
     return "".join(f"{name}\0{environ[name]}\0" for name in names).encode("utf-8", "surrogateescape")

@@ -22,8 +22,8 @@ class FailureRecord:
     Attributes:
         consequence: the rank only noticed that others had gone or did not answer; the cause is with another one.
         time: when it failed, in seconds since the epoch; the smallest of those that are no consequence is the cause's.
-        exit_code: that the rank leaves with. job.sh looks for this and the two before it at the end of the file, so
-            that the cause's code is the job's, whatever a launcher makes of it.
+        exit_code: that the rank leaves with. The supervisor looks for the cause's code, which is the job's, whatever a
+            launcher makes of it.
     """
 
     rank: int

@@ -180,6 +180,7 @@ def test_shellcheck_has_nothing_to_say(scheduler: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_bash_reads_it_and_nothing_is_traced(case: str) -> None:
     script = script_of(case)
+    assert len(script.splitlines()) <= MAX_SCRIPT_LINES
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).stderr == ""
     assert not re.search(r"set -\w*x|eval ", script)
     assert "{{" not in script
