@@ -35,8 +35,7 @@ if [[ $part == launch ]]; then
     ((${#hosts[@]} == 2)) || fail "asked for 2 nodes and given ${#hosts[@]}: ${hosts[*]}"
     printf '%s slots=8\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"
     # An address of this node that the others reach, and a port from the job's id, or one that the supervisor found free.
-    MASTER_ADDR=$("$LLMCTL_PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "${hosts[1]}" 2>/dev/null)
+    MASTER_ADDR=$("$LLMCTL_PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "${hosts[1]}" 2>/dev/null)
     MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
     [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
         fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*

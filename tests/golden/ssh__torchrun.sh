@@ -21,18 +21,17 @@ load_environment() { :; }
 
 if [[ $part == launch ]]; then
     load_environment || exit 1
-    hosts=(node1 node2 )
-[[ $LLMCTL_NODE != 0 ]] || printf '%s slots=8\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"
+    hosts=(node1 node2)
+    [[ $LLMCTL_NODE != 0 ]] || printf '%s slots=8\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"
     # The first machine settles where the ranks meet; the others have MASTER_ADDR and MASTER_PORT from it.
     if [[ $LLMCTL_NODE == 0 ]]; then
         # llmctl may know the second machine by an address that its name here does not have.
         if [[ -s $LLMCTL_RUN_DIR/second-host ]]; then read -r "hosts[1]" <"$LLMCTL_RUN_DIR/second-host"; fi
-    # An address of this node that the others reach, and a port from the job's id, or one that the supervisor found free.
-    MASTER_ADDR=$("$LLMCTL_PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "${hosts[1]}" 2>/dev/null)
-    MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + PPID % 10000))}
-    [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
-        fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
+        # An address of this node that the others reach, and a port from the job's id, or one that the supervisor found free.
+        MASTER_ADDR=$("$LLMCTL_PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "${hosts[1]}" 2>/dev/null)
+        MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + PPID % 10000))}
+        [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
+            fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
         echo "${MASTER_ADDR:--} ${MASTER_PORT:--}" >"$LLMCTL_ATTEMPT_DIR/.rendezvous"
         mv "$LLMCTL_ATTEMPT_DIR/.rendezvous" "$LLMCTL_ATTEMPT_DIR/rendezvous"
     fi
