@@ -81,9 +81,10 @@ def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: 
             return code
         if deadline is not None and time.monotonic() >= deadline:
             for number, child in running.items():
-                tellers[number].tell(child.pid)
-                if was_told:
+                if was_told and not tellers[number].can_do_more:
                     processes.signal_group(child.pid, signal.SIGKILL)
+                else:
+                    tellers[number].tell(child.pid)
             was_told, deadline = True, time.monotonic() + KILL_GRACE_S
         if {"TERM", "INT"} & set(signals.wait(0.5)):
             for number, child in running.items():

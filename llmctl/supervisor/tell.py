@@ -11,6 +11,11 @@ from . import processes
 class Teller:
     """A way to ask a started command to end: once, and once more when that was not enough."""
 
+    @property
+    def can_do_more(self) -> bool:
+        """True if asking again does more than asking once."""
+        return False
+
     def tell(self, pid: int) -> None:
         """Ask the command with this process id, which leads its process group, to end."""
         raise NotImplementedError
@@ -34,6 +39,11 @@ class ByFile(Teller):
     def __init__(self, end_file: str) -> None:
         """Use files of this name."""
         self._files = [end_file, f"{end_file}.now"]
+
+    @property
+    def can_do_more(self) -> bool:
+        """See Teller."""
+        return bool(self._files)
 
     def tell(self, pid: int) -> None:
         """See Teller."""

@@ -133,7 +133,7 @@ class Watch:
             else:
                 self._read_cancel()
         if self._deadline is not None and now >= self._deadline:
-            if self._was_told:
+            if self._was_told and not self._teller.can_do_more:
                 self._kill()
             else:
                 self._tell_child()

@@ -145,6 +145,16 @@ def test_a_job_told_to_end_saves_and_is_ended_when_it_does_not(tmp_path, is_trai
     assert ending(tmp_path)["reason"] == ("failed" if is_training else "stopped")
 
 
+def test_a_launcher_that_must_not_be_killed_sees_its_nodes_killed_first(tmp_path):
+    """Grid Engine ends the whole job, and its supervisor, when a qrsh dies."""
+    program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/.end.now ]]; do sleep 0.1; done; exit 9\n'
+    job = run_job(tmp_path, program, "--told-by", "file", is_training=True, stop_grace_s=1)
+    wait_for(tmp_path / "attempts/1/hostfile")
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(40) == 9
+    assert (tmp_path / "attempts/1/.end").exists()
+
+
 def test_a_cancel_may_come_as_a_file_alone(tmp_path):
     program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/stop ]]; do sleep 0.1; done\n'
     job = run_job(tmp_path, program, is_training=True, stop_grace_s=600)
