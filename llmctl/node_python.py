@@ -1,4 +1,4 @@
-"""The python3 of a cluster's nodes, which runs the supervisor of jobs; asked where jobs are submitted from."""
+"""The python3 of a cluster's nodes, which runs the supervisor of jobs."""
 
 from llmctl.doctor_probes import Section
 from llmctl.doctor_python import Check
@@ -30,7 +30,7 @@ def judge_node_python(profile: ClusterProfile, section: Section) -> Check:
 
 
 def remark_on_node_python(profile: ClusterProfile, hands: Hands, *, is_command: bool, in_container: bool) -> str:
-    """A sentence where a job may find no Python for its supervisor; empty where it will, or nobody can tell.
+    """A sentence if a job may find no Python for its supervisor; else empty.
 
     Args:
         profile: of the cluster.

@@ -1,4 +1,4 @@
-"""One attempt of a run: its number, who runs it (started.json), and how it ended (exit.json)."""
+"""One attempt of a run: its number, started.json and exit.json."""
 
 import json
 import os
@@ -31,7 +31,10 @@ class Attempt(NamedTuple):
     suffix: str = ""
 
     def write(self, name: str, values: Dict[str, Any]) -> None:
-        """Write a JSON file aside and rename it: readers never see half of it. A full disk ends no run."""
+        """Write a JSON file aside and rename it.
+
+        Readers never see half of a file, and a full disk ends no run.
+        """
         aside = f"{self.folder}/.{name}"
         try:
             with open(aside, "w") as file:
@@ -59,10 +62,10 @@ class Attempt(NamedTuple):
 
 
 def claim_submission(job: JobSettings, job_id: str) -> None:
-    """Make this job the one of its submission, by a symbolic link that only one can make.
+    """Make this job the only one of its submission.
 
-    A scheduler whose answer was lost may have been given the job twice. A job that is started again keeps its id; one
-    that comes after a later submission comes too late.
+    A symbolic link decides, which only one job can make. A scheduler whose answer was lost may have been given the job
+    twice. A job that is started again keeps its id; one that comes after a later submission comes too late.
 
     Raises:
         AttemptError: another job is the submission's, or the run was submitted again.
@@ -87,7 +90,9 @@ def claim_submission(job: JobSettings, job_id: str) -> None:
 
 
 def new_attempt(job: JobSettings) -> Attempt:
-    """The next attempt; mkdir decides who gets a number, also when the scheduler starts the job again.
+    """The next attempt of the run.
+
+    mkdir decides who gets a number, also when the scheduler starts the job again.
 
     Raises:
         AttemptError: the directory cannot be made.
@@ -108,7 +113,9 @@ def new_attempt(job: JobSettings) -> Attempt:
 
 
 def attempt_on_machine(job: JobSettings, node: int) -> Attempt:
-    """The attempt as one of several machines makes it, or finds it. It has the submission's number on all of them.
+    """The attempt as one of several machines makes or finds it.
+
+    It has the submission's number on all machines.
 
     Raises:
         AttemptError: the head cannot make the directory, or it is there already.
@@ -130,7 +137,7 @@ def attempt_on_machine(job: JobSettings, node: int) -> Attempt:
 
 
 def code_of_cause(folder: str, code: int) -> int:
-    """The exit code of the first rank to fail by its own fault, by errors/; else ``code``.
+    """The exit code of the first rank that failed by itself; else ``code``.
 
     torchrun leaves with 1 whatever its ranks left with, and srun with the highest code of all, which is that of a rank
     that srun has killed.
@@ -147,7 +154,7 @@ def code_of_cause(folder: str, code: int) -> int:
 
 
 def outcome_of_rank_0(folder: str) -> str:
-    """Completed or stopped, as rank 0 left in good order; empty if it did not."""
+    """The reason that rank 0 left behind, completed or stopped; else empty."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         with open(f"{folder}/outcome.json", encoding="utf-8", errors="replace") as file:
             return str(json.loads(file.read())["reason"])

@@ -1,4 +1,7 @@
-"""One command per host of a job, for launchers that start one at a time: qrsh, pbs_tmrsh, and this machine itself."""
+"""One command per host, for launchers that start one at a time.
+
+These are qrsh of Grid Engine, pbs_tmrsh of PBS, and this machine itself.
+"""
 
 import shlex
 import signal
@@ -39,7 +42,10 @@ def commands(words: Sequence[str], hosts: Sequence[str], *, through_shell: bool,
 
 
 class ByCommand(Teller):
-    """Another command through the same launcher, whose own end would leave its command running unseen on the host."""
+    """Another command through the same launcher.
+
+    The launcher's own end would leave its command running unseen on the host.
+    """
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         """Run this command, in this environment, to ask."""
@@ -59,7 +65,9 @@ def host_names(hostfile: str) -> List[str]:
 
 
 def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: Mapping[str, str]) -> int:
-    """Run the commands to their ends; the exit code of the first that failed, which takes the others along.
+    """Run the commands to their ends; the exit code of the first that failed.
+
+    A command that fails takes the others along.
 
     Args:
         argvs: the commands.

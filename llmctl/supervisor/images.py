@@ -1,4 +1,4 @@
-"""An image of a registry, fetched once into a folder that all nodes see, not once per node."""
+"""An image of a registry, fetched once for all nodes."""
 
 import fcntl
 import os
@@ -11,7 +11,9 @@ _PREFIX = {"apptainer": ("APPTAINER", "SINGULARITY"), "singularity": ("SINGULARI
 
 
 def import_image(runtime: str, source: str, target: str, environ: Mapping[str, str]) -> int:
-    """Fetch an image unless the file is there; whichever of a user's jobs comes second waits for the first.
+    """Fetch an image unless the file is there.
+
+    Of a user's jobs the second one waits for the first.
 
     Args:
         runtime: pyxis, enroot, apptainer or singularity.

@@ -1,4 +1,4 @@
-"""One node of an attempt, or one rank: its log, its variables, and the part "rank" of job.sh, which it becomes."""
+"""One node or rank of an attempt: its log, variables and command."""
 
 import os
 import signal
@@ -19,7 +19,10 @@ def end_file_of(attempt_dir: str) -> str:
 
 
 def rank_of_launcher(environ: Mapping[str, str]) -> int:
-    """The number of this process; the innermost launcher knows best: mpirun leaves Slurm's variables about."""
+    """The number of this process, by its launcher's variables.
+
+    The innermost launcher counts: mpirun leaves Slurm's variables about.
+    """
     text = environ.get("OMPI_COMM_WORLD_RANK") or environ.get("PMI_RANK")
     if not text and environ.get("SLURM_STEP_ID"):
         text = environ.get("SLURM_PROCID")
@@ -74,7 +77,7 @@ def run_node(
 
 
 def attempt_variables(job: JobSettings, attempt: int) -> Dict[str, str]:
-    """What every process of an attempt finds in its environment."""
+    """Variables of every process of an attempt."""
     folder = job.attempt_dir(attempt)
     return {
         "LLMCTL_RUN_ID": job.run_id,
@@ -87,7 +90,10 @@ def attempt_variables(job: JobSettings, attempt: int) -> Dict[str, str]:
 
 
 def guard(argv: Sequence[str], environ: Mapping[str, str], end_file: str) -> int:
-    """Run a command to its end, and end it when a file says so; its exit code, never this process's end by a signal."""
+    """Run a command, and end it when a file says so; its exit code.
+
+    This process itself never ends by a signal.
+    """
     signals = Signals()
     child = processes.start(argv, environ)
     folder, name = os.path.split(end_file)

@@ -1,4 +1,4 @@
-"""Machines of one run that share a run directory and no scheduler: how they know of each other.
+"""Machines of one run without a scheduler, and how they know of each other.
 
 Each says every few seconds that it is there (beat-NNNNN), and at its end how its part ended (exit-NNNNN.json). Silence
 is counted in looks and not by the clock: a machine that hangs in a slow file system is not thought dead.
@@ -21,7 +21,7 @@ _LOOKS_TO_COME = 240
 
 
 class PeerLoss(NamedTuple):
-    """The part of a run on another machine that has failed, or is not heard of."""
+    """A failed or silent part of a run on another machine."""
 
     node: int
     code: int
@@ -49,7 +49,10 @@ class Peers:
         return len(self._ended) >= self._nodes - 1
 
     def look(self) -> List[PeerLoss]:
-        """Say that this machine is there, and see which others have failed since the last look. Call twice a second."""
+        """Beat, and see which machines have failed since the last look.
+
+        Call twice a second.
+        """
         names = set()
         with suppress(OSError):
             # Reading the directory makes a network file system look again.
@@ -71,7 +74,10 @@ class Peers:
         return losses
 
     def write_head_end(self, code: int) -> None:
-        """Tell the others how the head's own part ended; its exit.json comes when all have ended."""
+        """Tell the others how the head's own part ended.
+
+        exit.json of the run comes when all parts have ended.
+        """
         values = {"code": code, "time": int(time.time()), "node": socket.gethostname()}
         self._attempt.write("exit-00000.json", values)
 

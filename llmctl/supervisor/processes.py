@@ -1,4 +1,4 @@
-"""Processes of this machine as /proc shows them: who belongs to an attempt, and how they are ended. See proc(5)."""
+"""Processes of an attempt on this machine, as /proc shows them; see proc(5)."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ _VISITOR = b"LLMCTL_INTERACTIVE"
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start a command as the leader of a process group of its own, without input.
+    """Start a command in a process group of its own, without input.
 
     Raises:
         OSError: it cannot be started.
@@ -27,7 +27,7 @@ def _lead_a_group() -> None:
 
 
 def exit_code(status: int) -> int:
-    """What a shell says of a status of ``Popen``: 128 + N when signal N ended it."""
+    """The exit code of a shell for a status of ``Popen``: 128 + N for signal N."""
     return 128 - status if status < 0 else status
 
 
@@ -38,13 +38,13 @@ def signal_group(pid: int, number: int) -> None:
 
 
 def start_time(pid: int) -> Optional[int]:
-    """Clock ticks from the machine's start to the process's; None if /proc does not say."""
+    """Clock ticks from the machine's start to the process's; None if unknown."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
 
 
 def boot_id() -> Optional[str]:
-    """The kernel's id of this start of the machine; None if /proc does not say."""
+    """The kernel's id of this start of the machine; None if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip() or None
@@ -53,10 +53,11 @@ def boot_id() -> Optional[str]:
 
 
 def kill_attempt(run_dir: str, attempt: int) -> None:
-    """Kill what is left of an attempt on this machine: again and again, since a process may just start another.
+    """Kill all that is left of an attempt on this machine.
 
-    Taken are the processes that carry the attempt in their environment (torchrun and mpirun put ranks into sessions of
-    their own), the descendants of this process, and, where it leads its session, the rest of that session.
+    More than once, since a process may just start another. Taken are the processes that carry the attempt in their
+    environment (torchrun and mpirun put ranks into sessions of their own), the descendants of this process, and, where
+    it leads its session, the rest of that session.
     """
     for _ in range(_LOOKS):
         left = _members(run_dir, attempt)
@@ -69,7 +70,10 @@ def kill_attempt(run_dir: str, attempt: int) -> None:
 
 
 def ask_ranks_to_end(run_dir: str, attempt: int, node: int) -> None:
-    """Send SIGTERM to what an attempt runs as one node; an agent of torchrun hands that on to its ranks."""
+    """Send SIGTERM to the processes of one node of an attempt.
+
+    An agent of torchrun hands the signal on to its ranks.
+    """
     for pid, variables in _environments():
         is_rank = _belongs(variables, run_dir, attempt) and variables.get(b"NODE_RANK") == str(node).encode()
         if is_rank and _TORCHRUN not in variables and _VISITOR not in variables:
@@ -118,7 +122,10 @@ def _environments() -> Iterator[Tuple[int, Dict[bytes, bytes]]]:
 
 
 def _stat(pid: int) -> Optional[List[str]]:
-    """Fields of /proc/PID/stat behind the name, which stands in parentheses and may itself hold any character."""
+    """Fields of /proc/PID/stat behind the name.
+
+    The name stands in parentheses and may itself hold any character.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()

@@ -101,7 +101,7 @@ def _each_host(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 class Supervisor:
-    """One attempt on its head node, or on one of several machines without a scheduler."""
+    """One attempt on its head node, or on one of several machines."""
 
     def __init__(self, job: JobSettings, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
         """Take over the signals of this process."""
@@ -215,7 +215,10 @@ class Supervisor:
         return BySignal()
 
     def _stop_after_s(self) -> float:
-        """As job.json says; where that leaves the time to the site, newer versions of Slurm tell when it is over."""
+        """Seconds until the run is told to stop, by job.json or by the scheduler.
+
+        Where the time is the site's default, newer versions of Slurm say when it is over.
+        """
         seconds, end = float(self._job.stop_after_s), self._options.end_time
         if seconds == 0 and end.isdigit():
             left, grace = int(end) - time.time(), self._job.stop_grace_s

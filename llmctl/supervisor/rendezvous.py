@@ -1,4 +1,4 @@
-"""The port that the ranks meet at: free on this node, and reserved for this run while this process lives."""
+"""A port for the ranks to meet at, reserved while this process lives."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from .settings import JobSettings
 
 
 def reserve_port(job: JobSettings, job_id: str) -> Optional[int]:
-    """A port that no process listens at and no other run of this user has reserved; None if all are taken.
+    """A port that is free and not reserved; None if all are taken.
 
     The first choice follows from the job's id, as job.sh states it; where that is taken, the next ports are tried. Must
     run on the node that will listen. The lock is held until this process ends.
@@ -43,9 +43,10 @@ def _candidates(job: JobSettings, job_id: str) -> Iterator[int]:
 
 
 def _is_free(port: int) -> bool:
-    """True if both wildcard addresses can be bound, IPv6 too: torch's store listens on one of them.
+    """True if the port can be bound on both wildcard addresses.
 
-    Without SO_REUSEADDR a port in TIME_WAIT counts as taken, which is right: the store might not get it either.
+    torch's store listens on one of them, IPv6 first. Without SO_REUSEADDR a port in TIME_WAIT counts as taken, which is
+    right: the store might not get it either.
     """
     for family, address in ((socket.AF_INET, ""), (socket.AF_INET6, "::")):
         try:
@@ -74,7 +75,7 @@ def _has_ipv6() -> bool:
 
 
 def _lock_folder() -> Optional[str]:
-    """Our own folder of locks; None where it cannot be had, or is another user's."""
+    """Our own folder of locks; None if there is none, or another user's."""
     folder = f"/tmp/llmctl-ports-{os.getuid()}"
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -64,7 +64,10 @@ class JobSettings(NamedTuple):
 
 
 def _native(value: Any) -> Any:
-    """Text as this Python names files, whose encoding may be ASCII (3.6 in the C locale); lists as tuples."""
+    """Text as this Python names files; lists as tuples.
+
+    The encoding of file names may be ASCII: Python 3.6 in the C locale.
+    """
     if isinstance(value, str):
         return os.fsdecode(value.encode("utf-8", "surrogateescape"))
     if isinstance(value, list):

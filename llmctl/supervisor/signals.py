@@ -1,4 +1,4 @@
-"""Signals as values: they are read where the program waits, and nothing is interrupted by them."""
+"""Signals as values, read where the program waits."""
 
 import os
 import select
@@ -10,7 +10,10 @@ _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Signals:
-    """The signals that this process gets. SIGHUP is ignored, here and in every process started from here."""
+    """The signals that this process gets.
+
+    SIGHUP is ignored, here and in every process started from here.
+    """
 
     def __init__(self) -> None:
         """Begin to watch."""
@@ -23,7 +26,10 @@ class Signals:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def wait(self, seconds: float) -> List[str]:
-        """Names (TERM, INT, USR1, USR2) of the signals that came; returns early for them and at the end of a child."""
+        """Names (TERM, INT, USR1, USR2) of the signals that came.
+
+        Returns early for a signal and at the end of a child.
+        """
         select.select([self._reader], [], [], seconds)
         try:
             numbers = os.read(self._reader, 4096)

@@ -1,4 +1,7 @@
-"""The ways to ask what a launch line started to end. Launchers differ in what a signal to themselves does."""
+"""Ways to ask a launch line to end.
+
+Launchers differ in what a signal to themselves does.
+"""
 
 import signal
 import subprocess
@@ -9,7 +12,7 @@ from . import processes
 
 
 class Teller:
-    """A way to ask a started command to end: once, and once more when that was not enough."""
+    """A way to ask a started command to end, once and once more."""
 
     @property
     def can_do_more(self) -> bool:
@@ -30,7 +33,9 @@ class BySignal(Teller):
 
 
 class ByFile(Teller):
-    """Files that the supervisor on each node looks for: END_FILE asks its command to end, END_FILE.now kills it.
+    """Files that the supervisor on each node looks for.
+
+    END_FILE asks the command of a node to end, END_FILE.now kills it.
 
     For launchers whose own end takes their processes along at once: mpirun gives them one second, and Grid Engine ends
     the whole job when a qrsh dies.
@@ -54,10 +59,16 @@ class ByFile(Teller):
 
 
 class ByStep(Teller):
-    """scancel to the run's own step of a Slurm job; srun itself only the second time, since it kills its step then."""
+    """scancel to the run's own step of a Slurm job, and at last SIGTERM to srun.
+
+    srun kills its step when srun is told to end.
+    """
 
     def __init__(self, job_id: str, step_name: str) -> None:
-        """Look for the step by its name: another may be a person's shell (llmctl interactive --run)."""
+        """Look for the step by its name.
+
+        Another step of the job may be a person's shell (llmctl interactive --run).
+        """
         self._job_id = job_id
         self._step_name = step_name
         self._told = False

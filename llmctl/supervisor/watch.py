@@ -1,4 +1,4 @@
-"""Watching what the launch line started: signals, the time limit, a cancel, and who else of the run has failed."""
+"""Watching a launch line: signals, the time limit, a cancel, and other machines."""
 
 import os
 import re
@@ -25,7 +25,7 @@ EARLY_WARNING_S = 300
 
 
 class Watch:
-    """One attempt, from the start of its launch line to the end of all its processes on this machine.
+    """One attempt, from its launch line to the end of its processes.
 
     Attributes:
         code: exit code so far: of the launch line, or of another machine's part that failed.
@@ -81,7 +81,7 @@ class Watch:
         return self.signal is not None
 
     def run(self, child: "subprocess.Popen[bytes]") -> None:
-        """Watch the launch line until it has ended, and the head until all machines have."""
+        """Watch the launch line to its end; the head waits for all machines."""
         self._child = child
         while child.poll() is None:
             self._look()
@@ -101,7 +101,10 @@ class Watch:
                     self._on_signal(name)
 
     def reason(self, code: int) -> str:
-        """Why the attempt ended: what the user asked for, then what rank 0 wrote down, then the exit code."""
+        """The word of exit.json for the cause of the end.
+
+        The user's wish comes first, then the outcome of rank 0, then the exit code.
+        """
         outcome = outcome_of_rank_0(self._attempt.folder)
         if self._attempt.has("cancel"):
             return "cancelled"
@@ -150,9 +153,10 @@ class Watch:
                 self._deadline = time.monotonic() + FAILURE_GRACE_S
 
     def _on_signal(self, name: str) -> None:
-        """Told to stop, the trainer saves at its next step and leaves. Told again, the run ends at once.
+        """Begin the end of the run, or hasten it.
 
-        A second warning of the time limit counts for nothing: one comes from the scheduler and one from our own timer.
+        Told to stop, the trainer saves at its next step and leaves. Told again, the run ends at once. A second warning
+        of the time limit counts for nothing: one comes from the scheduler and one from our own timer.
         """
         now = time.monotonic()
         is_warning = name.startswith("USR")
