@@ -63,6 +63,11 @@ def run_job(run_dir: Path, script: str, *arguments: str, **changes: object) -> "
     supervisor = shlex.join([PYTHON, "-IB", str(PACKAGE / "supervisor")])
     first = f'[[ -n $1 ]] || exec {supervisor} job --job {shlex.quote(str(run_dir))}/job.json --job-id 7 "${{@:2}}"\n'
     (run_dir / "job.sh").write_text(first + script)
+    return start(run_dir, *arguments)
+
+
+def start(run_dir: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """The job.sh of a directory once more."""
     argv = ["bash", str(run_dir / "job.sh"), "", *arguments]
     return subprocess.Popen(argv, text=True, stderr=subprocess.PIPE, start_new_session=True)
 
@@ -95,8 +100,8 @@ def test_it_needs_nothing_that_python_3_6_lacks(path):
 
 
 def test_attempts_that_begin_at_once_get_numbers_of_their_own(tmp_path):
-    program = 'launch() { touch "$LLMCTL_HOSTFILE"; }; launch'
-    jobs = [run_job(tmp_path, program) for _ in range(4)]
+    program = 'touch "$LLMCTL_HOSTFILE"\n'
+    jobs = [run_job(tmp_path, program), *(start(tmp_path) for _ in range(3))]
     assert [job.wait(60) for job in jobs] == [0] * 4
     assert [ending(tmp_path, number)["reason"] for number in range(1, 5)] == ["completed"] * 4
 
