@@ -298,5 +298,5 @@ def secrets_file(context: Context, profile: ClusterProfile, run_dir: Path, submi
 
 
 def secrets_bytes(names: Sequence[str], environ: Mapping[str, str]) -> bytes:
-    """The values as job.sh reads them."""
+    """The values as the supervisor reads them."""
     return "".join(f"{name}\0{environ[name]}\0" for name in names).encode("utf-8", "surrogateescape")

@@ -14,12 +14,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("llmctl", "trainer")
 # All that the command line may take from the trainer: what checks a job before the queue.
 OPEN_TO_LLMCTL = ("trainer.config", "trainer.planning")
-# The last two are where llmctl begins on a login node.
+# The last three are where llmctl begins on a login node, and where a job's supervisor does on a compute node.
 ENTRY_POINTS = (
     "llmctl/cli/main.py",
     "trainer/__main__.py",
     "llmctl/transport/ssh/agent_program.py",
     "llmctl/transport/ssh/session_program.py",
+    "llmctl/supervisor/__main__.py",
 )
 REFUSED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 MAX_FILE_LINES = 400
@@ -96,6 +97,18 @@ def test_llmctl_takes_only_the_torch_free_rooms_of_the_trainer() -> None:
         and not any(is_within(i.target, room) for room in OPEN_TO_LLMCTL)
     ]
     assert wrong == []
+
+
+def test_the_supervisor_stands_alone() -> None:
+    """It is copied to machines that have neither llmctl nor the trainer."""
+    room = "llmctl.supervisor"
+    wrong = [i for i in ALL_IMPORTS if is_within(i.source, room) and is_within(i.target, "trainer")]
+    wrong += [
+        i
+        for i in ALL_IMPORTS
+        if is_within(i.source, room) and is_within(i.target, "llmctl") and not is_within(i.target, room)
+    ]
+    assert [str(i) for i in wrong] == []
 
 
 def test_trainer_never_imports_llmctl() -> None:

@@ -38,6 +38,7 @@ _ENV = _option("--env", "NAME=VALUE", "Variable for the job. Repeatable.")
 _SECRETS = _option("--secret", "NAME", "Variable whose value is never written down. Repeatable.")
 _RUN_ID = _option("--run-id", "ID", "Run id. Default: a new one.")
 _INSTALLED = _switch("--installed", "Use the environment's trainer instead of a snapshot of ours.")
+_TEMPLATE = _option("--template", "FILE", "Template for job.sh. Default: that of the scheduler.")
 _DRY_RUN = _switch("--dry-run", "Print the script and the submit command; do nothing.")
 _FOLLOW = _switch("--follow", "Follow the run until it ends.")
 _JSON = _switch("--json", "Print one JSON document.")
@@ -82,6 +83,7 @@ def submit(
     secrets: list[str] | None = _SECRETS,
     run_id: str | None = _RUN_ID,
     installed: bool = _INSTALLED,
+    template: str | None = _TEMPLATE,
     dry_run: bool = _DRY_RUN,
     follow: bool = _FOLLOW,
     as_json: bool = _JSON,
@@ -105,6 +107,7 @@ def submit(
         run_id=run_id,
         installed=installed,
         dry_run=dry_run,
+        template=template,
     )
     plan = plan_submission(context, request)
     if dry_run:

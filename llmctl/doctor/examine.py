@@ -14,9 +14,10 @@ from llmctl.backends import capabilities_of
 from llmctl.context import Context
 from llmctl.doctor.cluster import judge_container, judge_group, judge_node, judge_places, judge_scheduler, probes
 from llmctl.doctor.probes import PYTHON_PROGRAM, Section, parse_gpus, parse_python, parse_sections, probe_script
-from llmctl.doctor.python import Check, judge_driver, judge_python
+from llmctl.doctor.python import Check, judge_driver, judge_node_python, judge_python
 from llmctl.errors import LlmctlError, ProfileError, SchedulerError
 from llmctl.paths import UserFolders
+from llmctl.submit.node_python import LOOK
 from llmctl.submit.render import environment_script, job_python
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
         facts = transport.look_at([root])[0] if root is not None else None
         nearest = facts.nearest if facts is not None and facts.nearest_kind == "folder" else None
         began = time.time()
-        answer = transport.run(["bash", "-c", probe_script(probes(profile, nearest))], timeout_s=_SCRIPT_TIMEOUT_S)
+        asked = [*probes(profile, nearest), ("supervisor", LOOK)]
+        answer = transport.run(["bash", "-c", probe_script(asked)], timeout_s=_SCRIPT_TIMEOUT_S)
     except SchedulerError as error:
         again = "try again; if it lasts, the node is overloaded"
         yield Check("questions", "FAULT", error.message, again, error.exit_code)
@@ -53,6 +55,7 @@ def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
     yield from trouble
     python, checks = _python(context, profile, transport)
     yield from checks
+    yield judge_node_python(profile, sections["supervisor"])
     capabilities = capabilities_of(profile.scheduler)
     yield judge_driver(parse_gpus(sections["gpus"].text), python, expected=not capabilities.has_queue)
     yield from judge_container(profile, sections)

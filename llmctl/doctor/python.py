@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmctl.doctor.probes import Gpu
+from llmctl.doctor.probes import Gpu, Section
+from llmctl.site.profile import ClusterProfile
+from llmctl.submit.node_python import MEND
 
 # https://developer.nvidia.com/cuda-gpus and https://rocm.docs.amd.com (GPU hardware specifications).
 ARCHITECTURES = {
@@ -173,3 +175,17 @@ def judge_driver(gpus: Sequence[Gpu], facts: dict[str, Any] | None, *, expected:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
+
+
+def judge_node_python(profile: ClusterProfile, section: Section) -> Check:
+    """The line of ``llmctl doctor`` on the supervisor's Python.
+
+    Args:
+        profile: of the cluster.
+        section: what LOOK answered.
+    """
+    if section.status == 0:
+        return Check("supervisor", "ok", f"runs with {section.text.strip()}, if nodes have the same as this one")
+    if profile.environment.kind == "container":
+        return Check("supervisor", "warning", "no python3 of version 3.6 or later outside of the image", MEND)
+    return Check("supervisor", "note", "no python3 of version 3.6 or later: jobs take that of the environment")

@@ -20,7 +20,7 @@ from llmctl.submit.environment_checks import check_container_runtime, visible_gp
 from llmctl.submit.render import interactive_script, job_python
 from llmctl.submit.request import AskedJob, build_request, image_of, node_size
 from llmctl.submit.resolve import Flag, job_section, job_spec, resolve
-from llmctl.submit.snapshot import store_own_code
+from llmctl.submit.snapshot import store_own_code, store_supervisor
 from llmctl.transport.protocol import Transport
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
         resource_type=request.resource_type,
         env=tuple(_code_variables(context, profile, transport).items()),
         container=container,
+        supervisor_dir=_supervisor(profile, transport) if container is not None else None,
     )
     # The other runtimes are entered by the script itself, once the modules that they may need are loaded.
     inside = container if container is not None and container.runtime == "pyxis" else None
@@ -98,6 +99,7 @@ def attach_session(context: Context, profile: ClusterProfile, attachment: "Attac
         run_dir=attachment.record.run_dir,
         env=tuple(attachment.variables.items()),
         container=container,
+        supervisor_dir=attachment.record.run_dir / "code" / "supervisor",
     )
     transport = context.connect(profile)
     if attachment.place is None or not backend.capabilities.has_queue:
@@ -204,6 +206,15 @@ def _code_variables(context: Context, profile: ClusterProfile, transport: Transp
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
     return code_variables(str(code), {} if is_remote(profile) else context.environment)
+
+
+def _supervisor(profile: ClusterProfile, transport: Transport) -> Path:
+    """The supervisor on the cluster's machine, which imports images."""
+    root = Path(str(profile.runs_root))
+    try:
+        return store_supervisor(root, transport)
+    except OSError as error:
+        raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
 
 
 def _python(profile: ClusterProfile, context: Context, container: ContainerPlan | None) -> str:

@@ -26,7 +26,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Ending:
-    """exit.json of job.sh's trap: its exit code, reason and the signal it got, if any. Time in seconds since 1970."""
+    """exit.json of the supervisor: the exit code, reason and the signal it got, if any. Time in seconds since 1970."""
 
     code: int | None
     reason: str

@@ -34,6 +34,7 @@ _RECORD_TYPES: Mapping[str, tuple[type, ...]] = {
     "created": _NUMBER,
     "config": (dict, _MAYBE),
     "cwd": (str, _MAYBE),
+    "template": (dict, _MAYBE),
 }
 _SUBMISSION_TYPES: Mapping[str, tuple[type, ...]] = {
     "number": (int,),
@@ -88,6 +89,7 @@ class RunRecord:
         code: ``trainer`` sha256 of the snapshot (None: installed), ``commit`` and ``diff`` of the user's project.
         submissions: oldest first.
         cwd: where ``command`` was typed, and where a COMMAND starts; None in records that do not say.
+        template: ``path`` and ``text`` of the user's template for job.sh; None: the scheduler's own.
     """
 
     run_id: str
@@ -103,6 +105,7 @@ class RunRecord:
     code: Mapping[str, str | None]
     submissions: tuple[Submission, ...] = ()
     cwd: str | None = None
+    template: Mapping[str, str] | None = None
 
     @classmethod
     def load(cls, run_dir: Path, transport: "Transport") -> "RunRecord":
@@ -134,7 +137,7 @@ class RunRecord:
         try:
             if values["schema"] != SCHEMA:
                 raise RecordError(f"{path}: schema {values['schema']} is not known to this llmctl; use a newer one")
-            values = {"cwd": None, **values}
+            values = {"cwd": None, "template": None, **values}
             fields = {name: values[name] for name in cls.__dataclass_fields__}
             _check_types(values, _RECORD_TYPES)
             if not RUN_ID.fullmatch(values["run_id"]):

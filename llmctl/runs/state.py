@@ -1,6 +1,6 @@
 """What is true about a run, decided from observed facts alone. Pure.
 
-The order of trust: exit.json, which job.sh's trap writes once everything of the attempt has ended; then what is known
+The order of trust: exit.json, which the supervisor writes once everything of the attempt has ended; then what is known
 of the job itself (a scheduler's word, or the process on this machine); then the age of the heartbeats. Doubt gives
 ``unknown`` with the reason for the doubt, never an ending. One exit.json is not the last word: that of a job which its
 scheduler stopped, and may start again.

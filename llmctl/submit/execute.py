@@ -16,6 +16,7 @@ from llmctl.errors import LlmctlError, RecordError, SchedulerError
 from llmctl.runs.record import RunIndex, RunRecord, Submission
 from llmctl.submit.checks import runs_root_problem
 from llmctl.submit.environment_checks import check_container_runtime, check_torch
+from llmctl.submit.node_python import warn_of_node_python
 from llmctl.submit.origins import profile_error
 from llmctl.submit.plan import Plan
 from llmctl.submit.request import JobPlan
@@ -47,8 +48,7 @@ def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
     transport, index = context.connect(job.profile), context.index
     if job.is_remote:
         transport = transport_for(transport, job.spec.nodes)
-    if job.request.container is not None or job.config is not None:
-        _check_software(job, context, transport, tell)
+    _check_software(job, context, transport, tell)
     submission = Submission(plan.number, transport.now())
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
     undo = partial(_undo, plan, index, transport, before)
@@ -99,10 +99,16 @@ def _save(record: RunRecord, transport: Transport) -> None:
 
 def _check_software(job: JobPlan, context: Context, transport: Transport, tell: Tell) -> None:
     # Here and not in the plan: a job can be looked at where it cannot be run.
-    warning = check_container_runtime(job.profile, context, transport, job.request)
+    in_container = job.request.container is not None
+    if in_container:
+        warning = check_container_runtime(job.profile, context, transport, job.request)
+        if warning:
+            tell(warning)
+    is_command = bool(job.spec.command)
+    warning = warn_of_node_python(job.profile, transport, is_command=is_command, in_container=in_container)
     if warning:
         tell(warning)
-    if job.config is None or job.request.container is not None:
+    if job.config is None or in_container:
         return
     found = check_torch(job.profile, context, transport, job.layout.python, job.request)
     if found is not None:
@@ -122,11 +128,12 @@ def _write(plan: Plan, submission: Submission, files: Sequence[FileWrite], trans
     The record comes last: it makes the directory a run.
     """
     record = plan.record
-    if plan.is_new:
-        from llmctl.submit.snapshot import send_code
+    from llmctl.submit.snapshot import link_supervisor, send_code
 
+    if plan.is_new:
         address = send_code(record.run_dir, plan.user_code, transport, with_trainer=not plan.installed)
         record = replace(record, code={**record.code, "trainer": address})
+    link_supervisor(record.run_dir, transport)
     for folder in plan.job.new_folders:
         transport.make_folder(folder)
     record = record.with_submission(submission)
@@ -147,6 +154,7 @@ def _files(plan: Plan, context: Context) -> list[FileWrite]:
     if secrets is not None:
         files.append(FileWrite(str(secrets), secrets_bytes(plan.job.spec.secrets, context.environment)))
     script = plan.rendered.script.encode("utf-8", "surrogateescape")
+    files.append(FileWrite(f"{record.run_dir}/job.json", plan.rendered.settings.encode()))
     return [*files, FileWrite(str(plan.rendered.path), script, 0o700)]
 
 

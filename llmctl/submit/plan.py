@@ -43,6 +43,7 @@ class Request:
         command: COMMAND; empty for the trainer.
         run_id: as asked for, or None for a new one.
         installed: use the environment's trainer instead of a snapshot of llmctl's own.
+        template: file of a template for job.sh; None: the scheduler's own.
         dry_run: ask no scheduler, and of another machine nothing but what the script cannot be written without.
     """
 
@@ -56,6 +57,7 @@ class Request:
     command: tuple[str, ...] = ()
     run_id: str | None = None
     installed: bool = False
+    template: str | None = None
     dry_run: bool = False
 
 
@@ -116,7 +118,8 @@ def plan_submission(context: Context, request: Request) -> Plan:
         before = jobs_before(context, spec.after, profile, asks_scheduler=not request.dry_run)
         job = replace(job, request=replace(job.request, after=before.ids, after_any=before.is_any))
         warnings += before.warnings
-    rendered = render(spec, job.profile, job.layout, context.folders, job.request)
+    template = _read_template(context, request.template)
+    rendered = render(spec, job.profile, job.layout, context.folders, job.request, template=template)
     record = RunRecord(
         run_id=run_id,
         name=spec.name,
@@ -134,6 +137,7 @@ def plan_submission(context: Context, request: Request) -> Plan:
             "diff": user_code.diff if user_code else None,
         },
         cwd=None if job.is_remote else str(context.cwd),
+        template=template,
     )
     return Plan(
         record=record,
@@ -194,7 +198,7 @@ def plan_resume(
         ),
         number=number,
         job=job,
-        rendered=render(spec, job.profile, job.layout, context.folders, job.request),
+        rendered=render(spec, job.profile, job.layout, context.folders, job.request, template=record.template),
         user_code=None,
         installed=record.code.get("trainer") is None,
         is_new=False,
@@ -257,6 +261,18 @@ def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:
     if seconds is not None:
         kept["time"] = f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
+
+
+def _read_template(context: Context, file: str | None) -> dict[str, str] | None:
+    """Path and text of the user's template for job.sh, which the record keeps for every resume."""
+    if file is None:
+        return None
+    path = context.cwd / file
+    try:
+        return {"path": str(path), "text": path.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise UsageError(f"--template {file}: cannot be read: {why}") from None
 
 
 def _find_user_code(spec: JobSpec, context: Context) -> "UserCode":

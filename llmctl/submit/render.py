@@ -1,8 +1,8 @@
-"""(JobSpec, ClusterProfile, where) -> RenderedJob. Jinja2; whatever a template prints is quoted for the shell."""
+"""(JobSpec, ClusterProfile, where) -> RenderedJob. Jinja2; all that a template prints is quoted for the shell."""
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from llmctl import __version__
 from llmctl.backends import capabilities_of, load_backend, load_queue_backend
 from llmctl.backends.base import HostCommand, JobRequest
+from llmctl.errors import ConfigFileError
 from llmctl.paths import UserFolders, bundled, search_path
 from llmctl.site.container import ContainerPlan
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, expand_home
+from llmctl.submit.job_settings import OWN_VARIABLES, job_settings
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, TemplateError
 
     from llmctl.submit.template_cache import TemplateCache
 
@@ -61,11 +63,19 @@ class RunLayout:
 
 @dataclass(frozen=True)
 class RenderedJob:
-    """All that is handed to a cluster: the script's text, where it goes, and the commands that submit it."""
+    """All that is handed to a cluster.
+
+    Attributes:
+        script: text of job.sh.
+        path: where job.sh goes.
+        commands: that submit it.
+        settings: text of job.json, which goes beside job.sh.
+    """
 
     script: str
     path: Path
     commands: tuple[HostCommand, ...]
+    settings: str
 
     def __str__(self) -> str:
         """The script, and below it the submit commands as comments."""
@@ -78,7 +88,13 @@ class RenderedJob:
 
 
 def render(
-    job: JobSpec, profile: ClusterProfile, place: RunLayout, folders: UserFolders, request: JobRequest
+    job: JobSpec,
+    profile: ClusterProfile,
+    place: RunLayout,
+    folders: UserFolders,
+    request: JobRequest,
+    *,
+    template: Mapping[str, str] | None = None,
 ) -> RenderedJob:
     """The job as it will be run. Pure but for reading templates: the same arguments give the same bytes.
 
@@ -88,11 +104,16 @@ def render(
         place: where the submission runs.
         folders: the user's folders.
         request: the same, in the words of the scheduler.
+        template: ``path`` and ``text`` of a template in place of the scheduler's own.
+
+    Raises:
+        ConfigFileError: a template of the user's is wrong; says which, and where.
     """
     backend = load_backend(profile.scheduler)
     queue = load_queue_backend(profile.scheduler)
     on_cpu = not (place.gpus or request.gpus_per_node)
     environment = job_environment(profile, request.resource_type, on_cpu=on_cpu) | dict(job.env)
+    stop_after_s = _stop_after_s(request, profile, has_queue=queue is not None)
     variables = {
         **_software(profile, folders),
         "version": __version__,
@@ -104,7 +125,7 @@ def render(
         "python": place.python,
         "ports": profile.rendezvous.ports,
         "stop_grace_s": profile.stop_grace_s,
-        "stop_after_s": _stop_after_s(request, profile, has_queue=queue is not None),
+        "stop_after_s": stop_after_s,
         "request": request,
         "directives": queue.directives(request) if queue is not None else [],
         "launcher": request.launcher,
@@ -118,12 +139,15 @@ def render(
         "command": job.command,
         "working_dir": place.working_dir,
         "secrets_file": place.secrets_file,
-        "env": list(environment.items()),
+        "secrets": job.secrets,
+        # Of two values for one name ours counts, and a secret's.
+        "env": [(name, value) for name, value in environment.items() if name not in {*OWN_VARIABLES, *job.secrets}],
         "cache_root": _cache_root(profile),
     }
     path = place.run_dir / "job.sh"
-    script = _fill(folders, backend.template, variables)
-    return RenderedJob(script, path, tuple(backend.submit_commands(request)))
+    script = _fill(folders, backend.template, variables, template)
+    settings = job_settings(profile, place, request, stop_after_s, job.command)
+    return RenderedJob(script, path, tuple(backend.submit_commands(request)), settings)
 
 
 def _stop_after_s(request: JobRequest, profile: ClusterProfile, *, has_queue: bool) -> int:
@@ -150,6 +174,7 @@ def interactive_script(
     run_dir: Path | None = None,
     env: tuple[tuple[str, str], ...] = (),
     container: ContainerPlan | None = None,
+    supervisor_dir: Path | None = None,
 ) -> str:
     """Text that runs its arguments, or a shell if there are none, in the environment of a cluster's jobs.
 
@@ -163,6 +188,7 @@ def interactive_script(
         run_dir: its directory.
         env: further variables, such as the run's own.
         container: what it runs in. With pyxis the text itself is run inside; the others it enters by itself.
+        supervisor_dir: the supervisor on the cluster's machine, where an image may have to be imported first.
     """
     environment = job_environment(profile, resource_type, on_cpu=on_cpu) | dict(env)
     variables = {
@@ -170,6 +196,7 @@ def interactive_script(
         "container": container,
         "run_id": run_id,
         "run_dir": run_dir,
+        "supervisor_dir": supervisor_dir,
         "python_dir": Path(python).parent,
         "env": list(environment.items()),
         "cache_root": _cache_root(profile),
@@ -180,7 +207,7 @@ def interactive_script(
 def environment_script(profile: ClusterProfile, folders: UserFolders) -> str:
     """Text that runs its arguments in the software environment of a cluster's jobs and leaves with their status."""
     variables = {**_software(profile, folders), "env": list(profile.env.items()), "cache_root": None}
-    return _fill(folders, "_environment.sh.j2", variables) + 'load_environment && export_variables && exec "$@"\n'
+    return _fill(folders, "environment.sh.j2", variables)
 
 
 def job_python(profile: ClusterProfile, folders: UserFolders, own: str, *, in_container: bool = False) -> str:
@@ -238,11 +265,41 @@ def compile_templates() -> None:
         environment.get_template(path.name)
 
 
-def _fill(folders: UserFolders, template: str, variables: dict[str, Any]) -> str:
+def _fill(
+    folders: UserFolders, template: str, variables: dict[str, Any], given: Mapping[str, str] | None = None
+) -> str:
+    from jinja2 import TemplateError, UndefinedError
+
     from llmctl.submit.template_cache import TemplateCache
 
     cache = TemplateCache(bundled("templates"), may_write=not sys.dont_write_bytecode)
-    return _environment(search_path(folders, "templates"), cache).get_template(template).render(variables)
+    environment = _environment(search_path(folders, "templates"), cache)
+    try:
+        if given is None:
+            return environment.get_template(template).render(variables)
+        template = given["path"]
+        return environment.from_string(given["text"]).render(variables)
+    except UndefinedError as error:
+        where = _place_of(error, template)
+        raise ConfigFileError(f"{where}: {error.message}; a template knows: {', '.join(sorted(variables))}") from None
+    except TemplateError as error:
+        raise ConfigFileError(f"{_place_of(error, template)}: {error.message}") from None
+
+
+def _place_of(error: "TemplateError", template: str) -> str:
+    """FILE:LINE of the innermost template that an error comes from."""
+    from jinja2 import TemplateSyntaxError
+
+    if isinstance(error, TemplateSyntaxError):
+        return f"{error.filename or template}:{error.lineno}"
+    place, trace = template, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename.endswith(".j2") or code.co_filename == "<template>":
+            name = template if code.co_filename == "<template>" else code.co_filename
+            place = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
 
 
 def _environment(folders: Sequence[Path], cache: "TemplateCache") -> "Environment":
@@ -272,4 +329,5 @@ def _quoted(value: Any) -> str:
     if value is None:
         # Jinja would print the word None.
         raise TypeError("a template prints a value that is not set")
-    return shlex.quote(str(value))
+    # A line of a value must not look like a line of the script: Grid Engine reads "#$" anywhere.
+    return "$'\\n'".join(shlex.quote(line) for line in str(value).split("\n"))

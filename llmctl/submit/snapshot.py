@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmctl.errors import ConfigFileError
-from llmctl.paths import bundled, trainer_package
+from llmctl.paths import PACKAGE, bundled, trainer_package
 from llmctl.transport.protocol import Transport
 
 LIMIT_MB = 50
@@ -97,6 +97,29 @@ def send_code(run_dir: Path, user_code: UserCode | None, transport: Transport, *
 def own_code_links(run_dir: Path, address: str) -> dict[str, str]:
     """Links that let ``<run_dir>/code`` show the snapshot, relative so that runs_root can be moved: path -> target."""
     return {f"{run_dir}/code/{name}": f"../../.code/{address}/{name}" for name in ("trainer", "csrc")}
+
+
+def store_supervisor(runs_root: Path, transport: Transport) -> Path:
+    """The supervisor that job.sh hands over to, in a folder named by its content, made if it is not there yet.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    root = PACKAGE / "supervisor"
+    files = {f"supervisor/{path.relative_to(root).as_posix()}": path for path in _files(root)}
+    folder = runs_root / ".code" / digest(files)
+    transport.put_tree(str(folder), files)
+    return folder / "supervisor"
+
+
+def link_supervisor(run_dir: Path, transport: Transport) -> None:
+    """Let ``<run_dir>/code/supervisor`` be the one that belongs to the job.sh written now.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    address = store_supervisor(run_dir.parent, transport).parent.name
+    transport.link({f"{run_dir}/code/supervisor": f"../../.code/{address}/supervisor"})
 
 
 def find_user_code(paths: Sequence[str], transport: Transport) -> UserCode:

@@ -46,7 +46,7 @@ def start_on_group(
         run_dir: the run directory, complete on all hosts.
         attempt: the number that job.sh will give the attempt.
         group: the hosts of the run.
-        in_container: whether the meeting point is only known inside of a container, where it is waited for.
+        in_container: the head may fetch an image before it chooses a port; each host then waits for itself.
         peer: address that the head is to reach the second host at; None: the name of the host.
 
     Raises:

@@ -19,7 +19,12 @@ PROC = Path("/proc")
 RUN_DIR_VARIABLE = "LLMCTL_RUN_DIR"
 VISITOR_VARIABLE = "LLMCTL_INTERACTIVE"
 """Set by ``llmctl interactive``: a person's shell in a run's environment is no process of the run."""
-RUN_VARIABLES = frozenset({RUN_DIR_VARIABLE, VISITOR_VARIABLE, "LLMCTL_RUN_ID", "LLMCTL_ATTEMPT", "LLMCTL_HOSTFILE"})
+RUN_VARIABLES = frozenset(
+    {
+        *(RUN_DIR_VARIABLE, VISITOR_VARIABLE, "LLMCTL_RUN_ID", "LLMCTL_ATTEMPT", "LLMCTL_HOSTFILE"),
+        *("LLMCTL_ATTEMPT_DIR", "LLMCTL_ENVIRONMENT", "LLMCTL_MASTER_PORT", "LLMCTL_NODE", "LLMCTL_PYTHON"),
+    }
+)
 """What says to which run a process belongs. A job submitted from within a job or its shell must not inherit it."""
 
 

@@ -80,7 +80,7 @@ def test_a_login_node_where_all_is_well(capsys):
     assert code == 0
     assert {name for name, (state, _, _) in checks.items() if state == "ok"} >= {
         *("connection", "scheduler", "group", "runs_root", "quota", "python", "packages", "torch", "torch build"),
-        *("driver", "container", "interface", "clock", "locale"),
+        *("driver", "container", "interface", "clock", "locale", "supervisor"),
     }
     assert checks["scheduler"][1] == "slurm-wlm 24.05.4"
     assert checks["interface"][1] == "ib0 is 10.11.12.13 here"

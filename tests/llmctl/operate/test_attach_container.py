@@ -30,8 +30,8 @@ def session_of(folder: Path, scheduler: str, site: ContainerProfile, image: str 
 def test_a_visitor_enters_the_image_of_the_run(tmp_path, scheduler, runtime):
     session = session_of(tmp_path, scheduler, ContainerProfile(runtime=runtime), "/images/one.img")
     (script,) = [word for word in session.argv if "load_environment" in word]
-    assert f"container=({runtime} " in script
-    assert "container+=(/images/one.img)" in script
+    (entered,) = [line for line in script.splitlines() if line.startswith(f"set -- {runtime} ")]
+    assert entered.endswith(' /images/one.img "$@"')
     assert f"{tmp_path}/runs:{tmp_path}/runs" in script
     assert session.warning == ""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmctl.backends import load_backend
-from llmctl.paths import UserFolders, bundled
+from llmctl.paths import PACKAGE, UserFolders, bundled
 from llmctl.site.container import plan_container
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, EnvironmentProfile, load_profile
@@ -68,6 +68,15 @@ def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> Ren
     backend = load_backend(profile.scheduler)
     request = build_request(job, profile, backend, size, name=RUN_ID, run_dir=run_dir, container=container)
     return render(job, profile, place, FOLDERS, request)
+
+
+def install(rendered: RenderedJob, run_dir: Path) -> Path:
+    """job.sh and what it needs beside it, as a submission would leave them."""
+    (run_dir / "code").mkdir(parents=True, exist_ok=True)
+    (run_dir / "job.json").write_text(rendered.settings)
+    (run_dir / "job.sh").write_bytes(rendered.script.encode("utf-8", "surrogateescape"))
+    (run_dir / "code" / "supervisor").symlink_to(PACKAGE / "supervisor")
+    return run_dir / "job.sh"
 
 
 def cases() -> list[ScriptCase]:

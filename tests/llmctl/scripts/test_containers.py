@@ -17,10 +17,12 @@ from tests.llmctl.scripts.test_run import LAUNCHERS, PYTHON, Stage
 
 def run_job(folder, profile, *, launcher, environ=None, image="/images/one.sqsh", env=()):
     job = JobSpec(name="gpt", nodes=2, launcher=launcher, container=image, env=env)
-    profile = profile.model_copy(update={"runs_root": str(folder / "runs")})
+    # The stand-in for "ip" knows every interface.
+    rendezvous = profile.rendezvous.model_copy(update={"interface": "eth9"})
+    profile = profile.model_copy(update={"runs_root": str(folder / "runs"), "rendezvous": rendezvous})
     rendered = render_case(profile, job, python=PYTHON, ranks_per_node=4, working_dir=folder)
     stage = Stage(folder, environ or {})
-    stage.run(rendered.script, folder / "runs" / RUN_ID)
+    stage.run(rendered, folder / "runs" / RUN_ID)
     return stage
 
 
@@ -28,17 +30,15 @@ def run_job(folder, profile, *, launcher, environ=None, image="/images/one.sqsh"
 @pytest.mark.parametrize("runtime", ["enroot", "apptainer"])
 def test_a_rank_in_a_container_knows_which_it_is(tmp_path, runtime, launcher):
     profile = ClusterProfile(name="site", scheduler="slurm", container=ContainerProfile(runtime=runtime))
-    # A rank of the second node waits for what the head publishes.
-    meeting = tmp_path / "runs" / RUN_ID / "attempts" / "1" / "rendezvous"
-    published = f"echo 10.0.0.1 20001 >{meeting}"
-    software = profile.environment.model_copy(update={"setup": (published,)})
-    profile = profile.model_copy(update={"environment": software})
     stage = run_job(tmp_path, profile, launcher=launcher, environ={"LLMCTL_RANK": "5"})
     (got,) = stage.environments()
     name = b"SLURM_PROCID" if launcher == "srun" else b"OMPI_COMM_WORLD_RANK"
-    assert (got[name], got[b"NODE_RANK"], got[b"MASTER_PORT"]) == (b"5", b"1", b"20001")
+    assert (got[name], got[b"NODE_RANK"], got[b"MASTER_ADDR"]) == (b"5", b"1", b"10.0.0.1")
+    low, high = profile.rendezvous.ports
+    assert low <= int(got[b"MASTER_PORT"]) <= high
     words = stage.called(runtime)[-1]
-    assert words[-4:] == [b"rank", b"1", b"-", b"-"]
+    job = os.fsencode(tmp_path / "runs" / RUN_ID / "attempts/1/job.sh")
+    assert words[-3:] == [b"bash", job, b"inside"]
 
 
 def test_a_job_says_which_program_its_node_has_not(tmp_path):
@@ -159,5 +159,5 @@ def test_gcp_a3_leaves_the_library_path_of_the_image_alone():
     ).script
     assert "container-env=" in script
     assert not re.search(r"container-env=\S*LD_LIBRARY_PATH", script)
-    inside = script[script.index("enter_node() {") :]
+    inside = script[script.index("# In the container") :]
     assert 'export LD_LIBRARY_PATH="/var/lib/tcpx/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"' in inside

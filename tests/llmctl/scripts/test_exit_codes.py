@@ -20,14 +20,9 @@ from trainer.process.failure import PeerFailedError, record_failure
 from trainer.process.run_directory import RunDirectory
 
 LAUNCHERS_CODE = 1
-# Stand-in for the python of a job: tells where ranks meet; as torchrun, or as a rank, it fails after records are there.
+# Stand-in for the python of a job: as torchrun, or as a rank, it fails after records are there.
 FAILING_PYTHON = """\
 #!/usr/bin/env bash
-if [[ "$*" == "-m trainer rendezvous "* ]]; then
-    # Scripts that run at once each hold a lock on their port.
-    echo "10.0.0.1 $((20000 + (RANDOM * 32768 + RANDOM) % 40000))"
-    exit
-fi
 mkdir -p "$LLMCTL_RUN_DIR/attempts/$LLMCTL_ATTEMPT/errors"
 cp {records}/*.json "$LLMCTL_RUN_DIR/attempts/$LLMCTL_ATTEMPT/errors/"
 exit {code}
@@ -75,12 +70,15 @@ def code_of_job(case: ScriptCase, launchers_code: int, records: Path, folder: Pa
     modules = folder / "modules"
     modules.write_text("module() { :; }\n")
     software = profile.environment.model_copy(update={"module_init": str(modules), "setup": ()})
-    profile = profile.model_copy(update={"runs_root": str(folder / "runs"), "environment": software})
+    # The stand-in for "ip" knows every interface.
+    rendezvous = profile.rendezvous.model_copy(update={"interface": "eth9"})
+    changes = {"runs_root": str(folder / "runs"), "environment": software, "rendezvous": rendezvous}
+    profile = profile.model_copy(update=changes)
     is_ssh = profile.scheduler == "ssh"
     job = JobSpec(name="gpt", nodes=1 if is_ssh else 2, launcher=case.launcher)
-    script = render_case(profile, job, python=str(python)).script
+    rendered = render_case(profile, job, python=str(python))
     run_dir = folder / "runs" / RUN_ID
-    code = Stage(folder).run_to_end(script, run_dir, ("0",) if is_ssh and case.launcher != "mpirun" else ())
+    code = Stage(folder).run_to_end(rendered, run_dir, ("0",) if is_ssh and case.launcher != "mpirun" else ())
     return int(json.loads((run_dir / "attempts/1/exit.json").read_text())["code"]), code
 
 

@@ -1,64 +1,64 @@
-"""What job scripts look for in files: words that come from another machine, and secrets that a node does not see."""
+"""What job scripts and the supervisor look for in files: words that come from another machine, and secrets."""
 
 import subprocess
 from pathlib import Path
 
 from llmctl.site.job import JobSpec
-from tests.llmctl.scripts.script_cases import CASES, IMAGE, RUN_ID, render_case
-from tests.llmctl.scripts.test_run import PYTHON
+from tests.llmctl.scripts.script_cases import CASES, IMAGE, RUN_ID, install, render_case
+from tests.llmctl.scripts.test_run import PYTHON, write_secret
 
 
-def traced(script: str, lines: str, folder: Path) -> list[str]:
-    """What bash does in ``lines``, with the functions of ``script`` defined but nothing of it begun."""
-    functions = script[: script.rindex("\ncase ${1-} in")]
-    (folder / "traced.sh").write_text(f"{functions}\nset -x\n{lines}\n")
-    done = subprocess.run(["bash", folder / "traced.sh"], capture_output=True, text=True, timeout=30, check=False)
-    return [line.lstrip("+ ") for line in done.stderr.splitlines()]
+def case_called(name):
+    return next(case for case in CASES if str(case) == name)
 
 
-def opens_before_tests(trace: list[str], opening: str, test: str) -> bool:
-    """Whether at least every second look at a file follows an opening of its folder."""
-    looks = "".join("o" if line == opening else "t" for line in trace if line == opening or test in line)
-    return "o" in looks and "ttt" not in looks
-
-
-def test_folders_are_opened_before_a_file_in_them_is_looked_for(tmp_path):
-    """A network file system remembers for up to a minute that a file was not there, unless its folder is opened."""
-    case = next(case for case in CASES if str(case) == "abci__torchrun")
-    script = case.rendered(secrets=()).script
-    trace = traced(script, f"attempt_dir={tmp_path}; start_agent sleep 3; wait_for_agents", tmp_path)
-    assert opens_before_tests(trace, f": '{tmp_path}/canc*'", f"-e {tmp_path}/cancel")
-    trace = traced(script, f"guard {tmp_path}/.end sleep 3", tmp_path)
-    assert opens_before_tests(trace, f": '{tmp_path}/.end*'", f"-e {tmp_path}/.end ")
+def test_folders_are_read_before_a_file_in_them_is_looked_for(tmp_path):
+    """A network file system remembers for up to a minute that a file was not there, unless its folder is read."""
+    program = (
+        "import os, sys\n"
+        "read = os.listdir\n"
+        "def listdir(folder):\n    print(folder, flush=True)\n    return read(folder)\n"
+        "os.listdir = listdir\n"
+        "from llmctl.supervisor.node import guard\n"
+        f"sys.exit(guard(['sleep', '60'], dict(os.environ), '{tmp_path}/.end'))\n"
+    )
+    guard = subprocess.Popen(["python3", "-c", program], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
+    looks = [guard.stdout.readline() for _ in range(3)]
+    assert looks == [f"{tmp_path}\n".encode()] * 3
+    (tmp_path / ".end").touch()
+    assert guard.wait(30) == 128 + 15
 
 
 def test_a_node_that_does_not_see_the_secrets_says_which_folder_it_must_see(tmp_path):
-    case = next(case for case in CASES if str(case) == "slurm__torchrun")
-    rendered = render_case(case.profile(), JobSpec(name="c", secrets=("TOKEN",), command=("true",)))
-    functions = rendered.script[: rendered.script.rindex("\ncase ${1-} in")]
-    (tmp_path / "s.sh").write_text(f"{functions}\nread_secrets\n")
-    done = subprocess.run(["bash", tmp_path / "s.sh"], capture_output=True, text=True, timeout=30, check=False)
+    profile = case_called("slurm__torchrun").profile().model_copy(update={"runs_root": str(tmp_path)})
+    rendered = render_case(profile, JobSpec(name="c", secrets=("TOKEN",), command=("true",)))
+    run_dir = tmp_path / RUN_ID
+    script = install(rendered, run_dir)
+    (run_dir / "attempts/1").mkdir(parents=True)
+    done = subprocess.run(["bash", script, "node", "1", "-", "-", "0"], timeout=30, check=False)
     assert done.returncode == 1
-    assert "Nodes must see /runs/.secrets: is runs_root on a file system that they share?" in done.stderr
+    said = (run_dir / "attempts/1/node-00000.log").read_text()
+    assert f"Nodes must see {tmp_path}/.secrets: is runs_root on a file system that they share?" in said
 
 
-def test_all_ranks_in_an_image_meet_where_the_first_one_says(tmp_path):
-    """The Python that finds a free port is inside the image, where every rank begins at the same time."""
-    case = next(case for case in CASES if str(case) == "slurm-pyxis__srun_in_image")
-    profile = case.profile().model_copy(update={"runs_root": str(tmp_path)})
-    job = JobSpec(name="gpt", nodes=2, launcher="srun", container=IMAGE)
-    rendered = render_case(profile, job, python=PYTHON)
-    attempt = tmp_path / RUN_ID / "attempts/1"
-    for folder in (attempt, tmp_path / RUN_ID / "code", tmp_path / "records"):
+def test_a_rank_in_an_image_without_python_has_log_secrets_and_where_to_meet(tmp_path):
+    """pyxis starts the container before anything of ours runs, and an image may hold no Python but the trainer's."""
+    profile = case_called("slurm-pyxis__srun_in_image").profile().model_copy(update={"runs_root": str(tmp_path)})
+    job = JobSpec(name="gpt", nodes=2, launcher="srun", container=IMAGE, secrets=("TOKEN",))
+    secrets = write_secret(tmp_path / "secrets", "a b\n'c'")
+    rendered = render_case(profile, job, python=PYTHON, secrets_file=secrets)
+    run_dir = tmp_path / RUN_ID
+    script = install(rendered, run_dir)
+    for folder in (run_dir / "attempts/1", tmp_path / "records"):
         folder.mkdir(parents=True)
-    (attempt / "job.sh").write_text(rendered.script)
-    (attempt / "hostfile").write_text("node1 slots=8\nnode2 slots=8\n")
     environ = {"PATH": "/usr/bin:/bin", "LLMCTL_RECORD": str(tmp_path / "records"), "SLURM_STEP_ID": "0"}
-    argv = ["bash", attempt / "job.sh", "rank", "1", "-", "-"]
-    # The first rank begins last.
-    ranks = [subprocess.Popen(argv, env={**environ, "SLURM_PROCID": str(rank)}) for rank in (9, 1, 2, 0)]
-    assert [rank.wait(timeout=60) for rank in ranks] == [0] * 4
-    found = [path.read_bytes().split(b"\0") for path in (tmp_path / "records").glob("environment.*")]
-    assert len(found) == 4
-    (port,) = {word for words in found for word in words if word.startswith(b"MASTER_PORT=")}
-    assert (tmp_path / "records/.port").read_text().split() == [port.decode().partition("=")[2]]
+    environ |= {"LLMCTL_RUN_DIR": str(run_dir), "LLMCTL_ATTEMPT_DIR": str(run_dir / "attempts/1")}
+    environ |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001", "SLURM_PROCID": "9"}
+    subprocess.run(["bash", script, "inside"], env=environ, timeout=30, check=True)
+    found = (tmp_path / "records/environment.0").read_bytes().split(b"\0")
+    wanted = {b"MASTER_PORT=20001", b"MASTER_ADDR=10.0.0.1", b"NODE_RANK=1", b"TOKEN=a b\n'c'", b"NNODES=2"}
+    assert wanted <= set(found)
+    assert (run_dir / "attempts/1/node-00001.log").exists()
+    secrets.unlink()
+    assert subprocess.run(["bash", script, "inside"], env=environ, timeout=30, check=False).returncode == 1
+    assert "has no file of the secrets" in (run_dir / "attempts/1/node-00001.log").read_text()

@@ -17,8 +17,8 @@ import pytest
 from llmctl.backends import load_backend
 from llmctl.site.job import JobError, JobSpec
 from llmctl.site.profile import ClusterProfile, ContainerProfile, EnvironmentProfile, load_profile
-from llmctl.submit.render import interactive_script
-from tests.llmctl.scripts.script_cases import CASES, FOLDERS, IMAGE, RUN_ID, ScriptCase, render_case
+from llmctl.submit.render import RenderedJob, interactive_script
+from tests.llmctl.scripts.script_cases import CASES, FOLDERS, IMAGE, RUN_ID, ScriptCase, install, render_case
 
 LAUNCHERS = Path(__file__).parents[2] / "standins" / "launchers"
 PYTHON = str(LAUNCHERS / "python")
@@ -34,20 +34,21 @@ class Stage:
     folder: Path
     environ: dict[str, str] = field(default_factory=dict)
 
-    def run(self, script: str, run_dir: Path, *, code: int = 0, arguments: tuple[str, ...] = ()) -> None:
-        done = self._run(script, run_dir, arguments)
+    def run(self, rendered: RenderedJob, run_dir: Path, *, code: int = 0, arguments: tuple[str, ...] = ()) -> None:
+        done = self._run(rendered, run_dir, arguments)
         logs = b"".join(path.read_bytes() for path in run_dir.glob("attempts/1/*.log"))
         assert done.returncode == code, (done.stdout, done.stderr, logs)
 
-    def run_to_end(self, script: str, run_dir: Path, arguments: tuple[str, ...] = ()) -> int:
+    def run_to_end(self, rendered: RenderedJob, run_dir: Path, arguments: tuple[str, ...] = ()) -> int:
         """The exit code, whatever it is."""
-        return self._run(script, run_dir, arguments).returncode
+        return self._run(rendered, run_dir, arguments).returncode
 
-    def _run(self, script: str, run_dir: Path, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
+    def _run(
+        self, rendered: RenderedJob, run_dir: Path, arguments: tuple[str, ...]
+    ) -> subprocess.CompletedProcess[bytes]:
         records = self.folder / "records"
         records.mkdir(parents=True)
-        (run_dir / "code").mkdir(parents=True)
-        (run_dir / "job.sh").write_bytes(script.encode("utf-8", "surrogateescape"))
+        install(rendered, run_dir)
         home = self.folder / "home"
         home.mkdir()
         (home / "nodes").write_text("".join(f"{host}\n{host}\n" for host in HOSTS))
@@ -109,12 +110,14 @@ def run_case(case: ScriptCase, folder: Path) -> None:
         secrets=("TOKEN",),
     )
     site = profile.container.model_copy(update={"image_folder": str(folder / "images")})
-    profile = profile.model_copy(update={"container": site})
+    # The stand-in for "ip" knows every interface.
+    rendezvous = profile.rendezvous.model_copy(update={"interface": profile.rendezvous.interface or "eth9"})
+    profile = profile.model_copy(update={"container": site, "rendezvous": rendezvous})
     secrets = write_secret(folder / "secrets")
     rendered = render_case(profile, job, python=PYTHON, secrets_file=secrets)
     stage = Stage(folder)
     run_dir = folder / "runs" / RUN_ID
-    stage.run(rendered.script, run_dir, arguments=("0",) if is_ssh and case.launcher != "mpirun" else ())
+    stage.run(rendered, run_dir, arguments=("0",) if is_ssh and case.launcher != "mpirun" else ())
     check_case(case, profile, stage, run_dir, nodes=job.nodes)
     assert not secrets.exists()
 
@@ -123,7 +126,9 @@ def check_case(case: ScriptCase, profile: ClusterProfile, stage: Stage, run_dir:
     resource = profile.resource_types.get(profile.defaults.resource_type or "")
     ranks = resource.gpus if resource is not None and resource.gpus else 4
     command, environment = stage.called("python")[0], stage.environments()[0]
-    port = (stage.folder / "records" / ".port").read_text().split()[-1]
+    port = environment[b"MASTER_PORT"].decode()
+    low, high = profile.rendezvous.ports
+    assert low <= int(port) <= high
     trainer = [b"-m", b"trainer", b"pretrain", b"--config", os.fsencode(run_dir / "config.yaml")]
     assert command[-5:] == trainer
     if case.launcher == "torchrun":
@@ -293,7 +298,7 @@ class HostileCase:
         (folder / "one").write_text("node1\n")
         stage = Stage(folder, {"SLURM_JOB_NODELIST": "node1", **files})
         is_part = self.scheduler == "ssh" and self.launcher != "mpirun"
-        stage.run(rendered.script, place / RUN_ID, arguments=("0",) if is_part else ())
+        stage.run(rendered, place / RUN_ID, arguments=("0",) if is_part else ())
         assert stage.called("python")[0] == [os.fsencode(word) for word in arguments]
         got = stage.environments()[0]
         wanted = {**site_env, **env, "TOKEN": secret, "LLMCTL_RUN_DIR": str(place / RUN_ID), "PWD": str(working)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
-from tests.llmctl.scripts.script_cases import RUN_ID, render_case
+from tests.llmctl.scripts.script_cases import RUN_ID, install, render_case
 
 LAUNCHERS = Path(__file__).parents[2] / "standins" / "launchers"
 RUN_STEP = """#!/bin/bash
@@ -44,8 +44,7 @@ def warned_job(folder: Path, time_s: int | None) -> tuple[dict[str, object], lis
     job = JobSpec(name="c", time_s=time_s, secrets=("TOKEN",), command=("bash", "-c", WARNED))
     rendered = render_case(profile, job, ranks_per_node=1, working_dir=folder, secrets_file=secrets)
     run_dir = folder / "runs" / RUN_ID
-    run_dir.mkdir(parents=True)
-    (run_dir / "job.sh").write_text(rendered.script)
+    install(rendered, run_dir)
     environ = {"PATH": f"{folder}:{LAUNCHERS}:/usr/bin:/bin", "HOME": str(folder), "BED": str(folder)}
     environ |= {"SLURM_JOB_ID": "4242", "SLURM_JOB_NODELIST": "node1", "LLMCTL_RECORD": str(folder)}
     subprocess.run(["bash", run_dir / "job.sh"], env=environ, timeout=50, check=False)

@@ -56,7 +56,7 @@ def ending(place, run_id):
 def test_a_job_told_to_stop_before_its_ranks_begin_starts_none(place, what):
     set_up_lines(
         place,
-        f"if [[ -n ${{started:-}} ]]; then : >{place}/loading; while [[ ! -e {place}/go ]]; do sleep 0.05; done; fi",
+        f"if [[ ${{LLMCTL_ATTEMPT:-}} ]]; then : >{place}/loading; until [[ -e {place}/go ]]; do sleep 0.05; done; fi",
     )
     assert main(["submit", "--run-id", "r", *what]) == 0
     wait_for(place / "loading")

@@ -3,6 +3,7 @@
 The login node is this machine with another home directory (``OtherMachine``); tests/schedulers has real ones.
 """
 
+import json
 import os
 import stat
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
     secret = there / "runs/.secrets/r.1"
     assert (secret.read_bytes(), stat.S_IMODE(secret.stat().st_mode)) == (b"TOKEN\0s3cret\0", 0o600)
     assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
-    assert str(secret) in (there / "runs/r/job.sh").read_text()
+    assert json.loads((there / "runs/r/job.json").read_text())["secrets_file"] == str(secret)
     everything = [path for path in (there / "runs/r").rglob("*") if path.is_file() and path.name != "activate"]
     assert not [path for path in everything if b"s3cret" in path.read_bytes()]
     assert f"{there}/venv/bin/python" in (there / "runs/r/job.sh").read_text()

@@ -245,8 +245,6 @@ def test_the_record_says_what_was_asked_and_where_it_came_from(place, capsys, mo
 def test_a_failing_node_takes_the_others_along_and_gives_its_code(place):
     program = '[ "$NODE_RANK" = 1 ] && exit 7; setsid sleep 400 & trap "" TERM; sleep 401'
     assert main(["submit", "--nodes", "3", "--run-id", "f", "--", "bash", "-c", program]) == 0
-    script = place / "runs" / "f" / "job.sh"
-    assert "failure_grace_s=10\n" in script.read_text()
     end = ending(place, "f", patience_s=90)
     assert (end["code"], end["reason"], end["signal"]) == (7, "failed", None)
     assert survivors(place / "runs" / "f") == []

@@ -72,7 +72,7 @@ def test_a_second_job_of_a_submission_starts_nothing(tmp_path, cluster, claims, 
     for submission, owner in claims.items():
         (run_dir / f"attempts/.submission-{submission}").symlink_to(same if owner == "same" else owner)
     rendered = render_case(profile, job, python=PYTHON, working_dir=tmp_path)
-    Stage(tmp_path).run(rendered.script, run_dir, code=0 if starts else 1)
+    Stage(tmp_path).run(rendered, run_dir, code=0 if starts else 1)
     assert (run_dir / "attempts/1/exit.json").exists() is starts
     if starts:
         assert str((run_dir / "attempts/.submission-1").readlink()) == same

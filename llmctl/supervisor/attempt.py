@@ -1,0 +1,208 @@
+"""One attempt of a run: its number, started.json and exit.json."""
+
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from . import processes
+from .settings import JobSettings
+
+
+class AttemptError(Exception):
+    """No attempt can be made; the message is a sentence for the job's log."""
+
+
+class Attempt(NamedTuple):
+    """attempts/K of a run.
+
+    Attributes:
+        number: K.
+        folder: its directory.
+        suffix: of started.json and exit.json where every machine writes its own; empty for the head's.
+    """
+
+    number: int
+    folder: str
+    suffix: str = ""
+
+    def write(self, name: str, values: Dict[str, Any]) -> None:
+        """Write a JSON file aside and rename it.
+
+        Readers never see half of a file, and a full disk ends no run.
+        """
+        aside = f"{self.folder}/.{name}"
+        try:
+            with open(aside, "w") as file:
+                file.write(json.dumps(values) + "\n")
+            os.replace(aside, f"{self.folder}/{name}")
+        except OSError as error:
+            tell(f"{self.folder}/{name} cannot be written: {error.strerror}")
+
+    def write_started(self, submission: int, job_id: str) -> None:
+        """Say who runs the attempt: this process."""
+        pid = os.getpid()
+        values = {"attempt": self.number, "submission": submission, "job_id": job_id, "host": socket.gethostname()}
+        values.update({"pid": pid, "pid_start_time": processes.start_time(pid), "boot_id": processes.boot_id()})
+        values["time"] = int(time.time())
+        self.write(f"started{self.suffix}.json", values)
+
+    def write_exit(self, code: int, reason: str, signal: Optional[str]) -> None:
+        """Say how the attempt ended."""
+        values = {"code": code, "reason": reason, "signal": signal, "time": int(time.time())}
+        self.write(f"exit{self.suffix}.json", {**values, "node": socket.gethostname()})
+
+    def has(self, name: str) -> bool:
+        """True if there is a file of this name."""
+        return os.path.exists(f"{self.folder}/{name}")
+
+
+def claim_submission(job: JobSettings, job_id: str) -> None:
+    """Make this job the only one of its submission.
+
+    A symbolic link decides, which only one job can make. A scheduler whose answer was lost may have been given the job
+    twice. A job that is started again keeps its id; one that comes after a later submission comes too late.
+
+    Raises:
+        AttemptError: another job is the submission's, or the run was submitted again.
+    """
+    folder = f"{job.run_dir}/attempts"
+    prefix = ".submission-"
+    _make_folder(folder)
+    claim = f"{folder}/{prefix}{job.submission}"
+    with suppress(OSError):
+        os.symlink(job_id, claim)
+    owner = ""
+    with suppress(OSError):
+        owner = os.readlink(claim)
+    if owner not in ("", job_id):
+        raise AttemptError(
+            f"job {owner} is submission {job.submission} of {job.run_id} already; job {job_id} starts nothing"
+        )
+    numbers = [name[len(prefix) :] for name in os.listdir(folder) if name.startswith(prefix)]
+    later = max((int(number) for number in numbers if number.isdigit()), default=0)
+    if later > job.submission:
+        raise AttemptError(f"{job.run_id} was submitted again since (submission {later}); job {job_id} starts nothing")
+
+
+def new_attempt(job: JobSettings) -> Attempt:
+    """The next attempt of the run.
+
+    mkdir decides who gets a number, also when the scheduler starts the job again.
+
+    Raises:
+        AttemptError: the directory cannot be made.
+    """
+    _make_folder(f"{job.run_dir}/attempts")
+    number = 1
+    while True:
+        folder = job.attempt_dir(number)
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise AttemptError(f"{folder} cannot be made: {error.strerror}") from None
+        else:
+            _copy_into(job, folder, ("job.sh", "job.json", "config.yaml"))
+            return Attempt(number, folder)
+
+
+def attempt_on_machine(job: JobSettings, node: int) -> Attempt:
+    """The attempt as one of several machines makes or finds it.
+
+    It has the submission's number on all machines.
+
+    Raises:
+        AttemptError: the head cannot make the directory, or it is there already.
+    """
+    folder = job.attempt_dir(job.submission)
+    _make_folder(f"{job.run_dir}/attempts")
+    try:
+        if job.shared and node == 0:
+            os.mkdir(folder)
+        elif not job.shared:
+            os.makedirs(folder, exist_ok=True)
+        if node == 0 or not job.shared:
+            _copy_into(job, folder, ("job.sh", "job.json"))
+        if node == 0:
+            _copy_into(job, folder, ("config.yaml",))
+    except OSError as error:
+        raise AttemptError(f"{folder} cannot be made: {error.strerror}") from None
+    return Attempt(job.submission, folder, f"-{node:05d}" if node else "")
+
+
+def code_of_cause(folder: str, code: int) -> int:
+    """The exit code of the first rank that failed by itself; else ``code``.
+
+    torchrun leaves with 1 whatever its ranks left with, and srun with the highest code of all, which is that of a rank
+    that srun has killed.
+    """
+    causes: List[Tuple[float, int]] = []
+    with suppress(OSError):
+        for name in os.listdir(f"{folder}/errors"):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                with open(f"{folder}/errors/{name}", encoding="utf-8", errors="replace") as file:
+                    error = json.loads(file.read())
+                if error["consequence"] is False:
+                    causes.append((float(error["time"]), int(error["exit_code"])))
+    return min(causes)[1] if causes else code
+
+
+def outcome_of_rank_0(folder: str) -> str:
+    """The reason that rank 0 left behind, completed or stopped; else empty."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        with open(f"{folder}/outcome.json", encoding="utf-8", errors="replace") as file:
+            return str(json.loads(file.read())["reason"])
+    return ""
+
+
+def read_secrets(job: JobSettings) -> Dict[str, str]:
+    """Names and values of the secrets, from a file of NAME NUL VALUE NUL.
+
+    Raises:
+        AttemptError: this node does not see the file.
+    """
+    if job.secrets_file is None:
+        return {}
+    try:
+        with open(job.secrets_file, "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    except OSError:
+        if job.secrets_are_read_once:
+            raise AttemptError("the file of the secrets is gone; submit again") from None
+        raise AttemptError(
+            f"{socket.gethostname()} has no file of the secrets. Nodes must see {os.path.dirname(job.secrets_file)}: "
+            "is runs_root on a file system that they share? If they do, it was removed when the job ended before: "
+            "submit again"
+        ) from None
+    return dict(zip(words[::2], words[1::2]))
+
+
+def remove_secrets(job: JobSettings) -> None:
+    """Remove the file of the secrets, if it is there."""
+    if job.secrets_file is not None:
+        with suppress(OSError):
+            os.unlink(job.secrets_file)
+
+
+def tell(sentence: str) -> None:
+    """Say something in the job's log."""
+    print(f"llmctl: {sentence}", file=sys.stderr, flush=True)
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise AttemptError(f"{folder} cannot be made: {error.strerror}") from None
+
+
+def _copy_into(job: JobSettings, folder: str, names: Tuple[str, ...]) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            shutil.copy(f"{job.run_dir}/{name}", folder)

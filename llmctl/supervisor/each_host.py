@@ -1,0 +1,106 @@
+"""One command per host, for launchers that start one at a time.
+
+These are qrsh of Grid Engine, pbs_tmrsh of PBS, and this machine itself.
+"""
+
+import shlex
+import signal
+import subprocess
+import time
+from typing import Dict, List, Mapping, Optional, Sequence
+
+from . import processes
+from .signals import Signals
+from .tell import Teller
+from .watch import FAILURE_GRACE_S, KILL_GRACE_S
+
+HOST, NODE = "%h", "%n"
+"""Words of the command that stand for the name of the host and its number."""
+
+
+def commands(words: Sequence[str], hosts: Sequence[str], *, through_shell: bool, first_here: bool) -> List[List[str]]:
+    """One argument vector per host.
+
+    Args:
+        words: of the command, with HOST and NODE in place of a name and a number.
+        hosts: their names.
+        through_shell: the words behind HOST become one, quoted for the shell that the launcher hands it to.
+        first_here: the first host is this one, where no launcher is needed: its words begin behind HOST.
+    """
+    begin = words.index(HOST) + 1 if HOST in words else 0
+    found = []
+    for node, host in enumerate(hosts):
+        inner = [str(node) if word == NODE else word for word in words[begin:]]
+        outer = [host if word == HOST else word for word in words[:begin]]
+        if first_here and node == 0:
+            found.append(inner)
+        elif through_shell:
+            found.append([*outer, " ".join(map(shlex.quote, inner))])
+        else:
+            found.append([*outer, *inner])
+    return found
+
+
+class ByCommand(Teller):
+    """Another command through the same launcher.
+
+    The launcher's own end would leave its command running unseen on the host.
+    """
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Run this command, in this environment, to ask."""
+        self._argv = list(argv)
+        self._environ = dict(environ)
+
+    def tell(self, pid: int) -> None:
+        """See Teller."""
+        del pid
+        processes.start(self._argv, self._environ)
+
+
+def host_names(hostfile: str) -> List[str]:
+    """The first words of a hostfile's lines."""
+    with open(hostfile, encoding="utf-8", errors="surrogateescape") as file:
+        return [line.split()[0] for line in file if line.strip()]
+
+
+def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: Mapping[str, str]) -> int:
+    """Run the commands to their ends; the exit code of the first that failed.
+
+    A command that fails takes the others along.
+
+    Args:
+        argvs: the commands.
+        tellers: how each is asked to end.
+        environ: of all.
+    """
+    signals = Signals()
+    running: Dict[int, "subprocess.Popen[bytes]"] = {}
+    for number, argv in enumerate(argvs):
+        running[number] = processes.start(argv, environ)
+    code = 0
+    deadline: Optional[float] = None
+    was_told = False
+    while True:
+        failed = _take_ended(running)
+        if failed and code == 0:
+            code, deadline = failed[0], time.monotonic() + FAILURE_GRACE_S
+        if not running:
+            return code
+        if deadline is not None and time.monotonic() >= deadline:
+            for number, child in running.items():
+                if was_told and not tellers[number].can_do_more:
+                    processes.signal_group(child.pid, signal.SIGKILL)
+                else:
+                    tellers[number].tell(child.pid)
+            was_told, deadline = True, time.monotonic() + KILL_GRACE_S
+        if {"TERM", "INT"} & set(signals.wait(0.5)):
+            for number, child in running.items():
+                tellers[number].tell(child.pid)
+
+
+def _take_ended(running: Dict[int, "subprocess.Popen[bytes]"]) -> List[int]:
+    """Take those that have ended out; the exit codes of those that failed."""
+    ended = [number for number, child in running.items() if child.poll() is not None]
+    codes = [processes.exit_code(running.pop(number).returncode) for number in ended]
+    return [code for code in codes if code != 0]

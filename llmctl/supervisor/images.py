@@ -1,0 +1,79 @@
+"""An image of a registry, fetched once for all nodes."""
+
+import fcntl
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Dict, Mapping
+
+_PREFIX = {"apptainer": ("APPTAINER", "SINGULARITY"), "singularity": ("SINGULARITY",)}
+
+
+def import_image(runtime: str, source: str, target: str, environ: Mapping[str, str]) -> int:
+    """Fetch an image unless the file is there.
+
+    Of a user's jobs the second one waits for the first.
+
+    Args:
+        runtime: pyxis, enroot, apptainer or singularity.
+        source: as enroot import and apptainer pull take it.
+        target: the file.
+        environ: of the job.
+
+    Returns:
+        0, or 1 after a sentence on standard error.
+    """
+    if os.path.exists(target):
+        return 0
+    folder = os.path.dirname(target)
+    # The lock and an unfinished image are each user's own: the folder may be that of a group.
+    own = f"{target}.{os.getuid()}"
+    aside = f"{own}.new"
+    try:
+        os.makedirs(folder, exist_ok=True)
+        print(f"llmctl: importing {source} to {target}", file=sys.stderr, flush=True)
+        with open(f"{own}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.path.exists(target):
+                # Aside and renamed: half an image is never found. The tools refuse to write to a file that is there.
+                with suppress(FileNotFoundError):
+                    os.unlink(aside)
+                is_enroot = runtime in ("pyxis", "enroot")
+                argv = ["enroot", "import", "--output"] if is_enroot else [runtime, "pull"]
+                fetched = subprocess.call(
+                    [*argv, aside, source], env=_beside_images(runtime, folder, environ), stdout=sys.stderr.fileno()
+                )
+                # Another user may have been faster.
+                if os.path.exists(target):
+                    os.unlink(aside)
+                elif fetched == 0:
+                    os.rename(aside, target)
+    except OSError as error:
+        print(f"llmctl: {error.filename or runtime}: {error.strerror}", file=sys.stderr)
+    if os.path.exists(target):
+        return 0
+    print(f"llmctl: {source} cannot be imported to {target}", file=sys.stderr)
+    return 1
+
+
+def _beside_images(runtime: str, folder: str, environ: Mapping[str, str]) -> Dict[str, str]:
+    """The environment of an import, whose caches and scratch files go beside the images.
+
+    Both take tens of GB, and are in the home directory and in /tmp by default.
+    """
+    cache = f"{folder}/.cache.{os.getuid()}"
+    os.makedirs(f"{cache}/tmp", exist_ok=True)
+    scratch = environ.get("TMPDIR") or "/tmp"
+    if scratch.startswith("/tmp"):
+        scratch = f"{cache}/tmp"
+    if runtime in ("pyxis", "enroot"):
+        return {"ENROOT_CACHE_PATH": cache, "ENROOT_TEMP_PATH": scratch, **environ}
+    # apptainer takes the old names where the new ones are not set.
+    prefixes = _PREFIX[runtime]
+    own = {f"{prefixes[0]}_CACHEDIR": cache, f"{prefixes[0]}_TMPDIR": scratch}
+    for kind in ("CACHEDIR", "TMPDIR"):
+        told = [environ[name] for name in (f"{prefix}_{kind}" for prefix in prefixes) if environ.get(name)]
+        if told:
+            own[f"{prefixes[0]}_{kind}"] = told[0]
+    return {**environ, **own}

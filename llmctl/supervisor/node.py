@@ -1,0 +1,124 @@
+"""One node or rank of an attempt: its log, variables and command."""
+
+import os
+import signal
+from contextlib import suppress
+from typing import Dict, Mapping, Optional, Sequence
+
+from . import processes
+from .attempt import read_secrets
+from .settings import JobSettings
+from .signals import Signals
+
+_LOOK_S = 1.0
+
+
+def end_file_of(attempt_dir: str) -> str:
+    """The file that asks all nodes of an attempt to end; see tell.ByFile."""
+    return f"{attempt_dir}/.end"
+
+
+def rank_of_launcher(environ: Mapping[str, str]) -> int:
+    """The number of this process, by its launcher's variables.
+
+    The innermost launcher counts: mpirun leaves Slurm's variables about.
+    """
+    text = environ.get("OMPI_COMM_WORLD_RANK") or environ.get("PMI_RANK")
+    if not text and environ.get("SLURM_STEP_ID"):
+        text = environ.get("SLURM_PROCID")
+    return int(text or 0)
+
+
+def run_node(
+    job: JobSettings,
+    environ: Mapping[str, str],
+    attempt: int,
+    address: str,
+    port: str,
+    node: Optional[int],
+    *,
+    guarded: bool,
+) -> int:
+    """Become the part "rank" of job.sh, or run and guard it.
+
+    Args:
+        job: settings.
+        environ: of this process.
+        attempt: its number.
+        address: MASTER_ADDR; "-" for none.
+        port: MASTER_PORT; "-" for none.
+        node: number of this node; None: the launcher's variables say.
+        guarded: the launcher must not be signalled: wait for the command, and end it when a file says so.
+
+    Returns:
+        The command's exit code, where it is guarded.
+
+    Raises:
+        AttemptError: this node does not see the file of the secrets.
+    """
+    folder = job.attempt_dir(attempt)
+    if node is None:
+        rank = rank_of_launcher(environ)
+        node = rank // job.ranks_per_node if job.one_process_per_rank else rank
+    _write_to(f"{folder}/node-{node:05d}.log")
+    variables = {**environ, **attempt_variables(job, attempt)}
+    if not job.secrets_are_read_once:
+        variables.update(read_secrets(job))
+    variables["NODE_RANK"] = str(node)
+    variables["MASTER_ADDR"] = "" if address == "-" else address
+    variables["MASTER_PORT"] = "" if port == "-" else port
+    argv = ["bash", f"{folder}/job.sh", "rank"]
+    if not guarded:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            # Python ignores these, and what it becomes would too.
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(argv[0], argv, variables)
+    return guard(argv, variables, end_file_of(folder))
+
+
+def attempt_variables(job: JobSettings, attempt: int) -> Dict[str, str]:
+    """Variables of every process of an attempt."""
+    folder = job.attempt_dir(attempt)
+    return {
+        "LLMCTL_RUN_ID": job.run_id,
+        "LLMCTL_RUN_DIR": job.run_dir,
+        "LLMCTL_ATTEMPT": str(attempt),
+        "LLMCTL_ATTEMPT_DIR": folder,
+        "LLMCTL_HOSTFILE": f"{folder}/hostfile",
+        "NNODES": str(job.nodes),
+    }
+
+
+def guard(argv: Sequence[str], environ: Mapping[str, str], end_file: str) -> int:
+    """Run a command, and end it when a file says so; its exit code.
+
+    This process itself never ends by a signal.
+    """
+    signals = Signals()
+    child = processes.start(argv, environ)
+    folder, name = os.path.split(end_file)
+    was_told = False
+    while child.poll() is None:
+        names = _names(folder)
+        if f"{name}.now" in names:
+            processes.signal_group(child.pid, signal.SIGKILL)
+        elif not was_told and name in names:
+            processes.signal_group(child.pid, signal.SIGTERM)
+            was_told = True
+        signals.wait(_LOOK_S)
+    return processes.exit_code(child.returncode)
+
+
+def _names(folder: str) -> Sequence[str]:
+    """Reading the directory makes a network file system look again."""
+    with suppress(OSError):
+        return os.listdir(folder)
+    return ()
+
+
+def _write_to(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)

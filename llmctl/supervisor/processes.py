@@ -1,0 +1,133 @@
+"""Processes of an attempt on this machine, as /proc shows them; see proc(5)."""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+_LOOKS = 3
+_TORCHRUN = b"TORCHELASTIC_RUN_ID"
+_VISITOR = b"LLMCTL_INTERACTIVE"
+"""A person's shell in the environment of a run is no process of the run."""
+
+
+def start(argv: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start a command in a process group of its own, without input.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(list(argv), env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=_lead_a_group)
+
+
+def _lead_a_group() -> None:
+    os.setpgid(0, 0)
+
+
+def exit_code(status: int) -> int:
+    """The exit code of a shell for a status of ``Popen``: 128 + N for signal N."""
+    return 128 - status if status < 0 else status
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Signal a process group; one that has gone is no error."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def start_time(pid: int) -> Optional[int]:
+    """Clock ticks from the machine's start to the process's; None if unknown."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def boot_id() -> Optional[str]:
+    """The kernel's id of this start of the machine; None if unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip() or None
+    except OSError:
+        return None
+
+
+def kill_attempt(run_dir: str, attempt: int) -> None:
+    """Kill all that is left of an attempt on this machine.
+
+    More than once, since a process may just start another. Taken are the processes that carry the attempt in their
+    environment (torchrun and mpirun put ranks into sessions of their own), the descendants of this process, and, where
+    it leads its session, the rest of that session.
+    """
+    for _ in range(_LOOKS):
+        left = _members(run_dir, attempt)
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not left:
+            return
+        time.sleep(0.05)
+
+
+def ask_ranks_to_end(run_dir: str, attempt: int, node: int) -> None:
+    """Send SIGTERM to the processes of one node of an attempt.
+
+    An agent of torchrun hands the signal on to its ranks.
+    """
+    for pid, variables in _environments():
+        is_rank = _belongs(variables, run_dir, attempt) and variables.get(b"NODE_RANK") == str(node).encode()
+        if is_rank and _TORCHRUN not in variables and _VISITOR not in variables:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+
+
+def _members(run_dir: str, attempt: int) -> Set[int]:
+    own = os.getpid()
+    variables = dict(_environments())
+    stats = {pid: fields for pid, fields in ((pid, _stat(pid)) for pid in variables) if fields is not None}
+    living = {pid for pid, fields in stats.items() if fields[0] not in "ZX"}
+    found = {pid for pid in living if _belongs(variables[pid], run_dir, attempt)}
+    if os.getsid(0) == own:
+        found |= {pid for pid in living if int(stats[pid][3]) == own}
+    family = {own}
+    while True:
+        children = {pid for pid in stats if int(stats[pid][1]) in family} - family
+        if not children:
+            break
+        family |= children
+    found |= family & living
+    return {pid for pid in found if _VISITOR not in variables[pid]} - {own}
+
+
+def _belongs(variables: Mapping[bytes, bytes], run_dir: str, attempt: int) -> bool:
+    return (
+        variables.get(b"LLMCTL_RUN_DIR") == os.fsencode(run_dir)
+        and variables.get(b"LLMCTL_ATTEMPT") == str(attempt).encode()
+    )
+
+
+def _environments() -> Iterator[Tuple[int, Dict[bytes, bytes]]]:
+    """The processes whose environment this user may see."""
+    names: List[str] = []
+    with suppress(OSError):
+        names = os.listdir("/proc")
+    for name in names:
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    entries = file.read().split(b"\0")
+            except OSError:
+                continue
+            yield int(name), {key: value for key, _, value in (entry.partition(b"=") for entry in entries)}
+
+
+def _stat(pid: int) -> Optional[List[str]]:
+    """Fields of /proc/PID/stat behind the name.
+
+    The name stands in parentheses and may itself hold any character.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None

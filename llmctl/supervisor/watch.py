@@ -1,0 +1,209 @@
+"""Watching a launch line: signals, the time limit, a cancel, and other machines."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import Optional, Set
+
+from . import processes
+from .attempt import Attempt, outcome_of_rank_0, tell
+from .peers import LOOKS_PER_SECOND, Peers
+from .settings import JobSettings
+from .signals import Signals
+from .tell import Teller
+
+CANCEL_GRACE_S = 10
+"""Seconds to save once cancelled, unless attempts/K/cancel says how many."""
+FAILURE_GRACE_S = 10
+"""Seconds for a run to end by itself once a part of it has failed."""
+KILL_GRACE_S = 10
+EARLY_WARNING_S = 300
+"""A warning of the time limit comes at most so long before our own timer: Slurm's by up to 60 s (sbatch(1))."""
+
+
+class Watch:
+    """One attempt, from its launch line to the end of its processes.
+
+    Attributes:
+        code: exit code so far: of the launch line, or of another machine's part that failed.
+        signal: the first signal that came; TERM for a USR1 or USR2 that is no warning of the time limit.
+        is_cancelled: attempts/K/cancel was read.
+    """
+
+    def __init__(
+        self,
+        job: JobSettings,
+        attempt: Attempt,
+        signals: Signals,
+        teller: Teller,
+        *,
+        stop_after_s: float,
+        peers: Optional[Peers] = None,
+        is_head: bool = True,
+    ) -> None:
+        """Watch an attempt.
+
+        Args:
+            job: settings.
+            attempt: that is run.
+            signals: of this process.
+            teller: how the launch line is asked to end.
+            stop_after_s: seconds from now after which the run is told to stop; 0: never.
+            peers: the other machines, where no scheduler watches them.
+            is_head: this machine's end is the run's.
+        """
+        self.code = 0
+        self.signal: Optional[str] = None
+        self.is_cancelled = False
+        self._job = job
+        self._attempt = attempt
+        self._signals = signals
+        self._teller = teller
+        self._peers = peers
+        self._is_head = is_head
+        self._began = time.monotonic()
+        self._stop_after_s = stop_after_s
+        self._deadline: Optional[float] = None
+        self._was_told = False
+        self._has_launched = False
+        self._is_timeout = False
+        self._is_second_look = False
+        self._child: Optional["subprocess.Popen[bytes]"] = None
+
+    @property
+    def is_over(self) -> bool:
+        """True if the run was told to end before anything was started."""
+        for name in self._signals.wait(0):
+            self._on_signal(name)
+        return self.signal is not None
+
+    def run(self, child: "subprocess.Popen[bytes]") -> None:
+        """Watch the launch line to its end; the head waits for all machines."""
+        self._child = child
+        while child.poll() is None:
+            self._look()
+            for name in self._signals.wait(1 / LOOKS_PER_SECOND):
+                self._on_signal(name)
+        self._note_launch()
+        status = processes.exit_code(child.returncode)
+        if self.signal is not None and not self._has_launched:
+            status = 0
+        if self.code == 0:
+            self.code = status
+        if self._peers is not None and self._is_head:
+            self._peers.write_head_end(self.code)
+            while not self._peers.all_have_ended:
+                self._look_at_peers(self._peers, set())
+                for name in self._signals.wait(1 / LOOKS_PER_SECOND):
+                    self._on_signal(name)
+
+    def reason(self, code: int) -> str:
+        """The word of exit.json for the cause of the end.
+
+        The user's wish comes first, then the outcome of rank 0, then the exit code.
+        """
+        outcome = outcome_of_rank_0(self._attempt.folder)
+        if self._attempt.has("cancel"):
+            return "cancelled"
+        if self._is_timeout and not (code == 0 and outcome == "completed"):
+            return "timeout"
+        if code == 0 and outcome == "stopped":
+            return "stopped"
+        if self.signal is not None and not (self._job.is_training and self._has_launched):
+            return "stopped"
+        return "completed" if code == 0 else "failed"
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._stop_after_s > 0 and now - self._began >= self._stop_after_s and self.signal is None:
+            tell(f"told to stop at the time limit, after {self._stop_after_s:.0f} s")
+            self._on_signal("USR1")
+        names: Set[str] = set()
+        if self._is_second_look:
+            # A cancel may come as a file alone: from another machine, or after the run was told to stop. Reading the
+            # directory makes a network file system look again, which remembers for a minute that a file was not there.
+            with suppress(OSError):
+                names = set(os.listdir(self._attempt.folder))
+        self._is_second_look = not self._is_second_look
+        if self._peers is not None:
+            self._look_at_peers(self._peers, names)
+        if "cancel" in names and not self.is_cancelled:
+            if self.signal is None:
+                self._on_signal("TERM")
+            else:
+                self._read_cancel()
+        if self._deadline is not None and now >= self._deadline:
+            if self._was_told and not self._teller.can_do_more:
+                self._kill()
+            else:
+                self._tell_child()
+            self._was_told = True
+            self._deadline = now + KILL_GRACE_S
+
+    def _look_at_peers(self, peers: Peers, names: Set[str]) -> None:
+        if "stop" in names and self.signal is None:
+            self._on_signal("TERM")
+        for loss in peers.look():
+            tell(loss.sentence)
+            self.code = self.code or loss.code
+            if self._deadline is None:
+                self._deadline = time.monotonic() + FAILURE_GRACE_S
+
+    def _on_signal(self, name: str) -> None:
+        """Begin the end of the run, or hasten it.
+
+        Told to stop, the trainer saves at its next step and leaves. Told again, the run ends at once. A second warning
+        of the time limit counts for nothing: one comes from the scheduler and one from our own timer.
+        """
+        now = time.monotonic()
+        is_warning = name.startswith("USR")
+        if self.signal is not None:
+            if not is_warning:
+                self._deadline = now
+            return
+        self.signal = name
+        # Schedulers announce the end of the time by USR1 or USR2, any other end by TERM. A warning long before our own
+        # timer is of another job that takes the nodes (Slurm: send_user_signal), and this one may be started again.
+        if is_warning and self._stop_after_s > now - self._began + EARLY_WARNING_S:
+            self.signal = "TERM"
+        elif is_warning:
+            self._is_timeout = True
+        if self._child is None:
+            return
+        self._note_launch()
+        if not self._has_launched:
+            # Nothing has begun: nothing begins.
+            self._kill()
+            return
+        with suppress(OSError), open(f"{self._attempt.folder}/stop", "a"):
+            pass
+        self._deadline = now + self._job.stop_grace_s
+        if self._attempt.has("cancel"):
+            self._read_cancel()
+        if not self._job.is_training:
+            self._tell_child()
+
+    def _read_cancel(self) -> None:
+        """attempts/K/cancel holds the seconds that the trainer gets to save."""
+        text = ""
+        with suppress(OSError), open(f"{self._attempt.folder}/cancel", errors="replace") as file:
+            text = file.readline().strip()
+        seconds = int(text) if re.match(r"^[0-9]{1,6}$", text) else CANCEL_GRACE_S
+        self._deadline = time.monotonic() + seconds
+        self.is_cancelled = True
+
+    def _note_launch(self) -> None:
+        """The launch line comes right behind the hostfile."""
+        self._has_launched = self._has_launched or self._attempt.has("hostfile")
+
+    def _tell_child(self) -> None:
+        if self._child is not None and self._child.poll() is None:
+            self._teller.tell(self._child.pid)
+
+    def _kill(self) -> None:
+        if self._child is not None and self._child.poll() is None:
+            processes.signal_group(self._child.pid, signal.SIGKILL)
+        processes.kill_attempt(self._job.run_dir, self._attempt.number)

@@ -1,0 +1,84 @@
+"""Templates of job.sh that a site or a user has changed."""
+
+import json
+import time
+
+import pytest
+
+from llmctl.cli.main import main
+
+TEMPLATE = """#!/bin/bash
+# edited by the site
+{% set job_id, supervisor = '"$$"', "" %}
+{% include "_supervisor.sh.j2" %}
+load_environment() { :; }
+if [[ $part == launch ]]; then
+    for ((node = 0; node < {{ nodes }}; node++)); do echo "127.0.0.1 slots=1"; done >"$LLMCTL_HOSTFILE"
+    bash "$LLMCTL_ATTEMPT_DIR/job.sh" node "$LLMCTL_ATTEMPT" 127.0.0.1 "$LLMCTL_MASTER_PORT" 0
+    exit
+fi
+export SITE=ours
+{% include "_ranks.sh.j2" %}
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    for name in ("CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("LLMCTL_CLUSTER", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.sh.j2").write_text(TEMPLATE)
+    return tmp_path
+
+
+def ended(place, attempt):
+    path, end = place / f"runs/r/attempts/{attempt}/exit.json", time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return json.loads(path.read_text())
+
+
+def test_a_run_keeps_its_template(place, capsys):
+    """Also where the file has gone, and where the launch line is not exec'd."""
+    words = ["submit", "--run-id", "r", "--template", "mine.sh.j2", "--", "bash", "-c", "echo $SITE $LLMCTL_ATTEMPT"]
+    assert main([*words[:1], "--dry-run", *words[1:]]) == 0
+    printed = capsys.readouterr().out
+    assert main(words) == 0
+    assert ended(place, 1)["reason"] == "completed"
+    assert printed.startswith((place / "runs/r/job.sh").read_text())
+    (place / "mine.sh.j2").unlink()
+    assert main(["resume", "r"]) == 0
+    assert ended(place, 2)["reason"] == "completed"
+    said = [(place / f"runs/r/attempts/{attempt}/node-00000.log").read_text() for attempt in (1, 2)]
+    assert said == ["ours 1\n", "ours 2\n"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("#!/bin/bash\nrun {{ run_idd }}\n", "mine.sh.j2:2: 'run_idd' is undefined; a template knows: "),
+        ("#!/bin/bash\n\n{% if %}\n", "mine.sh.j2:3: "),
+        ('{% include "_ranks.sh" %}', "mine.sh.j2:1: "),
+    ],
+)
+def test_what_is_wrong_with_a_template_is_said_by_file_and_line(place, capsys, text, said):
+    (place / "mine.sh.j2").write_text(text)
+    assert main(["submit", "--template", "mine.sh.j2", "--dry-run", "--", "true"]) == 3
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("place")
+def test_a_template_that_cannot_be_read_is_refused(capsys):
+    assert main(["submit", "--template", "none.j2", "--", "true"]) == 2
+    assert "--template none.j2: cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_a_part_of_the_users_own_goes_before_ours(place, capsys):
+    (place / "config/llmctl/templates").mkdir(parents=True)
+    (place / "config/llmctl/templates/_environment.sh.j2").write_text("load_environment() { echo ours; }\n")
+    assert main(["submit", "--dry-run", "--", "true"]) == 0
+    assert "load_environment() { echo ours; }\n" in capsys.readouterr().out

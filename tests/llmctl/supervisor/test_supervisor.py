@@ -1,0 +1,275 @@
+"""The supervisor of jobs with real processes: attempts, signals, ports, leftovers, and the Python that it needs.
+
+``LLMCTL_TEST_SUPERVISOR_PYTHON=/usr/bin/python3.6 python -m pytest tests/llmctl/test_supervisor.py`` takes another one.
+"""
+
+import ast
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llmctl.paths import PACKAGE
+from llmctl.supervisor import each_host, processes
+from llmctl.supervisor.attempt import AttemptError, claim_submission, code_of_cause, new_attempt, read_secrets
+from llmctl.supervisor.node import rank_of_launcher
+from llmctl.supervisor.peers import Peers
+from llmctl.supervisor.rendezvous import reserve_port
+from llmctl.supervisor.settings import JobSettings
+
+PYTHON = os.environ.get("LLMCTL_TEST_SUPERVISOR_PYTHON", sys.executable)
+FILES = sorted((PACKAGE / "supervisor").glob("*.py"))
+# All that the supervisor takes of the standard library; each of these modules is as old as Python 3.6.
+STANDARD = {
+    *("argparse", "contextlib", "fcntl", "importlib", "json", "os", "re", "select", "shlex", "shutil", "signal"),
+    *("socket", "stat", "subprocess", "sys", "time", "types", "typing"),
+}
+
+
+def settings(run_dir: Path, **changes: object) -> JobSettings:
+    job = JobSettings(
+        run_id="r",
+        run_dir=str(run_dir),
+        submission=1,
+        nodes=1,
+        ranks_per_node=1,
+        is_training=False,
+        one_process_per_rank=False,
+        ports=(29730, 29733),
+        port_rule=None,
+        stop_grace_s=2,
+        stop_after_s=0,
+        secrets_file=None,
+        secrets_are_read_once=False,
+        hosts=(),
+        shared=True,
+        in_image=False,
+        forgets_launchers=False,
+    )
+    return job._replace(**changes)
+
+
+def run_job(run_dir: Path, script: str, *arguments: str, **changes: object) -> "subprocess.Popen[str]":
+    """A job whose launch part is ``script``, behind the line that hands over to the supervisor."""
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / "job.json").write_text(json.dumps(settings(run_dir, **changes)._asdict()))
+    supervisor = shlex.join([PYTHON, "-IB", str(PACKAGE / "supervisor")])
+    first = f'[[ -n $1 ]] || exec {supervisor} job --job {shlex.quote(str(run_dir))}/job.json --job-id 7 "${{@:2}}"\n'
+    (run_dir / "job.sh").write_text(first + script)
+    return start(run_dir, *arguments)
+
+
+def start(run_dir: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """The job.sh of a directory once more."""
+    argv = ["bash", str(run_dir / "job.sh"), "", *arguments]
+    return subprocess.Popen(argv, text=True, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def wait_for(path: Path) -> Path:
+    end = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.02)
+    return path
+
+
+def ending(run_dir: Path, attempt: int = 1) -> dict[str, object]:
+    return json.loads((run_dir / f"attempts/{attempt}/exit.json").read_text())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_needs_nothing_that_python_3_6_lacks(path):
+    tree = ast.parse(path.read_text(), feature_version=(3, 6))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    assert imported <= STANDARD
+    # Annotations are evaluated there: built-in types take no parameters, and there is no "|" between types.
+    annotations = [node.annotation for node in ast.walk(tree) if isinstance(node, (ast.arg, ast.AnnAssign))]
+    annotations += [node.returns for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for annotation in filter(None, annotations):
+        for node in ast.walk(annotation):
+            assert not isinstance(node, ast.BinOp), ast.unparse(annotation)
+            assert not (isinstance(node, ast.Subscript) and ast.unparse(node.value).islower()), ast.unparse(annotation)
+
+
+def test_attempts_that_begin_at_once_get_numbers_of_their_own(tmp_path):
+    program = 'touch "$LLMCTL_HOSTFILE"\n'
+    jobs = [run_job(tmp_path, program), *(start(tmp_path) for _ in range(3))]
+    assert [job.wait(60) for job in jobs] == [0] * 4
+    assert [ending(tmp_path, number)["reason"] for number in range(1, 5)] == ["completed"] * 4
+
+
+def test_a_job_says_who_runs_it_and_how_it_ended(tmp_path):
+    job = run_job(tmp_path, 'touch "$LLMCTL_HOSTFILE"; kill -SEGV $$\n')
+    assert job.wait(30) == 128 + signal.SIGSEGV
+    started = json.loads((tmp_path / "attempts/1/started.json").read_text())
+    assert (started["pid"], started["job_id"], started["host"]) == (job.pid, "7", socket.gethostname())
+    assert started["boot_id"] == processes.boot_id()
+    assert (ending(tmp_path)["code"], ending(tmp_path)["reason"], ending(tmp_path)["signal"]) == (139, "failed", None)
+
+
+def test_nothing_of_an_attempt_outlives_it(tmp_path):
+    """Not what has a session of its own, nor what has cleared its environment."""
+    program = (
+        'touch "$LLMCTL_HOSTFILE"\n'
+        "setsid sleep 987 & env -i sleep 986 & (exec env -i bash -c 'sleep 985 & exec sleep 984') &\n"
+        "sleep 0.5; exit 3\n"
+    )
+    assert run_job(tmp_path, program).wait(30) == 3
+    left = subprocess.run(["pgrep", "-f", "^sleep 98[4-7]$"], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+def test_a_person_in_the_environment_of_a_run_is_left_alone(tmp_path):
+    run_dir = tmp_path / "r"
+    attached = {**os.environ, "LLMCTL_RUN_DIR": str(run_dir), "LLMCTL_ATTEMPT": "1", "LLMCTL_INTERACTIVE": "1"}
+    with subprocess.Popen(["sleep", "60"], env=attached) as person:
+        assert run_job(run_dir, 'touch "$LLMCTL_HOSTFILE"\n').wait(30) == 0
+        assert person.poll() is None
+        person.kill()
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_job_told_to_end_saves_and_is_ended_when_it_does_not(tmp_path, is_training):
+    program = 'trap "" TERM; touch "$LLMCTL_HOSTFILE" "$LLMCTL_RUN_DIR/begun"; while :; do sleep 0.1; done\n'
+    job = run_job(tmp_path, program, is_training=is_training, stop_grace_s=1)
+    wait_for(tmp_path / "begun")
+    began = time.monotonic()
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(40) == 137
+    # The grace to save, and then the grace before it is killed.
+    assert time.monotonic() - began > 10
+    assert (tmp_path / "attempts/1/stop").exists()
+    assert ending(tmp_path)["reason"] == ("failed" if is_training else "stopped")
+
+
+def test_a_launcher_that_must_not_be_killed_sees_its_nodes_killed_first(tmp_path):
+    """Grid Engine ends the whole job, and its supervisor, when a qrsh dies."""
+    program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/.end.now ]]; do sleep 0.1; done; exit 9\n'
+    job = run_job(tmp_path, program, "--told-by", "file", is_training=True, stop_grace_s=1)
+    wait_for(tmp_path / "attempts/1/hostfile")
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(40) == 9
+    assert (tmp_path / "attempts/1/.end").exists()
+
+
+def test_a_cancel_may_come_as_a_file_alone(tmp_path):
+    program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/stop ]]; do sleep 0.1; done\n'
+    job = run_job(tmp_path, program, is_training=True, stop_grace_s=600)
+    wait_for(tmp_path / "attempts/1/hostfile")
+    (tmp_path / "attempts/1/cancel").write_text("30\n")
+    assert job.wait(30) == 0
+    assert (ending(tmp_path)["reason"], ending(tmp_path)["signal"]) == ("cancelled", "TERM")
+
+
+def test_the_time_limit_is_kept(tmp_path):
+    program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/stop ]]; do sleep 0.1; done; exit 5\n'
+    job = run_job(tmp_path, program, is_training=True, stop_after_s=1)
+    assert "told to stop at the time limit, after 1 s" in job.communicate(timeout=30)[1]
+    assert (job.returncode, ending(tmp_path)["reason"], ending(tmp_path)["signal"]) == (5, "timeout", "USR1")
+
+
+def test_codes_that_mean_more_to_the_scheduler_are_not_left_with(tmp_path):
+    assert run_job(tmp_path, "exit 99\n", "--never-exit", "99,100").wait(30) == 1
+    assert ending(tmp_path)["code"] == 99
+
+
+def test_one_job_is_one_submission(tmp_path):
+    claim_submission(settings(tmp_path), "7")
+    claim_submission(settings(tmp_path), "7")
+    with pytest.raises(AttemptError, match="job 7 is submission 1 of r already; job 8 starts nothing"):
+        claim_submission(settings(tmp_path), "8")
+    claim_submission(settings(tmp_path, submission=12), "9")
+    with pytest.raises(AttemptError, match="submitted again since .submission 12."):
+        claim_submission(settings(tmp_path), "7")
+    (tmp_path / "attempts/1").touch()
+    assert new_attempt(settings(tmp_path)).number == 2
+
+
+def test_ports_are_free_and_of_one_run_only(tmp_path):
+    job = settings(tmp_path, ports=(29734, 29736))
+    with socket.socket() as listener:
+        listener.bind(("", 29735))
+        assert reserve_port(job, "1") == 29736
+    # Reserved by this process, as another run's supervisor would find it.
+    program = "from tests.llmctl.supervisor.test_supervisor import *; print(reserve_port(settings(Path('/')), '1'))"
+    held = reserve_port(settings(tmp_path), "1")
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert held is not None and int(other.stdout) not in (held, 29736)
+    ruled = settings(tmp_path, port_rule=(29740, 3), ports=(29745, 29745))
+    assert [reserve_port(ruled, "7.server"), reserve_port(ruled, "7"), reserve_port(ruled, "7")] == [29741, 29745, None]
+
+
+def test_the_cause_gives_the_code(tmp_path):
+    (tmp_path / "errors").mkdir()
+    records = [(True, 1.0, 9), (False, 3.0, 1), (False, 2.0, 3)]
+    for rank, (consequence, when, code) in enumerate(records):
+        values = {"message": '"consequence": false', "consequence": consequence, "time": when, "exit_code": code}
+        (tmp_path / f"errors/rank-{rank:05d}.json").write_text(json.dumps(values))
+    (tmp_path / "errors/rank-00009.json").write_text('{"consequence": false, "ti')
+    assert code_of_cause(str(tmp_path), 137) == 3
+    assert code_of_cause(str(tmp_path / "none"), 137) == 137
+
+
+def test_secrets_are_whatever_bytes(tmp_path):
+    path = tmp_path / "secrets"
+    path.write_bytes(b"A\0\xff b\n\0B\0\0")
+    values = read_secrets(settings(tmp_path, secrets_file=str(path)))
+    assert {name: os.fsencode(value) for name, value in values.items()} == {"A": b"\xff b\n", "B": b""}
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "5", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}, 5),
+        ({"PMI_RANK": "3"}, 3),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}, 2),
+        ({"SLURM_PROCID": "2"}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_innermost_launcher_knows_the_rank(environ, rank):
+    assert rank_of_launcher(environ) == rank
+
+
+def test_a_rank_dies_of_a_closed_pipe_as_in_any_shell(tmp_path):
+    (tmp_path / "attempts/1").mkdir(parents=True)
+    (tmp_path / "attempts/1/job.sh").write_text("grep SigIgn /proc/$$/status\n")
+    assert run_job(tmp_path, "", "node", "1", "-", "-", "0").wait(30) == 0
+    ignored = int((tmp_path / "attempts/1/node-00000.log").read_text().split()[1], 16)
+    assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
+
+
+def test_one_command_per_host():
+    words = ["qrsh", "-inherit", "%h", "bash", "/r u n/job.sh", "node", "1", "%n"]
+    told = {"through_shell": True, "first_here": False}
+    assert each_host.commands(words, ["a", "b"], **told)[1] == [
+        "qrsh",
+        "-inherit",
+        "b",
+        "bash '/r u n/job.sh' node 1 1",
+    ]
+    told = {"through_shell": False, "first_here": True}
+    first, second = each_host.commands(words, ["a", "b"], **told)
+    assert (first, second[:3]) == (["bash", "/r u n/job.sh", "node", "1", "0"], ["qrsh", "-inherit", "b"])
+
+
+def test_a_machine_that_falls_silent_is_lost_and_one_that_failed_says_so(tmp_path):
+    job = settings(tmp_path, nodes=3, hosts=("a", "b", "c"), stop_grace_s=0)
+    (tmp_path / "attempts").mkdir()
+    attempt = new_attempt(job)
+    peers = Peers(job, attempt, 0)
+    Path(attempt.folder, "beat-00001").write_text("0\n")
+    Path(attempt.folder, "exit-00002.json").write_text('{"code": 4}')
+    found = [loss for _ in range(20) for loss in peers.look()]
+    assert [(loss.node, loss.code) for loss in found] == [(2, 4), (1, 1)]
+    assert found[0].sentence == "node 2 (c) ended with exit code 4"
+    assert found[1].sentence == "node 1 (b) has not been heard of for 5 s"
+    assert peers.all_have_ended
