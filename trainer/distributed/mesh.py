@@ -213,7 +213,7 @@ class ParallelMesh:
 class ProcessGroups:
     """Process groups of this rank.
 
-    None for a group of one rank, where callers skip the collective.
+    A group of one rank is None, and callers skip the collective.
 
     Attributes:
         tp: ranks with slices of the same tensors.

@@ -59,7 +59,7 @@ class LaunchEnvironment:
 class _Source:
     """Variables of one launcher.
 
-    Of several names for a value the first that is set counts.
+    If a value has several names, the first variable that is set counts.
     """
 
     name: str

@@ -45,7 +45,7 @@ class SpeedScale:
     def mfu(self, iteration_time_s: float) -> float | None:
         """Model FLOPs utilisation: achieved model TFLOP/s as a share of the peak.
 
-        None: peak unknown.
+        None if the peak is unknown.
         """
         return None if self.peak_tflops is None else self.tflops_per_device(iteration_time_s) / self.peak_tflops
 
@@ -89,7 +89,7 @@ def training_row(
 def validation_row(attempt: int, iteration: int, loss: float | None) -> dict[str, Any]:
     """Build the row of an evaluation: mean loss per valid token and perplexity.
 
-    None without valid tokens.
+    Both are None without valid tokens.
     """
     return {
         "attempt": attempt,

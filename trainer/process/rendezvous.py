@@ -32,7 +32,7 @@ class RendezvousError(ValueError):
 def find_port(job_id: str, low: int, high: int, host: str | None = None, start: int | None = None) -> int | None:
     """First free port in ``low``..``high``, from the job id's port on.
 
-    None if all are taken.
+    The result is None if all are taken.
 
     Must run on the node that will listen.
 

@@ -1,6 +1,6 @@
 """Paths in the run directory of a run that llmctl started.
 
-Llmctl uses the same names. Torch-free.
+The names are shared with llmctl. Torch-free.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ Split = Literal["train", "valid", "test"]
 class MicroBatch:
     """Input of one pass through the model.
 
-    The same on all pipeline stages and tensor-parallel ranks.
+    All pipeline stages and tensor-parallel ranks get the same micro-batch.
     """
 
     tokens: torch.Tensor

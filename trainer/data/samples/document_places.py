@@ -58,7 +58,7 @@ class DocumentEnds:
     def positions_of(self, rows: slice) -> torch.Tensor:
         """Positions of ``rows``, one of equal parts of the samples.
 
-        The same tensor at each call.
+        Every call returns the same tensor.
         """
         size = rows.stop - rows.start
         if not self._parts or len(self._parts[0]) != size:

@@ -82,7 +82,7 @@ class GPTDataset:
     def order(self) -> str:
         """Name of the order, without the seed.
 
-        The same in both modes for a single epoch.
+        The name is the same in both modes for a single epoch.
         """
         if self._together is None or self._together == Epochs():
             return "each epoch shuffled by itself"

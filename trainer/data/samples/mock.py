@@ -33,7 +33,7 @@ class MockDataset:
     def sample(self, number: int) -> npt.NDArray[np.int64]:
         """Tokens of sample ``number``, [seq_length + 1].
 
-        Depends only on the number, the seed and the split.
+        The tokens depend only on the number, the seed and the split.
         """
         # Philox is addressed by key and counter, so that every sample takes the same time.
         key = np.array([self._seed << 32 | self._split, number], dtype=np.uint64)

@@ -118,7 +118,7 @@ class Message:
 class Exchange:
     """An action with the messages it receives and sends.
 
-    None at the ends of the pipeline.
+    The messages are None at the ends of the pipeline.
 
     Either message may be local, from a rank to itself.
     """

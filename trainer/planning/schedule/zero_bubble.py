@@ -27,7 +27,7 @@ def zb_h1(pp: int, num_micro_batches: int) -> PipelineSchedule:
 def zb_v(pp: int, num_micro_batches: int) -> PipelineSchedule:
     """ZB-V: two model chunks per rank in a V.
 
-    Almost no bubble in 1F1B's memory (section 6).
+    The bubble is almost zero, in 1F1B's memory (section 6).
 
     A rank keeps at most ``2 * pp`` activations of a chunk, each half as large as an activation of a rank in 1F1B. With
     at least ``2 * pp - 1`` micro-batches, and if forward and both backwards take the same time, no rank waits between
