@@ -149,7 +149,7 @@ def test_documents_that_end_differently_are_refused_where_their_ends_count(folde
     describe(folder / "a", 1000, sha)
     assert data_of(folder, {**asked, **named, "eod_mask_loss": True}).masks_loss
     describe(folder / "a", 7, sha)
-    with pytest.raises(DataError, match="/a: its documents end with token 7, and NullTokenizer.* ends them with 1000"):
+    with pytest.raises(DataError, match="/a: documents end with token 7, but NullTokenizer.* ends them with 1000"):
         data_of(folder, {**asked, **named})
 
 
