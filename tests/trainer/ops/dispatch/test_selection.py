@@ -303,7 +303,7 @@ def test_a_switch_of_the_other_activation_turns_nothing_off():
     ("training", "said"),
     [
         ({"kernel_backends": {"rmsnorm": "native"}}, "'rmsnorm' is not an op; did you mean rms_norm?"),
-        ({"kernel_backends": {"xyz": "native"}}, "there are rms_norm, add_rms_norm,"),
+        ({"kernel_backends": {"xyz": "native"}}, "the ops are rms_norm, add_rms_norm,"),
         ({"kernel_backend": "apex"}, "training.kernel_backend: 'apex' is not valid"),
         ({"kernel_backends": {"rope": "apex"}}, "training.kernel_backends.rope: 'apex' is not valid"),
         (
