@@ -12,7 +12,7 @@ _USAGE = 2
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser that reports an error in one line instead of argparse's full usage; exit code 2."""
+    """Parser that reports an error in one line without the usage; exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` on standard error and exit with code 2."""
@@ -20,7 +20,10 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class Refused(argparse.Action):
-    """A flag of Megatron-LM that is refused; ``const`` says why, and what to do instead."""
+    """A flag of Megatron-LM that is refused.
+
+    ``const`` says why, and what to do instead.
+    """
 
     def __init__(self, option_strings: Sequence[str], dest: str, const: str) -> None:
         """Register the flag; ``const`` is the sentence without the flag's name."""

@@ -29,10 +29,10 @@ class BlendPart:
 
 
 def path_entries(value: Any) -> Any:
-    """Entries of a data path as strings, from a string or a list such as ``0.3 A 0.7 B``.
+    """Entries of a data path as strings, such as ``0.3 A 0.7 B``.
 
-    A string with spaces is one prefix unless its words are pairs of a number and a prefix. A value of any other type
-    is returned unchanged.
+    ``value`` is a string or a list. A string with spaces is one prefix unless its words are pairs of a number and a
+    prefix. A value of any other type is returned unchanged.
     """
     if isinstance(value, str):
         value = [value]
@@ -55,7 +55,7 @@ def weight_places(entries: Sequence[str]) -> range:
 
 
 def parse_blend(key: str, entries: Sequence[str]) -> tuple[BlendPart, ...]:
-    """Datasets of a data path such as ``0.3 A 0.7 B`` or ``A B``, including those of weight 0.
+    """Datasets of a data path, including those of weight 0.
 
     Raises:
         ConfigError: only some prefixes have a weight, or a weight is negative, NaN or infinite, or all are 0.
@@ -93,7 +93,7 @@ def _is_number(entry: str) -> bool:
 
 
 def parse_split(split: str) -> tuple[float, float, float]:
-    """Shares of the train, valid and test split, normalised to sum 1, from a string such as ``949,50,1``.
+    """Shares of train, valid and test, normalised to sum 1, from ``949,50,1``.
 
     Raises:
         ConfigError: ``split`` is not one to three non-negative numbers, separated by commas, with a sum above zero.

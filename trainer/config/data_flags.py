@@ -1,4 +1,4 @@
-"""Flags of ``llmctl data``, shared by llmctl, which checks them, and ``python -m trainer data``. Torch-free.
+"""Flags of ``llmctl data``, shared by llmctl and the trainer. Torch-free.
 
 The names are those of Megatron-LM's tools/preprocess_data.py and merge_datasets.py, with shorter aliases.
 """
@@ -50,7 +50,9 @@ _Values = int | str
 
 
 def parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the flags of ``llmctl data COMMAND``; a wrong flag ends the process with exit code 2.
+    """Parse the flags of ``llmctl data COMMAND``.
+
+    A wrong flag ends the process with exit code 2.
 
     Inputs may be positional arguments; repeatable flags then take one value each. With Megatron-LM's ``--input``
     repeatable flags take several values at a time.

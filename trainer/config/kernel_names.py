@@ -1,4 +1,4 @@
-"""Names of the op backends. Torch-free and without imports, because the config sections use them."""
+"""Names of the op backends. Torch-free; imports no other module of the trainer."""
 
 from __future__ import annotations
 

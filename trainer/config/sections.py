@@ -61,7 +61,10 @@ class Section(BaseModel):
 
 
 class JobConfig(Section):
-    """Resources that ``llmctl submit`` requests from the cluster. The trainer itself reads none of these keys."""
+    """Resources that ``llmctl submit`` requests from the cluster.
+
+    The trainer itself reads none of these keys.
+    """
 
     name: str | None = None
     nodes: PositiveInt = 1
@@ -179,7 +182,7 @@ class ModelConfig(Section):
         return self.num_query_groups or self.num_attention_heads
 
     def padded_vocab_size(self, vocab_size: int, tp: int) -> int:
-        """Rows of the embedding table: ``vocab_size`` rounded up so that it divides evenly over ``tp`` ranks.
+        """Rows of the embedding table: ``vocab_size`` padded for ``tp`` ranks.
 
         The padding rows never take part in the loss (see trainer.model.tensor_parallel.cross_entropy), so that the
         loss does not depend on the parallel layout.
@@ -231,7 +234,7 @@ class ParallelConfig(Section):
 
     @property
     def zero_stage(self) -> int:
-        """ZeRO stage 0 to 3: the parts of the training state that are sharded over dp x cp."""
+        """ZeRO stage, 0 to 3."""
         strategy = self.data_parallel_sharding_strategy or ("optim" if self.use_distributed_optimizer else "no_shard")
         return ("no_shard", "optim", "optim_grads", "optim_grads_params").index(strategy)
 

@@ -19,7 +19,7 @@ from trainer.config.sections import (
 
 
 class TrainConfig(Section):
-    """The whole training config: one section per concern, equal after a round trip through YAML."""
+    """The whole training config, equal after a round trip through YAML."""
 
     job: JobConfig = JobConfig()
     model: ModelConfig

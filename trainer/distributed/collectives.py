@@ -31,7 +31,10 @@ def any_rank(flag: bool, device: torch.device) -> bool:
 
 
 def from_first_rank(values: Sequence[int], device: torch.device) -> list[int]:
-    """Rank 0's values on every rank; all ranks must pass the same number of values."""
+    """Rank 0's values on every rank.
+
+    All ranks must pass the same number of values.
+    """
     tensor = torch.tensor(values, dtype=torch.int64, device=device)
     if dist.get_world_size() > 1:
         dist.broadcast(tensor, src=0)
@@ -46,7 +49,7 @@ def _reduce(values: Sequence[float], device: torch.device, operation: dist.Reduc
 
 
 def is_gloo(group: dist.ProcessGroup | None) -> bool:
-    """True if ``group`` (None: the default group) uses gloo, which supports tags and has other fast primitives."""
+    """True if ``group`` (None: the default group) uses gloo, which supports tags."""
     return bool(dist.get_backend(group) == "gloo")
 
 

@@ -1,4 +1,4 @@
-"""ParallelMesh: coordinates of the ranks on the axes tp, cp, dp and pp, and the process groups of the axes.
+"""ParallelMesh: coordinates of the ranks on the axes, and their process groups.
 
 Rank order: tp fastest, then cp, dp, pp (Megatron-LM's ``tp-cp-ep-dp-pp``), so that the ranks that communicate most
 share a node: Narayanan et al. 2021 (arXiv:2104.04473), Takeaway #1. Experts are divided over groups of ep neighbours
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def copies_of_groups(groups: int, tp: int) -> int:
-    """Number of consecutive tp ranks that share a query group; 1 if each rank has its own groups."""
+    """Number of consecutive tp ranks that hold the same query group."""
     return max(1, tp // groups)
 
 
@@ -153,7 +153,7 @@ class ParallelMesh:
 
     @property
     def kv_ranks(self) -> tuple[int, ...]:
-        """Ranks of the tp group that hold the same key and value heads, including this rank."""
+        """Ranks of tp with the same key and value heads, including this rank."""
         first = self.rank - self.tp_rank % self.kv_copies
         return tuple(range(first, first + self.kv_copies))
 
@@ -189,12 +189,18 @@ class ParallelMesh:
 
     @property
     def embedding_ranks(self) -> tuple[int, ...]:
-        """Ranks of this pipeline with the tied table; only the embedding's rank if untied or the same rank."""
+        """Ranks of this pipeline with the tied table.
+
+        Without a tied table only the rank with the embedding.
+        """
         ends = (self.pp_ranks[0], self.pp_ranks[self.loss_pp_rank]) if self.tied_table else self.pp_ranks[:1]
         return tuple(dict.fromkeys(ends))
 
     def describe(self, rank: int) -> str:
-        """Rank with its coordinates as text: ``rank 5 (pp 1, dp 0, tp 1)``; cp and ep only if above 1."""
+        """Rank with its coordinates as text: ``rank 5 (pp 1, dp 0, tp 1)``.
+
+        The text has cp and ep only if they are above 1.
+        """
         place = self.at(rank)
         coordinates = [f"pp {place.pp_rank}", f"dp {place.dp_rank}"]
         coordinates += [f"cp {place.cp_rank}"] if self.cp > 1 else []
@@ -205,7 +211,9 @@ class ParallelMesh:
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """Process groups of this rank; None for a group of one rank, where callers skip the collective.
+    """Process groups of this rank.
+
+    A group of one rank is None, and callers skip the collective.
 
     Attributes:
         tp: ranks with slices of the same tensors.
@@ -265,7 +273,10 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta) -> ProcessGroup
 
 
 def _axis_groups(mesh: ParallelMesh, has_tags: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Axis and members of every group with more than one member, in the same order on all ranks."""
+    """Axis and members of every group to create, in the same order on all ranks.
+
+    Groups with one member are left out.
+    """
     for axis in (field.name for field in fields(ProcessGroups)):
         if (axis == "pp_up" and has_tags) or (axis == "expert_dp" and mesh.ep == 1):
             continue

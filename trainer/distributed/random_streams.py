@@ -1,4 +1,4 @@
-"""Random streams addressed by their use, independent of earlier draws and of the parallel layout.
+"""Random streams addressed by use, independent of earlier draws and parallel layout.
 
 Each use has a separate generator, seeded by a hash of its address: (seed, iteration, micro-batch, layer, site, part).
 So dropout is the same for every tp, pp and dp, a recomputed layer repeats its masks, and resuming needs no RNG state.

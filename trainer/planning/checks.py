@@ -1,4 +1,4 @@
-"""Checks of a training config: relations between keys and to the size of the job. Torch-free."""
+"""Checks of relations between config keys, and to the job's size. Torch-free."""
 
 from __future__ import annotations
 

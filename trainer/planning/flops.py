@@ -80,7 +80,7 @@ def _all_layers(model: ModelConfig, experts: int) -> int:
 
 
 def active_layer_parameters(model: ModelConfig, layer: int) -> int:
-    """Number of parameters of layer number ``layer`` of the whole model that one token uses."""
+    """Parameters of layer number ``layer`` that one token uses."""
     return _expert_layer(model, model.moe_router_topk) if model.is_moe_layer(layer) else _dense_layer(model)
 
 
@@ -119,7 +119,7 @@ def _attention_and_norms(model: ModelConfig) -> int:
 
 
 def flops_per_token(config: TrainConfig, vocab_size: int) -> int:
-    """FLOPs of forward and backward for one token: 6 N + 12 l h s, see the module's docstring."""
+    """FLOPs of forward and backward per token: 6 N + 12 l h s."""
     model = config.model
     counts = count_parameters(config, vocab_size)
     counted = counts.active_layers + counts.final_norm + vocab_size * model.hidden_size

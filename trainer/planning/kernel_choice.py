@@ -134,7 +134,7 @@ def requested_backends(config: TrainConfig) -> dict[str, RequestedBackend]:
 
 
 def requested_in_cpu_memory(config: TrainConfig) -> dict[str, RequestedBackend]:
-    """Requested backends of ops that a GPU run computes on the CPU: the step of an offloaded optimizer."""
+    """Requested backends on the CPU in a GPU run: the offloaded optimizer's step."""
     requested = requested_backends(config)
     if not config.optimizer.optimizer_cpu_offload or "adamw" not in requested:
         return {}

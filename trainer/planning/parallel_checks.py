@@ -60,7 +60,7 @@ EXCLUSIVE_KEYS = (
 
 
 def check_parallelism(config: TrainConfig) -> None:
-    """Refuse an invalid layout, schedule or recompute setting, independently of the size of the job.
+    """Refuse a layout, schedule or recompute setting that is invalid for any job.
 
     Raises:
         ConfigError: names the key, its value and the nearest valid values.
@@ -99,7 +99,7 @@ def tensor_parallel_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
 
 
 def fits_tensor_parallel(model: ModelConfig, tp: int) -> bool:
-    """True if ``tp`` divides every width, and key/value heads can be divided over or shared by tp ranks."""
+    """True if ``tp`` divides every width, and divides or is a multiple of the key/value heads."""
     groups = model.query_groups
     return all(width % tp == 0 for _, width in tensor_parallel_widths(model)) and not (groups % tp and tp % groups)
 
@@ -186,7 +186,10 @@ def _check_recompute(config: TrainConfig) -> None:
 
 
 def _check_pipeline(config: TrainConfig) -> None:
-    """Refuse an impossible division of layers. Imports the partition lazily, because most configs need none."""
+    """Refuse an impossible division of layers.
+
+    Imports the partition lazily, because most configs need none.
+    """
     parallel = config.parallel
     pp, layers = parallel.pipeline_model_parallel_size, config.model.num_layers
     for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"):

@@ -98,7 +98,7 @@ def _active_width(model: ModelConfig, layer: int) -> int:
 
 
 def _recompute_factor(config: TrainConfig) -> float:
-    """Cost factor of a layer: recompute adds a second forward, a third of forward plus backward; never to the head."""
+    """Cost factor of a layer: full recompute adds a forward, a third."""
     training = config.training
     if training.recompute_granularity != "full":
         return 1.0

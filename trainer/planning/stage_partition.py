@@ -56,7 +56,7 @@ def partition_layers(config: TrainConfig, vocab_size: int) -> tuple[range, ...]:
 
 
 def check_enough_parts(config: TrainConfig) -> None:
-    """Refuse more virtual stages than parts: every stage needs a layer, the embedding or the LM head.
+    """Refuse more virtual stages than parts (layers, embedding and LM head).
 
     Raises:
         ConfigError: names the key that requests too many, and the largest valid number.
@@ -109,7 +109,7 @@ class _Stages:
 
 
 def _balanced(costs: PartCosts, placement: Placement) -> list[int]:
-    """Layer counts of the virtual stages, balanced over ranks and then over the stages of a rank."""
+    """Layer counts of the virtual stages, balanced over ranks, then within each rank."""
     stages, total = _Stages.build(costs, placement), len(costs.layers)
     mean = sum(costs.layers) / total
     own = [stages.of_rank(rank) for rank in range(placement.pp)]
@@ -128,7 +128,7 @@ def _balanced(costs: PartCosts, placement: Placement) -> list[int]:
 
 
 def _fill(base: Sequence[float], least: Sequence[int], cost: float, total: int) -> list[int]:
-    """Divide ``total`` equal layers so that the largest sum, then the second largest, is smallest.
+    """Divide ``total`` equal layers so that the largest sums are smallest.
 
     Each layer goes to the place with the smallest sum, which is optimal for equal layers. Ties go to the later place,
     because earlier stages of a pipeline keep more micro-batches in memory.
@@ -151,7 +151,7 @@ def _over_chunks(stages: _Stages, per_rank: Sequence[int], cost: float) -> list[
 
 
 def _cost_of(counts: Sequence[int], costs: PartCosts, stages: _Stages) -> tuple[float, float, float]:
-    """Objective: largest cost of a rank, largest cost of a virtual stage, sum of the ranks' squared costs."""
+    """Objective: largest rank cost, largest stage cost, sum of squared rank costs."""
     held = _ranges(counts)
     of_stage = [sum(costs.layers[own.start : own.stop]) + base for own, base in zip(held, stages.base, strict=True)]
     ranks = [sum(of_stage[s] for s in stages.of_rank(rank)) for rank in range(stages.placement.pp)]
@@ -242,7 +242,10 @@ def _by_layout(config: TrainConfig, layout: str) -> tuple[range, ...]:
 
 
 def _by_counts(config: TrainConfig, costs: PartCosts) -> list[int]:
-    """Layer counts with explicit numbers for the first or last rank; the other ranks share evenly."""
+    """Layer counts with explicit numbers for the first or last rank.
+
+    The other ranks share evenly.
+    """
     parallel, stages = config.parallel, _Stages.build(costs, pipeline_placement(config))
     asked = {_FIRST: parallel.decoder_first_pipeline_num_layers, _LAST: parallel.decoder_last_pipeline_num_layers}
     counts = _RankCounts.build(stages, config.model.num_layers, {k: n for k, n in asked.items() if n is not None})
@@ -298,7 +301,7 @@ class _RankCounts:
         return None if short is None else f"leaves a virtual stage empty: {short} must be at least {self.least[short]}"
 
     def refusal(self) -> ConfigError:
-        """Error with the nearest valid numbers for one of the keys while the other stays."""
+        """Error with the nearest valid numbers for one key while the other stays."""
         counts = range(self.layers + 1)
         fits = {k: [n for n in counts if replace(self, given={**self.given, k: n}).problem is None] for k in self.given}
         key = next((key for key, numbers in fits.items() if numbers), next(iter(self.given)))

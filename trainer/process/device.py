@@ -61,7 +61,7 @@ def device_name(device: torch.device) -> str:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: allocated tensors on a GPU, resident set size on the CPU."""
+    """Peak memory of this process: allocated on a GPU, resident on the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     import resource

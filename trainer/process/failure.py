@@ -39,7 +39,7 @@ class FailureRecord:
     exit_code: int
 
     def write(self, run: RunDirectory | None) -> None:
-        """Write the record into the run directory, if there is one and the disk works."""
+        """Write the record into the run directory, if possible."""
         if run is not None:
             # A failing disk must not hide the traceback on stderr.
             with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ _SECONDS_BETWEEN_WRITES = 1.0
 
 
 class Heartbeat:
-    """Keeps a small file up to date with the current iteration and phase of this rank.
+    """Keeps a file up to date with this rank's iteration and phase.
 
     A separate thread writes, at most once per second and only after a change. So training never waits for the file
     system, ``time`` is the time of the last progress, and a rank that hangs in a collective records that phase, even

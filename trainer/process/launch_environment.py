@@ -57,7 +57,10 @@ class LaunchEnvironment:
 
 @dataclass(frozen=True)
 class _Source:
-    """Variables of one launcher; of several names for a value the first that is set counts."""
+    """Variables of one launcher.
+
+    If a value has several names, the first variable that is set counts.
+    """
 
     name: str
     rank: tuple[str, ...]
@@ -261,7 +264,7 @@ def _master_port(environ: Mapping[str, str]) -> int:
 
 
 def port_of_job(job_id: str, low: int, high: int) -> int:
-    """Port from ``low`` to ``high``, hashed from the job id, so that jobs on one node rarely collide."""
+    """Port hashed from the job id, so that jobs on one node rarely collide."""
     digest = hashlib.sha256(job_id.encode()).digest()
     return low + int.from_bytes(digest[:8], "big") % (high - low + 1)
 

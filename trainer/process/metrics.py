@@ -43,7 +43,10 @@ class SpeedScale:
         return self.tokens_per_s(iteration_time_s) * self.flops_per_token / self.devices / 1e12
 
     def mfu(self, iteration_time_s: float) -> float | None:
-        """Model FLOPs utilisation: achieved model TFLOP/s as a share of the peak. None: peak unknown."""
+        """Model FLOPs utilisation: achieved model TFLOP/s as a share of the peak.
+
+        None if the peak is unknown.
+        """
         return None if self.peak_tflops is None else self.tflops_per_device(iteration_time_s) / self.peak_tflops
 
 
@@ -84,7 +87,10 @@ def training_row(
 
 
 def validation_row(attempt: int, iteration: int, loss: float | None) -> dict[str, Any]:
-    """Build the row of an evaluation: mean loss per valid token and perplexity; None without valid tokens."""
+    """Build the row of an evaluation: mean loss per valid token and perplexity.
+
+    Both are None without valid tokens.
+    """
     return {
         "attempt": attempt,
         "iteration": iteration,
@@ -147,7 +153,7 @@ class MetricsFile:
     """Appends rows to a file atomically."""
 
     def __init__(self, path: Path) -> None:
-        """Open ``path`` for appending, and remove an incomplete last line left by a killed process.
+        """Open ``path`` for appending, and remove an incomplete last line.
 
         Raises:
             OSError: the file cannot be written.
@@ -159,7 +165,7 @@ class MetricsFile:
             os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write a row with a single call, so that a reader never sees mixed rows."""
+        """Write a row with a single call, so that rows never mix."""
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }

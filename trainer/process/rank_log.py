@@ -16,7 +16,7 @@ _BLOCK = 1 << 16
 
 
 def redirect_output(log: Path, *, also_console: bool) -> ConsoleCopy | None:
-    """Redirect file descriptors 1 and 2 to ``log``, including output of C libraries and of a crash.
+    """Redirect file descriptors 1 and 2 to ``log``, including output of C libraries.
 
     With ``also_console`` a thread copies new output from the file to the former stdout. Every line is in the file as
     soon as it is written, whatever kills the process, and no copying process can outlive this one.

@@ -1,4 +1,4 @@
-"""``python -m trainer rendezvous``: print a free port, and optionally the address, of this node.
+"""``python -m trainer rendezvous``: print a free port and optionally this node's address.
 
 Torch-free. Runs before the ranks of a job, on the node that will listen (rank 0's node).
 """
@@ -23,11 +23,16 @@ _ANY_PORT = 9
 
 
 class RendezvousError(ValueError):
-    """No usable address or port. The message is one sentence with the cause and the remedy."""
+    """No usable address or port.
+
+    The message is one sentence with the cause and the remedy.
+    """
 
 
 def find_port(job_id: str, low: int, high: int, host: str | None = None, start: int | None = None) -> int | None:
-    """First free port in ``low``..``high``, from the job id's port on; None if all are taken.
+    """First free port in ``low``..``high``, from the job id's port on.
+
+    The result is None if all are taken.
 
     Must run on the node that will listen.
 
@@ -142,7 +147,10 @@ def _port(text: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the port, or address and port. Exit code 1: no free port or address; 2: wrong flags (argparse)."""
+    """Print the port, or address and port.
+
+    Exit code 1: no free port or address; 2: wrong flags (argparse).
+    """
     parser = argparse.ArgumentParser(prog="python -m trainer rendezvous", description=__doc__, allow_abbrev=False)
     parser.add_argument("--job-id", required=True, help="id of the job; different ids rarely get the same port")
     parser.add_argument("--ports", required=True, type=_port_range, metavar="LOW-HIGH")

@@ -1,4 +1,7 @@
-"""Paths in the run directory of a run that llmctl started; llmctl uses the same names. Torch-free."""
+"""Paths in the run directory of a run that llmctl started.
+
+The names are shared with llmctl. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ class RunDirectory:
 
 
 def write_json(path: Path, values: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Atomically replace ``path`` by ``values`` as JSON, so that no reader sees a partial file.
+    """Atomically replace ``path`` by ``values`` as JSON.
 
     With ``durable`` the content is on the disk before the file is renamed.
 
@@ -102,7 +105,7 @@ def write_json(path: Path, values: Mapping[str, Any], *, durable: bool = False) 
 
 
 def sync_directory(path: Path) -> None:
-    """Flush the entries of a folder to disk (fsync(2): a file's fsync does not cover its directory entry)."""
+    """Flush a folder's entries to disk, which a file's fsync(2) does not cover."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

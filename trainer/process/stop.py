@@ -19,7 +19,9 @@ _LOOK_EVERY_S = 1.0
 
 
 class StopRequest:
-    """Stop request as seen by this process; ranks must agree before they act (see trainer.training.loop).
+    """Stop request as seen by this process.
+
+    Ranks must agree before they act (see trainer.training.loop).
 
     As a context manager it catches the schedulers' warning signals. Enter it in the main thread only, where Python runs
     signal handlers.

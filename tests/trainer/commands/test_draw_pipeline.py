@@ -121,7 +121,7 @@ def test_a_terminal_gets_colours_and_panels_of_its_width():
     ("flags", "problem"),
     [
         (["--schedule", "2f2b"], "unknown pipeline schedule '2f2b'; use one of gpipe, 1f1b, interleaved, zb-h1, zb-v"),
-        (["--chunks", "2"], "1f1b has one chunk on each rank, not 2"),
+        (["--chunks", "2"], "1f1b needs one chunk per rank, not 2"),
         (["--pipeline-model-parallel-size", "0"], "at least one rank, not 0"),
         (["--num-micro-batches", "-1"], "at least one micro-batch, not -1"),
         (["--forward", "0"], "argument --forward: '0' is not a duration: give a number above 0"),

@@ -214,12 +214,18 @@ VIRTUAL_KEY = "parallel.num_virtual_stages_per_pipeline_rank"
     [
         (8, 11, {}, "parallel.pipeline_model_parallel_size", "use at most 10, or 9 layers"),
         (3, 3, VIRTUAL, "parallel.pipeline_model_parallel_size", "use at most 2, or 4 layers"),
-        (8, 4, {"decoder_first_pipeline_num_layers": 3}, FIRST, "leaves 5 of 8 layers to 3 other pipeline ranks"),
+        (
+            8,
+            4,
+            {"decoder_first_pipeline_num_layers": 3},
+            FIRST,
+            "leaves 5 of 8 layers, which do not divide evenly over 3",
+        ),
         (8, 4, {"decoder_first_pipeline_num_layers": 3}, FIRST, "use 2 or 5"),
         (8, 2, {"decoder_first_pipeline_num_layers": 3, "decoder_last_pipeline_num_layers": 4}, FIRST, "use 4"),
         (8, 2, {"decoder_first_pipeline_num_layers": 9}, FIRST, "9 is more than the 8 layers of the model; use 6"),
         (8, 3, {"decoder_first_pipeline_num_layers": 8}, FIRST, "leaves 0 layers to each other pipeline rank"),
-        (8, 3, {"decoder_first_pipeline_num_layers": 8}, FIRST, "rank, of which some need 1; use 2 or 4 or 6"),
+        (8, 3, {"decoder_first_pipeline_num_layers": 8}, FIRST, "rank, but some need 1; use 2 or 4 or 6"),
         (
             8,
             3,

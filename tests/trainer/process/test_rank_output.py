@@ -17,7 +17,7 @@ from trainer.process.stop import StopRequest
 SPEAK = """
 import ctypes, os, sys
 from pathlib import Path
-from trainer.rank_log import redirect_output
+from trainer.process.rank_log import redirect_output
 console = redirect_output(Path(sys.argv[1]), also_console=sys.argv[2] == "0")
 print("from python")
 print("to stderr", file=sys.stderr)

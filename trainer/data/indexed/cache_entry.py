@@ -39,7 +39,7 @@ def write_entry(entry: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def remove_older(folder: Path, pattern: str, seconds: float) -> None:
-    """Remove the files of ``folder`` whose last change is more than ``seconds`` ago, where permitted."""
+    """Remove files of ``folder`` that match ``pattern`` and are older than ``seconds``."""
     before = time.time() - seconds
     for path in folder.glob(pattern):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Cache of results computed by reading whole large files, valid while the files do not change.
+"""Cache of results computed by reading large files, valid until a file changes.
 
 A check that a file is complete must read all of the file; with this cache the next process and the next run need not
 repeat the check. An entry is valid for a file of the same path, size, inode and change times, until the next reboot.
@@ -32,7 +32,10 @@ class KnownFiles:
         self._folder = folder
 
     def recall(self, file: Path, what: str) -> bytes | None:
-        """Return the result kept under the key ``what`` for ``file``; None: no entry, or the file has changed."""
+        """Return the result kept under the key ``what`` for ``file``.
+
+        None: no entry, or the file has changed.
+        """
         with suppress(OSError):
             status = file.stat()
             if status.st_size >= LEAST_BYTES:
@@ -43,7 +46,10 @@ class KnownFiles:
         return None
 
     def keep(self, file: Path, before: os.stat_result, what: str, found: bytes) -> None:
-        """Keep ``found`` under the key ``what`` for ``file``; ``before`` is the file's status before the read."""
+        """Keep ``found`` under the key ``what`` for ``file``.
+
+        ``before`` is the file's status before the read.
+        """
         with suppress(OSError):
             status = file.stat()
             changed = max(status.st_mtime_ns, status.st_ctime_ns)

@@ -31,7 +31,7 @@ CHUNK = 1 << 20
 
 
 def dtype_code(vocab_size: int) -> int:
-    """Dtype code of Megatron-LM for a vocabulary: 8 (u16) below 65,500 tokens, else 4 (i32)."""
+    """Megatron-LM's dtype code: 8 (u16) below 65,500 tokens, else 4 (i32)."""
     return 8 if vocab_size < 65_500 else 4
 
 
@@ -42,9 +42,9 @@ def files_of(prefix: Path) -> tuple[Path, Path]:
 
 
 def prefixes_at(path: Path) -> list[Path]:
-    """Prefixes that ``path`` names: a prefix, one of its files, or a folder of indexed datasets, sorted.
+    """Prefixes that ``path`` names, sorted.
 
-    The files are not opened.
+    ``path`` is a prefix, one of its files, or a folder of indexed datasets. The files are not opened.
     """
     if path.is_dir() and not any(file.is_file() for file in files_of(path)):
         return sorted({_without_suffix(file) for file in path.iterdir() if file.suffix in (".bin", ".idx")})

@@ -102,7 +102,7 @@ class IndexedDataset:
         return np.dtype(DTYPES[code]), sequences, documents
 
     def remembered(self, what: str, work: Callable[[], bytes]) -> bytes:
-        """Result of ``work``, a function of the tables only; taken from the cache if present."""
+        """Result of ``work``, from the cache if present; depends only on the tables."""
         found = None if self._known is None else self._known.recall(self._idx, what)
         if found is None:
             found = work()
@@ -188,7 +188,7 @@ class IndexedDataset:
         return out
 
     def read_into(self, start: int, stop: int, out: npt.NDArray[Any]) -> None:
-        """Read tokens ``start`` to ``stop`` (exclusive) into ``out``, of this length and any integer dtype.
+        """Read tokens ``start`` to ``stop`` (exclusive) into ``out``, of any integer dtype.
 
         Raises:
             IndexError: the range exceeds the stream.
@@ -202,9 +202,9 @@ class IndexedDataset:
     def read_ranges_into(
         self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> None:
-        """Read concatenated ranges of the stream into ``out``, of the total length and any integer dtype.
+        """Read concatenated ranges of the stream into ``out``, of any integer dtype.
 
-        The ranges are not checked: they must come from the index of this dataset.
+        ``out`` has the total length. The ranges are not checked: they must come from the index of this dataset.
 
         Raises:
             ValueError: the dataset is closed.
@@ -224,7 +224,10 @@ class IndexedDataset:
         return self._tokens
 
     def close(self) -> None:
-        """Close the files; reading afterwards raises. The mappings end with the last view of them."""
+        """Close the files; reading afterwards raises.
+
+        The mappings end with the last view of them.
+        """
         self._tokens = None
         self.sequence_lengths = np.zeros(0, np.int32)
         self._pointers = np.zeros(0, np.int64)

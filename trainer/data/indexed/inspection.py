@@ -77,7 +77,10 @@ class Contents:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Result of the inspection of one prefix. A dataset that cannot be opened has only its problem."""
+    """Result of the inspection of one prefix.
+
+    A dataset that cannot be opened has only its problem.
+    """
 
     prefix: str
     problems: tuple[str, ...] = ()
@@ -160,7 +163,7 @@ def _manifest(tokens: IndexedDataset, problems: list[str]) -> Manifest | None:
 
 
 def measure_lengths(tokens: IndexedDataset) -> tuple[Lengths | None, int]:
-    """Lengths of the non-empty documents (None: all are empty), and the number of empty documents."""
+    """Lengths of the non-empty documents (None: no such), and the number of empty ones."""
     dense = np.zeros(_DENSE, np.int64)
     long: list[Int64Array] = []
     for first in range(0, tokens.document_count, CHUNK):

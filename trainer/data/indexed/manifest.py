@@ -91,7 +91,9 @@ class Manifest:
             )
 
     def check_counts(self, tokens: IndexedDataset) -> None:
-        """Refuse a dataset that does not match the manifest's counts. The tokens are not read.
+        """Refuse a dataset that does not match the manifest's counts.
+
+        The tokens are not read.
 
         Raises:
             DataError: the number of documents, sequences or tokens differs.

@@ -1,4 +1,4 @@
-"""Files as arrays: mapped into memory, or read on demand if the file system refuses to map.
+"""Files as arrays: mapped into memory, or read if mapping fails.
 
 A mapping of Python's mmap, and so of numpy's memmap, keeps a file descriptor open (before Python 3.13 always). A blend
 of a thousand files would exceed the usual limit of 1,024 descriptors. mmap(2) itself needs the descriptor only during
@@ -25,7 +25,7 @@ per range (Python 3.11, one core of an EPYC)."""
 
 
 class _Pages:
-    """Read-only mapping of a file, which is unmapped with the last array that uses it."""
+    """Read-only mapping of a file, unmapped with the last array that uses it."""
 
     def __init__(self, path: Path, size: int) -> None:
         """Map ``size`` bytes, at least 1, of ``path``.
@@ -66,7 +66,7 @@ def map_file(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 class ArrayFile:
-    """A file of numbers whose ranges are copied from mapped pages, or read if mapping fails."""
+    """A file of numbers, mapped, or read if mapping fails."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         """Open ``path``, whose size must be a multiple of ``dtype``'s.
@@ -89,7 +89,9 @@ class ArrayFile:
         return self._length
 
     def read_into(self, start: int, out: npt.NDArray[Any]) -> None:
-        """Fill ``out``, of any integer dtype, from position ``start``; the range must be within the file.
+        """Fill ``out``, of any integer dtype, from position ``start``.
+
+        The range must be within the file.
 
         Raises:
             OSError: the file cannot be read, or has become shorter since it was opened.

@@ -146,7 +146,10 @@ def remove_partials(prefix: Path) -> None:
 
 
 def _partials(prefix: Path) -> dict[str, Path]:
-    """Paths of the partial files in the order of removal; removing the last one releases the lock."""
+    """Paths of the partial files in the order of removal.
+
+    Removing the last one releases the lock.
+    """
     return {part: prefix.with_name(f"{prefix.name}.{part}.partial") for part in ("bin", "idx", "lengths", _LOCKED)}
 
 

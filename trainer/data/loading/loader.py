@@ -78,7 +78,10 @@ class ReadAhead(Generic[T]):
 
 @dataclass(frozen=True)
 class _Reader:
-    """The reading thread, as seen by the watchdog. A thread that hangs ends only with its process."""
+    """The reading thread, as seen by the watchdog.
+
+    A thread that hangs ends only with its process.
+    """
 
     batches: ReadAhead[Any]
     consumed_samples: int
@@ -100,7 +103,10 @@ class _Reader:
 
 
 class BatchLoader:
-    """Loads this rank's micro-batches onto the CPU. All ranks must make the same calls in the same order."""
+    """Loads this rank's micro-batches onto the CPU.
+
+    All ranks must make the same calls in the same order.
+    """
 
     def __init__(
         self,
@@ -137,7 +143,7 @@ class BatchLoader:
 
     @property
     def masks_loss(self) -> bool:
-        """True if some labels may not count, so that the valid tokens of a global batch must be counted."""
+        """True if some labels may not count, so that valid tokens must be counted."""
         return self._data.masks_loss
 
     def has(self, split: Split) -> bool:

@@ -1,4 +1,4 @@
-"""Roles of the ranks of a replica in loading a batch: read, receive, or neither.
+"""Roles of a replica's ranks in loading a batch: read, receive, or neither.
 
 The first pipeline stage needs the tokens, the stage with the loss the labels, and the stages between only the document
 ends, for attention and positions. Prepared data is memory-mapped, and each rank that needs a batch reads it: 32 samples
@@ -59,7 +59,9 @@ class BatchRole:
 
 
 def needing_ranks(mesh: ParallelMesh, dp_rank: int, by_all: bool) -> tuple[int, ...]:
-    """Ranks of a replica that need its batches; the first, of the first stage, reads for all.
+    """Ranks of a replica that need its batches.
+
+    The first, of the first stage, reads for all.
 
     Args:
         mesh: the mesh, as seen from any rank.

@@ -1,4 +1,4 @@
-"""Memory limit of a process: the machine's memory, or a lower limit of scheduler or container."""
+"""Memory limit of a process: of the machine, the scheduler or the container."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def memory_limit(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
-    """Memory limit in bytes: the least of the machine's memory and the limits of all enclosing control groups.
+    """Memory limit in bytes: the least of the machine's and all control groups'.
 
     Args:
         groups: mount point of the control groups, version 1 or 2 (cgroups(7)).
@@ -32,7 +32,10 @@ def memory_limit(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
 
 
 def _limits(mounted: Path, own: str, name: str) -> list[int]:
-    """Limits of the group ``own`` and of the enclosing groups; a container may see its group as ``mounted``."""
+    """Limits of the group ``own`` and of the enclosing groups.
+
+    A container may see its group as ``mounted``.
+    """
     found = []
     group = mounted / own.lstrip("/")
     for level in (group, *group.parents):

@@ -1,4 +1,4 @@
-"""BERT samples: two parts of a text, in order or swapped, with some tokens masked.
+"""BERT samples: two parts of a text, maybe swapped, with masked tokens.
 
 Devlin et al. 2018 (arXiv:1810.04805): 80% of the masked tokens become [MASK], 10% a random token, and 10% stay. The two
 parts are neighbours, and the task is to predict their order (Lan et al. 2019, ALBERT, arXiv:1909.11942). The samples
@@ -124,7 +124,10 @@ class BertDataset(SentenceSamples):
         )
 
     def _divide(self, text: Ids, lengths: Ids, random: np.random.RandomState) -> tuple[Ids, Ids, bool]:
-        """Divide into two parts, and tell if they are swapped; without a binary head the second is empty."""
+        """Divide into two parts, and tell if they are swapped.
+
+        Without a binary head the second is empty.
+        """
         if not self._has_parts:
             return text, text[:0], False
         pivot = 1 if len(lengths) < 3 else int(random.randint(1, len(lengths)))
@@ -133,7 +136,10 @@ class BertDataset(SentenceSamples):
         return (text[cut:], text[:cut], True) if is_random else (text[:cut], text[cut:], False)
 
     def _hide(self, tokens: Ids, target: int, random: np.random.RandomState) -> tuple[list[int], list[int]]:
-        """Mask some of ``tokens``; returns the tokens and the labels, the original ids or -1."""
+        """Mask some of ``tokens``.
+
+        Returns the tokens and the labels, the original ids or -1.
+        """
         content = np.flatnonzero((tokens != self._cls) & (tokens != self._sep))
         starts = self._masking.word_starts(tokens)[content]
         places, replaced, labels = content.tolist(), tokens.tolist(), [NO_LABEL] * len(tokens)
@@ -154,7 +160,7 @@ class BertDataset(SentenceSamples):
 
 
 def _shorten(first: Ids, second: Ids, target: int, random: np.random.RandomState) -> Sequence[Ids]:
-    """Shorten both parts to ``target`` tokens in total, dropping tokens of the longer part at a random end."""
+    """Drop tokens at random ends of the longer part, down to ``target`` in total."""
     parts = (first, second)
     if len(first) + len(second) <= target:
         return parts

@@ -1,4 +1,4 @@
-"""Cache folder of sentence mappings, memory-mapped so that the processes of a node share one copy.
+"""Cache folder of sentence mappings, memory-mapped and shared by a node's processes.
 
 The key of an entry covers all inputs of the mapping, so that an entry is never stale. Entries are written atomically,
 so that concurrent processes may build and write. An entry is a little-endian file:

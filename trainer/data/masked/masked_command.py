@@ -1,4 +1,4 @@
-"""``python -m trainer masked-samples``: show samples of BERT or T5 from an indexed dataset of sentences."""
+"""``python -m trainer masked-samples``: show samples of BERT or T5."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ MANY_DOCUMENTS = 1 << 20
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the command; exit code 3 if the data, the tokenizer or a setting is invalid."""
+    """Run the command.
+
+    Exit code 3 if the data, the tokenizer or a setting is invalid.
+    """
     options = _parser().parse_args(arguments)
     try:
         if not 1 <= options.samples <= MOST_SAMPLES:
@@ -86,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def library_for(documents: int, environment: Mapping[str, str]) -> Path | None:
-    """Native library for this number of documents; None: numpy is fast enough, or no library is built.
+    """Native library for this number of documents.
+
+    None: numpy is fast enough, or no library is built.
 
     Never builds the library.
     """

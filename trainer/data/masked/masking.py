@@ -1,4 +1,4 @@
-"""Choice of the masked tokens of a sample: words and spans of words, as in Megatron-LM.
+"""Choice of masked tokens: words and spans of words, as in Megatron-LM.
 
 Devlin et al. 2018 (arXiv:1810.04805) mask single word pieces, the authors' later code whole words; Joshi et al. 2019
 (SpanBERT, arXiv:1907.10529, section 3.1) mask spans with a geometric number of words. The draws are exactly those of
@@ -91,7 +91,7 @@ class MaskingRules:
         return float(self.run_shares @ np.arange(1, self.masking_max_ngram + 1))
 
     def most_hidden(self, tokens: int, target: int) -> float:
-        """Largest number of masked tokens among ``tokens`` in a sample with the target length ``target``."""
+        """Most masked tokens in a sample of ``tokens`` with target length ``target``."""
         return min(self.mask_prob * target, max(1, int(round(tokens * self.mask_prob))))
 
 
@@ -107,7 +107,7 @@ class Masking:
         self._steps: list[float] = steps.tolist()
 
     def word_starts(self, tokens: Ids) -> npt.NDArray[np.bool_]:
-        """Mask of the tokens [S] that begin a unit of masking (a word or a token), bool [S].
+        """Mask of tokens that begin a word, or of all without whole words, [S].
 
         Raises:
             IndexError: a token is outside the vocabulary.

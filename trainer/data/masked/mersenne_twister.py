@@ -99,7 +99,7 @@ def _swap_each(
     first: int,
     numbers: npt.NDArray[np.uint64],
 ) -> None:
-    """Do the steps i = first, first - 1, ... of the shuffle, one per number.
+    """Do the shuffle's steps i = first, first - 1, ..., one per number.
 
     ``last_step`` is scratch of the length of ``order``, with arbitrary content.
     """

@@ -1,4 +1,4 @@
-"""Mapping from samples of BERT or T5 to sentences, in Megatron-LM's order for the same files and seed.
+"""Mapping from samples of BERT or T5 to sentences, in Megatron-LM's order.
 
 Megatron-LM's build_mapping (megatron/core/datasets/helpers.cpp): sentences of a document are concatenated until they
 reach a target length, which is the longest length or, for a share of samples, a shorter one. The rest at the end of a

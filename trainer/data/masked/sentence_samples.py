@@ -95,7 +95,7 @@ class SentenceSamples:
         return f"{self._tokens.prefix}: none of its {documents:,} documents is usable: {why}; {remedy}"
 
     def __len__(self) -> int:
-        """Number of samples before the mapping repeats: of one epoch, or of all epochs shuffled together."""
+        """Number of samples of an epoch, or of all epochs shuffled together."""
         return len(self._rows)
 
     @property

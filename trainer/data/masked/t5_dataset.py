@@ -1,4 +1,4 @@
-"""T5 samples: a text with sentinels in place of masked spans, and the masked spans.
+"""T5 samples: a text with sentinels for masked spans, and the spans.
 
 Raffel et al. 2019 (arXiv:1910.10683, section 3.1.4), with Megatron-LM's spans of words; the samples are exactly
 Megatron-LM's (megatron/core/datasets/t5_dataset.py). The encoder reads ``a b <0> e <1>``, the decoder ``<bos> <0> c d

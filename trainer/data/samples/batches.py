@@ -28,7 +28,10 @@ Split = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Input of one pass through the model; the same on all pipeline stages and tensor-parallel ranks."""
+    """Input of one pass through the model.
+
+    All pipeline stages and tensor-parallel ranks get the same micro-batch.
+    """
 
     tokens: torch.Tensor
     """int64 [B, S]."""
@@ -45,7 +48,10 @@ class MicroBatch:
 
     @property
     def positions(self) -> torch.Tensor | None:
-        """Position ids, int32 [B, S], on the device of ``tokens``; None: consecutive along the sequence."""
+        """Position ids, int32 [B, S], on the device of ``tokens``.
+
+        None: consecutive along the sequence.
+        """
         return None if self.restarts is None else self.restarts.positions(self.tokens.device)
 
     @property
@@ -121,7 +127,10 @@ class SampleOrder(Protocol):
         """Plain values for a checkpoint."""
 
     def restore(self, state: Mapping[str, Any], consumed_samples: int) -> str | None:
-        """Resume from the state of a checkpoint; returns a line about changes, None without any."""
+        """Resume from the state of a checkpoint.
+
+        Returns a line about changes, None without any.
+        """
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,7 @@ class Packing:
         )
 
     def places_of(self, is_end: npt.NDArray[np.bool_], length: int) -> DocumentPlaces:
-        """Loss mask and document ends of samples of ``length`` tokens, as far as the rules need them.
+        """Loss mask and document ends of samples, as far as the rules need them.
 
         Args:
             is_end: [N, ``length`` or more], True if a token is ``end``; the caller must not use it again.
@@ -231,14 +240,17 @@ class TrainData:
         self._restarts = masks_loss or (packing is not None and packing.restart_positions)
 
     def use_library(self, library: Path | None) -> None:
-        """Use the native kernel library for the order of blends; the samples stay the same."""
+        """Use the native kernel library for the order of blends.
+
+        The samples stay the same.
+        """
         for samples in self._samples.values():
             if isinstance(samples, LibraryUser):
                 samples.use_library(library)
 
     @property
     def masks_loss(self) -> bool:
-        """True if some labels may not count, so that the valid tokens of a global batch must be counted."""
+        """True if some labels may not count, so that valid tokens must be counted."""
         return self._masks_loss
 
     def state(self, consumed_samples: int) -> dict[str, Any] | None:
@@ -304,7 +316,7 @@ class TrainData:
         return self._of_whole(windows.reshape(-1, windows.shape[-1]))
 
     def _checked(self, whole: Tokens, first: int) -> Tokens:
-        """Return ``whole``, samples from ``first`` on, after a check that all tokens are in the vocabulary."""
+        """Return ``whole``, samples from ``first`` on, if all tokens are in the vocabulary."""
         # Viewed as unsigned, negative tokens are the largest.
         if int(whole.view(f"u{whole.itemsize}").max()) >= self.vocab_size:
             wrong = whole[(whole >= self.vocab_size) | (whole < 0)][0]
@@ -315,7 +327,7 @@ class TrainData:
         return whole
 
     def placeholders(self) -> list[MicroBatch]:
-        """Micro-batches of the right shapes with dummy tokens, for ranks that only pass on activations."""
+        """Micro-batches with dummy tokens, for ranks that only pass on activations."""
         _, size, window = self.windows_shape
         nothing = torch.zeros(1, 1, dtype=torch.int64).expand(size, window - 1)
         return [MicroBatch(nothing, nothing, index=index) for index in self._indexes]
@@ -339,7 +351,7 @@ class TrainData:
     def _divided(
         self, tokens: Tokens, labels: Tokens, counts: npt.NDArray[np.bool_] | None, ends: DocumentEnds | None
     ) -> list[MicroBatch]:
-        """Build the micro-batches of N samples in one batch, because each call costs more than its work."""
+        """Build micro-batches of N samples together: a call costs more than its work."""
         size = self._shape.micro_batch_size
         shape = (len(self._indexes), size, tokens.shape[1])
         nothing: Sequence[None] = [None] * shape[0]

@@ -25,37 +25,37 @@ def best_fit(lengths: npt.NDArray[np.int64], capacity: int) -> npt.NDArray[np.in
         Bin of each item, numbered from 0 without gaps. The number of bins depends only on the histogram of
         ``lengths``. The order of the items decides which items of equal length share a bin.
     """
-    boxes = np.empty(len(lengths), np.int64)
-    pieces = np.argsort(-lengths, kind="stable")
-    starts = np.flatnonzero(np.diff(lengths[pieces], prepend=0))
-    rooms = _Rooms()
+    bins = np.empty(len(lengths), np.int64)
+    items = np.argsort(-lengths, kind="stable")
+    starts = np.flatnonzero(np.diff(lengths[items], prepend=0))
+    open_bins = _Bins()
     count = 0
-    for start, stop in pairwise([*starts.tolist(), len(pieces)]):
-        length, left = int(lengths[pieces[start]]), stop - start
+    for start, stop in pairwise([*starts.tolist(), len(items)]):
+        length, left = int(lengths[items[start]]), stop - start
         while left:
-            room = rooms.smallest(length)
+            room = open_bins.smallest(length)
             if room is None:
                 room, found = capacity, np.arange(count, count - (-left // (capacity // length)))
                 count += len(found)
             else:
-                found = rooms.take(room)
+                found = open_bins.take(room)
             each = room // length
             used = min(len(found), -(-left // each))
             dealt = min(left, each * used)
-            boxes[pieces[stop - left : stop - left + dealt]] = np.repeat(found[:used], each)[:dealt]
+            bins[items[stop - left : stop - left + dealt]] = np.repeat(found[:used], each)[:dealt]
             # The last bin used may get fewer items than the others.
-            rooms.add(room - each * length, found[: used - 1])
-            rooms.add(room - (dealt - each * (used - 1)) * length, found[used - 1 : used])
-            rooms.add(room, found[used:])
+            open_bins.add(room - each * length, found[: used - 1])
+            open_bins.add(room - (dealt - each * (used - 1)) * length, found[used - 1 : used])
+            open_bins.add(room, found[used:])
             left -= dealt
-    return boxes
+    return bins
 
 
-class _Rooms:
+class _Bins:
     """Bins by their remaining room."""
 
     def __init__(self) -> None:
-        self._boxes: dict[int, list[npt.NDArray[np.int64]]] = {}
+        self._bins: dict[int, list[npt.NDArray[np.int64]]] = {}
         self._sorted: list[int] = []
 
     def smallest(self, length: int) -> int | None:
@@ -66,12 +66,12 @@ class _Rooms:
     def take(self, room: int) -> npt.NDArray[np.int64]:
         """Remove and return all bins with exactly ``room``."""
         self._sorted.remove(room)
-        return np.concatenate(self._boxes.pop(room))
+        return np.concatenate(self._bins.pop(room))
 
-    def add(self, room: int, boxes: npt.NDArray[np.int64]) -> None:
+    def add(self, room: int, bins: npt.NDArray[np.int64]) -> None:
         """Add bins with ``room``; full bins are dropped."""
-        if not room or not len(boxes):
+        if not room or not len(bins):
             return
-        if room not in self._boxes:
+        if room not in self._bins:
             insort(self._sorted, room)
-        self._boxes.setdefault(room, []).append(boxes)
+        self._bins.setdefault(room, []).append(bins)

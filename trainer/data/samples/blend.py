@@ -49,7 +49,7 @@ def normalized(weights: Sequence[float]) -> list[float]:
 
 
 class BlendOrder:
-    """Order of a blend: dataset of each sample, and the sample's number within the dataset."""
+    """Order of a blend: dataset of each sample, and its number there."""
 
     def __init__(self, weights: Sequence[float], folder: Path | None = None, library: Path | None = None) -> None:
         """Prepare the order for ``weights``, which are positive and add up to 1.

@@ -133,7 +133,7 @@ IN_NUMPY = Stepper(step_in_numpy, MOST_COUNTS)
 
 
 def _guess(weights: npt.NDArray[np.float64], numbers: npt.NDArray[np.int64], steps: int) -> Counts:
-    """Guess the counts before each of ``numbers``: rounded-down shares, the rest to the largest remainders.
+    """Guess the counts before each of ``numbers`` by largest remainders.
 
     Datasets drawn less than once in ``steps`` get none of the rest: a stretch that lacks their sample draws it at once
     and converges, while a stretch that has counted it too early stays wrong to its end.

@@ -65,7 +65,7 @@ class DatasetRecord:
     marks: str | None = None
 
     def holds_the_same(self, other: DatasetRecord) -> bool:
-        """True if the tokens equal those of ``other``, as far as recorded, wherever the files are now."""
+        """True if the tokens equal ``other``'s, as far as recorded, at any path."""
         if self.lengths != other.lengths or (None not in (self.marks, other.marks) and self.marks != other.marks):
             return False
         if self.bin_sha256 is None or other.bin_sha256 is None:
@@ -74,7 +74,7 @@ class DatasetRecord:
 
 
 def lengths_digest(tokens: IndexedDataset) -> str:
-    """Digest of the lengths of all sequences: half a second for 10^8 of them, plus the time to read them."""
+    """Digest of all sequence lengths: 0.5 s for 10^8 of them, without reading."""
 
     def read() -> bytes:
         lengths = np.ascontiguousarray(tokens.sequence_lengths, "<i4")
@@ -84,7 +84,7 @@ def lengths_digest(tokens: IndexedDataset) -> str:
 
 
 def marks_digest(tokens: IndexedDataset) -> str:
-    """Digest of a few tokens, which detects another file with the same lengths in a few reads."""
+    """Digest of a few tokens, which detects another file with equal lengths."""
     last = max(0, tokens.token_count - MARK_TOKENS)
     starts = [last * number // (MARKS - 1) for number in range(MARKS)]
     found = np.concatenate([tokens.read(start, min(start + MARK_TOKENS, tokens.token_count)) for start in starts])
@@ -92,7 +92,7 @@ def marks_digest(tokens: IndexedDataset) -> str:
 
 
 class ContinuedDatasets(Generic[T_co]):
-    """Training samples of a run: one dataset, or a blend of several by their shares."""
+    """Training samples of a run: one dataset, or a blend of several."""
 
     def __init__(
         self, records: Sequence[DatasetRecord], datasets: Sequence[Numbered[T_co]], folder: Path | None = None
@@ -118,7 +118,10 @@ class ContinuedDatasets(Generic[T_co]):
         return BlendOrder([record.share for record in records], self._folder, self._library)
 
     def use_library(self, library: Path | None) -> None:
-        """Compute the order of a blend with ``library``, which does not change the order; see BlendOrder."""
+        """Compute the order of a blend with ``library``, which does not change the order.
+
+        See BlendOrder.
+        """
         self._library = library
         if self._order is not None:
             self._order.use_library(library)
@@ -177,7 +180,7 @@ class ContinuedDatasets(Generic[T_co]):
         return line
 
     def _drawn_by(self, before: list[DatasetRecord], active: list[int], number: int) -> list[DatasetRecord]:
-        """``before`` with the samples that each dataset has drawn at sample ``number`` of its blend."""
+        """``before`` with the samples drawn from each dataset at sample ``number``."""
         order = self._order_of([before[place] for place in active])
         counts = [number] if order is None else order.counts(number).tolist()
         drawn = dict(zip(active, counts, strict=True))
@@ -226,7 +229,9 @@ def _can_be(record: DatasetRecord) -> bool:
 
 
 def _matches(records: Sequence[DatasetRecord], before: Sequence[DatasetRecord]) -> list[int | None]:
-    """Find each of ``records`` in ``before``; None: a new dataset. Blends have thousands of datasets.
+    """Find each of ``records`` in ``before``; None: a new dataset.
+
+    Blends have thousands of datasets.
 
     Raises:
         DataError: a dataset is there, but its tokens or its order have changed.

@@ -56,7 +56,10 @@ class DocumentEnds:
         return self._positions
 
     def positions_of(self, rows: slice) -> torch.Tensor:
-        """Positions of ``rows``, one of equal parts of the samples; the same tensor at each call."""
+        """Positions of ``rows``, one of equal parts of the samples.
+
+        Every call returns the same tensor.
+        """
         size = rows.stop - rows.start
         if not self._parts or len(self._parts[0]) != size:
             # Divide once: a step has many micro-batches.
@@ -95,7 +98,7 @@ class Documents:
 
     @property
     def bounds(self) -> tuple[Bounds, ...]:
-        """Document starts of each sample, ascending from 0, followed by the length of the sample."""
+        """Document starts of each sample, ascending from 0, and the sample's length."""
         return self._ends.bounds[self._rows]
 
     def positions(self, device: torch.device) -> torch.Tensor:
@@ -137,7 +140,7 @@ def ends_of_documents(is_end: npt.NDArray[np.bool_], length: int) -> tuple[npt.N
 
 
 def document_bounds(positions: npt.NDArray[np.intp], length: int) -> tuple[Bounds, ...]:
-    """Bounds of each sample of ``length`` tokens, from the ends of all documents within their samples, [D]."""
+    """Bounds of each sample, from the documents' ends within their samples, [D]."""
     own = positions.tolist()
     stops = (np.flatnonzero(positions == length) + 1).tolist()
     return tuple((0, *own[first:stop]) for first, stop in zip([0, *stops], stops, strict=False))

@@ -1,4 +1,4 @@
-"""GPT samples from an indexed dataset: windows of ``seq_length + 1`` tokens, over endless epochs."""
+"""GPT samples: windows of ``seq_length + 1`` tokens over endless epochs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ class GPTDataset:
 
     @property
     def order(self) -> str:
-        """Name of the order, without the seed; the same in both modes for a single epoch."""
+        """Name of the order, without the seed.
+
+        The name is the same in both modes for a single epoch.
+        """
         if self._together is None or self._together == Epochs():
             return "each epoch shuffled by itself"
         apart = ", the last one apart" if self._together.separate_last else ""
@@ -101,7 +104,9 @@ class GPTDataset:
         return self._cache.has(self._lengths, self._seq_length, self._seed, epochs, summary)
 
     def sample(self, number: int) -> Tokens:
-        """Tokens of sample ``number``, counted over all epochs: [seq_length + 1], uint16, int32 or int64.
+        """Tokens of sample ``number``, counted over all epochs, [seq_length + 1].
+
+        The dtype is uint16, int32 or int64.
 
         Raises:
             IndexError: the split is too short for a single sample.

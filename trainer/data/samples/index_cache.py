@@ -1,4 +1,4 @@
-"""Cache folder of epoch indexes, memory-mapped so that the processes of a node share one copy.
+"""Cache folder of epoch indexes, memory-mapped and shared by a node's processes.
 
 An index depends only on the documents' lengths, the seed, the epochs and the sequence length, which are the key of the
 cache. So an entry is never stale, and every process may build its own index, with or without shared files.
@@ -77,9 +77,9 @@ class EpochIndexCache:
     """Epoch indexes cached in one folder."""
 
     def __init__(self, folder: Path, prepared: Path | None = None, smallest: int = SMALLEST_CACHED) -> None:
-        """Use ``folder``, which need not exist, for indexes of at least ``smallest`` documents and samples.
+        """Use ``folder`` for indexes of at least ``smallest`` documents and samples.
 
-        Entries in the folder ``prepared`` are used too, but nothing is written there.
+        The folder need not exist. Entries in the folder ``prepared`` are used too, but nothing is written there.
         """
         self._folder = folder
         self._places = (folder,) if prepared is None else (folder, prepared)
@@ -90,7 +90,10 @@ class EpochIndexCache:
         self._touched = time.monotonic()
 
     def touch(self) -> None:
-        """Mark the last two indexes as in use, once a day; call it with every sample."""
+        """Mark the last two indexes as in use, once a day.
+
+        Call it with every sample.
+        """
         now = time.monotonic()
         if now - self._touched >= TOUCH_SECONDS:
             self._touched = now
@@ -191,7 +194,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _take(file: BinaryIO, sole: Path) -> bool:
-    """True if the claim was taken: by a lock of ``file``, or without locks by creating ``sole``."""
+    """True if the claim was taken by a lock, or else by creating ``sole``."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -215,7 +218,10 @@ def _is_first(sole: Path) -> bool:
 
 
 def _look_again(folder: Path) -> None:
-    """Refresh the client's cache of ``folder``: NFS caches for up to a minute that a file did not exist."""
+    """Refresh the NFS client's cache of ``folder``.
+
+    The client caches for up to a minute that a file did not exist.
+    """
     with suppress(OSError), os.scandir(folder) as entries:
         next(entries, None)
 

@@ -13,9 +13,10 @@ STEP_SHARES = np.array([0.45, 0.25, 0.12, 0.08, 0.06, 0.04])
 
 
 class MockDataset:
-    """Random walks on a ring of tokens: each token is followed by one of six, with fixed probabilities.
+    """Random walks on a ring of tokens with six successors per token.
 
-    An untrained model starts at ln(vocab_size) nats per token; one that has learned the walk ends at ``entropy``.
+    The probabilities are fixed. An untrained model starts at ln(vocab_size) nats per token; one that has learned the
+    walk ends at ``entropy``.
     """
 
     def __init__(self, vocab_size: int, seq_length: int, seed: int, split: int) -> None:
@@ -26,11 +27,14 @@ class MockDataset:
 
     @property
     def entropy(self) -> float:
-        """Entropy in nats per token, the lowest reachable loss, for rings longer than the largest step."""
+        """Lowest reachable loss in nats per token, for rings longer than any step."""
         return float(-(STEP_SHARES * np.log(STEP_SHARES)).sum())
 
     def sample(self, number: int) -> npt.NDArray[np.int64]:
-        """Tokens of sample ``number``, [seq_length + 1]; depends only on the number, the seed and the split."""
+        """Tokens of sample ``number``, [seq_length + 1].
+
+        The tokens depend only on the number, the seed and the split.
+        """
         # Philox is addressed by key and counter, so that every sample takes the same time.
         key = np.array([self._seed << 32 | self._split, number], dtype=np.uint64)
         random = np.random.Generator(np.random.Philox(key=key))

@@ -108,7 +108,7 @@ class PackedDataset:
         return PackedSample(tokens, labels, counts, (0, *ends.tolist(), *padding))
 
     def _is_answer(self, documents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Mask of the tokens of ``documents`` without their first ones: True for tokens of an answer."""
+        """Mask of answer tokens in ``documents``, without the documents' first tokens."""
         parts = []
         for document in documents.tolist():
             first, stop = self._first_sequences[document : document + 2].tolist()

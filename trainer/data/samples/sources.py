@@ -58,7 +58,7 @@ def single_source(sources: tuple[Source, ...]) -> Source:
 
 
 def open_blends(config: TrainConfig) -> dict[Split, tuple[Source, ...]]:
-    """Open the datasets of each split, without splits of share 0 and prefixes of weight 0.
+    """Open the datasets of each split with a share and a weight above 0.
 
     Raises:
         DataError: the config names no data, files are missing or damaged, or the data was tokenized with another

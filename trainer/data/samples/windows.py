@@ -1,4 +1,4 @@
-"""Batched reading of token windows: a few calls per step for any number of samples."""
+"""Batched reading of token windows, in a few calls per step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WindowReader(Protocol):
 
 
 def read_windows(samples: object, numbers: Numbers) -> Tokens:
-    """Read N >= 1 windows of ``samples``, which may be a WindowReader: [N, S + 1]."""
+    """Read N >= 1 windows, batched if ``samples`` is a WindowReader: [N, S + 1]."""
     if hasattr(samples, "windows"):
         return cast(WindowReader, samples).windows(numbers)
     one_by_one = cast(Any, samples).sample
@@ -29,7 +29,7 @@ def read_windows(samples: object, numbers: Numbers) -> Tokens:
 
 
 def read_blended(datasets: Sequence[object], which: npt.NDArray[np.integer[Any]], within: Numbers) -> Tokens:
-    """Read sample ``within[n]`` of ``datasets[which[n]]`` for each n, [N, S + 1], in one batch per dataset."""
+    """Read samples ``within[n]`` of ``datasets[which[n]]``, batched per dataset: [N, S + 1]."""
     if len(datasets) == 1 or (which == which[0]).all():
         return read_windows(datasets[which[0]], within)
     order = which.argsort(kind="stable")

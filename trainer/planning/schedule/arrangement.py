@@ -25,7 +25,7 @@ def arrange(
     *,
     split: bool,
 ) -> PipelineSchedule:
-    """Build a table in which every free rank prefers forward, then backward, then weight gradients.
+    """Build a table: a free rank prefers forward, then backward, then weight gradients.
 
     Forwards first, as far as the bounds allow, keep the pipeline full: a rank at its bound needs a backward before the
     next forward, and so alternates between the two.

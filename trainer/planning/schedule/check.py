@@ -29,7 +29,7 @@ _PARTS_OF_A_TURN = ({F, B}, {F, I, W})
 
 
 def check(schedule: PipelineSchedule) -> None:
-    """Refuse a table that is incomplete, out of order, over its activation bounds, or deadlocks.
+    """Refuse a table that is incomplete, disordered, over its bounds, or deadlocks.
 
     Messages are simulated as single sends and receives, matched by tags (gloo) or by their order (NCCL). Batched
     messages are more restrictive, and some valid tables cannot use them: see check_batches.
@@ -49,11 +49,12 @@ def check(schedule: PipelineSchedule) -> None:
 
 
 def check_batches(schedule: PipelineSchedule) -> None:
-    """Refuse a table that cannot run if all messages between two actions form one batch.
+    """Refuse a table that cannot run with batched messages.
 
-    A batch ends when all its messages have been matched, and messages between two ranks are matched in the order in
-    which they are posted. If a rank receives activations and gradients from the same neighbour, as in interleaved 1F1B
-    on two ranks, send and receive order can differ, and a gradient would be received as an activation.
+    All messages between two actions form a batch. A batch ends when all its messages have been matched, and messages
+    between two ranks are matched in the order in which they are posted. If a rank receives activations and gradients
+    from the same neighbour, as in interleaved 1F1B on two ranks, send and receive order can differ, and a gradient
+    would be received as an activation.
 
     Raises:
         ScheduleError: messages would be mismatched or deadlock.
@@ -124,7 +125,7 @@ def _check_bounds(schedule: PipelineSchedule, rank: int) -> None:
 
 
 def _check_hand_overs(schedule: PipelineSchedule, rank: int) -> None:
-    """Refuse a row in which a rank receives a local message before it sends the message."""
+    """Refuse a row that receives a local message before sending it."""
     row = exchanges(schedule, rank)
     given = {exchange.send: step for step, exchange in enumerate(row) if exchange.send and exchange.send.is_local}
     for step, exchange in enumerate(row):

@@ -1,4 +1,4 @@
-"""Drawings of a schedule table, as text and as SVG: one row per rank, time from left to right. Torch-free."""
+"""Drawings of a schedule table as text and as SVG, one row per rank. Torch-free."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Drawing:
 
 
 def colour(schedule: PipelineSchedule, action: Action) -> str:
-    """Colour ``#rrggbb`` of an action: the colour of its kind, lighter for each chunk after the first."""
+    """Colour ``#rrggbb`` of an action's kind, lighter for later chunks."""
     last = max(schedule.placement.chunks - 1, 1)
     share = _MOST_LIGHTENED * action.chunk / last
     mixed = (round(c + (p - c) * share) for c, p in zip(_COLOURS[action.kind], _PAPER, strict=True))
@@ -126,7 +126,7 @@ class Cell:
 
 
 def text_rows(drawing: Drawing, *, coloured: bool, padding: int = 0) -> list[list[Cell]]:
-    """Rows of cells, all of the same length in characters and to the same time scale.
+    """Rows of cells, of equal length in characters and equal time scale.
 
     Args:
         drawing: the drawing.

@@ -72,7 +72,7 @@ def all_forward(placement: Placement, num_micro_batches: int) -> PipelineSchedul
 
 
 def _in_groups(placement: Placement, num_micro_batches: int) -> list[Turn]:
-    """Order of forwards: a group of micro-batches through all chunks in turn, then the next group."""
+    """Order of forwards: each group of micro-batches through all chunks in turn."""
     sizes = _group_sizes(placement.pp, num_micro_batches)
     return [
         (micro_batch, chunk)
@@ -83,7 +83,10 @@ def _in_groups(placement: Placement, num_micro_batches: int) -> list[Turn]:
 
 
 def _group_sizes(pp: int, num_micro_batches: int) -> list[int]:
-    """Sizes of the most groups of at least ``pp`` micro-batches, nearly equal; smaller ones leave ranks idle."""
+    """Sizes of the most groups of at least ``pp`` micro-batches, nearly equal.
+
+    Smaller ones leave ranks idle.
+    """
     count = max(1, num_micro_batches // pp)
     size, rest = divmod(num_micro_batches, count)
     return [size + (number < rest) for number in range(count)]

@@ -66,7 +66,7 @@ class Placement:
 
     @property
     def last_rank(self) -> int:
-        """Pipeline rank of the last virtual stage, which has the LM head and the loss."""
+        """Pipeline rank of the last virtual stage, with LM head and loss."""
         return self.place(self.num_virtual_stages - 1)[0]
 
 

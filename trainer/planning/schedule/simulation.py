@@ -30,7 +30,7 @@ class Verb(Enum):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a rank: post a send or receive without blocking, wait for a message, or compute."""
+    """One call of a rank: non-blocking send or receive, wait, or computation."""
 
     verb: Verb
     message: Message | None = None
@@ -38,7 +38,7 @@ class Call:
 
 
 def batched_program(schedule: PipelineSchedule, rank: int) -> list[Call]:
-    """Calls of a rank that posts all messages between two actions as one batch and waits for it."""
+    """Calls of a rank that batches the messages between two actions and waits."""
     row = exchanges(schedule, rank)
     calls: list[Call] = []
     for step, exchange in enumerate(row):
@@ -52,7 +52,10 @@ def _batch(send: Message | None, receive: Message | None) -> list[Call]:
 
 
 def tagged_program(schedule: PipelineSchedule, rank: int, *, sends_under_way: int | None) -> list[Call]:
-    """Calls of a rank with tagged sends and receives, at most ``sends_under_way`` pending (None: no limit)."""
+    """Calls of a rank with tagged messages and at most ``sends_under_way`` pending sends.
+
+    None: no limit.
+    """
     row = exchanges(schedule, rank)
     calls: list[Call] = []
     leaving: deque[Message] = deque()
@@ -68,7 +71,10 @@ def tagged_program(schedule: PipelineSchedule, rank: int, *, sends_under_way: in
 
 
 def ordered_programs(schedule: PipelineSchedule) -> list[list[Call]]:
-    """Calls of all ranks with untagged messages in the order of posts_in_order, waiting only for receives."""
+    """Calls of all ranks with untagged messages, in the order of posts_in_order.
+
+    Ranks only wait for receives.
+    """
     programs: list[list[Call]] = []
     for rank, plan in enumerate(posts_in_order(schedule)):
         row = exchanges(schedule, rank)
@@ -136,7 +142,7 @@ class Meeting(Enum):
 
 
 def run_programs(programs: Sequence[Sequence[Call]], meeting: Meeting) -> float:
-    """Run the calls of all ranks to the end and return the number of ticks.
+    """Run the calls of all ranks, and return the number of ticks.
 
     Args:
         programs: the calls of each rank.
@@ -191,7 +197,7 @@ class _Posted:
         return rank, message.source < message.destination
 
     def _let_pass(self, ours: Hashable) -> None:
-        """Transfer the message that is first in the queues of both ends, then the messages behind it."""
+        """Transfer messages as long as one is first in the queues of both ends."""
         while self._queues[ours]:
             message, verb, posted = self._queues[ours][0]
             peer = message.destination if verb is Verb.SEND else message.source

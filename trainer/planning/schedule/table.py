@@ -1,4 +1,4 @@
-"""Tables of pipeline schedules: the actions of each rank, and the messages that follow from them."""
+"""Tables of pipeline schedules: actions of each rank, and resulting messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True)
 class Action:
-    """One computation of one rank. ``chunk`` is the number of the model chunk on the rank."""
+    """One computation of one rank.
+
+    ``chunk`` is the number of the model chunk on the rank.
+    """
 
     kind: ActionKind
     micro_batch: int
@@ -113,7 +116,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An action with the messages it receives and sends; None at the ends of the pipeline.
+    """An action with the messages it receives and sends.
+
+    The messages are None at the ends of the pipeline.
 
     Either message may be local, from a rank to itself.
     """

@@ -11,7 +11,7 @@ from trainer.planning.schedule.table import Action, ActionKind, Message, Pipelin
 
 @dataclass(frozen=True)
 class Timeline:
-    """Times of the actions of a table, row by row, in the unit of the durations."""
+    """Times of a table's actions, row by row, in the durations' unit."""
 
     rows: tuple[tuple[tuple[float, float], ...], ...]
     """(start, end) of every action of every pipeline rank."""
@@ -45,7 +45,7 @@ DurationOf = Callable[[int, Action], float]
 def timeline(
     schedule: PipelineSchedule, durations: Durations | Sequence[Durations] | DurationOf, *, latency: float = 0.0
 ) -> Timeline:
-    """Times of all actions, each started when its rank is free and its message has arrived.
+    """Times of all actions, each starting as early as rank and message allow.
 
     Args:
         schedule: any table.

@@ -80,7 +80,7 @@ def _rank_posts(row: Sequence[Exchange], number: Mapping[Message, int]) -> list[
 
 
 def _numbers(schedule: PipelineSchedule) -> dict[Message, int]:
-    """Messages between ranks, numbered in the order in which they become ready if nothing is late."""
+    """Messages between ranks, numbered in the order of becoming ready if nothing is late."""
     times = timeline(schedule, TICKS)
     ready = {
         send: (end, rank)
@@ -92,7 +92,7 @@ def _numbers(schedule: PipelineSchedule) -> dict[Message, int]:
 
 
 def message_order(schedule: PipelineSchedule) -> dict[tuple[int, int], tuple[list[Message], list[Message]]]:
-    """Send order and receive order of the messages of each pair of ranks (source, destination)."""
+    """Send order and receive order of messages, for each (source, destination)."""
     order: dict[tuple[int, int], tuple[list[Message], list[Message]]] = defaultdict(lambda: ([], []))
     for rank in range(len(schedule.stages)):
         for exchange in exchanges(schedule, rank):

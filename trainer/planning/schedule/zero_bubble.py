@@ -25,7 +25,9 @@ def zb_h1(pp: int, num_micro_batches: int) -> PipelineSchedule:
 
 
 def zb_v(pp: int, num_micro_batches: int) -> PipelineSchedule:
-    """ZB-V: two model chunks per rank in a V; almost no bubble in 1F1B's memory (section 6).
+    """ZB-V: two model chunks per rank in a V.
+
+    The bubble is almost zero, in 1F1B's memory (section 6).
 
     A rank keeps at most ``2 * pp`` activations of a chunk, each half as large as an activation of a rank in 1F1B. With
     at least ``2 * pp - 1`` micro-batches, and if forward and both backwards take the same time, no rank waits between
@@ -42,7 +44,10 @@ def zb_v(pp: int, num_micro_batches: int) -> PipelineSchedule:
 
 
 class _VRow:
-    """Builder of one rank's row of ZB-V; counts the next micro-batch of each kind of action and chunk."""
+    """Builder of one rank's row of ZB-V.
+
+    Counts the next micro-batch of each kind of action and chunk.
+    """
 
     def __init__(self, pp: int, rank: int, num_micro_batches: int) -> None:
         self._pp = pp

@@ -58,7 +58,7 @@ def test_a_folder_without_pairs_is_refused_and_home_is_found(
     (tmp_path / "empty").mkdir()
     merge = ["data", "merge", "--output-prefix", "~/out", "--input", "~/full"]
     assert main([*merge, str(tmp_path / "empty")]) == 3
-    assert "empty: is a folder without a .bin or .idx" in capsys.readouterr().err
+    assert "empty: is a folder without .bin or .idx files" in capsys.readouterr().err
     assert main(merge) == 0
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "full/a.bin").read_bytes()
 

@@ -80,7 +80,7 @@ def patched(content: bytes, offset: int, value: bytes) -> bytes:
         ("d.idx", lambda _: b"not an index at all, rather a text", r"d\.idx: is not a Megatron-LM index"),
         ("d.idx", lambda _: b"", r"d\.idx: is not a Megatron-LM index"),
         ("d.idx", lambda old: old[:20], r"d\.idx: is truncated within its header"),
-        ("d.idx", lambda old: old[:-3], r"d\.idx: has \d+ bytes where 3 sequences"),
+        ("d.idx", lambda old: old[:-3], r"d\.idx: has \d+ bytes, but 3 sequences"),
         ("d.idx", lambda old: patched(old, 9, struct.pack("<Q", 2)), r"d\.idx: is index version 2"),
         (
             "d.idx",
@@ -88,16 +88,20 @@ def patched(content: bytes, offset: int, value: bytes) -> bytes:
             r"d\.idx: has float32 \(dtype code 7\), which is not an integer",
         ),
         ("d.idx", lambda old: patched(old, 17, b"\x09"), r"d\.idx: has dtype code 9, which is not an integer token"),
-        ("d.idx", lambda old: patched(old, 26, b"\xff" * 8), r"d\.idx: has \d+ bytes where 3 sequences"),
-        ("d.idx", lambda old: old + b"\1\1\1", r"d\.idx: has a mode for each of its 3 sequences"),
+        ("d.idx", lambda old: patched(old, 26, b"\xff" * 8), r"d\.idx: has \d+ bytes, but 3 sequences"),
+        (
+            "d.idx",
+            lambda old: old + b"\1\1\1",
+            r"d\.idx: is a multimodal index of Megatron-LM, with a mode for each of 3 sequences",
+        ),
         ("d.idx", lambda old: patched(old, 34, struct.pack("<i", -3)), r"d\.idx: the byte offsets do not match"),
         ("d.idx", lambda old: patched(old, 54, struct.pack("<q", 8)), r"d\.idx: the byte offsets do not match"),
         ("d.idx", lambda old: patched(old, 34, struct.pack("<i", 5)), r"d\.idx: the byte offsets do not match"),
-        ("d.idx", lambda old: patched(old, 70, struct.pack("<q", 1)), r"d\.idx: its document entries"),
-        ("d.bin", lambda old: old[:-2], r"d\.bin: has 10 bytes where d\.idx lists 12"),
+        ("d.idx", lambda old: patched(old, 70, struct.pack("<q", 1)), r"d\.idx: the document entries"),
+        ("d.bin", lambda old: old[:-2], r"d\.bin: has 10 bytes, but d\.idx lists 12"),
         ("d.bin", lambda old: old[:-1], r"d\.bin: its size of 11 bytes is not a multiple of the token size"),
-        ("d.bin", lambda old: old * 2, r"d\.bin: has 24 bytes where d\.idx lists 12"),
-        ("d.bin", lambda _: b"", r"d\.bin: has 0 bytes where d\.idx lists 12"),
+        ("d.bin", lambda old: old * 2, r"d\.bin: has 24 bytes, but d\.idx lists 12"),
+        ("d.bin", lambda _: b"", r"d\.bin: has 0 bytes, but d\.idx lists 12"),
     ],
 )
 def test_damaged_files_are_refused_by_name(
@@ -173,8 +177,8 @@ def test_what_a_killed_process_left_is_no_part_of_the_next_pair(tmp_path: Path) 
 def test_large_indexes_are_written_and_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [[number % 1000] * (number % 4) for number in range(500)]
     write(tmp_path / "whole", documents)
-    for module in ("pair_parts", "indexed_dataset"):
-        monkeypatch.setattr(f"trainer.data.{module}.CHUNK", 7)
+    for module in ("parts", "indexed_dataset"):
+        monkeypatch.setattr(f"trainer.data.indexed.{module}.CHUNK", 7)
     write(tmp_path / "pieces", documents)
     assert (tmp_path / "whole.idx").read_bytes() == (tmp_path / "pieces.idx").read_bytes()
     with IndexedDataset(tmp_path / "pieces") as dataset:

@@ -89,10 +89,10 @@ def test_a_dataset_too_small_for_its_share_is_read_again_and_noted_once(folder: 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({"data_path": "1 {f}/nothing 9 {f}/b"}, r"train split of .*nothing holds 8 tokens .* but one sample needs 9"),
+        ({"data_path": "1 {f}/nothing 9 {f}/b"}, r"train split of .*nothing has 8 tokens .* but one sample needs 9"),
         ({"data_path": "1 {f}/a 9 {f}/none"}, r"data.data_path: .*none\.bin"),
         ({"data_path": "1 {f}/a 1 {f}/b", "split": "60,40"}, None),
-        ({"data_path": "1 {f}/tiny 1 {f}/b", "split": "99,1"}, "data.data_path: the valid split of .*tiny holds 0"),
+        ({"data_path": "1 {f}/tiny 1 {f}/b", "split": "99,1"}, "data.data_path: the valid split of .*tiny has 0"),
         ({"train_data_path": "{f}/a", "valid_data_path": "1 {f}/nothing 1 {f}/b"}, "data.valid_data_path: the valid"),
     ],
 )
@@ -136,7 +136,7 @@ def test_documents_that_end_differently_are_refused_where_their_ends_count(folde
     describe(folder / "b", 6)
     asked = {"data_path": "1 {f}/a 1 {f}/b"}
     data_of(folder, asked)
-    with pytest.raises(DataError, match="documents of .*/a end with token 5, those of .*/b with 6; prepare"):
+    with pytest.raises(DataError, match="documents of .*/a end with token 5, but those of .*/b with 6; prepare"):
         data_of(folder, {**asked, "reset_attention_mask": True})
     describe(folder / "b", 5)
     assert data_of(folder, {**asked, "reset_attention_mask": True}).has_documents
@@ -149,7 +149,7 @@ def test_documents_that_end_differently_are_refused_where_their_ends_count(folde
     describe(folder / "a", 1000, sha)
     assert data_of(folder, {**asked, **named, "eod_mask_loss": True}).masks_loss
     describe(folder / "a", 7, sha)
-    with pytest.raises(DataError, match="/a: its documents end with token 7, and NullTokenizer.* ends them with 1000"):
+    with pytest.raises(DataError, match="/a: documents end with token 7, but NullTokenizer.* ends them with 1000"):
         data_of(folder, {**asked, **named})
 
 

@@ -53,7 +53,7 @@ REFUSED = [
     (["--null-tokenizer-eod-id", "5"], "the end-of-document id is always --vocab-size"),
     (["--no-tokenizer-sentencepiece-ignore-extra-whitespaces"], "the SentencePiece model decides"),
     (["--tokenizer-type", "SFTTokenizer"], "tokenizers of images and chats are not supported; prepare text"),
-    (["--tokenizer-type", "GPT2"], "'GPT2' is not available here; there are HuggingFaceTokenizer, "),
+    (["--tokenizer-type", "GPT2"], "'GPT2' is not supported; the types are HuggingFaceTokenizer, "),
     (["--dataset-impl", "lazy"], "argument --dataset-impl: invalid choice: 'lazy'"),
     (["--vocab-extra-ids", "-5"], "argument --vocab-extra-ids: '-5' is not a number >= 0"),
     (["--append-eos"], "unrecognized arguments: --append-eos"),
@@ -93,5 +93,5 @@ def test_other_commands_say_it_alike(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("flag", ["padded-vocab-size", "no-pad-vocab-size", "tiktoken-special-tokens"])
 def test_training_says_what_to_give_instead(flag: str) -> None:
-    with pytest.raises(UsageError, match=rf"--{flag}: give .*--"):
+    with pytest.raises(UsageError, match=rf"--{flag}: use .*--"):
         parse_command_line([f"--{flag}"])

@@ -206,7 +206,7 @@ def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp
         ({"data_path": "."}, {}, r"data.data_path: \.\.bin and \.\.idx: no such file"),
         ({"data_path": "/"}, {}, r"data.data_path: /\.bin and /\.idx: no such file"),
         ({"data_path": "{folder}/plain"}, {}, "model.vocab_size: is unset, and the data has no manifest"),
-        ({"data_path": "{folder}/short"}, {"vocab_size": 300}, "holds 5 tokens in 1 documents, but one sample needs 9"),
+        ({"data_path": "{folder}/short"}, {"vocab_size": 300}, "has 5 tokens in 1 documents, but one sample needs 9"),
         ({"data_path": "{folder}/d"}, {"vocab_size": 200}, "model.vocab_size: 200 is too small for .*use 300"),
         (
             {"data_path": "{folder}/plain", "tokenizer_model": "{folder}/other.json"},
@@ -214,7 +214,11 @@ def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp
             "model.vocab_size: 250 is too small for the tokenizer of the data; use 300",
         ),
         ({"data_path": "{folder}/d", "tokenizer_model": "{folder}/other.json"}, {}, "another tokenizer"),
-        ({"data_path": "{folder}/plain", "eod_mask_loss": True}, {"vocab_size": 300}, "data.eod_mask_loss: nothing"),
+        (
+            {"data_path": "{folder}/plain", "eod_mask_loss": True},
+            {"vocab_size": 300},
+            "data.eod_mask_loss: the end-of-document token is unknown",
+        ),
         (
             {"data_path": "{folder}/plain", "reset_position_ids": True},
             {"vocab_size": 300},

@@ -110,7 +110,7 @@ def test_data_that_was_moved_is_the_same_and_other_data_begins(folder: Path) -> 
     assert rows(other, 40, 48) == rows(data_of(folder, "b", seq_length=4), 0, 8)
     assert other.notes == (
         f"data: the blend changes at sample 40 (new: {folder}/b; left out: {folder}/a); all datasets are read from "
-        "its beginning",
+        "their beginning",
     )
     streamed = gone_on(data_of(folder, "a"), {"stream": "0123", "epoch": 0}, 40)
     assert rows(streamed, 40, 48) == rows(data_of(folder, "a"), 0, 8)

@@ -302,13 +302,13 @@ def test_a_switch_of_the_other_activation_turns_nothing_off():
 @pytest.mark.parametrize(
     ("training", "said"),
     [
-        ({"kernel_backends": {"rmsnorm": "native"}}, "'rmsnorm' is no operation with kernels; did you mean rms_norm?"),
-        ({"kernel_backends": {"xyz": "native"}}, "there are rms_norm, add_rms_norm,"),
+        ({"kernel_backends": {"rmsnorm": "native"}}, "'rmsnorm' is not an op; did you mean rms_norm?"),
+        ({"kernel_backends": {"xyz": "native"}}, "the ops are rms_norm, add_rms_norm,"),
         ({"kernel_backend": "apex"}, "training.kernel_backend: 'apex' is not valid"),
         ({"kernel_backends": {"rope": "apex"}}, "training.kernel_backends.rope: 'apex' is not valid"),
         (
             {"kernel_backends": {"cross_entropy": "native"}, "cross_entropy_loss_fusion": False},
-            "turns cross_entropy off, which training.kernel_backends wants as native",
+            "turns cross_entropy off, but training.kernel_backends requests native",
         ),
     ],
 )
