@@ -23,7 +23,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "transport": {"errors", "site"},
         "runs": {"backends", "durations", "errors", "job_state", "transport"},
         "context": {"backends", "errors", "job_state", "paths", "runs", "site", "transport"},
-        "submit": {*GROUND, "backends", "context", "runs", "site", "transport"},
+        "submit": {*GROUND, "backends", "context", "runs", "site", "supervisor", "transport"},
         "doctor": {*GROUND, "backends", "context", "site", "submit", "transport"},
         "operate": {*GROUND, "backends", "context", "doctor", "runs", "site", "submit", "transport"},
         "cli": {*GROUND, "backends", "context", "doctor", "operate", "runs", "site", "submit", "transport"},
