@@ -44,8 +44,8 @@ def tables(documents: Sequence[Document]) -> list[str]:
         documents: results, the newest first.
     """
     lines = textwrap.wrap(
-        "The backend that `auto` takes, its speed as a multiple of plain PyTorch (forward and backward where the op has "
-        "a backward), and its bandwidth as a share of the bandwidth of a memory copy. The bandwidth counts the bytes "
+        "The backend that `auto` takes, its speed as a multiple of plain PyTorch (forward and backward where the op "
+        "has a backward), and its bandwidth as a share of the bandwidth of a memory copy. The bandwidth counts the bytes "
         "that the op must move. An op that works in place can exceed 100%, because its writes need no fetch first. "
         "`reference` means plain torch operations. `benchmarks/results` has all times, also those of small sizes.",
         _WIDTH,
