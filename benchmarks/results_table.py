@@ -44,10 +44,11 @@ def tables(documents: Sequence[Document]) -> list[str]:
         documents: results, newest first.
     """
     lines = textwrap.wrap(
-        "The backend of `auto`, its speed as a multiple of plain PyTorch (forward and backward where the op has "
-        "a backward), and its bandwidth as a share of the bandwidth of a memory copy. The bandwidth counts the bytes "
-        "that the op must move. An op that works in place can exceed 100%, because its writes need no fetch first. "
-        "`reference` means plain torch operations. `benchmarks/results` has all times, also those of small sizes.",
+        "Each cell names the backend that `auto` takes, its speed as a multiple of plain PyTorch, and its bandwidth as "
+        "a share of the bandwidth of a memory copy. The speed is that of forward and backward where the op has a "
+        "backward. The bandwidth counts the bytes that the op must move. An op that works in place can exceed 100%, "
+        "because its writes need no fetch first. `reference` means plain torch operations. `benchmarks/results` has "
+        "all times, also those of small sizes.",
         _WIDTH,
     )
     seen = set()
