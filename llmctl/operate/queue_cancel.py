@@ -86,7 +86,7 @@ class QueueCancel:
         if self._is_there(job):
             raw = job.report.raw if job.report is not None else job.raw
             raise SchedulerError(
-                f"{self.record.run_id}: the scheduler was asked to end job {job_id} and still has it as {raw}",
+                f"{self.record.run_id}: the scheduler was asked to end job {job_id} but still reports it as {raw}",
                 transient=True,
             )
 

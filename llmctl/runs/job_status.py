@@ -122,7 +122,7 @@ class SchedulerWatch:
         age = time.time() - seen
         if submissions and self._transport.now() - submissions[-1].time < age:
             return None
-        return JobAnswer(state, f"it was {state} when it was seen {spoken(age)} ago", source="memory")
+        return JobAnswer(state, f"{state} when last seen {spoken(age)} ago", source="memory")
 
     def _by_queue(self, question: JobQuestion, answer: QueueAnswer) -> JobAnswer:
         if not answer.is_answer:
@@ -131,10 +131,10 @@ class SchedulerWatch:
             )
         report = self._own(question, answer)
         if report is None:
-            return JobAnswer(JobState.UNKNOWN, "it has left the queue", source="queue", has_left=True)
+            return JobAnswer(JobState.UNKNOWN, "the job has left the queue", source="queue", has_left=True)
         began = self._attempts.get(question.record.run_id, question.attempt)
         if report.state is JobState.PENDING and question.attempt != began:
-            return JobAnswer(JobState.RUNNING, "it has begun since the queue was asked", source="queue")
+            return JobAnswer(JobState.RUNNING, "the job began after the queue query", source="queue")
         return JobAnswer(report.state, words_of(report), source="queue", report=report)
 
     def _by_accounting(self, question: JobQuestion, answer: QueueAnswer, silent_s: float) -> JobAnswer:
@@ -142,13 +142,13 @@ class SchedulerWatch:
         if report is not None and report.state.is_finished:
             return JobAnswer(report.state, words_of(report), source="accounting", report=report, has_left=True)
         if not answer.is_answer:
-            words = f"it has left the queue, and the accounting does not answer: {answer.problem}"
+            words = f"the job has left the queue, and the accounting does not answer: {answer.problem}"
         elif report is not None:
-            words = f"it has left the queue; the accounting still has it as {report.raw}"
+            words = f"the job has left the queue; the accounting still reports it as {report.raw}"
         elif silent_s < RECENTLY_S:
-            words = "it has left the queue; the accounting has not written it down yet"
+            words = "the job has left the queue; the accounting has no entry yet"
         else:
-            words = "it has left the queue, and the accounting has nothing on it"
+            words = "the job has left the queue, and the accounting has no entry"
         return JobAnswer(JobState.UNKNOWN, words, source="accounting", has_left=True)
 
     def _own(self, question: JobQuestion, answer: QueueAnswer) -> JobReport | None:
@@ -177,7 +177,7 @@ class SchedulerWatch:
         if not answer.is_answer:
             words = f"no job id was recorded, and the scheduler does not answer: {answer.problem}"
             return JobAnswer(JobState.UNKNOWN, words, source="queue", is_silent=True)
-        words = f"no job id was recorded: submit was interrupted; the queue has no job called {name}"
+        words = f"no job id was recorded: submit was interrupted; the queue has no job named {name}"
         return JobAnswer(JobState.UNKNOWN, words, source="queue", has_left=True)
 
 
@@ -198,11 +198,11 @@ class _Kept:
 
 
 _ENDINGS = {
-    JobState.COMPLETED: "the scheduler has it as ended well",
+    JobState.COMPLETED: "the scheduler reports success",
     JobState.FAILED: "the job failed",
     JobState.CANCELLED: "the job was cancelled, not by llmctl",
     JobState.TIMEOUT: "the scheduler ended it at its time limit",
-    JobState.PREEMPTED: "another job took its place",
+    JobState.PREEMPTED: "preempted by another job",
     JobState.NODE_FAIL: "a node failed",
 }
 

@@ -275,10 +275,11 @@ def _process_answer(
     if any(alive):
         return JobAnswer(JobState.RUNNING, f"pid {pids}")
     if len(leaders) == 1 and started is not None and _is_other_host(started, reports[0]):
-        return JobAnswer(JobState.UNKNOWN, f"it was started on {started.host} and this is {reports[0].host}: ask there")
+        detail = f"started on {started.host}, but this machine is {reports[0].host}: run llmctl there"
+        return JobAnswer(JobState.UNKNOWN, detail)
     if None in alive:
         blind = next((report for report in reports if report.boot_id is None), None)
-        known = "the pid may be another process's by now" if blind is None else "its processes cannot be seen"
+        known = "the pid may have been reused" if blind is None else "its processes cannot be seen"
         # For a host out of reach, ``host`` holds the reason instead of a name.
         known += f": {blind.host}" if blind is not None and " " in blind.host else ""
         return JobAnswer(JobState.UNKNOWN, f"job.sh was pid {pids}; {known}")

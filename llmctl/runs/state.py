@@ -112,7 +112,7 @@ def failure_cause(attempt: AttemptFacts) -> str:
     code = attempt.ending.code if attempt.ending is not None else None
     silence = "; no rank left an error" if attempt.heartbeats else ""
     if code is not None and 128 < code < 160 and attempt.ending is not None and attempt.ending.signal:
-        return f"told to stop (SIG{attempt.ending.signal}), it did not end in time and was killed (exit code {code})"
+        return f"did not end in time after SIG{attempt.ending.signal} and was killed (exit code {code})"
     if code is not None and 128 < code < 160:
         return f"ended by signal {code - 128} (exit code {code}){silence}"
     return f"ended with exit code {code}{silence}" if code is not None else f"failed{silence}"
@@ -130,7 +130,8 @@ def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s:
     newest = max(heartbeats, key=lambda heartbeat: heartbeat.time)
     behind = [heartbeat for heartbeat in heartbeats if newest.time - heartbeat.time > patience]
     if behind:
-        return f"{_name_ranks(behind)}, silent for {spoken(now - min(beat.time for beat in behind))}; the others go on"
+        silent = spoken(now - min(beat.time for beat in behind))
+        return f"{_name_ranks(behind)}, silent for {silent}; the other ranks continue"
     if now - newest.time <= patience:
         return ""
     first = min(heartbeats, key=lambda heartbeat: (heartbeat.iteration, heartbeat.time))
@@ -138,7 +139,7 @@ def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s:
     silent = spoken(now - newest.time)
     if len(slow) == len(heartbeats):
         return f"no heartbeat for {silent}: all ranks in phase {newest.phase} of iteration {newest.iteration}"
-    return f"no heartbeat for {silent}; the others wait for {_name_ranks(slow)}"
+    return f"no heartbeat for {silent}; the other ranks wait for {_name_ranks(slow)}"
 
 
 def _name_ranks(heartbeats: Sequence[Heartbeat], limit: int = 4) -> str:
@@ -158,12 +159,12 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
         return Verdict(JobState.CANCELLED, _cancelled_detail(attempt), ending.code, ending.time)
     if ending.reason == "timeout":
         saved = f", saved{at}" if attempt.outcome is not None else ""
-        detail = f"reached its time limit{saved}; llmctl resume {facts.run_id} goes on"
+        detail = f"reached its time limit{saved}; llmctl resume {facts.run_id} continues"
         return Verdict(JobState.TIMEOUT, detail, ending.code, ending.time)
     if ending.reason == "stopped":
         # Only the trainer saves; a stopped COMMAND leaves no outcome.
         what = f"stopped{at}, saved" if attempt.outcome is not None else "stopped"
-        detail = f"{what}; llmctl resume {facts.run_id} goes on"
+        detail = f"{what}; llmctl resume {facts.run_id} continues"
         return Verdict(JobState.CANCELLED, detail, ending.code, ending.time)
     if ending.reason == "failed":
         return Verdict(JobState.FAILED, failure_cause(attempt), ending.code, ending.time)
@@ -211,7 +212,7 @@ def _without_job(facts: RunFacts) -> Verdict:
 
 def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
     if facts.cancel_requested is not None:
-        return Verdict(job.state, f"cancel was asked for {spoken(facts.now - facts.cancel_requested)} ago")
+        return Verdict(job.state, f"cancel requested {spoken(facts.now - facts.cancel_requested)} ago")
     if job.state is JobState.PENDING:
         return Verdict(job.state, job.raw)
     newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
@@ -235,7 +236,7 @@ def _doubtful(facts: RunFacts, job: JobAnswer) -> Verdict:
     newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
     age = facts.now - newest.time if newest is not None else None
     if newest is not None and age is not None and _read_at(facts) - newest.time <= FRESH_S:
-        return Verdict(JobState.RUNNING, f"by its heartbeat {spoken(age)} ago; {job.raw}")
+        return Verdict(JobState.RUNNING, f"heartbeat {spoken(age)} ago; {job.raw}")
     if job.has_left and facts.cancel_requested is not None:
         # A job that never ran leaves no exit.json, and no entry in some accountings.
         how = "cancelled before it began" if facts.attempt is None else f"cancelled; {job.raw}"
@@ -262,7 +263,7 @@ def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
     if facts.cancel_requested is not None or (attempt is not None and attempt.cancel_marked):
         return Verdict(JobState.CANCELLED, _cancelled_by_force(attempt, job), code, ended)
     if attempt is None:
-        words = f"; it said last: {facts.last_words}" if facts.last_words else ""
+        words = f"; last line of job.log: {facts.last_words}" if facts.last_words else ""
         return Verdict(job.state, f"{job.raw} before it made an attempt{words}{_advice(facts, job)}", code)
     heard = f"; last heartbeat {spoken(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
     error = first_error(attempt.errors)
@@ -279,19 +280,19 @@ def _cancelled_by_force(attempt: AttemptFacts | None, job: JobAnswer) -> str:
 
 def _advice(facts: RunFacts, job: JobAnswer) -> str:
     if job.state in SCHEDULERS_DOING and facts.attempt is not None:
-        return f"; llmctl resume {facts.run_id} goes on from its latest checkpoint"
+        return f"; llmctl resume {facts.run_id} continues from the latest checkpoint"
     return f"; see llmctl logs {facts.run_id} --job"
 
 
 def _by_outcome(facts: RunFacts, attempt: AttemptFacts, job: JobAnswer) -> Verdict:
     outcome = attempt.outcome
     assert outcome is not None
-    said = f"{outcome.reason} at iteration {outcome.iteration} by the trainer's word"
+    said = f"{outcome.reason} at iteration {outcome.iteration} according to the trainer"
     where = f"{said}; {job.raw} before exit.json could be written"
     if outcome.reason == "completed":
         return Verdict(JobState.COMPLETED, where, ended=outcome.time)
     state = job.state if job.state in SCHEDULERS_DOING else JobState.CANCELLED
-    return Verdict(state, f"{where}; llmctl resume {facts.run_id} goes on", ended=outcome.time)
+    return Verdict(state, f"{where}; llmctl resume {facts.run_id} continues", ended=outcome.time)
 
 
 def _silent_ranks(attempt: AttemptFacts) -> str:
@@ -302,4 +303,4 @@ def _silent_ranks(attempt: AttemptFacts) -> str:
     silent = [heartbeat for heartbeat in attempt.heartbeats if heartbeat.rank not in spoke]
     if not silent:
         return ""
-    return f"{_name_ranks(silent, limit=2)} ended without a word (killed, or out of memory?)"
+    return f"{_name_ranks(silent, limit=2)} ended without an error report (killed, or out of memory?)"

@@ -240,7 +240,7 @@ def test_an_unusual_file_is_changed_rightly_or_not_at_all(text):
     new = changed_text(text, changes)
     assert new is None or yaml.safe_load(new) == {**yaml.safe_load(text), "runs_root": "/new", "group": "g"}
     if new is None:
-        with pytest.raises(ProfileError, match="Put these values into it"):
+        with pytest.raises(ProfileError, match="Add these values by hand"):
             edited("file", text, changes)
 
 

@@ -135,7 +135,7 @@ def test_a_stopped_run_gives_6_and_says_how_to_go_on(run, follow):
     leave(attempt, "stopped")
     seen = follow("logs", "-f", "demo-1")
     assert seen.end() == 6
-    assert "stopped at iteration 42, saved; llmctl resume demo-1 goes on" in seen.seen
+    assert "stopped at iteration 42, saved; llmctl resume demo-1 continues" in seen.seen
 
 
 def test_several_ranks_are_told_apart_and_late_ones_join(run, follow):

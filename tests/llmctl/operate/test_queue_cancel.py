@@ -122,7 +122,7 @@ def test_a_job_that_stays_is_an_error_that_names_it(cluster, capsys):
     cluster.run().start_attempt()
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
     said = cancel(capsys, code=4)
-    assert "demo-1: the scheduler was asked to end job 17 and still has it as RUNNING" in said
+    assert "demo-1: the scheduler was asked to end job 17 but still reports it as RUNNING" in said
 
 
 def test_a_refusal_is_told_unless_the_job_has_gone(cluster, capsys):

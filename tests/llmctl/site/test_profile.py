@@ -40,7 +40,7 @@ WRONG = [
     ("env: {1A: x}", ["env", "'1A'"]),
     ("name: other", ["name", "remove the key"]),
     ("runs_root: [", ["is not valid YAML"]),
-    ("runs_root: a\nruns_root: b", ["'runs_root' is given twice"]),
+    ("runs_root: a\nruns_root: b", ["key 'runs_root' occurs twice"]),
 ]
 
 
