@@ -144,9 +144,9 @@ def test_a_job_begins_anew_in_its_first_attempt_alone(place, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--cluster", "far"], "in.jsonl: paths on the machines of far begin with / or ~/"),
+        (["--cluster", "far"], "in.jsonl: paths on the machines of far must begin with / or ~/"),
         (["--cluster", "apart", "--nodes", "2"], "--nodes 2: all nodes must see the output, and the hosts of apart"),
-        (["--nodes", "2", "--restart"], "--restart: several nodes would undo each other's work"),
+        (["--nodes", "2", "--restart"], "--restart: several nodes would discard each other's work"),
     ],
 )
 def test_refused(place, capsys, arguments, says):

@@ -184,7 +184,7 @@ def test_interrupt_detaches_and_the_run_goes_on(run, follow):
     seen.wait_for("again\n")
     os.killpg(seen.process.pid, signal.SIGINT)
     assert seen.end() == 130
-    assert "demo-1 goes on" in seen.seen
+    assert "demo-1 continues" in seen.seen
     assert "llmctl logs -f demo-1" in seen.seen
     assert "llmctl cancel demo-1" in seen.seen
     assert "Traceback" not in seen.seen

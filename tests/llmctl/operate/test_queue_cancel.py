@@ -165,7 +165,7 @@ def test_a_run_that_hears_ends_also_while_the_scheduler_is_silent(cluster, capsy
     deaf = cluster.run("deaf-1", "18").start_attempt()
     beat(deaf, 0, age_s=1)
     assert main(["cancel", "deaf-1", "--grace", "0.1"]) == 4
-    assert "told to end, but it has not ended yet, and the scheduler does not answer" in capsys.readouterr().err
+    assert "asked to end, but has not ended yet: the scheduler does not answer" in capsys.readouterr().err
 
 
 def test_a_later_job_of_the_same_id_is_never_ended(cluster, capsys):

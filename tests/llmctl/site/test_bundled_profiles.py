@@ -220,5 +220,5 @@ def test_the_way_in_which_a_job_is_asked_for_has_limits_of_its_own(tmp_path, mon
 def test_nodes_that_ssh_does_not_lead_to_are_not_visited(folders):
     profile = load_profile(folders, "abci3")
     check_ssh({"resource_type": None}, profile)
-    with pytest.raises(ProfileError, match="ssh to nodes of rt_HG is not offered on abci3"):
+    with pytest.raises(ProfileError, match="abci3 offers no ssh to nodes of rt_HG"):
         check_ssh({"resource_type": "rt_HG"}, profile)
