@@ -49,7 +49,7 @@ def _cancel(context: Context, reference: str, grace_s: float) -> str:
         ended = end_without_record(entry.run_dir, session.transport, session.backend, grace_s=grace_s)
         if not ended:
             raise
-        return f"{entry.run_id}: ended {ended} of the run, which was still running; {error.message}"
+        return f"{entry.run_id}: ended {ended}; {error.message}"
     outcome = cancel_run(record, session.transport, session.backend, grace_s=grace_s)
     view = outcome.view
     if view.state.is_finished:

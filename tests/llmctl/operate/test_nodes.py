@@ -1,4 +1,4 @@
-"""``llmctl nodes``: nodes grouped for people, whole for programs, and a scheduler that does not answer."""
+"""``llmctl nodes``: grouped on a terminal, complete in JSON, and a scheduler that does not answer."""
 
 import json
 from types import SimpleNamespace

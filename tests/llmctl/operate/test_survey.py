@@ -1,4 +1,4 @@
-"""``llmctl status`` over clusters with a scheduler: what it costs, and what is shown of what is out of reach."""
+"""``llmctl status`` on clusters with a scheduler: its cost, and runs out of reach."""
 
 import json
 import time
@@ -247,7 +247,7 @@ def test_a_resumed_run_is_looked_at_again(cluster, capsys):
     made = cluster.run()
     cluster.backend.says("queue", "17|NODE_FAIL")
     assert state_of(capsys)[0] == "node_fail"
-    made.submit_to_queue("18", age_s=-1)  # by another machine, which has an index of its own
+    made.submit_to_queue("18", age_s=-1)  # by another machine with a separate index
     cluster.backend.says("queue", "18|PENDING||nodes are busy")
     assert state_of(capsys) == ("pending", "nodes are busy")
 

@@ -1,4 +1,4 @@
-"""Ages are told by the clock of the cluster's machine: a laptop's own may be wrong."""
+"""Ages use the clock of the cluster's machine: the clock of a laptop may be wrong."""
 
 import time
 

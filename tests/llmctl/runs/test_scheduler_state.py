@@ -1,4 +1,4 @@
-"""What is true about a run whose job a scheduler has: every kind of answer, decided without asking anybody."""
+"""State of a run with a scheduler's job: every kind of answer, without a real scheduler."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def said(job, attempt=None, **changes):
 @pytest.mark.parametrize(
     ("job", "attempt", "expected"),
     [
-        # Waiting, in words, with the scheduler's guess of the start.
+        # Waiting, with the scheduler's reason and expected start.
         (queue("pending", "PD", reason="nodes are busy"), None, ("pending", "nodes are busy")),
         (queue("pending", "PD"), None, ("pending", "waiting in the queue (PD)")),
         (
@@ -53,23 +53,23 @@ def said(job, attempt=None, **changes):
             None,
             ("pending", "nodes are busy; expected to start 2026-11-21T14:00:00"),
         ),
-        # Running; before its attempt, with one, and started again by the scheduler.
+        # Running; before the first attempt, during an attempt, and restarted by the scheduler.
         (queue("running", "R"), None, ("running", "starting")),
         (queue("running", "R"), ALIVE, ("running", "")),
         (queue("running", "R", restarts=1), OLD, ("running", "starting again")),
         (queue("running", "R", restarts=1), ALIVE, ("running", "")),
-        # A word that nobody knows is shown as it is; a rank that lives settles it.
+        # An unknown word is shown unchanged; the heartbeat of a living rank decides.
         (queue("unknown", "ZOMBIE"), None, ("unknown", "the scheduler says 'ZOMBIE'")),
         (queue("unknown", "ZOMBIE"), ALIVE, ("running", "heartbeat 3 s ago; the scheduler says 'ZOMBIE'")),
-        # A silent scheduler ends nothing.
+        # A silent scheduler ends no run.
         (SILENT, None, ("unknown", "the scheduler does not answer: no route")),
         (SILENT, ALIVE, ("running", "heartbeat 3 s ago; the scheduler does not answer: no route")),
         (SILENT, OLD, ("unknown", "the scheduler does not answer: no route; last heartbeat 50 min ago")),
-        # Neither does a queue that has forgotten the job, nor an accounting that has not heard of it.
+        # A missing queue entry or accounting entry ends no run.
         (LEFT, None, ("unknown", "the job has left the queue")),
         (LEFT, ALIVE, ("running", "heartbeat 3 s ago; the job has left the queue")),
         (LEFT, OLD, ("unknown", "the job has left the queue; last heartbeat 50 min ago")),
-        # Ended without exit.json: the scheduler's word, and the last sign of life.
+        # Ended without exit.json: the scheduler's report, and the last sign of life.
         (
             queue("node_fail", "NODE_FAIL"),
             OLD,

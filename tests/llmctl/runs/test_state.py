@@ -1,4 +1,4 @@
-"""The truth about runs: pure decisions, and what is gathered about real processes."""
+"""State of runs: pure decisions, and facts gathered about real processes."""
 
 import json
 import os
@@ -180,7 +180,7 @@ def test_the_rank_that_all_others_wait_for_is_named():
     assert "and 95 more" in lagging_ranks([heartbeat(0, 1), *many], NOW, 0.5)
 
 
-# What follows looks at real processes and real files.
+# The tests below use real processes and real files.
 
 HANDS = LocalTransport(os.environ)
 

@@ -1,4 +1,4 @@
-"""Cluster profiles: what a file may hold, whose word counts, and how a mistake is named."""
+"""Cluster profiles: valid content, precedence, and error messages."""
 
 import pytest
 
