@@ -1,4 +1,4 @@
-"""``make demo``: train a small language model on Python code with two processes, through llmctl.
+"""``make demo``: train a small language model on Python code with two processes.
 
 All files are in ./.demo: the tokenized text, kept while it is intact, and the runs. An unfinished run is resumed, or
 followed if it is still running; otherwise a new run starts. ``--new`` always starts a new run.
@@ -211,7 +211,7 @@ def _state_of(run_id: str, document: Any) -> str:
 
 
 def unigram_loss(tokens: IndexedDataset, train: range, held_out: range, vocab_size: int) -> float:
-    """Mean nats per held-out token, under the training tokens' frequencies with one added to each.
+    """Mean nats per held-out token, under the training tokens' frequencies plus one.
 
     Adding one (Laplace's rule) keeps the loss finite for held-out tokens absent from training.
     """

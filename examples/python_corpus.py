@@ -28,7 +28,7 @@ class SourceFile:
 
 
 def standard_library_files(root: Path | None = None) -> list[SourceFile]:
-    """Source files of the standard library, 10 MB at most, in an order that depends only on their names.
+    """Source files of the standard library, 10 MB at most, in an order fixed by name.
 
     The order is by hash of the name: any contiguous part is a fair sample, so that the last part can be held out.
 

@@ -1,4 +1,4 @@
-"""One call of llmctl: folders, environment, connections, clusters in use, and the place of secrets.
+"""One call of llmctl: folders, environment, connections, clusters in use, place of secrets.
 
 The command line makes one Context; everything else takes it as an argument. Slow modules are imported where they are
 used: every command imports this module.
@@ -269,7 +269,7 @@ class ClusterSession:
         )
 
     def remove_secrets(self, context: Context, records: Iterable[RunRecord]) -> None:
-        """Remove the secrets of ended runs: jobs that never ran, or were killed, leave secrets behind.
+        """Remove the secrets of ended runs. Jobs that never ran, or were killed, leave secrets behind.
 
         Raises:
             SchedulerError: the machine cannot be reached.
@@ -285,7 +285,7 @@ class ClusterSession:
 
 
 def secrets_file(context: Context, profile: ClusterProfile, run_dir: Path, submission: int) -> str:
-    """Path of one submission's secret values, on the cluster's machine, until the job has ended.
+    """Path of one submission's secrets on the cluster's machine. Exists until the job ends.
 
     On this machine, secrets lie in the user's own state folder. On a cluster, they lie in a folder beside the run
     directories that only the user can read. Each host without shared files has such a folder.

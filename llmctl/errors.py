@@ -28,7 +28,7 @@ class UsageError(LlmctlError):
 
 
 class ProfileError(LlmctlError):
-    """An invalid cluster profile, overlay or user config file, or a cluster without a profile."""
+    """An invalid cluster profile, overlay or user config file, or a missing profile."""
 
     exit_code = 3
 

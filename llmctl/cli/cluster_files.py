@@ -184,7 +184,7 @@ def _suggestion(context: Context, profile: "ClusterProfile", answers: "Answers")
 
 
 def _with_work_area(context: Context, profile: "ClusterProfile", answers: "Answers") -> "Answers":
-    """The answers, with the site's work area as runs_root if neither profile nor flags name one."""
+    """Fill in the site's work area if neither profile nor flags name a runs_root."""
     from dataclasses import replace
 
     if profile.runs_root is not None:

@@ -100,7 +100,7 @@ def validate(
 
 
 def _is_in_use(context: Context, name: str) -> bool:
-    """True if the user has set a cluster up: a bundled profile alone may be of a site without an account."""
+    """True if the user has set a cluster up. Users may have no account at a bundled profile's site."""
     return name == DEFAULT_CLUSTER or (context.folders.clusters / f"{name}.yaml").is_file()
 
 

@@ -1,4 +1,4 @@
-"""Output of commands: tables on a terminal, plain text in a pipe, or one JSON document."""
+"""Output of commands: terminal tables, plain text in a pipe, or one JSON document."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -27,5 +27,5 @@ def print_json(document: Any) -> None:
 
 
 def say(message: str) -> None:
-    """Print a message on standard error, so that standard output stays clean for a pipe."""
+    """Print a message on standard error. Standard output stays clean for a pipe."""
     print(message, file=sys.stderr)

@@ -35,7 +35,7 @@ _PASSING_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 class DataCommand(typer.core.TyperCommand):
-    """A command that parses its job's flags and passes all other flags to the trainer."""
+    """Parses the flags of its job and passes all other flags to the trainer."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the trainer's help, then the job's flags."""

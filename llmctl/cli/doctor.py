@@ -1,4 +1,4 @@
-"""``llmctl doctor``: check a cluster, one line per check, with a remedy for each problem."""
+"""``llmctl doctor``: check a cluster, with a remedy for each problem."""
 
 from dataclasses import asdict
 from typing import Annotated

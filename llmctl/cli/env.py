@@ -28,7 +28,7 @@ def kernels(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With doctor or bench: print one JSON document.")] = False,
 ) -> int:
-    """Fused kernels: report the backend of every op and the reason (doctor), compile (build), or benchmark (bench).
+    """Report the backend of every op (doctor), compile (build), or benchmark (bench).
 
     Training compiles the kernels itself, once. For compute nodes without a compiler, build compiles them beforehand, on
     the node that submits jobs, with the jobs' Python and into the jobs' cache.

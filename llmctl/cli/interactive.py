@@ -49,7 +49,7 @@ def interactive(
     ] = None,
     rank: Annotated[int | None, typer.Option(metavar="R", min=0, help="Attach on the node of this rank.")] = None,
 ) -> int:
-    """Open a shell on a node, in a job's environment: modules, Python, variables and code.
+    """Open a shell on a node, with a job's modules, Python, variables and code.
 
     With --run, the shell opens on a node of that run, with the run's code, LLMCTL_RUN_ID, LLMCTL_RUN_DIR and
     LLMCTL_ATTEMPT. With --rank, it also has LLMCTL_RANK and the rank's process id LLMCTL_RANK_PID, for a debugger.

@@ -80,7 +80,7 @@ def logs(
 
 @dataclass(frozen=True)
 class Found:
-    """The chosen log files, source -> path, and the errors of the attempt, the cause first."""
+    """The chosen log files (source -> path), and the attempt's errors, cause first."""
 
     record: RunRecord
     session: ClusterSession
@@ -148,7 +148,7 @@ def _show_last(found: Found, count: int, *, whole_only: bool) -> dict[str, int]:
 
 
 def _show_traceback(found: Found, shown: Mapping[str, Sequence[str]]) -> None:
-    """Show the traceback of the first rank to fail, if the shown lines do not contain it."""
+    """Show the first failing rank's traceback, unless the shown lines contain it."""
     cause = found.errors[0] if found.choice.kind == "failed" and found.errors else None
     lines = cause.traceback.rstrip().splitlines() if cause is not None else []
     if cause is None or not lines:

@@ -1,4 +1,4 @@
-"""The entry point ``llmctl``: alone reads argv, environment and working directory, and maps errors to exit codes.
+"""The entry point ``llmctl``. Reads argv, environment and working directory, and maps errors to exit codes.
 
 Commands are a table of names, which --help prints. A command imports only its own module.
 """
@@ -42,7 +42,7 @@ _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException, which typer
 
 
 class LazyGroup(typer.core.TyperGroup):
-    """A group that lists commands from the table and imports only the command that runs."""
+    """A group that lists commands from the table. Imports only the command that runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Command names in table order."""

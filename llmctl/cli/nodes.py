@@ -27,7 +27,7 @@ def nodes(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the nodes of a cluster: state with its reason, GPUs and cores in use, memory.
+    """Show a cluster's nodes: state with its reason, GPUs and cores in use, memory.
 
     GPUS and CORES show used/total.
     """

@@ -32,7 +32,7 @@ def resume(
     follow: Annotated[bool, typer.Option("--follow", help="Follow the run until it ends.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Resume an ended run from its latest checkpoint, with the run's own config and code."""
+    """Resume an ended run from its latest checkpoint, with its own config and code."""
     from llmctl.cli.plan_output import carry_out, follow_started, show_plan
     from llmctl.context import ClusterSession
     from llmctl.operate.resume import check_ended, check_work_left, start_point

@@ -56,7 +56,7 @@ def status(
     watch: bool = typer.Option(False, "--watch", help="Refresh every two seconds until all runs have ended."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
-    """Show runs: state, iteration, loss, tokens/s, MFU, time left, age of the metrics, and the reason.
+    """Show runs: state, iteration, loss, tokens/s, MFU, time left, age of the metrics.
 
     Without RUN: all runs that have not ended, and the latest that have.
     """
@@ -134,7 +134,7 @@ def _show(views: Sequence[RunView]) -> None:
 
 
 def _table(views: Sequence[RunView], width: int) -> "Group":
-    """For a terminal: a table of the short values, and below it one line per run with a detail."""
+    """Table of the short values, for a terminal. Details follow below, one line per run."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

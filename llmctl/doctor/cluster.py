@@ -115,7 +115,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def judge_group(profile: ClusterProfile, group: str | None, sections: Sections) -> list[Check]:
-    """Check that jobs have a group to bill, and that the user belongs to this group."""
+    """Check that jobs have a group to bill, and the user's membership."""
     commands = _commands(profile)
     if commands is None:
         return []
@@ -155,7 +155,7 @@ def _space(section: Section | None) -> _Space | None:
 
 
 def judge_places(profile: ClusterProfile, runs_root: str, facts: PathFacts, sections: Sections) -> list[Check]:
-    """Check that runs_root is writable, has free space, and is probably visible from other nodes."""
+    """Check that runs_root is writable, has space, and is probably shared by the nodes."""
     change = f"llmctl clusters setup {profile.name} --runs-root DIR"
     problem = _unwritable(runs_root, facts)
     if problem:
@@ -229,7 +229,7 @@ def judge_container(profile: ClusterProfile, sections: Sections) -> list[Check]:
 
 
 def judge_node(profile: ClusterProfile, sections: Sections, began: float, ended: float) -> list[Check]:
-    """Check rendezvous interface, clock and locale of the login node, as hints about the compute nodes.
+    """Check interface, clock and locale of the login node. They are hints about the compute nodes.
 
     Args:
         profile: the cluster's profile.

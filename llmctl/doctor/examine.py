@@ -1,4 +1,4 @@
-"""``llmctl doctor``: check that a cluster works as its profile says, with a remedy for each problem.
+"""``llmctl doctor``: check that a cluster works as its profile says, with remedies.
 
 Four round trips for any number of checks: the home directory, the paths, one shell script, one Python program.
 """
@@ -105,7 +105,7 @@ def _runs_root(context: Context, profile: "ClusterProfile") -> tuple[str | None,
 def _python(
     context: Context, profile: "ClusterProfile", transport: "Transport"
 ) -> tuple[dict[str, Any] | None, list[Check]]:
-    """Facts about the jobs' Python (None if it cannot be started here) and its checks."""
+    """Facts about the jobs' Python, and its checks. The facts are None if Python cannot start here."""
     software = profile.environment
     argv = [_interpreter(context, profile, transport), "-c", PYTHON_PROGRAM]
     if software.kind == "container":

@@ -1,4 +1,4 @@
-"""Probes of a login node, one shell script and one Python program, and the parsers of their output.
+"""Probes of a login node (a shell script, a Python program) and parsers of their output.
 
 Pure. The script's output has sections, so that a command's output or a shell's greeting disturbs no other section.
 """
@@ -24,7 +24,7 @@ class Section:
 
 
 def probe_script(commands: Sequence[tuple[str, str]]) -> str:
-    """Build a bash script that runs each named command without input and with a time limit.
+    """Build a bash script that runs each command without input, with a time limit.
 
     Args:
         commands: (section name, shell line); the caller quotes words inside the line.

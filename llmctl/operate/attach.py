@@ -1,4 +1,4 @@
-"""Attach to a run: its environment variables, and the process, node and job of a rank."""
+"""Attach to a run: environment variables; process, node and job of a rank."""
 
 import time
 from collections.abc import Mapping
@@ -134,7 +134,7 @@ def _node_of(rank: int | None, beat: Heartbeat | None, newest: AttemptBeginning,
 
 
 def _slots(transport: Transport, hostfile: str) -> list[tuple[str, int]]:
-    """Hosts of an attempt and their numbers of ranks, head node first, from job.sh's hostfile."""
+    """Hosts of an attempt and their numbers of ranks, head node first."""
     (part,) = transport.read_parts([FileRead(hostfile)])
     lines = part.data.decode(errors="replace").splitlines() if part is not None else []
     pairs = [line.split(" slots=", 1) for line in lines if " slots=" in line]

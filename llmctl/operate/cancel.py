@@ -1,4 +1,4 @@
-"""End a run: every process that the run started, on any machine, and no other process."""
+"""End a run: all of its processes, on any machine, and no other process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -109,7 +109,7 @@ def below_home(path: str, folders: UserFolders) -> str:
 
 
 def write_overlay(folders: UserFolders, name: str, answers: Answers) -> Path | None:
-    """Write or change the user's overlay of a cluster, atomically, after checking the resulting profile.
+    """Write or change the user's overlay atomically, after checking the resulting profile.
 
     Returns:
         The file; None if nothing had to change.

@@ -1,4 +1,4 @@
-"""Work on text: by the trainer's command on this machine, or as a job on a cluster's nodes."""
+"""Work on text: on this machine, or as a job on a cluster's nodes."""
 
 import sys
 from collections.abc import Sequence

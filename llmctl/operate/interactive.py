@@ -82,7 +82,7 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
 
 
 def attach_session(context: Context, profile: ClusterProfile, attachment: "Attachment") -> Session:
-    """A shell, or the context's command, in a run's environment, on a node where the run is."""
+    """A shell, or the context's command, on a run's node, in its environment."""
     profile = resolve_profile_paths(profile, context)
     if attachment.place is not None:
         check_ssh(attachment.record.job, profile)
@@ -132,7 +132,7 @@ def check_ssh(job: Mapping[str, Any], profile: ClusterProfile) -> None:
 def _container_of(
     attachment: "Attachment", profile: ClusterProfile, context: Context
 ) -> tuple[ContainerPlan | None, str]:
-    """The container for a shell beside a run, and a warning if it is not the ranks' container.
+    """The container for a shell beside a run, with a warning unless the ranks share it.
 
     pyxis can join a running container by its name. The other runtimes start another container of the same image, which
     still sees the node's processes.
@@ -189,7 +189,7 @@ def _request(context: Context, session: ClusterSession, flags: Sequence[Flag]) -
 
 
 def _without_import(container: ContainerPlan | None, transport: Transport) -> ContainerPlan | None:
-    """Drop a pyxis import of a missing file: pyxis itself fetches the image, before any script of ours runs."""
+    """Drop a missing pyxis import. pyxis itself fetches the image, before any script of ours runs."""
     if container is None or container.runtime != "pyxis" or container.imported is None:
         return container
     (facts,) = transport.look_at([container.imported])

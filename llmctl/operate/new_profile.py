@@ -1,4 +1,4 @@
-"""Text of a new cluster profile: the given values, and every other key as an explained comment."""
+"""Text of a new cluster profile: given values, and all other keys as comments."""
 
 import json
 from collections.abc import Sequence

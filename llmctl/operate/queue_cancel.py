@@ -1,4 +1,4 @@
-"""End a run's job in a scheduler: first with time to save, then by the scheduler's command."""
+"""End a scheduler's job: first with time to save, then by the scheduler's command."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class QueueCancel:
     sleep: Callable[[float], None] = field(default=time.sleep)
 
     def end(self) -> None:
-        """End the job: mark a running job first, then use the scheduler's command if the job is still queued.
+        """End the job: first the mark, if it is running; then the scheduler's command.
 
         Nothing is ended unless it is known to be this run's: nothing while the scheduler does not answer, and no later
         job that got the same id.
@@ -129,7 +129,7 @@ class QueueCancel:
 
 
 def end_by_name(run_id: str, backend: QueueBackend, transport: Transport) -> bool:
-    """End the job of a run without a record, found by the run id in its name; True if there was a job.
+    """End the job of a run without a record, found by name; True if it existed.
 
     Raises:
         SchedulerError: the scheduler does not answer, or refuses.

@@ -21,14 +21,14 @@ _COMPLETE = re.compile(r"iter_(\d{7,})")
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Start of the next attempt: the latest checkpoint's iteration, and a sentence for the user."""
+    """Start of the next attempt: the latest checkpoint's iteration, with a sentence."""
 
     iteration: int | None
     sentence: str
 
 
 def check_ended(record: RunRecord, session: ClusterSession) -> None:
-    """Refuse to start a run again while its job may still write to the run directory.
+    """Refuse to start a run while its job may still write to its directory.
 
     Raises:
         RecordError: the run still runs (names the job), or its state is unknown.
@@ -53,7 +53,7 @@ def check_ended(record: RunRecord, session: ClusterSession) -> None:
 
 
 def _was_taken(record: RunRecord, session: ClusterSession) -> bool:
-    """True if a submission without a recorded job has nevertheless started processes or queued a job."""
+    """True if a submission without a recorded job has started processes or a job."""
     if session.backend is None:
         return bool(session.transport.processes_of_run(str(record.run_dir), []))
     if record.submissions and record.submissions[-1].jobs:

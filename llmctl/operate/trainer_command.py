@@ -68,7 +68,7 @@ def run_kernels_command(context: Context, profile: "ClusterProfile", words: Sequ
 
 
 def _architectures(profile: "ClusterProfile", action: str) -> list[str]:
-    """The flag that builds kernels for the compute nodes' GPUs: a login node may have no GPU."""
+    """The flag that builds kernels for the compute nodes' GPUs. Login nodes may have no GPU."""
     kinds = {ARCHITECTURES.get(kind.gpu or "", "") for kind in profile.resource_types.values()}
     nvidia = sorted(kind for kind in kinds if kind and not kind.startswith("gfx"))
     return ["--architecture", *nvidia] if nvidia and action == "build" else []

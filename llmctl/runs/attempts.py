@@ -1,4 +1,4 @@
-"""Read attempts/K of many runs: a fixed number of round trips for any number of runs and ranks."""
+"""Read attempts/K of many runs in a fixed number of round trips."""
 
 import time
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ RANKS_PER_SECOND = 256
 
 @dataclass(frozen=True)
 class AttemptBeginning:
-    """The newest attempt of a run: number, directory, job.sh processes and, if ended, the ending."""
+    """The newest attempt of a run: number, directory, job.sh's processes, ending."""
 
     number: int
     directory: PurePosixPath
@@ -141,7 +141,7 @@ def read_details(
     transport: Transport,
     memory: DetailsMemory | None = None,
 ) -> tuple[list[AttemptFacts | None], list[FilePart | None]]:
-    """Heartbeats and errors of the attempts that need them, and the parts of ``further``: two round trips.
+    """Read heartbeats and errors where needed, and ``further``. Costs two round trips.
 
     Args:
         beginnings: the attempts.
@@ -208,7 +208,7 @@ def _attempts(
 
 
 def _tells_more(beginning: AttemptBeginning) -> bool:
-    """True if heartbeats and errors add information: False after a good or a requested ending."""
+    """True if heartbeats and errors add information. False after a good or requested ending."""
     ending = beginning.ending
     return (
         ending is None or not ending.is_final or ending.reason not in ("completed", "stopped", "cancelled", "timeout")

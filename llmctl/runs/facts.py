@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Started:
-    """started.json, written first by job.sh: the submission of this attempt, and the process identity of job.sh."""
+    """started.json, written first by job.sh: submission of this attempt, and job.sh's process identity."""
 
     submission: int | None
     job_id: str | None
@@ -91,7 +91,7 @@ class RankError:
 
     @property
     def is_about_a_peer(self) -> bool:
-        """True if the error is a peer failure: flagged by the rank, or worded as gloo and NCCL word it."""
+        """True if the error is a peer failure, by the rank's flag or gloo's or NCCL's words."""
         words = (
             "connection closed by peer",
             "connection reset by peer",

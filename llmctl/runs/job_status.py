@@ -1,4 +1,4 @@
-"""Job states of runs, from a scheduler's queue and accounting or from the process table.
+"""Job states, from a scheduler's queue and accounting or from the process table.
 
 One query covers all runs of a cluster, at most once per ``interval_s``. A job missing from an answer has not
 ended for that reason: only the accounting can report an ending.
@@ -23,7 +23,7 @@ RECENTLY_S = 600.0
 
 @dataclass(frozen=True)
 class JobQuestion:
-    """One run whose job is queried: the job ids of its last submission, and its newest known attempt."""
+    """Query for one run's job: job ids of its last submission, newest known attempt."""
 
     record: RunRecord
     job_ids: tuple[str, ...]
@@ -31,7 +31,7 @@ class JobQuestion:
 
 
 def question_of(record: RunRecord, attempts: RunAttempts) -> JobQuestion:
-    """Build the query for a run: the recorded jobs, or those in started.json if submit was cut off before recording."""
+    """Build the query for a run. Uses started.json if submit was cut off before recording the jobs."""
     started = attempts.newest.started if attempts.newest is not None else None
     ids = tuple(job.job_id for job in record.submissions[-1].jobs) if record.submissions else ()
     if not ids and started is not None and started.job_id:
@@ -158,7 +158,7 @@ class SchedulerWatch:
         return next((report for report in reports if report.name in (None, name)), None)
 
     def _find(self, question: JobQuestion) -> JobAnswer | None:
-        """Find the job of a submission without a job id: submit was cut off, or the scheduler's answer was lost."""
+        """Find the job of a submission without a job id. Submit was cut off, or its answer was lost."""
         submissions = question.record.submissions
         if not submissions or self._transport.now() - submissions[-1].time < SUBMITTING_S:
             return None

@@ -1,4 +1,4 @@
-"""Selection of a run's log files: some ranks, all ranks, failed ranks, or job.sh and the agents."""
+"""Selection of a run's log files: ranks, failed ranks, or job.sh and agents."""
 
 import re
 from collections.abc import Sequence

@@ -37,7 +37,7 @@ def node_logs(names: Iterable[str]) -> dict[int, str]:
 
 
 def clean(line: bytes, dropped: int = 0) -> str:
-    """Make a line safe to show: valid bounded text without escape sequences or control characters.
+    """Make a line safe to show: bounded text without escape sequences or control characters.
 
     Keeps only the last state of a progress bar, which overwrites itself with carriage returns.
 

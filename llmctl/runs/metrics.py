@@ -83,7 +83,7 @@ class MetricsReader:
         self._partial = b""
 
     def skip_to_tail(self) -> None:
-        """Begin at the last rows instead of the first, for readers of the newest rows only."""
+        """Begin at the last rows, for readers of the newest rows only."""
         (part,) = self._read([tail_of(self._path)])
         self._offset = _first_whole_line(part) if part is not None else 0
 

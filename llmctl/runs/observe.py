@@ -66,12 +66,12 @@ def gather_facts(
 
 
 def leaders_of(record: RunRecord, beginning: AttemptBeginning | None) -> list[ProcessIdentity]:
-    """job.sh of the last submission: as recorded, or from started.json if submit was cut off before recording."""
+    """job.sh of the last submission. Read from started.json if submit was cut off before recording."""
     return [leader for _, leader in _hosts_and_leaders(record, beginning)]
 
 
 def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessIdentity], transport: Transport) -> bool:
-    """True if a run was started on another machine, so that its processes are invisible here.
+    """True if a run was started on another machine, with processes invisible here.
 
     A living job.sh on this machine decides: the machine's name may have changed since.
     """
@@ -119,7 +119,7 @@ def _gather(
 
 
 def _with_last_words(facts: list[RunFacts], records: Sequence[RunRecord], transport: Transport) -> list[RunFacts]:
-    """Add the last line of job.log for jobs that ended before their first attempt: often the only clue to the cause.
+    """Add job.log's last line for jobs without an attempt: often the only clue to the cause.
 
     job.log continues over submissions: a resumed run's last line may come from an earlier job.
     """
@@ -155,7 +155,7 @@ def _facts(
 
 
 def _has_ended(record: RunRecord, attempts: RunAttempts, scheduler: SchedulerWatch | None) -> bool:
-    """True if exit.json is final: a scheduler may restart a job that it stopped itself."""
+    """True if exit.json is final. A scheduler may restart a job that it stopped itself."""
     ending = attempts.newest.ending if attempts.newest is not None else None
     if ending is None:
         return False

@@ -223,7 +223,7 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class RunIndex:
-    """One small JSON file per run under ``state_dir``/runs, so that concurrent submits never share a file."""
+    """One small JSON file per run under ``state_dir``/runs. Concurrent submits never share a file."""
 
     state_dir: Path
 
@@ -252,7 +252,7 @@ class RunIndex:
         return sorted((entry for entry in found if entry is not None), key=lambda entry: (entry.created, entry.run_id))
 
     def find(self, reference: str) -> IndexEntry:
-        """Find a run by run id, unique prefix of a run id, run name (its newest run) or job id.
+        """Find a run by run id or its unique prefix, newest name, or job id.
 
         Raises:
             RecordError: no run matches, or several do; lists the candidates.

@@ -64,7 +64,7 @@ def read_queue(
 def read_accounting(
     backend: QueueBackend, job_ids: Sequence[str], transport: Transport, patience: Patience = PATIENT
 ) -> QueueAnswer:
-    """Query the accounting about jobs that have left the queue: one call, retried as in ``read_queue``."""
+    """Query the accounting about jobs that left the queue: one call, retried as in ``read_queue``."""
     if not job_ids:
         return QueueAnswer()
     argv = backend.accounting_argv(job_ids)
@@ -81,7 +81,7 @@ def find_job(
     *,
     known_ids: Collection[str] = (),
 ) -> tuple[JobReport | None, QueueAnswer]:
-    """Find the queued job of this name, the newest of several, for a submission whose answer was lost.
+    """Find the newest queued job of this name, for a submission whose answer was lost.
 
     Also returns the answer: a job of None means "no such job" only if ``is_answer`` is true.
 

@@ -79,7 +79,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The state, its reason as a sentence, job.sh's exit code if known, and the end time of the attempt."""
+    """The state, its reason as a sentence, job.sh's exit code, and the attempt's end."""
 
     state: JobState
     detail: str
@@ -105,7 +105,7 @@ def decide(facts: RunFacts) -> Verdict:
 
 
 def failure_cause(attempt: AttemptFacts) -> str:
-    """The first failing rank with host and cause, or else the known facts of a failure."""
+    """The first failing rank with host and cause, or other facts of a failure."""
     error = first_error(attempt.errors)
     if error is not None:
         return "; ".join(part for part in (_silent_ranks(attempt), error.summary()) if part)
@@ -172,7 +172,7 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
 
 
 def _stopped_by_scheduler(facts: RunFacts, verdict: Verdict, job: JobAnswer) -> Verdict:
-    """The verdict after an orderly stop by a foreign signal, which the scheduler may follow by a restart."""
+    """The verdict after an orderly stop by another's signal. The scheduler may restart the job."""
     if job.state is JobState.PENDING:
         return Verdict(job.state, f"{job.raw}; the scheduler has stopped it ({_without_advice(verdict)})")
     if job.state is JobState.RUNNING:
@@ -190,7 +190,7 @@ def _without_advice(verdict: Verdict) -> str:
 
 
 def _is_between_attempts(facts: RunFacts, job: JobAnswer) -> bool:
-    """True if the scheduler has started the job more often than job.sh has begun an attempt."""
+    """True if the scheduler counts more starts than job.sh has begun attempts."""
     restarts = job.report.restarts if job.report is not None else None
     return bool(restarts) and facts.attempts_of_submission <= (restarts or 0)
 
@@ -228,7 +228,7 @@ def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
 
 
 def _read_at(facts: RunFacts) -> float:
-    """The time of the heartbeat read: the age of the read itself says nothing about the ranks."""
+    """The time of the heartbeat read. The age of the read itself says nothing about the ranks."""
     return facts.now - (facts.attempt.heartbeats_age_s if facts.attempt is not None else 0.0)
 
 
@@ -296,7 +296,7 @@ def _by_outcome(facts: RunFacts, attempt: AttemptFacts, job: JobAnswer) -> Verdi
 
 
 def _silent_ranks(attempt: AttemptFacts) -> str:
-    """Ranks that left no error while all errors are peer failures: one of them may be the true cause."""
+    """Ranks without an error, if all errors are peer failures. One of them may be the cause."""
     if not all(error.is_about_a_peer for error in attempt.errors):
         return ""
     spoke = {error.rank for error in attempt.errors}

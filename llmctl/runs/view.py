@@ -1,4 +1,4 @@
-"""The view of one run in ``llmctl status``, with the field names that ``--json`` promises."""
+"""The view of one run in ``llmctl status``, with the field names of ``--json``."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -74,7 +74,7 @@ class RunView:
 
 
 def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> RunView:
-    """Build the view of a run from its record, the observed facts and its last metrics."""
+    """Build the view of a run from its record, facts and last metrics."""
     verdict = decide(facts)
     row = metrics.newest or {}
     iteration = row.get("iteration")

@@ -1,4 +1,4 @@
-"""The container of a job: image, and the command prefix that runs a command inside. Pure.
+"""The container of a job: image, and the prefix that runs commands inside. Pure.
 
 Options by the tools' own pages: pyxis (https://github.com/NVIDIA/pyxis/wiki/Usage), enroot start
 (https://github.com/NVIDIA/enroot/blob/master/doc/cmd/start.md), apptainer exec
@@ -81,7 +81,7 @@ class ContainerPlan:
 
 
 def is_file(image: str) -> bool:
-    """True if an image is a path rather than a registry's name, by pyxis' rule."""
+    """True if an image is a path, not a registry's name, by pyxis' rule."""
     return image.startswith(("/", "."))
 
 

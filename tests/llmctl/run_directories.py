@@ -1,4 +1,4 @@
-"""Handmade run directories, as job.sh and the trainer leave them, for tests of status, logs and cancel."""
+"""Handmade run directories, as job.sh and the trainer leave them."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""A cluster on this machine, with a profile of its own and the scripted stand-in as scheduler."""
+"""A cluster on this machine, with the scripted stand-in as scheduler."""
 
 from pathlib import Path
 

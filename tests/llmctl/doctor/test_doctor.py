@@ -1,4 +1,4 @@
-"""``llmctl doctor`` on this machine, and on a login node with stand-ins for all commands."""
+"""``llmctl doctor`` on this machine, and on a login node with stand-in commands."""
 
 import json
 import os

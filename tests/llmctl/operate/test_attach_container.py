@@ -1,4 +1,4 @@
-"""``llmctl interactive --run`` for a run in an image: a shell in the same image, or a warning."""
+"""``llmctl interactive --run`` for a run in an image: same image, or a warning."""
 
 from dataclasses import replace
 from pathlib import Path

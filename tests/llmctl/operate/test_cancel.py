@@ -1,4 +1,4 @@
-"""``llmctl cancel`` on real processes: ends every process of the run, and no other process."""
+"""``llmctl cancel`` on real processes: ends all of the run, and nothing else."""
 
 import os
 import shutil

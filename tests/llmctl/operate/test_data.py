@@ -1,4 +1,4 @@
-"""``llmctl data``: the trainer's commands in the jobs' environment, and real runs on this machine."""
+"""``llmctl data``: the trainer's commands in the jobs' environment, and real runs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Work on text: at once on this machine, as a real job on several nodes, and early refusals."""
+"""Work on text: at once, as a job on several nodes, and early refusals."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ exit "${STATUS-0}"
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A separate home, a working directory with 2 MB of text, and cluster lab with this login node."""
+    """A separate home, 2 MB of text, and cluster lab with this login node."""
     for name in ("CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))

@@ -1,4 +1,4 @@
-"""``llmctl env kernels``: the jobs' Python, code and cache, on this machine and on a login node."""
+"""``llmctl env kernels``: the jobs' Python, code and cache, here and on a login node."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``llmctl interactive``: exit code of a command, a shell on a terminal, and the environment of a run."""
+"""``llmctl interactive``: exit codes, a shell on a terminal, a run's environment."""
 
 import os
 import pty
@@ -139,7 +139,7 @@ class Terminal:
         self.wait_for(PROMPT)
 
     def wait_until_in_front(self, name, seconds=30.0):
-        """Wait until the program leads the foreground group: an earlier key press could reach the shell."""
+        """Wait until the program leads the foreground group. An earlier key press could reach the shell."""
         end = time.monotonic() + seconds
         while Path(f"/proc/{os.tcgetpgrp(self.side)}/comm").read_text() != f"{name}\n":
             assert time.monotonic() < end, f"{name} is not in front; seen {self.seen!r}"

@@ -1,4 +1,4 @@
-"""``llmctl nodes``: grouped on a terminal, complete in JSON, and a scheduler that does not answer."""
+"""``llmctl nodes``: grouped on a terminal, complete in JSON, and a silent scheduler."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""``llmctl cancel`` with a scheduler: first the mark, then the command if needed, never in doubt."""
+"""``llmctl cancel`` with a scheduler: first the mark, then its command, never in doubt."""
 
 import threading
 import time

@@ -110,7 +110,7 @@ def test_a_first_heartbeat_is_seen_at_once(running):
 
 
 def test_the_folder_of_a_job_that_has_left_is_opened_before_exit_json_is_read_again(running):
-    """A network file system caches a missing file for up to a minute, unless its folder is opened."""
+    """NFS caches a missing file for up to a minute, unless its folder is opened."""
     cluster, made, attempt = running
     cluster.backend.says("queue")
     transport = Counting()

@@ -1,4 +1,4 @@
-"""Ages use the clock of the cluster's machine: the clock of a laptop may be wrong."""
+"""Ages use the clock of the cluster's machine. A laptop's clock may be wrong."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""State of a run with a scheduler's job: every kind of answer, without a real scheduler."""
+"""State of a run with a scheduler's job: every kind of answer."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The bundled profiles: each one loads, is consistent, and names the source of each number."""
+"""The bundled profiles load, are consistent, and name the source of each number."""
 
 import re
 
@@ -77,7 +77,7 @@ def legend(text):
 
 
 def unsourced(text):
-    """YAML lines with a number and no source, in their own comment or the last comment above."""
+    """YAML lines with a number whose own comment, or the comment above, names no source."""
     above, wrong = "", []
     for line in text.splitlines():
         code, mark, comment = line.partition("#")
