@@ -90,7 +90,7 @@ def test_what_holds_already_is_not_written_again(folders, capsys):
     before = overlay_of(folders, "frontier").read_text()
     capsys.readouterr()
     assert main(["clusters", "setup", "frontier", "--group", "g"]) == 0
-    assert "nothing is written" in capsys.readouterr().err
+    assert "nothing written" in capsys.readouterr().err
     assert overlay_of(folders, "frontier").read_text() == before
 
 

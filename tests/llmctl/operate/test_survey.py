@@ -167,7 +167,7 @@ def test_a_lost_submit_is_not_told_by_the_end_of_the_job_before(cluster, capsys)
     cluster.run(job_id="17").submit_to_queue(None)
     cluster.backend.says("queue", "17|COMPLETED|job-demo-1")
     state, detail = state_of(capsys, "demo-1")[:2]
-    assert state == "unknown" and "no job called job-demo-1" in detail
+    assert state == "unknown" and "no job named job-demo-1" in detail
 
 
 def test_a_submit_cut_off_is_known_by_what_job_sh_has_written(cluster, capsys):
