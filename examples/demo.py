@@ -1,7 +1,7 @@
-"""``make demo``: a small language model learns Python on two processes, submitted and followed by llmctl.
+"""``make demo``: train a small language model on Python code with two processes.
 
-Everything it makes lies in ./.demo: the tokenized text, kept while it is intact, and the runs. A run that did not come
-to its end is resumed, or followed if it is still under way; otherwise a new one starts. ``--new`` starts one anyway.
+All files are in ./.demo: the tokenized text, kept while it is intact, and the runs. An unfinished run is resumed, or
+followed if it is still running; otherwise a new run starts. ``--new`` always starts a new run.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = Path(__file__).with_name("demo.yaml")
 VOCAB_SIZE = 4096
 HELD_OUT = 0.05
-"""As data.split in demo.yaml has it: the tokenizer must not see these files either."""
+"""Equal to data.split in demo.yaml: the tokenizer must not see these files either."""
 PROMPT = "def read(self, path):\n"
 INTERRUPTED = 130
 LLMCTL = (sys.executable, "-c", "from llmctl.cli.main import run; run()")
-"""The llmctl of this very environment, whatever else is on PATH."""
+"""The llmctl of this environment, whatever else is on PATH."""
 
 
 class Demo:
-    """The steps, each told as it is taken.
+    """The steps of the demo; each step prints a line.
 
     Attributes:
-        folder: where everything lies.
+        folder: the demo's folder.
         data: prefix of the token files.
         tokenizer: the vocabulary.
-        runs: the run directories.
-        text: folder of the source files to learn from; None: the standard library's.
+        runs: folder of the run directories.
+        text: folder of source files to learn from; None: the standard library's.
     """
 
     def __init__(self, folder: Path, text: Path | None = None) -> None:
@@ -51,11 +51,11 @@ class Demo:
         self.data = folder / "data" / "python_text_document"
         self.tokenizer = folder / "data" / "tokenizer.json"
         self.runs = folder / "runs"
-        # The runs of the demo belong to this checkout; llmctl finds them by its index all the same.
+        # The demo's runs stay in this checkout; llmctl finds them by its index.
         self._environment = os.environ | {"LLMCTL_RUNS_ROOT": str(self.runs)}
 
     def run(self, config: Path, new: bool, settings: Sequence[str]) -> int:
-        """Prepare, train and tell; returns the exit code of the process."""
+        """Prepare, train and report; returns the exit code of the process."""
         self.prepare()
         run_id = self._last_run()
         state = self._state(run_id) if run_id and not new else "none"
@@ -79,7 +79,7 @@ class Demo:
         return self.tell(run_id)
 
     def prepare(self) -> None:
-        """Tokenize the standard library, unless that was done and nothing has changed."""
+        """Tokenize the standard library, unless unchanged tokens exist."""
         from examples.python_corpus import standard_library_files
         from trainer.data.commands.preprocess import tokenize_documents
         from trainer.data.commands.train_tokenizer import train_byte_level_bpe
@@ -112,7 +112,7 @@ class Demo:
         mark.write_text(json.dumps({"fingerprint": fingerprint.hexdigest(), "files": contents}, indent=1))
 
     def tell(self, run_id: str) -> int:
-        """What the model has learnt."""
+        """Print the model's results."""
         run_dir = self.runs / run_id
         losses = _losses(run_dir / "metrics.jsonl")
         _say(f"3. Result, from {run_dir}")
@@ -140,7 +140,7 @@ class Demo:
         ]
 
     def _last_run(self) -> str | None:
-        # Run ids carry their time, so that the last by name is the last.
+        # Run ids contain their time, so the last name is the newest run.
         found = sorted(path.parent.name for path in self.runs.glob("demo-*/run.json"))
         return found[-1] if found else None
 
@@ -155,7 +155,7 @@ class Demo:
         return _state_of(run_id, json.loads(answer.stdout)) if answer.returncode == 0 else "unknown"
 
     def _follow(self, *arguments: str) -> int:
-        """Run llmctl in the foreground. Ctrl-C ends the watching, not the run."""
+        """Run llmctl in the foreground. Ctrl-C ends the following, not the run."""
         code = self._llmctl(*arguments)
         if code == INTERRUPTED:
             print("make demo follows it again.")
@@ -168,7 +168,7 @@ class Demo:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                # The terminal has told llmctl too; it says its word and leaves with 130.
+                # The terminal sends Ctrl-C to llmctl too, which prints a line and exits with 130.
                 continue
 
     def _trainer(self, *arguments: str) -> str:
@@ -196,7 +196,7 @@ def _is_intact(mark: Path, fingerprint: str) -> bool:
 
 
 def _losses(metrics: Path) -> list[float]:
-    """Losses by iteration; after a resume the last row of an iteration counts."""
+    """Losses by iteration; the last row of an iteration counts after a resume."""
     rows: dict[int, float] = {}
     for line in metrics.read_text().splitlines():
         row: dict[str, Any] = json.loads(line)
@@ -211,9 +211,9 @@ def _state_of(run_id: str, document: Any) -> str:
 
 
 def unigram_loss(tokens: IndexedDataset, train: range, held_out: range, vocab_size: int) -> float:
-    """Mean nats per held-out token under the token frequencies of the training sequences, with one added to each.
+    """Mean nats per held-out token, under the training tokens' frequencies plus one.
 
-    Adding one (Laplace's rule) keeps held-out tokens that training never saw from costing infinitely much.
+    Adding one (Laplace's rule) keeps the loss finite for held-out tokens absent from training.
     """
     import numpy as np
 

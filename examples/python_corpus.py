@@ -1,4 +1,4 @@
-"""Real text that is on every machine that can run us: the Python standard library's own source files."""
+"""Real text present on every machine with Python: the standard library's source files."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings", "ensurepip"}
-"""Folders with what is not the library, what some distributions strip, and tables of characters."""
+"""Folders outside the library proper, folders that some distributions remove, and character tables."""
 MOST_BYTES = 10_000_000
 LARGEST_FILE = 400_000
-"""Larger ones are tables, such as pydoc_data/topics.py, and would be a good part of a held-out split."""
+"""Larger files are tables, such as pydoc_data/topics.py, and would dominate a held-out split."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One source file: its name below the library's folder, and where it lies."""
+    """One source file: its name below the library's folder, and its path."""
 
     name: str
     path: Path
 
     def read(self) -> str:
-        """Its text, line ends as they are."""
+        """Read the text with unchanged line ends."""
         return self.path.read_bytes().decode("utf-8")
 
 
 def standard_library_files(root: Path | None = None) -> list[SourceFile]:
-    """Source files of the standard library, 10 MB at most, in an order that depends on their names alone.
+    """Source files of the standard library, 10 MB at most, in an order fixed by name.
 
-    Ordered by the hash of their names: any contiguous part is a fair sample, so that the last part can be held out.
+    The order is by hash of the name: any contiguous part is a fair sample, so that the last part can be held out.
 
     Args:
         root: the library's folder; None: that of the running Python.

@@ -1,3 +1,3 @@
-"""The command line: what the user asked for, made into a job, submitted, followed and recorded. Never imports torch."""
+"""The command line: submits, follows, records and resumes jobs. Never imports torch."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""One call of llmctl: folders, environment, connections, clusters in use, and the place of secrets.
+"""One call of llmctl: folders, environment, connections, clusters in use, place of secrets.
 
 The command line makes one Context; everything else takes it as an argument. Slow modules are imported where they are
 used: every command imports this module.
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from llmctl.transport.protocol import Transport
 
 DEFAULT_CLUSTER = "local"
-"""The cluster of a user who names none; its profile comes with llmctl."""
+"""The cluster of users who name no cluster. Its profile comes with llmctl."""
 SECRETS_FOLDER = ".secrets"
-"""Beside the runs: every node sees and may change files below runs_root, which need not hold for a home directory."""
+"""Beside the runs: every node can read and write below runs_root. Home directories may lack this property."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """One call of llmctl: the world as the entry point found it, handed on through typer's ``Context.obj``.
+    """One call of llmctl. typer passes the Context on as ``Context.obj``.
 
     Attributes:
-        argv: as typed, ``llmctl`` first.
-        command: what stood after ``--``; empty if nothing did.
+        command: the words after ``--``; empty if there are none.
+        environment: the environment variables; the rest of llmctl never reads os.environ.
         environment: the environment variables; nothing else of llmctl reads it.
         cwd: the working directory, absolute.
         folders: the user's folders.
@@ -52,7 +52,7 @@ class Context:
 
     @classmethod
     def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> Context:
-        """The invocation that the process's argv, environment and working directory make."""
+        """Build the context from the process's argv, environment and working directory."""
         return cls(argv, command, environ, cwd, UserFolders.from_environment(environ))
 
     @property
@@ -63,7 +63,7 @@ class Context:
         return LocalTransport(self.environment)
 
     def connect(self, profile: ClusterProfile) -> Transport:
-        """Transport of a cluster: where its commands are run and its run directories are. Connected when first used.
+        """Transport to the machine with a cluster's commands and run directories. Connected at first use.
 
         Raises:
             ProfileError: the profile names no machine.
@@ -82,7 +82,7 @@ class Context:
         return connect(login.host, self.environment, proxy_jump=login.proxy_jump, python=login.python)
 
     def close(self) -> None:
-        """End the connections that this call has made."""
+        """Close the connections of this call."""
         while self.connections:
             transport = self.connections.popitem()[1]
             transport.close()
@@ -95,13 +95,13 @@ class Context:
         return RunIndex(self.folders.state)
 
     def profile(self, name: str, origin: str = "--cluster") -> ClusterProfile:
-        """A cluster's profile; LLMCTL_RUNS_ROOT goes before its runs_root.
+        """Load a cluster's profile. LLMCTL_RUNS_ROOT takes precedence over its runs_root.
 
-        On this machine runs_root comes back absolute; see ``runs_root`` for the others.
+        On this machine the returned runs_root is absolute; see ``runs_root`` for remote clusters.
 
         Raises:
             UsageError: ``origin`` is a flag and no cluster has this name.
-            ProfileError: the same from elsewhere, or a profile that cannot be used.
+            ProfileError: another origin names an unknown cluster, or the profile is invalid.
         """
         from llmctl.site.profile import load_profile
 
@@ -112,18 +112,18 @@ class Context:
         return profile.model_copy(update={"runs_root": root})
 
     def runs_root(self, profile: ClusterProfile) -> str:
-        """The folder of a cluster's run directories, absolute on the cluster's machine.
+        """Absolute path of a cluster's folder of run directories, on the cluster's machine.
 
-        ``~`` is the home directory there: that alone asks the machine.
+        Only a leading ``~``, the home directory there, needs a question to the machine.
 
         Raises:
-            ProfileError: the profile does not say, or names a path that is not absolute there.
-            SchedulerError: the machine cannot be asked.
+            ProfileError: runs_root is not set, or is not an absolute path there.
+            SchedulerError: the machine does not answer.
         """
         root = profile.runs_root
         if root is None:
             raise ProfileError(
-                f"cluster {profile.name} has no runs_root: the folder of the runs, which all nodes see\n"
+                f"cluster {profile.name} has no runs_root: the folder of run directories that all nodes share\n"
                 f"llmctl clusters setup {profile.name} asks for it; or set LLMCTL_RUNS_ROOT, or runs_root in "
                 f"{self.folders.clusters / profile.name}.yaml"
             )
@@ -138,10 +138,10 @@ class Context:
         return os.path.normpath(root)
 
     def cluster(self, flag: str | None) -> tuple[str, str]:
-        """Name of the cluster meant, and where the name came from: --cluster, LLMCTL_CLUSTER, config.yaml, local.
+        """Name and origin of the chosen cluster: --cluster, LLMCTL_CLUSTER, config.yaml or local.
 
         Raises:
-            ProfileError: the user's config file cannot be used.
+            ProfileError: the user's config file is invalid.
         """
         if flag is not None:
             return flag, "--cluster"
@@ -154,25 +154,25 @@ class Context:
             values = read_layer(path)
             unknown = next((key for key in values if key != "cluster"), None)
             if unknown is not None:
-                raise ProfileError(f"{path}: {unknown}: unknown key; the one there is is cluster")
+                raise ProfileError(f"{path}: {unknown}: unknown key; the only valid key is cluster")
             if "cluster" in values:
                 return str(values["cluster"]), f"{path}: cluster"
         return DEFAULT_CLUSTER, "the default cluster"
 
 
 def is_remote(profile: ClusterProfile) -> bool:
-    """Whether a cluster's machines are reached by ssh, rather than being this machine."""
+    """True if a cluster's machines are reached by ssh; False if the cluster is this machine."""
     from llmctl.backends import capabilities_of
 
     return profile.login.host is not None or capabilities_of(profile.scheduler).starts_on_hosts
 
 
 def resolve_profile_paths(profile: ClusterProfile, context: Context) -> ClusterProfile:
-    """The profile without ``~`` in its paths. The machine is asked for its home only if one begins with it.
+    """Replace ``~`` in a profile's paths. Asks the machine for its home only if a path begins with ``~``.
 
     Raises:
         ProfileError: runs_root is not set, or not absolute.
-        SchedulerError: the machine cannot be asked.
+        SchedulerError: the machine does not answer.
     """
     root = context.runs_root(profile)
 
@@ -193,7 +193,7 @@ def resolve_profile_paths(profile: ClusterProfile, context: Context) -> ClusterP
 
 
 def expand(path: str, home: Callable[[], str]) -> str:
-    """``path`` with a leading ``~`` replaced by the home directory, which is asked for only then."""
+    """Replace a leading ``~`` of ``path`` by the home directory. ``home`` is called only if there is a ``~``."""
     return home() + path[1:] if path == "~" or path.startswith("~/") else path
 
 
@@ -203,12 +203,12 @@ def _expanded(paths: dict[str, str | None], home: Callable[[], str]) -> dict[str
 
 @dataclass(frozen=True)
 class ClusterSession:
-    """A cluster that jobs are submitted to, or runs are looked at on, or ended.
+    """A cluster in use during one call: profile, transport, scheduler queries.
 
     Attributes:
-        profile: of the cluster.
-        transport: the machine of its files and commands; connected when first used.
-        backend: of its scheduler; None where jobs are processes.
+        profile: the cluster's profile.
+        transport: the machine of its files and commands; connected at first use.
+        backend: the scheduler's backend; None where jobs are processes.
     """
 
     profile: ClusterProfile
@@ -217,16 +217,16 @@ class ClusterSession:
 
     @classmethod
     def of(cls, context: Context, cluster: str, origin: str) -> ClusterSession:
-        """Reach for a cluster.
+        """Open a session on a cluster.
 
         Args:
             context: this call of llmctl.
-            cluster: its name.
-            origin: where the name came from, for the message.
+            cluster: the cluster's name.
+            origin: source of the name, for messages.
 
         Raises:
-            ProfileError: it has no profile, or one that cannot be used.
-            UsageError: the same, and ``origin`` is a flag.
+            ProfileError: the cluster has no profile, or an invalid profile.
+            UsageError: as above, and ``origin`` is a flag.
         """
         from llmctl.backends import load_queue_backend
 
@@ -235,17 +235,17 @@ class ClusterSession:
 
     @classmethod
     def for_jobs(cls, context: Context, cluster: str, origin: str) -> ClusterSession:
-        """Reach for a cluster to submit to: no path of its profile begins with ``~``.
+        """Open a session for submitting: no path of its profile begins with ``~``.
 
         Args:
             context: this call of llmctl.
-            cluster: its name.
-            origin: where the name came from, for the message.
+            cluster: the cluster's name.
+            origin: source of the name, for messages.
 
         Raises:
-            ProfileError: it has no profile, or one that cannot be used.
-            UsageError: the same, and ``origin`` is a flag.
-            SchedulerError: the machine cannot be asked for the home directory.
+            ProfileError: the cluster has no profile, or an invalid profile.
+            UsageError: as above, and ``origin`` is a flag.
+            SchedulerError: the machine does not answer the question for the home directory.
         """
         from llmctl.backends import load_queue_backend
 
@@ -259,7 +259,7 @@ class ClusterSession:
         remembered: Mapping[str, tuple[JobState, float]] | None = None,
         asks_again: bool = False,
     ) -> SchedulerWatch | None:
-        """The scheduler, to be asked about jobs; None where jobs are processes. See SchedulerWatch."""
+        """Build a SchedulerWatch for job queries; None where jobs are processes."""
         if self.backend is None:
             return None
         from llmctl.runs.job_status import SchedulerWatch
@@ -269,7 +269,7 @@ class ClusterSession:
         )
 
     def remove_secrets(self, context: Context, records: Iterable[RunRecord]) -> None:
-        """Remove the secrets of runs that have ended: a job that never ran, or was killed, leaves them.
+        """Remove the secrets of ended runs. Jobs that never ran, or were killed, leave secrets behind.
 
         Raises:
             SchedulerError: the machine cannot be reached.
@@ -285,10 +285,10 @@ class ClusterSession:
 
 
 def secrets_file(context: Context, profile: ClusterProfile, run_dir: Path, submission: int) -> str:
-    """Where the values for one submission stand, on the cluster's machine, until the job has ended.
+    """Path of one submission's secrets on the cluster's machine. Exists until the job ends.
 
-    On this machine that is the user's own state folder. On a cluster it is a folder of the user alone beside the run
-    directories; hosts that share no files have one each.
+    On this machine, secrets lie in the user's own state folder. On a cluster, they lie in a folder beside the run
+    directories that only the user can read. Each host without shared files has such a folder.
     """
     from llmctl.backends import capabilities_of
 
@@ -298,5 +298,5 @@ def secrets_file(context: Context, profile: ClusterProfile, run_dir: Path, submi
 
 
 def secrets_bytes(names: Sequence[str], environ: Mapping[str, str]) -> bytes:
-    """The values as the supervisor reads them."""
+    """Encode the secret values in the format that the supervisor reads."""
     return "".join(f"{name}\0{environ[name]}\0" for name in names).encode("utf-8", "surrogateescape")

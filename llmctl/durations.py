@@ -1,4 +1,4 @@
-"""Lengths of time, as people read them."""
+"""Durations as readable text."""
 
 
 def spoken(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The errors that llmctl ends with. Each carries its exit code; the command line prints them, they never print."""
+"""llmctl's errors. Each carries its exit code. Only the command line prints errors."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ INTERRUPTED = 130
 
 
 class LlmctlError(Exception):
-    """Something that the user, the site or the network can put right.
+    """An error that the user, the site or the network can correct.
 
     Attributes:
-        message: what is wrong, where (file and key, or flag), what was valid, what to do; at most two lines.
-        exit_code: what the process ends with.
+        message: what is wrong, where (file and key, or flag), what is valid, what to do; at most two lines.
+        exit_code: exit code of the process.
     """
 
     exit_code = BUG
@@ -22,31 +22,31 @@ class LlmctlError(Exception):
 
 
 class UsageError(LlmctlError):
-    """A flag or argument that cannot be used."""
+    """An invalid flag or argument."""
 
     exit_code = 2
 
 
 class ProfileError(LlmctlError):
-    """A cluster profile, overlay or user's config file that cannot be used, or a cluster that has none."""
+    """An invalid cluster profile, overlay or user config file, or a missing profile."""
 
     exit_code = 3
 
 
 class ConfigFileError(LlmctlError):
-    """A training config file, or a place that it names, that cannot be used."""
+    """An invalid training config file, or an unusable path in a config file."""
 
     exit_code = 3
 
 
 class SchedulerError(LlmctlError):
-    """A scheduler, connection or process start that failed.
+    """A failed scheduler command, connection or process start.
 
     Attributes:
-        transient: whether trying again later can help.
+        transient: True if a later retry can help.
         argv: the command that failed; empty if none was run.
-        exit_status: its exit status; None if it never ran or was lost.
-        stderr_tail: the end of what it said.
+        exit_status: exit status of the command; None if the command never ran or its status was lost.
+        stderr_tail: the end of the command's standard error.
     """
 
     exit_code = 4
@@ -69,12 +69,12 @@ class SchedulerError(LlmctlError):
 
 
 class RecordError(LlmctlError):
-    """A run that is not known, or whose record cannot be read or written."""
+    """An unknown run, or a run record that cannot be read or written."""
 
     exit_code = 5
 
 
 class FollowedRunFailed(LlmctlError):
-    """The run that was followed ended other than completed."""
+    """The followed run did not complete."""
 
     exit_code = 6

@@ -1,10 +1,10 @@
-"""The nine states that a run can be in, the same words for every scheduler."""
+"""The nine run states, in the same words for every scheduler."""
 
 from enum import Enum
 
 
 class JobState(str, Enum):
-    """State of a run. ``unknown`` always comes with the raw word or the reason for the doubt."""
+    """State of a run. ``unknown`` always comes with the scheduler's raw word or the reason for the doubt."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -18,7 +18,7 @@ class JobState(str, Enum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended for certain. ``unknown`` has not: nothing is ever concluded from doubt."""
+        """True if the run has certainly ended. ``unknown`` is not finished: llmctl concludes nothing from doubt."""
         return self not in (JobState.PENDING, JobState.RUNNING, JobState.UNKNOWN)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Where files are found: the user's folders (XDG base directories), and templates, clusters, examples and csrc.
+"""Locations of files: user folders (XDG base directories), templates, clusters, examples and csrc.
 
 The user's own files come first, then the copies bundled in the wheel, then those of a checkout.
 Source: XDG Base Directory Specification 0.8, https://specifications.freedesktop.org/basedir-spec/latest/
@@ -15,12 +15,12 @@ CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True)
 class UserFolders:
-    """The user's own folders. None needs to exist.
+    """The user's own folders. None of them has to exist.
 
     Attributes:
         home: the home directory.
         config: clusters/NAME.yaml (overlays and own profiles), templates/, config.yaml.
-        state: the index of runs, and the secrets of runs on this machine that have not read them yet.
+        state: the index of runs, and secrets that runs on this machine have not read yet.
     """
 
     home: Path
@@ -29,7 +29,7 @@ class UserFolders:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "UserFolders":
-        """The folders that XDG_CONFIG_HOME and XDG_STATE_HOME name, or their defaults below the home directory."""
+        """Build the folders from XDG_CONFIG_HOME and XDG_STATE_HOME, or their defaults in the home directory."""
         home = Path(environ.get("HOME") or Path.home())
         return cls(
             home,
@@ -39,7 +39,7 @@ class UserFolders:
 
     @property
     def config_file(self) -> Path:
-        """The user's config file: the default cluster."""
+        """The user's config file, which holds the default cluster."""
         return self.config / "config.yaml"
 
     @property
@@ -49,23 +49,23 @@ class UserFolders:
 
     @property
     def secrets(self) -> Path:
-        """Values of secrets on their way to a job on this machine."""
+        """Folder of secret values on their way to a job on this machine."""
         return self.state / "secrets"
 
 
 def bundled(kind: str) -> Path:
-    """The folder of ``templates``, ``clusters``, ``examples`` or ``csrc`` that came with this llmctl."""
+    """The folder of ``templates``, ``clusters``, ``examples`` or ``csrc`` that comes with this llmctl."""
     in_wheel = PACKAGE / "_bundled" / kind
     return in_wheel if in_wheel.is_dir() else PACKAGE.parent / kind
 
 
 def search_path(folders: UserFolders, kind: str) -> tuple[Path, ...]:
-    """Where files of a kind are looked for, first to last."""
+    """Folders that may hold files of a kind, in order of precedence."""
     return (folders.config / kind, bundled(kind))
 
 
 def profile_files(folders: UserFolders, name: str) -> list[Path]:
-    """The files that make up a cluster's profile, the one that is laid over the others last; empty if there is none."""
+    """The files of a cluster's profile in order of layering, topmost last; empty if there are none."""
     if not CLUSTER_NAME.fullmatch(name):
         return []
     found = [folder / f"{name}.yaml" for folder in reversed(search_path(folders, "clusters"))]
@@ -73,7 +73,7 @@ def profile_files(folders: UserFolders, name: str) -> list[Path]:
 
 
 def trainer_package() -> Path:
-    """The folder of the trainer package that this llmctl came with."""
+    """The trainer package that comes with this llmctl."""
     return PACKAGE.parent / "trainer"
 
 

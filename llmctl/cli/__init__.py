@@ -2,6 +2,6 @@
 
 import gc
 
-# A command lives for a moment, and what its imports make stays: looking through it for garbage at every 700th object
-# is time lost. A command that goes on, such as `logs -f`, still collects.
+# A command is short-lived, and imported objects stay: a garbage collection after every 700 allocations is wasted time.
+# A long command, such as `logs -f`, still collects.
 gc.set_threshold(200_000, 10, 10)

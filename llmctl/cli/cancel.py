@@ -1,4 +1,4 @@
-"""``llmctl cancel``: end runs, and every process that they started."""
+"""``llmctl cancel``: end runs and all of their processes."""
 
 import time
 from typing import Annotated
@@ -23,10 +23,10 @@ def cancel(
         typer.Argument(metavar="RUN", help="Run id, its beginning, run name or job id.", autocompletion=complete_run),
     ],
     grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time to save before everything is killed.")
+        float, typer.Option("--grace", metavar="SECONDS", min=0, help="Time to save before all processes are killed.")
     ] = GRACE_S,
 ) -> int:
-    """End runs: the trainer saves at its next step if it can; what is left after the grace is killed."""
+    """End runs. The trainer saves at its next step; processes left after the grace period are killed."""
     context: Context = ctx.obj
     exit_code = 0
     for reference in runs:
@@ -49,12 +49,12 @@ def _cancel(context: Context, reference: str, grace_s: float) -> str:
         ended = end_without_record(entry.run_dir, session.transport, session.backend, grace_s=grace_s)
         if not ended:
             raise
-        return f"{entry.run_id}: ended what still ran ({ended}); {error.message}"
+        return f"{entry.run_id}: ended {ended}; {error.message}"
     outcome = cancel_run(record, session.transport, session.backend, grace_s=grace_s)
     view = outcome.view
     if view.state.is_finished:
         session.remove_secrets(context, [record])
     context.index.update_state(view.run_id, view.state.value, time.time())
     if outcome.had_ended:
-        return f"{view.run_id} had ended already: {view.detail or view.state}"
+        return f"{view.run_id} had already ended: {view.detail or view.state}"
     return f"{view.run_id}: {view.detail or view.state}"

@@ -1,4 +1,4 @@
-"""``llmctl clusters new|setup``: what writes a file of the user's own. Asks on a terminal for what no flag says."""
+"""``llmctl clusters new|setup``: write the user's own files; on a terminal, ask for values not given by flags."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,29 +25,29 @@ def _flag(name: str, metavar: str, text: str) -> Any:
     return typer.Option(name, metavar=metavar, help=text)
 
 
-_Runs = Annotated[str | None, _flag("--runs-root", "DIR", "Folder for the runs, seen by all nodes.")]
-_Group = Annotated[str | None, _flag("--group", "G", "What the site bills to.")]
-_Login = Annotated[str | None, _flag("--login", "HOST", "Login node, as ssh knows it; empty: this machine is one.")]
-_Hosts = Annotated[list[str] | None, _flag("--host", "HOST", "ssh: one of the machines, the head first. Repeatable.")]
+_Runs = Annotated[str | None, _flag("--runs-root", "DIR", "Folder of the run directories, shared by all nodes.")]
+_Group = Annotated[str | None, _flag("--group", "G", "Group, project or account to bill.")]
+_Login = Annotated[str | None, _flag("--login", "HOST", "Login node, as ssh knows it; empty: this machine.")]
+_Hosts = Annotated[list[str] | None, _flag("--host", "HOST", "ssh: one of the machines, head node first. Repeatable.")]
 _Venv = Annotated[str | None, _flag("--venv", "DIR", "Virtual environment of the jobs.")]
 _Conda = Annotated[str | None, _flag("--conda", "DIR", "Conda environment of the jobs.")]
 _Image = Annotated[str | None, _flag("--container-image", "IMAGE", "Container image of the jobs.")]
 _Python = Annotated[str | None, _flag("--python", "FILE", "Interpreter of the jobs, instead of the environment's.")]
 _Modules = Annotated[list[str] | None, _flag("--module", "NAME", "Environment module to load. Repeatable.")]
-_Interface = Annotated[str | None, _flag("--interface", "NAME", "Network interface that the ranks meet at.")]
+_Interface = Annotated[str | None, _flag("--interface", "NAME", "Network interface for the rendezvous.")]
 
 
 def new(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="What to call it.")] = None,
-    scheduler: Annotated[str | None, _flag("--scheduler", "NAME", "What starts jobs there.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the new cluster.")] = None,
+    scheduler: Annotated[str | None, _flag("--scheduler", "NAME", "The cluster's scheduler.")] = None,
     runs_root: _Runs = None,
-    description: Annotated[str | None, _flag("--description", "TEXT", "One line about it.")] = None,
+    description: Annotated[str | None, _flag("--description", "TEXT", "One line about the cluster.")] = None,
     group: _Group = None,
     login: _Login = None,
     host: _Hosts = None,
-    resource_type: Annotated[str | None, _flag("--resource-type", "T", "Kind of node, in the site's word.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus-per-node", metavar="G", min=0, help="GPUs of one node.")] = None,
+    resource_type: Annotated[str | None, _flag("--resource-type", "T", "Kind of node, under the site's name.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus-per-node", metavar="G", min=0, help="GPUs per node.")] = None,
     interface: _Interface = None,
     venv: _Venv = None,
     conda: _Conda = None,
@@ -55,7 +55,7 @@ def new(
     python: _Python = None,
     module: _Modules = None,
 ) -> None:
-    """Write a commented profile to your own folder. On a terminal it asks for what no flag says."""
+    """Write a commented profile to your config folder. On a terminal, asks for values not given by flags."""
     from llmctl.backends import capabilities_of
     from llmctl.operate.new_profile import NewProfile, profile_text
 
@@ -64,22 +64,24 @@ def new(
     chosen = _name(name if name is not None or not asks else typer.prompt("Name of the cluster"))
     path = context.folders.clusters / f"{chosen}.yaml"
     if path.exists():
-        raise UsageError(f"NAME {chosen}: {path} is there already and is never overwritten; edit it")
+        raise UsageError(f"NAME {chosen}: {path} already exists and is never overwritten; edit the file")
     kind, place = _environment(venv, conda, container_image)
     chosen_scheduler = _scheduler(scheduler, asks)
     question = _Questions(asks, capabilities_of(chosen_scheduler))
     values = NewProfile(
         scheduler=chosen_scheduler,
-        description=description or question.ask("One line about it") or "",
+        description=description or question.ask("One line about the cluster") or "",
         login=login
         if login is not None
         else question.ask("Login node, as ssh knows it (empty: this machine)", "queue"),
-        hosts=tuple(host or question.words("Machines, the head first, as ssh knows them", "hosts")),
-        runs_root=runs_root or question.ask("Folder for the runs, seen by all nodes", default="~/llmctl-runs") or "",
+        hosts=tuple(host or question.words("Machines, head node first, as ssh knows them", "hosts")),
+        runs_root=runs_root
+        or question.ask("Folder of the run directories, shared by all nodes", default="~/llmctl-runs")
+        or "",
         group=group or question.ask("Group, project or account to bill (empty: none)", "queue"),
-        resource_type=resource_type or question.ask("Kind of node, in the site's word (empty: later)", "nodes"),
-        gpus=gpus if gpus is not None else question.number("GPUs of one node", "nodes"),
-        interface=interface or question.ask("Network interface of the nodes (empty: found by itself)", "nodes"),
+        resource_type=resource_type or question.ask("Kind of node, under the site's name (empty: later)", "nodes"),
+        gpus=gpus if gpus is not None else question.number("GPUs per node", "nodes"),
+        interface=interface or question.ask("Network interface of the nodes (empty: automatic)", "nodes"),
         kind=kind,
         path=place,
         python=python,
@@ -92,7 +94,7 @@ def new(
 
 def setup(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The cluster.", autocompletion=complete_cluster)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.", autocompletion=complete_cluster)],
     group: _Group = None,
     runs_root: _Runs = None,
     login: _Login = None,
@@ -104,7 +106,7 @@ def setup(
     module: _Modules = None,
     interface: _Interface = None,
 ) -> None:
-    """Write your own values for a cluster. On a terminal, without flags, it asks for them."""
+    """Write your own values for a cluster. On a terminal, without flags, asks for the values."""
     from llmctl.operate.cluster_setup import Answers, below_home, write_overlay
     from llmctl.site.profile import load_profile
 
@@ -126,20 +128,20 @@ def setup(
     )
     if all(flag is None for flag in flags):
         if not is_for_people():
-            raise UsageError(f"clusters setup {name}: say what to write, as in --group G --runs-root DIR --venv DIR")
+            raise UsageError(f"clusters setup {name}: give values, as in --group G --runs-root DIR --venv DIR")
         answers = _asked(context, profile)
     elif runs_root is None:
         answers = _with_work_area(context, profile, answers)
     path = write_overlay(folders, name, answers)
     if path is None:
-        say(f"nothing is written: all of this holds for {name} already")
+        say(f"nothing written: {name} already has all of these values")
         return
     print(path)
-    say(f"llmctl doctor --cluster {name} says whether it works")
+    say(f"llmctl doctor --cluster {name} checks the cluster")
 
 
 def _asked(context: Context, profile: "ClusterProfile") -> "Answers":
-    """What the user answers to one question after the other; the present values are offered."""
+    """Ask the user for each value, with the present value as the default."""
     from llmctl.backends import capabilities_of
     from llmctl.operate.cluster_setup import Answers
 
@@ -147,9 +149,9 @@ def _asked(context: Context, profile: "ClusterProfile") -> "Answers":
     question = _Questions(True, capabilities)
     login = hosts = None
     if capabilities.starts_on_hosts:
-        hosts = question.words("Machines, the head first, as ssh knows them", default=" ".join(profile.hosts))
+        hosts = question.words("Machines, head node first, as ssh knows them", default=" ".join(profile.hosts))
     elif capabilities.has_queue:
-        here = "Login node, as ssh knows it (empty: this machine is one)"
+        here = "Login node, as ssh knows it (empty: this machine)"
         login = question.ask(here, default=profile.login.host or "") or ""
     group = profile.group
     if profile.group_required or capabilities.has_queue:
@@ -157,12 +159,12 @@ def _asked(context: Context, profile: "ClusterProfile") -> "Answers":
     runs = _suggestion(context, profile, Answers(login=login, group=group, hosts=hosts))
     kind = question.choice("Environment of the jobs", (*_KINDS, "none"), profile.environment.kind or "none")
     path = None if kind == "none" else question.ask(_what(kind), default=profile.environment.path or "")
-    modules = question.ask("Modules to load, with spaces between", default=" ".join(profile.environment.modules))
+    modules = question.ask("Modules to load, separated by spaces", default=" ".join(profile.environment.modules))
     return Answers(
         login=login,
         hosts=hosts,
         group=group,
-        runs_root=question.ask("Folder for the runs, seen by all nodes", default=runs or ""),
+        runs_root=question.ask("Folder of the run directories, shared by all nodes", default=runs or ""),
         kind=kind if path else None,
         path=path,
         modules=tuple((modules or "").split()) if modules or profile.environment.modules else None,
@@ -170,7 +172,7 @@ def _asked(context: Context, profile: "ClusterProfile") -> "Answers":
 
 
 def _suggestion(context: Context, profile: "ClusterProfile", answers: "Answers") -> str | None:
-    """Folder for the runs: the one there is, or where they belong at the site."""
+    """Suggested runs_root: the present one, or the site's work area."""
     from llmctl.operate.cluster_setup import suggested_runs_root, user_on
 
     if profile.runs_root is not None or profile.work_area is None:
@@ -182,7 +184,7 @@ def _suggestion(context: Context, profile: "ClusterProfile", answers: "Answers")
 
 
 def _with_work_area(context: Context, profile: "ClusterProfile", answers: "Answers") -> "Answers":
-    """The answers, with the site's own place for runs where neither profile nor flags name one."""
+    """Fill in the site's work area if neither profile nor flags name a runs_root."""
     from dataclasses import replace
 
     if profile.runs_root is not None:
@@ -190,27 +192,27 @@ def _with_work_area(context: Context, profile: "ClusterProfile", answers: "Answe
     runs = _suggestion(context, profile, answers)
     if runs is None:
         return answers
-    say(f"runs_root: {runs}, where work belongs on {profile.name}; --runs-root names another")
+    say(f"runs_root: {runs}, the work area of {profile.name}; --runs-root names another folder")
     return replace(answers, runs_root=runs)
 
 
 def _environment(venv: str | None, conda: str | None, image: str | None) -> tuple[str | None, str | None]:
-    """Kind and place of the environment that is given."""
+    """Kind and path of the environment given by flags."""
     given = {"--venv": venv, "--conda": conda, "--container-image": image}
     named = [flag for flag, value in given.items() if value]
     if len(named) > 1:
-        raise UsageError(f"{named[1]}: excludes {named[0]}; give one of the two")
+        raise UsageError(f"{named[1]}: excludes {named[0]}; give only one of the two")
     if not named:
         return None, None
     return _KINDS[list(given).index(named[0])], given[named[0]]
 
 
 def _what(kind: str) -> str:
-    return "Image: a file, or a name of a registry" if kind == "container" else f"Folder of the {kind} environment"
+    return "Image: a file, or a name in a registry" if kind == "container" else f"Folder of the {kind} environment"
 
 
 class _Questions:
-    """Questions to the user; those that do not apply, or with nobody to answer, have no answer."""
+    """Questions to the user. Questions that do not apply, or without a terminal, have no answer."""
 
     def __init__(self, asks: bool, capabilities: "Capabilities") -> None:
         self._asks = asks
@@ -222,21 +224,21 @@ class _Questions:
         }
 
     def ask(self, question: str, topic: str = "all", *, default: str = "") -> str | None:
-        """One line; None for an empty one."""
+        """Ask for one line; None for an empty line."""
         if not self._asks or not self._topics[topic]:
             return default or None
         return str(typer.prompt(question, default=default, show_default=bool(default))).strip() or None
 
     def words(self, question: str, topic: str = "all", *, default: str = "") -> tuple[str, ...]:
-        """Words with spaces between."""
+        """Ask for words separated by spaces."""
         return tuple((self.ask(question, topic, default=default) or "").replace(",", " ").split())
 
     def number(self, question: str, topic: str) -> int | None:
-        """A number; None where it is not asked."""
+        """Ask for a number; None if the question does not apply."""
         return int(typer.prompt(question, default=0, type=int)) if self._asks and self._topics[topic] else None
 
     def choice(self, question: str, choices: Sequence[str], default: str) -> str:
-        """One of some words."""
+        """Ask for one of several words."""
         while True:
             answer = str(typer.prompt(f"{question} ({', '.join(choices)})", default=default)).strip()
             if answer in choices:
@@ -268,7 +270,7 @@ def _write(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} is there already and is never overwritten; edit it") from None
+        raise UsageError(f"{path} already exists and is never overwritten; edit the file") from None
     except OSError as error:
         raise ProfileError(f"{path}: cannot be written: {error.strerror}") from None
 

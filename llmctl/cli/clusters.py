@@ -1,4 +1,4 @@
-"""``llmctl clusters list|show|validate|new|setup``: the profiles, as they hold after the user's overlay."""
+"""``llmctl clusters list|show|validate|new|setup``: cluster profiles with the user's overlays applied."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-_CLUSTER = Annotated[str, typer.Argument(metavar="NAME", help="The cluster.", autocompletion=complete_cluster)]
+_CLUSTER = Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.", autocompletion=complete_cluster)]
 
 
 @app.callback()
@@ -28,7 +28,7 @@ def clusters() -> None:
 
 @app.command("list")
 def list_clusters(ctx: typer.Context, as_json: _JSON = False) -> None:
-    """Every cluster that there is a profile for."""
+    """List all clusters that have a profile."""
     context: Context = ctx.obj
     rows = [_row(context, name) for name in cluster_names(context.folders)]
     if as_json:
@@ -47,7 +47,7 @@ def list_clusters(ctx: typer.Context, as_json: _JSON = False) -> None:
 
 @app.command()
 def show(ctx: typer.Context, name: _CLUSTER, as_json: _JSON = False) -> None:
-    """The values that hold for one cluster, each with where it comes from; the rest are llmctl's defaults."""
+    """Print a cluster's values and the file of each value. Other keys have llmctl's defaults."""
     from llmctl.site.profile_origins import annotated_lines, origins
 
     context: Context = ctx.obj
@@ -74,10 +74,10 @@ def validate(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Default: all; yours and local whole.", autocompletion=complete_cluster),
+        typer.Argument(metavar="NAME", help="Default: all; yours and local in full.", autocompletion=complete_cluster),
     ] = None,
 ) -> int:
-    """Check profiles: keys and values, and on the cluster that runs_root can hold runs and the jobs' Python starts."""
+    """Check profiles: keys and values; on the cluster, that runs_root is writable and the jobs' Python starts."""
     from llmctl.context import resolve_profile_paths
     from llmctl.submit.checks import check_runs_root
     from llmctl.submit.environment_checks import check_job_python
@@ -100,7 +100,7 @@ def validate(
 
 
 def _is_in_use(context: Context, name: str) -> bool:
-    """Whether the user has set a cluster up: a bundled profile alone is of a site where they may have no account."""
+    """True if the user has set a cluster up. Users may have no account at a bundled profile's site."""
     return name == DEFAULT_CLUSTER or (context.folders.clusters / f"{name}.yaml").is_file()
 
 

@@ -1,4 +1,4 @@
-"""What the shell offers behind a flag or argument. Reads two folders; asks no scheduler."""
+"""Shell completion of flags and arguments. Reads two folders; queries no scheduler."""
 
 import typer
 
@@ -6,7 +6,7 @@ from llmctl.context import Context
 
 
 def complete_cluster(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of clusters that there is a profile for."""
+    """Names of clusters with a profile."""
     from llmctl.site.profile_names import cluster_names
 
     context: Context = ctx.obj
@@ -14,7 +14,7 @@ def complete_cluster(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Run ids, the newest first, with the state last seen."""
+    """Run ids, newest first, with the state last seen."""
     context: Context = ctx.obj
     entries = context.index.entries()[::-1]
     return [(entry.run_id, entry.last_state or "") for entry in entries if entry.run_id.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""How commands print: for people on a terminal, plain text in a pipe, one JSON document where that is asked for."""
+"""Output of commands: terminal tables, plain text in a pipe, or one JSON document."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -8,24 +8,24 @@ if TYPE_CHECKING:
 
 
 def is_for_people() -> bool:
-    """Whether standard output is a terminal."""
+    """True if standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def rich_console() -> "Console":
-    """A rich console on standard output, which is slow to import: ask for it only where a table or colour is due."""
+    """Build a rich console on standard output. rich is slow to import: call only for a table or colours."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     import json
 
     print(json.dumps(document, indent=1))
 
 
 def say(message: str) -> None:
-    """A remark for people, on standard error so that output stays clean for a pipe."""
+    """Print a message on standard error. Standard output stays clean for a pipe."""
     print(message, file=sys.stderr)

@@ -1,6 +1,6 @@
-"""``llmctl data``: training data in Megatron-LM's .bin/.idx, and vocabularies, where a cluster's jobs read them.
+"""``llmctl data``: training data in Megatron-LM's .bin/.idx and vocabularies, on the jobs' cluster.
 
-The trainer does the work. Its flags are declared in trainer.config.data_flags, and go to it as they are given.
+The trainer does the work. Its flags are declared in trainer.config.data_flags and passed on unchanged.
 """
 
 from typing import Annotated, Any
@@ -29,16 +29,16 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _CLUSTER = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="The cluster. Default: as for submit.", autocompletion=complete_cluster),
+    typer.Option(metavar="NAME", help="Cluster. Default: as for submit.", autocompletion=complete_cluster),
 ]
 _PASSING_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 class DataCommand(typer.core.TyperCommand):
-    """A command whose own flags are those of its job; all others are the trainer's."""
+    """Parses the flags of its job and passes all other flags to the trainer."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the trainer's help, and then our flags."""
+        """Write the trainer's help, then the job's flags."""
         from trainer.config.data_flags import parser_of
 
         formatter.write(parser_of(str(self.name)).format_help())
@@ -47,7 +47,7 @@ class DataCommand(typer.core.TyperCommand):
 
 @app.callback()
 def data() -> None:
-    """Make training data of text, on any cluster; look at it, and join it, where jobs are submitted from."""
+    """Turn text into training data on any cluster; inspect and merge datasets."""
 
 
 @app.command(cls=DataCommand, context_settings=_PASSING_ON)
@@ -66,7 +66,7 @@ def prepare(
     follow: Follow = False,
     as_json: AsJson = False,
 ) -> int:
-    """Turn text into Megatron-LM's .bin/.idx: PREFIX_KEY_document, or _sentence, with a manifest."""
+    """Tokenize text into Megatron-LM's .bin/.idx: PREFIX_KEY_document, or _sentence, with a manifest."""
     given = locals()
     from llmctl.operate.data_jobs import DataWork
     from trainer.config.data_flags import parse
@@ -92,7 +92,7 @@ def train_tokenizer(
     follow: Follow = False,
     as_json: AsJson = False,
 ) -> int:
-    """Learn a vocabulary of text; the same text gives the same file. On a cluster it is a job."""
+    """Train a tokenizer on text; the same text gives the same file. On a cluster, submits a job."""
     given = locals()
     from llmctl.operate.data_jobs import DataWork
     from trainer.config.data_flags import parse
@@ -104,13 +104,13 @@ def train_tokenizer(
 
 @app.command(cls=DataCommand, context_settings=_PASSING_ON)
 def inspect(ctx: typer.Context, cluster: _CLUSTER = None) -> int:
-    """Show documents, tokens, lengths and samples, and say what is damaged; exit code 3 if anything is."""
+    """Show documents, tokens, lengths and samples, and report damage; exit code 3 if anything is damaged."""
     return _run(ctx, "inspect", cluster)
 
 
 @app.command(cls=DataCommand, context_settings=_PASSING_ON)
 def merge(ctx: typer.Context, cluster: _CLUSTER = None) -> int:
-    """Join pairs that were made with one tokenizer into one, in the order in which they are named."""
+    """Merge indexed datasets with the same tokenizer into one, in the given order."""
     return _run(ctx, "merge", cluster)
 
 

@@ -1,4 +1,4 @@
-"""The flags and the start of a data command's job."""
+"""Flags of a data command's job, and its start."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,35 +21,35 @@ JOB_FLAGS = {
     "container": "--container",
     "mounts": "--mount",
 }
-"""Key of a job, which is also the name of a command's parameter -> its flag."""
+"""Job key, also the name of a command's parameter -> flag."""
 
 
 def value(metavar: str, description: str, **more: Any) -> Any:
-    """An option that takes a value."""
+    """Build an option with a value."""
     return typer.Option(metavar=metavar, help=description, **more)
 
 
 def switch(flag: str, description: str) -> Any:
-    """An option that takes none."""
+    """Build an option without a value."""
     return typer.Option(flag, help=description)
 
 
-Cluster = Annotated[str | None, value("NAME", "Where to run. Default: as for submit.", autocompletion=complete_cluster)]
+Cluster = Annotated[str | None, value("NAME", "Cluster. Default: as for submit.", autocompletion=complete_cluster)]
 Time = Annotated[str | None, value("H:M:S", "Time limit.")]
 Group = Annotated[str | None, value("G", "Group, project or account to bill.")]
-ResourceType = Annotated[str | None, value("T", "Kind of node. Default: the first that has no GPU, if there is one.")]
+ResourceType = Annotated[str | None, value("T", "Kind of node. Default: the first kind without GPUs, if there is one.")]
 Queue = Annotated[str | None, value("Q", "Queue or partition.")]
 Container = Annotated[str | None, value("IMAGE", "Container image.")]
 Mounts = Annotated[
-    list[str] | None, typer.Option("--mount", metavar="SRC:DST", help="Folder for the container. Repeatable.")
+    list[str] | None, typer.Option("--mount", metavar="SRC:DST", help="Folder to mount in the container. Repeatable.")
 ]
-DryRun = Annotated[bool, switch("--dry-run", "Print the script and the submit command; do nothing.")]
+DryRun = Annotated[bool, switch("--dry-run", "Print script and submit command; submit nothing.")]
 Follow = Annotated[bool, switch("--follow", "Follow the run until it ends.")]
 AsJson = Annotated[bool, switch("--json", "Print one JSON document of the job.")]
 
 
 def start(context: Context, work: "DataWork", given: Mapping[str, Any]) -> int:
-    """Do ``work`` here, or submit its job, by the values of a command's parameters; gives the exit code."""
+    """Do ``work`` here, or submit its job with the given parameters; returns the exit code."""
     from llmctl.cli.plan_output import carry_out, follow_started, show_plan
     from llmctl.operate.data_jobs import plan_data_work
     from llmctl.submit.resolve import Flag

@@ -1,4 +1,4 @@
-"""``llmctl doctor``: looks at a cluster, one line a check, and says what puts right what is wrong."""
+"""``llmctl doctor``: check a cluster, with a remedy for each problem."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -21,14 +21,14 @@ def doctor(
     ctx: typer.Context,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The cluster. Default: as for submit.", autocompletion=complete_cluster),
+        typer.Option(metavar="NAME", help="Cluster. Default: as for submit.", autocompletion=complete_cluster),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Check a cluster: connection, scheduler, group, places, quota, Python, torch against the GPUs, containers.
+    """Check a cluster: connection, scheduler, group, paths, quota, Python, torch, GPUs, containers.
 
-    Every line begins with ok, note (it could not be told from here), warning or FAULT, and a line that needs it is
-    followed by what puts it right. The exit code is 0, or the class of the first fault: 3 profile, 4 connection.
+    Each line begins with ok, note (not testable from here), warning or FAULT. The line after a problem gives the
+    remedy. The exit code is 0, or the class of the first fault: 3 profile, 4 connection or scheduler.
     """
     context: Context = ctx.obj
     profile = context.profile(*context.cluster(cluster))

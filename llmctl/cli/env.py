@@ -1,4 +1,4 @@
-"""``llmctl env kernels``: the fused kernels of a cluster's jobs, built beforehand or examined."""
+"""``llmctl env kernels``: build or inspect the kernels of a cluster's jobs."""
 
 from typing import Annotated
 
@@ -15,28 +15,28 @@ ACTIONS = ("doctor", "build", "bench")
 
 @app.callback()
 def env() -> None:
-    """Prepare and examine the software that jobs run on."""
+    """Build and inspect the software of jobs."""
 
 
 @app.command()
 def kernels(
     ctx: typer.Context,
-    action: Annotated[str, typer.Argument(metavar="doctor|build|bench", help="What to do.")] = "doctor",
+    action: Annotated[str, typer.Argument(metavar="doctor|build|bench", help="Action.")] = "doctor",
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The cluster. Default: as for submit.", autocompletion=complete_cluster),
+        typer.Option(metavar="NAME", help="Cluster. Default: as for submit.", autocompletion=complete_cluster),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With doctor or bench: print one JSON document.")] = False,
 ) -> int:
-    """Fused kernels: say what every operation runs on and why (doctor), compile (build), or measure them (bench).
+    """Report the backend of every op (doctor), compile (build), or benchmark (bench).
 
-    Training compiles them by itself, once; build does it beforehand, on the node that jobs are submitted from, for
-    compute nodes without a compiler. It goes by the jobs' own Python and into the cache that they use.
+    Training compiles the kernels itself, once. For compute nodes without a compiler, build compiles them beforehand, on
+    the node that submits jobs, with the jobs' Python and into the jobs' cache.
     """
     if action not in ACTIONS:
-        raise UsageError(f"{action!r}: llmctl env kernels does {', '.join(ACTIONS[:-1])} or {ACTIONS[-1]}")
+        raise UsageError(f"{action!r}: llmctl env kernels takes {', '.join(ACTIONS[:-1])} or {ACTIONS[-1]}")
     if as_json and action == "build":
-        raise UsageError(f"--json: {action} prints no document; leave it out")
+        raise UsageError(f"--json: {action} prints no document; leave --json out")
     from llmctl.operate.trainer_command import run_kernels_command
 
     context: Context = ctx.obj

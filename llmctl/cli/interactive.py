@@ -1,4 +1,4 @@
-"""``llmctl interactive``: a shell, or one command, in the environment that jobs find."""
+"""``llmctl interactive``: a shell, or one command, in the environment of jobs."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,40 +27,39 @@ _JOB_FLAGS = {
     "reservation": "--reservation",
     "container": "--container",
 }
-"""Key of the config's job section, which is also the name of our parameter -> its flag."""
+"""Key of the config's job section, also the name of the parameter -> flag."""
 
 
-@app.command(epilog="llmctl interactive [OPTIONS] -- COMMAND... runs COMMAND and leaves with its exit code.")
+@app.command(epilog="llmctl interactive [OPTIONS] -- COMMAND... runs COMMAND and exits with its exit code.")
 def interactive(
     ctx: typer.Context,
     cluster: Annotated[_Text, typer.Option(metavar="NAME", help="Where.", autocompletion=complete_cluster)] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of nodes.")] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", metavar="G", min=1, help="GPUs of each node.")
+        int | None, typer.Option("--gpus-per-node", metavar="G", min=1, help="GPUs per node.")
     ] = None,
     resource_type: Annotated[_Text, typer.Option("--resource-type", metavar="T", help="Kind of node.")] = None,
     time: Annotated[_Text, typer.Option(metavar="H:M:S", help="Time limit.")] = None,
     group: Annotated[_Text, typer.Option(metavar="G", help="Group, project or account to bill.")] = None,
     queue: Annotated[_Text, typer.Option(metavar="Q", help="Queue or partition.")] = None,
-    reservation: Annotated[_Text, typer.Option(metavar="ID", help="Nodes reserved earlier.")] = None,
+    reservation: Annotated[_Text, typer.Option(metavar="ID", help="Reservation of nodes.")] = None,
     container: Annotated[_Text, typer.Option(metavar="IMAGE", help="Container image.")] = None,
     run: Annotated[
-        _Text, typer.Option(metavar="RUN", help="Beside this run, on one of its nodes.", autocompletion=complete_run)
+        _Text, typer.Option(metavar="RUN", help="Attach to this run, on one of its nodes.", autocompletion=complete_run)
     ] = None,
-    rank: Annotated[int | None, typer.Option(metavar="R", min=0, help="Where this rank of RUN is.")] = None,
+    rank: Annotated[int | None, typer.Option(metavar="R", min=0, help="Attach on the node of this rank.")] = None,
 ) -> int:
-    """Open a shell on a node of a cluster, in a job's environment: modules, Python, variables, and jobs' own code.
+    """Open a shell on a node, with a job's modules, Python, variables and code.
 
-    With --run it is opened on a node of that run, beside its ranks, with LLMCTL_RUN_ID, LLMCTL_RUN_DIR and
-    LLMCTL_ATTEMPT and the run's code; with --rank also LLMCTL_RANK and the rank's process id, LLMCTL_RANK_PID, for a
-    debugger.
+    With --run, the shell opens on a node of that run, with the run's code, LLMCTL_RUN_ID, LLMCTL_RUN_DIR and
+    LLMCTL_ATTEMPT. With --rank, it also has LLMCTL_RANK and the rank's process id LLMCTL_RANK_PID, for a debugger.
     """
     given = {key: value for key, value in locals().items() if key in _JOB_FLAGS and value is not None}
     context: Context = ctx.obj
     if run is not None:
         return _attach(context, run, rank, cluster, given)
     if rank is not None:
-        raise UsageError("--rank: says which rank of a run; give --run RUN too")
+        raise UsageError("--rank: names a rank of a run; give --run RUN too")
     from llmctl.operate.interactive import new_session
     from llmctl.submit.resolve import Flag
 
@@ -81,7 +80,7 @@ def _attach(context: Context, run: str, rank: int | None, cluster: str | None, g
         raise UsageError(f"--cluster {cluster}: {entry.run_id} is on {entry.cluster}; leave --cluster out")
     if given:
         flag = _JOB_FLAGS[next(iter(given))]
-        raise UsageError(f"{flag}: {entry.run_id} has its nodes already; leave {flag} out")
+        raise UsageError(f"{flag}: {entry.run_id} already has its nodes; leave {flag} out")
     session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
     attachment = attach_to_run(RunRecord.load(entry.run_dir, session.transport), session, rank)
     if attachment.warning:
@@ -96,7 +95,7 @@ def _enter(session: "Session") -> int:
 
 
 def _check_offered(profile: "ClusterProfile", given: Mapping[str, Any]) -> None:
-    """Refuse on this machine what only a scheduler can give."""
+    """Refuse, on this machine, flags that only a scheduler can serve."""
     from llmctl.backends import capabilities_of
 
     if not capabilities_of(profile.scheduler).starts_in_place:

@@ -1,4 +1,4 @@
-"""``llmctl logs``: what a run prints, rank by rank."""
+"""``llmctl logs``: the output of a run, rank by rank."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ from llmctl.transport.protocol import Transport
 
 LINES_OF_ONE = 100
 LINES_OF_MANY = 20
-"""Lines of each file when several are shown."""
+"""Lines per file if several files are shown."""
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -41,27 +41,25 @@ def logs(
     ],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Show new lines until the run ends.")] = False,
     lines: Annotated[
-        int | None, typer.Option("-n", "--lines", metavar="LINES", min=0, help="Last lines of each file to show.")
+        int | None, typer.Option("-n", "--lines", metavar="LINES", min=0, help="Number of last lines per file.")
     ] = None,
-    rank: Annotated[
-        str | None, typer.Option("--rank", metavar="R[,R..]|all|failed", help="Which ranks. Default: 0.")
-    ] = None,
+    rank: Annotated[str | None, typer.Option("--rank", metavar="R[,R..]|all|failed", help="Ranks. Default: 0.")] = None,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="K", min=1, help="Which attempt. Default: the last one.")
+        int | None, typer.Option("--attempt", metavar="K", min=1, help="Attempt. Default: the last.")
     ] = None,
-    job: Annotated[bool, typer.Option("--job", help="What job.sh and the agents print, instead of ranks.")] = False,
+    job: Annotated[bool, typer.Option("--job", help="Show job.sh and the agents instead of ranks.")] = False,
     download: Annotated[
-        str | None, typer.Option("--download", metavar="DIR", help="Copy the files, whole and unchanged, to DIR.")
+        str | None, typer.Option("--download", metavar="DIR", help="Copy the whole files, unchanged, to DIR.")
     ] = None,
 ) -> int:
-    """Show or follow what a run prints.
+    """Show or follow the output of a run.
 
-    Ranks that failed come with the first to fail first, its host, coordinates and cause.
+    With --rank failed: in order of failure, with host, coordinates and cause.
     """
     if job and rank is not None:
-        raise UsageError("--job: shows what comes from no rank; leave out --rank")
+        raise UsageError("--job: shows no output of ranks; leave out --rank")
     if follow and download is not None:
-        raise UsageError("--download: copies what is there now; leave out -f")
+        raise UsageError("--download: copies the present files; leave out -f")
     choice = LogChoice("job") if job else LogChoice.parse(rank) if rank is not None else None
     context: Context = ctx.obj
     entry = context.index.find(run)
@@ -82,7 +80,7 @@ def logs(
 
 @dataclass(frozen=True)
 class Found:
-    """The log files meant: source -> path, and the errors of the attempt, the cause first."""
+    """The chosen log files (source -> path), and the attempt's errors, cause first."""
 
     record: RunRecord
     session: ClusterSession
@@ -98,7 +96,7 @@ def _find(
     transport = session.transport
     attempts = attempt_numbers(record, transport)
     if attempt is not None and attempt not in attempts:
-        there = f"there are attempts {spans(attempts)}" if attempts else "it has made none yet"
+        there = f"there are attempts {spans(attempts)}" if attempts else "no attempt has started yet"
         raise RecordError(f"{record.run_id}: there is no attempt {attempt}; {there}")
     if follow and attempt is not None and attempt != attempts[-1]:
         raise UsageError(f"-f: attempt {attempt} has ended, the last one is {attempts[-1]}; leave out -f or --attempt")
@@ -131,13 +129,13 @@ def _say_what_failed(found: Found) -> None:
     if found.choice.kind != "failed":
         return
     if not found.errors:
-        say(f"{found.record.run_id}: no rank left an error in attempt {found.attempt}; llmctl logs --job may tell more")
+        say(f"{found.record.run_id}: no rank left an error in attempt {found.attempt}; see llmctl logs --job")
     for number, error in enumerate(found.errors):
         say(f"{'first' if number == 0 else 'then'}: {error.summary()}")
 
 
 def _show_last(found: Found, count: int, *, whole_only: bool) -> dict[str, int]:
-    """Print the last lines of every file; where following goes on, by source."""
+    """Print the last lines of every file; returns the offset for following, by source."""
     ends = last_lines(found.session.transport.read_parts, list(found.files.values()), count, whole_only=whole_only)
     shown = {source: tail for source, tail in zip(found.files, ends, strict=True) if tail[0]}
     _show_traceback(found, {source: texts for source, (texts, _) in shown.items()})
@@ -150,7 +148,7 @@ def _show_last(found: Found, count: int, *, whole_only: bool) -> dict[str, int]:
 
 
 def _show_traceback(found: Found, shown: Mapping[str, Sequence[str]]) -> None:
-    """What the first rank to fail died of, where the shown end of its log does not hold it."""
+    """Show the first failing rank's traceback, unless the shown lines contain it."""
     cause = found.errors[0] if found.choice.kind == "failed" and found.errors else None
     lines = cause.traceback.rstrip().splitlines() if cause is not None else []
     if cause is None or not lines:
@@ -162,17 +160,17 @@ def _show_traceback(found: Found, shown: Mapping[str, Sequence[str]]) -> None:
 
 
 def _why_nothing(found: Found) -> str:
-    """Why a run has printed nothing: most likely it has not begun."""
+    """Explain why a run has printed nothing: most likely, it has not started."""
     if found.attempt is not None:
-        return f"nothing has been printed yet; llmctl status {found.record.run_id} says how it is"
+        return f"no output yet; see llmctl status {found.record.run_id}"
     transport = found.session.transport
     view = observe_run(found.record, transport, found.session.watch())
     how = pending_words(view, transport.now()) if view.state is JobState.PENDING else f"{view.state}: {view.detail}"
-    return f"nothing has been printed yet; {how}"
+    return f"no output yet; {how}"
 
 
 def _download(found: Found, folder: Path) -> int:
-    """Copy every file to ``folder``, each under a temporary name until it is whole."""
+    """Copy every file to ``folder``, under a temporary name until complete."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         copied = [_copy(found.session.transport, path, folder / Path(path).name) for path in found.files.values()]

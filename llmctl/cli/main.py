@@ -1,6 +1,6 @@
-"""The entry point ``llmctl``. It alone reads argv, environment and working directory, and turns errors to exit codes.
+"""The entry point ``llmctl``. Reads argv, environment and working directory, and maps errors to exit codes.
 
-Commands are a table of names: --help prints it, and a command imports its own module and nothing of the others.
+Commands are a table of names, which --help prints. A command imports only its own module.
 """
 
 import difflib
@@ -21,47 +21,47 @@ from llmctl import __version__
 from llmctl.context import Context
 from llmctl.errors import BUG, INTERRUPTED, ConfigFileError, LlmctlError, UsageError
 
-# command -> (module, what it does). The module has ``app``, a Typer with one command, or with several and a callback.
+# command -> (module, help line). The module has ``app``: a Typer with one command, or with several and a callback.
 COMMANDS = {
     "submit": ("llmctl.cli.submit", "Start a training run, or any command, on a cluster."),
     "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),
     "status": ("llmctl.cli.status", "Show runs: state, iteration, loss, tokens/s."),
-    "logs": ("llmctl.cli.logs", "Show or follow what a run prints, rank by rank."),
-    "cancel": ("llmctl.cli.cancel", "End runs, and every process that they started."),
-    "resume": ("llmctl.cli.resume", "Go on with a run from its latest checkpoint."),
-    "nodes": ("llmctl.cli.nodes", "Show the nodes of a cluster: idle, in use, or drained and why."),
+    "logs": ("llmctl.cli.logs", "Show or follow the output of a run, rank by rank."),
+    "cancel": ("llmctl.cli.cancel", "End runs and all of their processes."),
+    "resume": ("llmctl.cli.resume", "Resume a run from its latest checkpoint."),
+    "nodes": ("llmctl.cli.nodes", "Show the nodes of a cluster: idle, in use or drained, with reasons."),
     "clusters": ("llmctl.cli.clusters", "List, show, check and write cluster profiles."),
-    "data": ("llmctl.cli.data", "Make training data of text, look at it, and join files of it."),
-    "env": ("llmctl.cli.env", "Build or examine what jobs run on: the fused kernels."),
-    "doctor": ("llmctl.cli.doctor", "Check a cluster, and say what puts right what is wrong."),
+    "data": ("llmctl.cli.data", "Turn text into training data; inspect and merge datasets."),
+    "env": ("llmctl.cli.env", "Build or inspect the fused kernels of jobs."),
+    "doctor": ("llmctl.cli.doctor", "Check a cluster, with a remedy for each problem."),
 }
 
 TAKES_COMMAND = frozenset({"submit", "interactive"})
 
-_CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException, which typer carries but does not name
+_CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException, which typer uses but does not export
 
 
 class LazyGroup(typer.core.TyperGroup):
-    """A group that knows its commands by name and one line each, and imports the one that is run."""
+    """A group that lists commands from the table. Imports only the command that runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names in the order of the table."""
+        """Command names in table order."""
         del ctx
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The entry to list: name and one line. What is run comes from ``resolve_command``."""
+        """A stub with name and help line, for listing. ``resolve_command`` loads the real command."""
         del ctx
         if cmd_name not in COMMANDS:
             return None
         return typer.core.TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command itself, from its own module."""
+        """Load the command from its module."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-            raise UsageError(f"there is no command {args[0]!r}; {hint}")
+            hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
+            raise UsageError(f"unknown command {args[0]!r}; {hint}")
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(str(name)), rest
 
@@ -93,7 +93,7 @@ def _print_version(wanted: bool) -> None:
 def _llmctl(
     debug: bool = typer.Option(False, "--debug", help="Show a traceback with an error."),
     version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Show the version and leave."
+        False, "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
     """Submit, launch and follow parallel pretraining of language models on any cluster."""
@@ -103,26 +103,26 @@ def run() -> None:
     """Console script ``llmctl``."""
     _open_output()
     environment = dict(os.environ)
-    # In this process alone: pydantic would read the metadata of every installed package to find plug-ins, none of them
-    # for us. 12 ms of `submit --dry-run` with 60 packages (Zen 4).
+    # In this process alone: pydantic would read the metadata of every installed package to find plug-ins, and there are
+    # none for llmctl. 12 ms of `submit --dry-run` with 60 packages (Zen 4).
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     code = main(sys.argv[1:], environment)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        pass  # whoever reads our output has left: that is no mistake
+        pass  # the reader of our output has left: no error
     except OSError as error:
-        code = _report(f"standard output cannot be written: {error.strerror}", code or BUG, debug=False)
-    # Not sys.exit: taking the interpreter apart, object by object, is a seventh of `submit --dry-run`.
+        code = _report(f"cannot write to standard output: {error.strerror}", code or BUG, debug=False)
+    # Not sys.exit: the interpreter's teardown takes a seventh of `submit --dry-run`.
     os._exit(code)
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run one command line and return its exit code (see llmctl.errors); errors are one block on standard error.
+    """Run one command line and return its exit code (see llmctl.errors). Errors go to standard error.
 
     Args:
         arguments: argv without the program's name.
-        environment: the variables that the user set. Unset: the process's own.
+        environment: the user's environment variables. Unset: those of the process.
     """
     with ExitStack() as at_end:
         return _run(arguments, environment, at_end)
@@ -140,7 +140,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end
         if "--" in arguments and not set(words) & TAKES_COMMAND:
             raise UsageError(f"-- COMMAND goes with {' and '.join(sorted(TAKES_COMMAND))} only")
         if "--" in arguments and not command:
-            raise UsageError("--: is followed by no COMMAND; give one, or leave -- out")
+            raise UsageError("--: no COMMAND follows; give a COMMAND, or leave -- out")
         result = typer.main.get_command(app).main(
             words or ["--help"], prog_name="llmctl", standalone_mode=False, obj=context
         )
@@ -151,13 +151,13 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except SystemExit as error:
-        # typer leaves this way when whoever read our output has left; so does the shell's completion.
+        # typer raises this when the reader of our output has left; the shell's completion does too.
         return 0 if isinstance(error.__context__, BrokenPipeError) else int(error.code or 0)
     except PermissionError as error:
         return _report(f"{error.filename}: {error.strerror}", ConfigFileError.exit_code, debug)
     except OSError as error:
         is_output = error.filename is None and error.errno in (errno.ENOSPC, errno.EIO)
-        what = f"standard output cannot be written: {error.strerror}" if is_output else _internal(error)
+        what = f"cannot write to standard output: {error.strerror}" if is_output else _internal(error)
         return _report(what, BUG, debug)
     except Exception as error:
         return _report(_internal(error), BUG, debug)
@@ -165,7 +165,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end
 
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """What llmctl itself reads, and the COMMAND after the first ``--``, which it leaves alone."""
+    """Split llmctl's own arguments from the COMMAND after the first ``--``."""
     words = list(arguments)
     if "--" not in words:
         return words, ()
@@ -174,10 +174,10 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]
 
 
 def _open_output() -> None:
-    """Standard streams that take any text: a closed one swallows it, a narrow encoding shows escapes."""
+    """Make standard streams accept any text: closed ones discard it, narrow encodings show escapes."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (open as long as we live)
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
         getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
@@ -185,12 +185,12 @@ def _check_text(words: Sequence[str]) -> None:
     wrong = next((word for word in words if not word.isascii() and _is_broken(word)), None)
     if wrong is not None:
         raise UsageError(
-            f"{ascii(wrong)}: is not UTF-8; only a COMMAND, or the value of a --secret, may hold any bytes"
+            f"{ascii(wrong)}: is not UTF-8; only a COMMAND, or the value of a --secret, may contain arbitrary bytes"
         )
 
 
 def _is_broken(text: str) -> bool:
-    # Bytes that are no UTF-8 reach Python as lone surrogates (PEP 383).
+    # Bytes that are not UTF-8 reach Python as lone surrogates (PEP 383).
     return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
@@ -198,7 +198,7 @@ def _working_directory() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise UsageError(f"the working directory: {error.strerror}; change to one that is there") from None
+        raise UsageError(f"the working directory: {error.strerror}; change to an existing one") from None
 
 
 def _internal(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""``llmctl nodes``: what the nodes of a cluster are doing, and why some of them are not."""
+"""``llmctl nodes``: the nodes of a cluster, with their states and reasons."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,13 +22,14 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def nodes(
     ctx: typer.Context,
     cluster: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which cluster.", autocompletion=complete_cluster)
+        str | None,
+        typer.Option(metavar="NAME", help="Cluster. Default: as for submit.", autocompletion=complete_cluster),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the nodes of a cluster: state with its full reason, GPUs and cores in use, memory.
+    """Show a cluster's nodes: state with its reason, GPUs and cores in use, memory.
 
-    GPUS and CORES are those in use of those there are.
+    GPUS and CORES show used/total.
     """
     context: Context = ctx.obj
     name, origin = context.cluster(cluster)
@@ -38,7 +39,7 @@ def nodes(
         print_json({"cluster": name, "nodes": [asdict(node) for node in found], "queues": queues})
         return
     if not found:
-        say(f"{name}: the scheduler names no node")
+        say(f"{name}: the scheduler lists no nodes")
         return
     _show(group_nodes(found))
     for summary in summarize(found):
@@ -47,7 +48,7 @@ def nodes(
 
 def _show(groups: Sequence[NodeGroup]) -> None:
     rows = [_cells(group) for group in groups]
-    # What no node has a value for would only take room from the others.
+    # Columns without any value are left out to save width.
     shown = [number for number in range(len(COLUMNS)) if {row[number] for row in rows} != {"-"}]
     if is_for_people():
         from rich.table import Table
@@ -89,7 +90,7 @@ def _reason(node: NodeReport) -> str:
 
 
 def _share(pairs: Sequence[tuple[int | None, int | None]]) -> str:
-    """``3/32``, used and there; ``32`` where the use is not known."""
+    """``3/32``, used and total; ``32`` if the use is unknown."""
     totals = [total for _, total in pairs if total is not None]
     used = [count for count, _ in pairs if count is not None]
     if not sum(totals):
@@ -102,6 +103,6 @@ def _sentence(summary: QueueSummary) -> str:
     words = f"{summary.nodes} node{'s' if summary.nodes > 1 else ''}: {states}"
     if summary.gpus:
         used = f"{summary.gpus_used} of {summary.gpus} GPUs in use" if summary.gpus_used is not None else ""
-        free = f"{summary.gpus_idle} can be had" if summary.gpus_idle is not None else ""
+        free = f"{summary.gpus_idle} available" if summary.gpus_idle is not None else ""
         words += "; " + (", ".join(part for part in (used, free) if part) or f"{summary.gpus} GPUs")
     return f"{summary.queue}: {words}" if summary.queue else words

@@ -1,4 +1,4 @@
-"""How ``submit`` and ``resume`` show a plan, carry it out, and show what came of it."""
+"""Output of ``submit`` and ``resume``: show a plan, execute it, and report the result."""
 
 import shlex
 import sys
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def show_plan(plan: "Plan", context: "Context", *, as_json: bool, more: Mapping[str, Any]) -> None:
-    """``--dry-run``: the script and the submit commands, byte for byte what would be run. Writes nothing.
+    """``--dry-run``: print the script and the submit commands, byte for byte. Writes nothing.
 
     Args:
-        plan: what would be done.
-        context: of this call.
-        as_json: as one JSON document instead.
+        plan: the plan to show.
+        context: this call of llmctl.
+        as_json: print one JSON document instead.
         more: further fields of the document.
     """
     _say_beforehand(plan, context)
@@ -33,13 +33,13 @@ def show_plan(plan: "Plan", context: "Context", *, as_json: bool, more: Mapping[
 
 
 def carry_out(plan: "Plan", context: "Context", *, as_json: bool, follow: bool, more: Mapping[str, Any]) -> "RunRecord":
-    """Submit, and say what was started; returns the record with the new submission.
+    """Submit and report; returns the record with the new submission.
 
     Args:
-        plan: to be carried out.
-        context: of this call.
-        as_json: one JSON document on standard output.
-        follow: the run is followed afterwards, which says more.
+        plan: the plan to execute.
+        context: this call of llmctl.
+        as_json: print one JSON document on standard output.
+        follow: the caller follows the run, so the report is shorter.
         more: further fields of the document.
     """
     from llmctl.submit.execute import execute_plan
@@ -48,7 +48,7 @@ def carry_out(plan: "Plan", context: "Context", *, as_json: bool, follow: bool, 
     if plan.job.profile.notice:
         from llmctl.operate.notices import remember_site_message
 
-        with suppress(OSError):  # else it is told again
+        with suppress(OSError):  # on failure, the message appears again next time
             remember_site_message(plan.job.profile, context.folders)
     record = execute_plan(plan, context, say)
     if as_json:
@@ -67,12 +67,12 @@ def carry_out(plan: "Plan", context: "Context", *, as_json: bool, follow: bool, 
 
 
 def follow_started(record: "RunRecord", context: "Context", *, as_json: bool) -> int:
-    """Show the run until it ends; returns the exit code.
+    """Follow the run until it ends; returns the exit code.
 
     Args:
-        record: of the run.
-        context: of this call.
-        as_json: a document stands on standard output; what is followed goes to standard error.
+        record: the run's record.
+        context: this call of llmctl.
+        as_json: standard output holds a document, so the followed log goes to standard error.
     """
     from llmctl.context import ClusterSession
     from llmctl.operate.follow import follow_run
@@ -84,7 +84,7 @@ def follow_started(record: "RunRecord", context: "Context", *, as_json: bool) ->
 
 
 def _say_beforehand(plan: "Plan", context: "Context") -> None:
-    """Say what the user should know before the job is submitted: the site's message, warnings, the cost."""
+    """Print the site message, warnings and cost before the job is submitted."""
     profile, lines = plan.job.profile, [*plan.warnings]
     if profile.notice:
         from llmctl.operate.notices import unseen_site_message

@@ -19,7 +19,7 @@ def resume(
         str,
         typer.Argument(metavar="RUN", help="Run id, its beginning, run name or job id.", autocompletion=complete_run),
     ],
-    nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Another number of nodes.")] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="New number of nodes.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -27,12 +27,12 @@ def resume(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the script and the submit command; do nothing.")
+        bool, typer.Option("--dry-run", help="Print script and submit command; submit nothing.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Follow the run until it ends.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Go on with a run that has ended, from its latest checkpoint, with the config and code that it has."""
+    """Resume an ended run from its latest checkpoint, with its own config and code."""
     from llmctl.cli.plan_output import carry_out, follow_started, show_plan
     from llmctl.context import ClusterSession
     from llmctl.operate.resume import check_ended, check_work_left, start_point

@@ -1,4 +1,4 @@
-"""``llmctl status``: what is true about runs, for people, pipes and programs."""
+"""``llmctl status``: the state of runs, for people, pipes and programs."""
 
 import time
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 RECENT = 10
-"""Finished runs that are shown without --all."""
+"""Number of finished runs shown without --all."""
 WATCH_INTERVAL_S = 2.0
-"""Between two looks at the files of the runs."""
+"""Seconds between two reads of the runs' files."""
 WIDE = 100
-"""Columns of a terminal on which the table can be airy."""
+"""Terminal width, in columns, from which the table has wide spacing."""
 COLUMNS = ("RUN", "CLUSTER", "STATE", "TRY", "ITERATION", "LOSS", "TOKENS/S", "MFU", "ETA", "AGE")
 COLOURS = {
     JobState.PENDING: "yellow",
@@ -49,19 +49,19 @@ def status(
     cluster: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Only this cluster; looks through its runs_root.", autocompletion=complete_cluster
+            metavar="NAME", help="Only this cluster; also searches its runs_root.", autocompletion=complete_cluster
         ),
     ] = "",
-    every: bool = typer.Option(False, "--all", help="Also runs that ended long ago."),
-    watch: bool = typer.Option(False, "--watch", help="Show again every two seconds until all have ended."),
-    as_json: bool = typer.Option(False, "--json", help="One JSON document."),
+    every: bool = typer.Option(False, "--all", help="Include runs that ended long ago."),
+    watch: bool = typer.Option(False, "--watch", help="Refresh every two seconds until all runs have ended."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
-    """Show runs: state, iteration, loss, tokens/s, MFU, time left, age of the metrics, and why.
+    """Show runs: state, iteration, loss, tokens/s, MFU, time left, age of the metrics.
 
-    Without RUN: all that have not ended, and the latest that have.
+    Without RUN: all runs that have not ended, and the latest that have.
     """
     if watch and as_json:
-        raise UsageError("--watch: --json writes one document; leave one of the two out")
+        raise UsageError("--watch: --json prints only one document; leave out one of the two")
     context: Context = ctx.obj
     entries, more = _select(context, runs or [], cluster, every)
     survey = RunSurvey(context, interval_s=INTERVAL_S if watch else 0.0)
@@ -74,21 +74,21 @@ def status(
         else:
             _show(views)
         if not entries and not as_json:
-            say("there is no run yet: llmctl submit starts one; llmctl status --cluster NAME looks for older ones")
+            say("no runs yet: llmctl submit starts one; llmctl status --cluster NAME searches for older ones")
     if more and not as_json:
-        say(f"{more} more that ended earlier: llmctl status --all")
+        say(f"{more} more ended runs: llmctl status --all")
     if entries and survey.unreachable.keys() == {entry.cluster for entry in entries}:
         raise next(iter(survey.unreachable.values()))
 
 
 def _select(context: Context, references: Sequence[str], cluster: str, every: bool) -> tuple[list[IndexEntry], int]:
-    """The runs to show, newest first, and how many were left away."""
+    """The runs to show, newest first, and the number of hidden runs."""
     if cluster:
         profile = context.profile(cluster)
         try:
             context.index.rebuild(Path(context.runs_root(profile)), context.connect(profile))
         except SchedulerError as error:
-            say(f"{cluster}: its runs_root cannot be looked through: {error.message}")
+            say(f"{cluster}: cannot search its runs_root: {error.message}")
     if references:
         found = [context.index.find(reference) for reference in references]
         return list(dict.fromkeys(entry for entry in found if cluster in ("", entry.cluster))), 0
@@ -134,13 +134,13 @@ def _show(views: Sequence[RunView]) -> None:
 
 
 def _table(views: Sequence[RunView], width: int) -> "Group":
-    """For a terminal: a table of what has a width, and beneath it a line per run that has something to say."""
+    """Table of the short values, for a terminal. Details follow below, one line per run."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     rows = [_cells(view) for view in views]
-    # What no run has a value for, and the cluster where there is only one, would only take room from the others.
+    # Empty columns, and the cluster if there is only one, are left out to save width.
     empty = {number for number in range(len(COLUMNS)) if {row[number] for row in rows} <= {"-"}}
     if len({view.cluster for view in views}) < 2:
         empty.add(COLUMNS.index("CLUSTER"))

@@ -1,4 +1,4 @@
-"""``llmctl submit``."""
+"""``llmctl submit``: start a run on a cluster."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def _switch(flag: str, description: str) -> Any:
 
 
 _CONFIG = typer.Argument(None, metavar="CONFIG", help="Training config. Default: ./llmctl.yaml, else an example.")
-_CLUSTER = _option("--cluster", "NAME", "Where to run. Default: local.", autocompletion=complete_cluster)
+_CLUSTER = _option("--cluster", "NAME", "Cluster. Default: local.", autocompletion=complete_cluster)
 _NODES = _option("--nodes", "N", "Number of nodes.")
 _GPUS_PER_NODE = _option("--gpus-per-node", "G", "Ranks per node. Default: the node's GPUs.")
 _TIME = _option("--time", "H:M:S", "Time limit.")
@@ -27,19 +27,19 @@ _NAME = _option("--name", "N", "Name of the run.")
 _GROUP = _option("--group", "G", "Group, project or account to bill.")
 _RESOURCE_TYPE = _option("--resource-type", "T", "Kind of node.")
 _QUEUE = _option("--queue", "Q", "Queue or partition.")
-_RESERVATION = _option("--reservation", "ID", "Nodes reserved earlier.")
-_PRIORITY = _option("--priority", "P", "The scheduler's priority.")
-_AFTER = _option("--after", "RUN", "Start when this run has ended well; any:RUN: however.", autocompletion=complete_run)
+_RESERVATION = _option("--reservation", "ID", "Reservation of nodes.")
+_PRIORITY = _option("--priority", "P", "Priority, in the scheduler's numbers.")
+_AFTER = _option("--after", "RUN", "Start after this run completes; any:RUN: ends.", autocompletion=complete_run)
 _CONTAINER = _option("--container", "IMAGE", "Container image.")
-_MOUNTS = _option("--mount", "SRC:DST", "Folder for the container. Repeatable.")
-_LAUNCHER = _option("--launcher", "torchrun|srun|mpirun", "What starts the ranks.")
+_MOUNTS = _option("--mount", "SRC:DST", "Folder to mount in the container. Repeatable.")
+_LAUNCHER = _option("--launcher", "torchrun|srun|mpirun", "Launcher of the ranks.")
 _SETTINGS = _option("--set", "KEY=VALUE", "Set a key of the config; the value is YAML. Repeatable.")
 _ENV = _option("--env", "NAME=VALUE", "Variable for the job. Repeatable.")
-_SECRETS = _option("--secret", "NAME", "Variable whose value is never written down. Repeatable.")
+_SECRETS = _option("--secret", "NAME", "Variable whose value stays out of script and record. Repeatable.")
 _RUN_ID = _option("--run-id", "ID", "Run id. Default: a new one.")
-_INSTALLED = _switch("--installed", "Use the environment's trainer instead of a snapshot of ours.")
-_TEMPLATE = _option("--template", "FILE", "Template for job.sh. Default: that of the scheduler.")
-_DRY_RUN = _switch("--dry-run", "Print the script and the submit command; do nothing.")
+_INSTALLED = _switch("--installed", "Use the trainer installed in the environment, not a snapshot of llmctl's.")
+_TEMPLATE = _option("--template", "FILE", "Template of job.sh. Default: the scheduler's template.")
+_DRY_RUN = _switch("--dry-run", "Print script and submit command; submit nothing.")
 _FOLLOW = _switch("--follow", "Follow the run until it ends.")
 _JSON = _switch("--json", "Print one JSON document.")
 
@@ -57,7 +57,7 @@ _JOB_FLAGS = {
     "mounts": "--mount",
     "launcher": "--launcher",
 }
-"""Key of the config's job section, which is also the name of our parameter -> its flag."""
+"""Key of the config's job section, also the name of the parameter -> flag."""
 
 
 @app.command(epilog="llmctl submit [OPTIONS] -- COMMAND... runs COMMAND once on every node instead of the trainer.")

@@ -1,4 +1,4 @@
-"""What ``llmctl doctor`` says about a login node: scheduler, group, places, container, interface, clock. Pure."""
+"""Checks of a login node: scheduler, group, folders, container, interface, clock. Pure."""
 
 import re
 import shlex
@@ -22,11 +22,11 @@ _SKEW_S = 5
 
 
 def probes(profile: ClusterProfile, place: str | None) -> list[tuple[str, str]]:
-    """The questions to a cluster's login node, as named shell lines.
+    """Build the probes of a cluster's login node, as named shell lines.
 
     Args:
-        profile: of the cluster.
-        place: runs_root, or the nearest folder above it that is there; None if the profile names none.
+        profile: the cluster's profile.
+        place: runs_root, or its nearest existing parent; None if the profile names none.
     """
     asked = [
         ("who", "id -un; id -Gn"),
@@ -70,7 +70,7 @@ def _commands(profile: ClusterProfile) -> DoctorCommands | None:
 
 
 def judge_scheduler(profile: ClusterProfile, sections: Sections) -> list[Check]:
-    """Whether the scheduler's commands are there and its server answers; names of queues that it does not have."""
+    """Check the scheduler's commands, its server, and the profile's queue names."""
     commands = _commands(profile)
     if commands is None:
         return []
@@ -79,16 +79,16 @@ def judge_scheduler(profile: ClusterProfile, sections: Sections) -> list[Check]:
         here = "this machine" if profile.login.host is None else profile.login.host
         mend = f"llmctl clusters setup {profile.name} --login HOST   # the cluster's login node, as ssh knows it"
         if profile.login.host is not None or len(missing) < len(commands.programs):
-            mend = f"make them found by non-interactive shells on {here}: PATH in ~/.bashrc, before it returns early"
+            mend = f"put them on the PATH of non-interactive shells on {here}: in ~/.bashrc, before any early return"
         return [Check("scheduler", "FAULT", f"{here} has no {', '.join(missing)}", mend, exit_code=4)]
-    # A client without its server's address complains before it says its version.
+    # A client without its server's address prints a complaint before its version.
     version = [line for line in sections["version"].text.splitlines() if re.search(r"\d+\.\d+", line)]
     shown = version[0].strip() if version else profile.scheduler
     queues = sections["queues"]
     if queues.status != 0:
         said = " ".join(queues.text.split())[-200:] or f"exit status {queues.status}"
-        mend = f"run it yourself: {commands.queues}; if it fails too, the scheduler is down or not yours to use"
-        return [Check("scheduler", "FAULT", f"{shown}, but it does not answer: {said}", mend, exit_code=4)]
+        mend = f"try this command yourself: {commands.queues}; if it fails too, the scheduler is down or closed to you"
+        return [Check("scheduler", "FAULT", f"{shown}, but the server does not answer: {said}", mend, exit_code=4)]
     return [Check("scheduler", "ok", shown), *_queues(profile, queues.text), *_old(shown, commands.oldest_version)]
 
 
@@ -98,15 +98,15 @@ def _queues(profile: ClusterProfile, text: str) -> list[Check]:
     unknown = sorted(queue for queue in used if queue and queue not in known)
     if not unknown or not known:
         return []
-    mend = f"set queue of these resource types in your overlay; there are {', '.join(sorted(known)[:12])}"
-    return [Check("queues", "warning", f"{', '.join(unknown)} is not there", mend)]
+    mend = f"set queue of these resource types in your overlay; valid are {', '.join(sorted(known)[:12])}"
+    return [Check("queues", "warning", f"{', '.join(unknown)} does not exist", mend)]
 
 
 def _old(version: str, oldest: str | None) -> list[Check]:
     found = re.search(r"\d+(\.\d+)+", version)
     if oldest is None or found is None or _numbers(found[0]) >= _numbers(oldest):
         return []
-    detail = f"{version} is older than {oldest}, the oldest that llmctl is tried with"
+    detail = f"{version} is older than {oldest}, the oldest version that llmctl is tested with"
     return [Check("scheduler version", "warning", detail)]
 
 
@@ -115,7 +115,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def judge_group(profile: ClusterProfile, group: str | None, sections: Sections) -> list[Check]:
-    """Whether jobs have a group to be billed to, and the scheduler or the system knows the user in it."""
+    """Check that jobs have a group to bill, and the user's membership."""
     commands = _commands(profile)
     if commands is None:
         return []
@@ -125,17 +125,17 @@ def judge_group(profile: ClusterProfile, group: str | None, sections: Sections) 
     known = sorted({*accounts} if commands.accounts_are_complete else {*unix, *accounts})
     if group is None:
         if not profile.group_required:
-            return [Check("group", "ok", "none is given, and none is needed")]
+            return [Check("group", "ok", "no group is set, and none is required")]
         choice = f" (yours: {', '.join(known[:12])})" if known else ""
         mend = f"llmctl clusters setup {profile.name} --group G{choice}; or --group G, or LLMCTL_GROUP"
-        return [Check("group", "FAULT", "jobs need one to be billed to", mend)]
+        return [Check("group", "FAULT", "jobs need a group to bill", mend)]
     if group in known:
         return [Check("group", "ok", group)]
     if not known:
-        return [Check("group", "note", f"{group}; the scheduler does not say which groups are yours")]
+        return [Check("group", "note", f"{group}; the scheduler does not report your groups")]
     mend = f"llmctl clusters setup {profile.name} --group G, with one of {', '.join(known[:12])}"
     state = "FAULT" if commands.accounts_are_complete else "warning"
-    return [Check("group", state, f"{group} is none of yours", mend)]
+    return [Check("group", state, f"you are not in {group}", mend)]
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _space(section: Section | None) -> _Space | None:
 
 
 def judge_places(profile: ClusterProfile, runs_root: str, facts: PathFacts, sections: Sections) -> list[Check]:
-    """Whether runs can be written, there is room, and other nodes are likely to see them."""
+    """Check that runs_root is writable, has space, and is probably shared by the nodes."""
     change = f"llmctl clusters setup {profile.name} --runs-root DIR"
     problem = _unwritable(runs_root, facts)
     if problem:
@@ -165,10 +165,10 @@ def judge_places(profile: ClusterProfile, runs_root: str, facts: PathFacts, sect
     room = f"{runs_root}, {free_gib:,.0f} GiB free"
     checks = [Check("runs_root", "ok", room)]
     if facts.nearest == "/":
-        detail = f"{runs_root}: nothing of it is there yet, not even {'/'.join(runs_root.split('/')[:2])}"
+        detail = f"{runs_root}: no part of this path exists yet, not even {'/'.join(runs_root.split('/')[:2])}"
         return [Check("runs_root", "warning", detail, change)]
     if free_gib < _LITTLE_GIB:
-        checks = [Check("runs_root", "warning", f"{room}: little for checkpoints", change)]
+        checks = [Check("runs_root", "warning", f"{room}: too little for checkpoints", change)]
     return [*checks, *_shared(profile, runs_root, space, change), *_quotas(sections)]
 
 
@@ -177,27 +177,27 @@ def _unwritable(place: str, facts: PathFacts) -> str:
         return f"{place}: {facts.nearest} is not a folder"
     if facts.is_read_only:
         return f"{place}: {facts.nearest} is on a file system mounted read-only"
-    return "" if facts.can_write else f"{place}: {facts.nearest} is not writable for you"
+    return "" if facts.can_write else f"{place}: you cannot write to {facts.nearest}"
 
 
 def _shared(profile: ClusterProfile, place: str, space: _Space | None, change: str) -> list[Check]:
     if not capabilities_of(profile.scheduler).has_queue:
-        return []  # one machine, or machines that are asked one by one
+        return []  # one machine, or machines checked one by one
     if space is None:
-        return [Check("shared", "note", f"whether other nodes see {place} is not known")]
+        return [Check("shared", "note", f"unknown whether other nodes see {place}")]
     if _NETWORK_FILESYSTEMS.search(space.kind.lower()):
-        return [Check("shared", "ok", f"{space.kind}; that a compute node sees it is not tried here")]
+        return [Check("shared", "ok", f"{space.kind}; not tested from a compute node")]
     return [Check("shared", "warning", f"{place} is on {space.kind}, which other nodes may not see", change)]
 
 
 def _quotas(sections: Sections) -> list[Check]:
     quotas = [quota for name in ("quota", "lustre", "lustre group") for quota in _read_quotas(sections.get(name))]
     if not quotas:
-        return [Check("quota", "note", "no quota is told by quota or lfs; your site may have a command of its own")]
+        return [Check("quota", "note", "quota and lfs report no quota; your site may have its own command")]
     fullest = max(quotas, key=lambda quota: quota.fullness)
-    shown = f"{fullest.filesystem}: {fullest.fullness:.0%} of it used"
+    shown = f"{fullest.filesystem}: {fullest.fullness:.0%} used"
     if fullest.fullness >= 1:
-        return [Check("quota", "FAULT", f"{shown}: nothing more can be written", "remove old runs, or ask for more")]
+        return [Check("quota", "FAULT", f"{shown}: no space left", "remove old runs, or ask for more")]
     if fullest.fullness > 0.9:
         return [Check("quota", "warning", shown, "remove old runs, or ask for more")]
     return [Check("quota", "ok", shown)]
@@ -208,7 +208,7 @@ def _read_quotas(section: Section | None) -> list[Quota]:
 
 
 def judge_container(profile: ClusterProfile, sections: Sections) -> list[Check]:
-    """Whether what runs images is there."""
+    """Check that the container runtime is available."""
     runtime = profile.container.runtime
     if runtime is None:
         if profile.environment.kind != "container":
@@ -224,18 +224,18 @@ def judge_container(profile: ClusterProfile, sections: Sections) -> list[Check]:
         what = "srun has no --container-image: pyxis is not installed"
         mend = "ask the site for pyxis, or set container.runtime to apptainer or enroot in your overlay"
         return [Check("container", "FAULT" if needed else "warning", what, mend)]
-    mend = "add its module to environment.modules in your overlay, if it has one; it may be on compute nodes only"
+    mend = "add its module, if any, to environment.modules in your overlay; it may exist on compute nodes only"
     return [Check("container", "warning", f"{runtime} is not found on this node", mend)]
 
 
 def judge_node(profile: ClusterProfile, sections: Sections, began: float, ended: float) -> list[Check]:
-    """Rendezvous interface, clock and locale of the login node, which tell something of the compute nodes.
+    """Check interface, clock and locale of the login node. They are hints about the compute nodes.
 
     Args:
-        profile: of the cluster.
-        sections: the answers.
-        began: our own time when the questions were sent.
-        ended: and when the answers were there.
+        profile: the cluster's profile.
+        sections: the answers of the probes.
+        began: this machine's time when the probes were sent.
+        ended: this machine's time when the answers arrived.
     """
     checks = []
     wanted = profile.rendezvous.interface
@@ -245,13 +245,13 @@ def judge_node(profile: ClusterProfile, sections: Sections, began: float, ended:
     elif wanted is not None:
         there = ", ".join(name for name in found if name != "lo") or "none"
         checks.append(
-            Check("interface", "note", f"{wanted} is not on this node, which has {there}; compute nodes differ")
+            Check("interface", "note", f"{wanted} is not on this node, which has {there}; compute nodes may differ")
         )
     clock = sections["date"].text.strip()
     skew = max(began - 1 - int(clock), int(clock) - ended - 1, 0.0) if clock.isdigit() else 0.0
     if skew > _SKEW_S:
-        detail = f"{skew:.0f} s apart from this machine's; ages are told by the cluster's clock"
-        checks.append(Check("clock", "warning", detail, "timedatectl set-ntp true   # on the one that is wrong"))
+        detail = f"{skew:.0f} s apart from this machine's; llmctl computes ages by the cluster's clock"
+        checks.append(Check("clock", "warning", detail, "timedatectl set-ntp true   # where the time is wrong"))
     else:
         checks.append(Check("clock", "ok", "agrees with this machine's"))
     charmap = sections["locale"].text.strip()

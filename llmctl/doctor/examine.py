@@ -1,6 +1,6 @@
-"""``llmctl doctor``: whether a cluster can be used as its profile says, and what puts right what cannot.
+"""``llmctl doctor``: check that a cluster works as its profile says, with remedies.
 
-Four round trips whatever the number of checks: the home directory, the places, one shell script, one Python program.
+Four round trips for any number of checks: the home directory, the paths, one shell script, one Python program.
 """
 
 import sys
@@ -30,7 +30,7 @@ _PYTHON_TIMEOUT_S = 240
 
 
 def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
-    """The checks of one cluster, each as soon as it is known; ends early where nothing further can be asked."""
+    """Yield the checks of one cluster as they complete; ends early if the cluster cannot be reached."""
     transport, connection = _connection(context, profile)
     yield from connection
     if transport is None:
@@ -43,7 +43,7 @@ def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
         asked = [*probes(profile, nearest), ("supervisor", LOOK)]
         answer = transport.run(["bash", "-c", probe_script(asked)], timeout_s=_SCRIPT_TIMEOUT_S)
     except SchedulerError as error:
-        again = "try again; if it lasts, the node is overloaded"
+        again = "try again; if the problem persists, the node is overloaded"
         yield Check("questions", "FAULT", error.message, again, error.exit_code)
         return
     ended = time.time()
@@ -70,12 +70,12 @@ def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
 
 
 def exit_code(checks: list[Check]) -> int:
-    """What the command ends with: the class of the first fault; 0 without one."""
+    """Exit code of the command: the class of the first fault; 0 without a fault."""
     return next((check.exit_code for check in checks if check.state == "FAULT"), 0)
 
 
 class _Answers(dict[str, Section]):
-    """Sections by name; one that is missing, because the script was cut off, is like a command that is not there."""
+    """Sections by name. A section missing from a truncated answer counts as a command that does not exist."""
 
     def __missing__(self, name: str) -> Section:
         return Section(127, "")
@@ -108,13 +108,13 @@ def _runs_root(context: Context, profile: "ClusterProfile") -> tuple[str | None,
 def _python(
     context: Context, profile: "ClusterProfile", transport: "Transport"
 ) -> tuple[dict[str, Any] | None, list[Check]]:
-    """Facts about the jobs' Python, None where it cannot be asked, and what is to be said about it."""
+    """Facts about the jobs' Python, and its checks. The facts are None if Python cannot start here."""
     software = profile.environment
     argv = [_interpreter(context, profile, transport), "-c", PYTHON_PROGRAM]
     if software.kind == "container":
         image = str(software.path)
         if profile.container.runtime not in ("apptainer", "singularity") or not image.startswith("/"):
-            return None, [Check("python", "note", f"is in the image {image}, which is not started on this node")]
+            return None, [Check("python", "note", f"is in the image {image}, which cannot be started on this node")]
         argv = [profile.container.runtime, "exec", image, *argv]
     try:
         script = environment_script(profile, _folders_there(context, transport))
@@ -124,7 +124,7 @@ def _python(
     facts = parse_python(answer.stdout)
     if facts is None:
         if "Exec format error" in answer.stderr:
-            detail = f"{argv[0]} is for another kind of processor than this node's; a job on a compute node can tell"
+            detail = f"{argv[0]} is for another processor architecture than this node's; check from a compute node"
             return None, [Check("python", "note", detail)]
         said = " ".join((answer.stderr or answer.stdout).split())[-300:] or f"exit status {answer.exit_status}"
         return None, [Check("environment", "FAULT", said, _mend_environment(profile, said))]

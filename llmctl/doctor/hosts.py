@@ -1,4 +1,4 @@
-"""What ``llmctl doctor`` says of the machines of a cluster behind ssh, one by one: reached, alike, one runs_root."""
+"""Checks of each machine of a cluster behind ssh: reachable, same GPUs, shared runs_root."""
 
 import shlex
 from collections import Counter
@@ -18,23 +18,23 @@ _TIMEOUT_S = 60
 _AT_ONCE = 16
 
 Answer = dict[str, Section] | SchedulerError
-"""What a machine says, or why it cannot be reached."""
+"""A machine's answers, or the reason why it is unreachable."""
 
 
 def ask_hosts(group: "HostGroup", python: str, runs_root: str | None) -> dict[str, Answer]:
-    """Ask every machine, many at once; what it says, or why it cannot be reached.
+    """Probe all machines concurrently; their answers, or the reason why a machine is unreachable.
 
     Args:
         group: the machines.
         python: the jobs' interpreter.
-        runs_root: folder of the runs, None if it is not known.
+        runs_root: folder of the run directories; None if unknown.
     """
     commands = [
         ("python", f"command -v -- {shlex.quote(python)}"),
         ("gpus", "nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader"),
     ]
     if runs_root is not None:
-        # The same number and the same times on two machines: it is one folder. Looking changes nothing.
+        # Equal inode and times on two machines mean one shared folder. The probe writes nothing.
         commands.append(("place", f"stat -c '%i %Y %Z' -- {shlex.quote(runs_root)}"))
     script = probe_script(commands)
 
@@ -49,7 +49,7 @@ def ask_hosts(group: "HostGroup", python: str, runs_root: str | None) -> dict[st
 
 
 def judge_hosts(profile: "ClusterProfile", answers: Mapping[str, Answer], python: str) -> list[Check]:
-    """One line for every machine, and one on whether they share runs_root."""
+    """One check per machine, and one check of a shared runs_root."""
     checks = []
     places = {}
     kind = profile.resource_types.get(profile.defaults.resource_type or "")
@@ -62,10 +62,10 @@ def judge_hosts(profile: "ClusterProfile", answers: Mapping[str, Answer], python
         gpus = parse_gpus(answer["gpus"].text) if "gpus" in answer else []
         found = ", ".join(f"{count} x {name}" for name, count in Counter(gpu.name for gpu in gpus).items()) or "no GPU"
         if answer.get("python", Section(127, "")).status != 0:
-            mend = "make the environment there too, at the same path, or in a folder that all machines share"
-            checks.append(Check(f"host {host}", "FAULT", f"{found}; there is no {python}", mend))
+            mend = "create the environment there too, at the same path, or in a folder that all machines share"
+            checks.append(Check(f"host {host}", "FAULT", f"{found}; {python} does not exist", mend))
         elif kind is not None and len(gpus) < kind.gpus:
-            mend = "set gpus of the resource type in your overlay, or leave the machine out of hosts"
+            mend = "set gpus of the resource type in your overlay, or remove the machine from hosts"
             checks.append(Check(f"host {host}", "warning", f"{found}, but the profile says {kind.gpus}", mend))
         else:
             checks.append(Check(f"host {host}", "ok", found))
@@ -78,7 +78,7 @@ def _sharing(profile: "ClusterProfile", places: dict[str, str], count: int) -> l
     if not profile.shared or count < 2:
         return []
     if len(places) < count:
-        detail = f"runs_root is there on {len(places)} of {count} machines: whether they share it cannot be told yet"
+        detail = f"runs_root exists on {len(places)} of {count} machines: unknown yet whether they share it"
         return [Check("shared", "note", detail)]
     if len(set(places.values())) == 1:
         return [Check("shared", "ok", f"runs_root is one folder on all {count} machines")]

@@ -1,6 +1,6 @@
-"""What ``llmctl doctor`` asks a cluster's login node: one shell script and one Python program, and the reading of both.
+"""Probes of a login node (a shell script, a Python program) and parsers of their output.
 
-Pure. The script answers in sections, so that whatever one command prints, or a shell's greeting, harms no other.
+Pure. The script's output has sections, so that a command's output or a shell's greeting disturbs no other section.
 """
 
 import json
@@ -12,25 +12,25 @@ from typing import Any
 
 _MARK = "==llmctl-doctor=="
 _PATIENCE_S = 20
-"""For one command: a scheduler that is overloaded, or a file system that hangs, must not hold up the others."""
+"""Limit per command: an overloaded scheduler or a hanging file system must not delay the other commands."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """What one command left: its exit status, 127 where there is no such command, and what it printed."""
+    """Result of one command: exit status (127 for a missing command) and output."""
 
     status: int
     text: str
 
 
 def probe_script(commands: Sequence[tuple[str, str]]) -> str:
-    """Bash that runs named commands, each by itself, without input and with a limit of time.
+    """Build a bash script that runs each command without input, with a time limit.
 
     Args:
-        commands: name of the section, and the shell line; words in it are quoted by the caller.
+        commands: (section name, shell line); the caller quotes words inside the line.
     """
     lines = [
-        # Terse and without colours, whatever the user's locale is.
+        # Terse output without colours, in any locale.
         "limit=; command -v timeout >/dev/null 2>&1 && limit='timeout -k 2 " + f"{_PATIENCE_S}'",
         "section() {",
         f"    printf '\\n{_MARK} %s\\n' \"$1\"",
@@ -43,7 +43,7 @@ def probe_script(commands: Sequence[tuple[str, str]]) -> str:
 
 
 def parse_sections(output: str) -> dict[str, Section]:
-    """The sections in what ``probe_script`` printed."""
+    """Parse the sections in the output of ``probe_script``."""
     found: dict[str, Section] = {}
     name, lines = None, []
     for line in output.splitlines():
@@ -60,7 +60,7 @@ def parse_sections(output: str) -> dict[str, Section]:
 
 @dataclass(frozen=True)
 class Quota:
-    """One line of ``quota`` or ``lfs quota``; numbers in KiB and files, 0 where there is no limit."""
+    """One line of ``quota`` or ``lfs quota``; numbers in KiB and files, 0 for no limit."""
 
     filesystem: str
     used: int
@@ -70,7 +70,7 @@ class Quota:
 
     @property
     def fullness(self) -> float:
-        """Used part of the nearer limit, from 0 on; above 1 is over it."""
+        """Used fraction of the nearer limit, from 0; above 1 is over the limit."""
         parts = [(self.used, self.limit), (self.files, self.files_limit)]
         return max((used / limit for used, limit in parts if limit), default=0.0)
 
@@ -79,10 +79,10 @@ _SUFFIX = {"k": 1, "K": 1, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30, "P": 1 << 4
 
 
 def parse_quotas(text: str) -> list[Quota]:
-    """The lines of a table of quota(1) or lfs-quota(1), which have the same columns.
+    """Parse the table of quota(1) or lfs-quota(1), which have the same columns.
 
     Columns: file system, blocks, quota, limit, grace, files, quota, limit, grace; blocks in KiB, or with a suffix under
-    ``-s``; a ``*`` follows what is over its quota; grace may be empty or ``-``. A long name has a line of its own.
+    ``-s``; a ``*`` marks a value over quota; grace may be empty or ``-``. A long name has its own line.
     """
     found = []
     pending = ""
@@ -96,7 +96,7 @@ def parse_quotas(text: str) -> list[Quota]:
         numbers = [_amount(word) for word in words[1:]]
         if len(words) < 7 or numbers[0] is None or numbers[1] is None or numbers[2] is None:
             continue
-        # Grace is a word like 6days or -, or is not there: the next three numbers are those of files.
+        # Grace is a word such as 6days or -, or is absent: the next three numbers are about files.
         rest = [value for value in numbers[3:] if value is not None]
         if len(rest) < 3:
             continue
@@ -131,7 +131,7 @@ class Gpu:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """The GPUs that nvidia-smi lists; drivers before 510 know no compute_cap, and say so in the line."""
+    """Parse the GPUs listed by nvidia-smi; drivers before 510 do not know compute_cap, and say so in the line."""
     found = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -171,7 +171,7 @@ try:
     facts["torch_path"] = os.path.dirname(torch.__file__)
     facts["cuda"] = torch.version.cuda
     facts["hip"] = getattr(torch.version, "hip", None)
-    # get_arch_list() is empty where there is no GPU, as on most login nodes; this is what it reads otherwise.
+    # get_arch_list() is empty without a GPU, as on most login nodes; the flags below are its source.
     flags = getattr(torch._C, "_cuda_getArchFlags", lambda: "")
     facts["built_for"] = list(torch.cuda.get_arch_list()) or (flags() or "").split()
     facts["gpus"] = torch.cuda.device_count()
@@ -183,11 +183,11 @@ except Exception as error:
 facts["import_s"] = round(time.time() - started, 1)
 print("==llmctl-python== " + json.dumps(facts))
 """
-"""Prints facts about a Python and its torch as one line. Runs on any Python 3, so that an old one can be named."""
+"""Prints facts about a Python and its torch as one line. Runs on any Python 3, so that doctor can report an old one."""
 
 
 def parse_python(output: str) -> dict[str, Any] | None:
-    """The facts that PYTHON_PROGRAM printed, whatever else stands around them; None if there are none."""
+    """Parse the facts in PYTHON_PROGRAM's output, among any other text; None if there are none."""
     for line in output.splitlines():
         _, mark, text = line.partition("==llmctl-python== ")
         if mark:

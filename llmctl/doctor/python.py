@@ -1,4 +1,4 @@
-"""What ``llmctl doctor`` says about the jobs' Python, its torch, and the GPUs that it was built for. Pure."""
+"""Checks of the jobs' Python, its torch, and the GPUs of torch's build. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ ARCHITECTURES = {
     "MI300A": "gfx942",
     "MI300X": "gfx942",
 }
-"""GPU, as profiles call it -> compute capability, or AMD's name for the architecture."""
-# https://docs.nvidia.com/deploy/cuda-compatibility/: the oldest driver that runs programs of a CUDA major version.
+"""Common GPU name -> compute capability, or AMD's architecture name."""
+# https://docs.nvidia.com/deploy/cuda-compatibility/: the oldest driver for programs of each CUDA major version.
 _OLDEST_DRIVER = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
 _OLDEST_PYTHON = (3, 10)
 _NEEDED = ("numpy", "pydantic", "pyyaml")
@@ -39,10 +39,10 @@ class Check:
     """One line of the doctor.
 
     Attributes:
-        name: what was looked at.
-        state: ok, note (it could not be told, or need not hold here), warning or FAULT.
-        detail: what was found.
-        mend: the command, or the step, that puts it right; empty unless something is wrong.
+        name: subject of the check.
+        state: ok, note (not testable here, or not required here), warning or FAULT.
+        detail: the finding.
+        mend: the remedy, as a command or step; empty without a problem.
         exit_code: class of a fault: 3 profile, 4 scheduler or connection.
     """
 
@@ -54,18 +54,18 @@ class Check:
 
 
 def judge_python(facts: dict[str, Any], wanted_gpu: str | None) -> list[Check]:
-    """Version, packages, torch and its build, in order; what hangs on a missing part is left out.
+    """Check version, packages, torch and its build, in order; checks that need a missing part are left out.
 
     Args:
-        facts: what PYTHON_PROGRAM printed.
-        wanted_gpu: the GPU of the kind of node that jobs get, in the profile's word; None on CPUs.
+        facts: output of PYTHON_PROGRAM.
+        wanted_gpu: the GPU of the jobs' nodes, under the profile's name; None on CPUs.
     """
     version = tuple(facts["version"])
     shown = ".".join(str(part) for part in version)
     python = facts["executable"]
     if version < _OLDEST_PYTHON:
         mend = (
-            "make the environment with Python 3.10 or later: `module avail python`, `conda create -p DIR python=3.12`, "
+            "make an environment with Python 3.10 or later: `module avail python`, `conda create -p DIR python=3.12`, "
             "or `uv venv --python 3.12 DIR`"
         )
         return [Check("python", "FAULT", f"{shown} at {python} is too old", mend)]
@@ -94,23 +94,23 @@ def _packages(facts: dict[str, Any]) -> list[Check]:
         checks.append(Check("packages", "ok", ", ".join(f"{name} {version}" for name, version in found.items())))
     if "unrelated_apex" in facts:
         what = f"{facts['unrelated_apex']} is not NVIDIA's apex but a web toolkit of the same name"
-        mend = f"{python} -m pip uninstall apex   # nothing here needs apex"
+        mend = f"{python} -m pip uninstall apex   # llmctl needs no apex"
         checks.append(Check("apex", "FAULT", what, mend))
     return checks
 
 
 def _wheels(gpu: str | None) -> str:
-    """Where pip finds a torch for a GPU. https://pytorch.org/get-started/locally/."""
+    """Option of pip for the index with a GPU's torch. https://pytorch.org/get-started/locally/."""
     return " --index-url https://download.pytorch.org/whl/rocm7.1" if is_amd(gpu) else ""
 
 
 def is_amd(gpu: str | None) -> bool:
-    """Whether a GPU, as profiles call it, is AMD's."""
+    """True if a GPU, by its common name, is AMD's."""
     return ARCHITECTURES.get(gpu or "", "").startswith("gfx")
 
 
 def _build(facts: dict[str, Any], gpu: str) -> Check:
-    """Whether torch was built for the GPU of the nodes."""
+    """Check that torch was built for the nodes' GPU."""
     maker = "hip" if is_amd(gpu) else "cuda"
     reinstall = f"{facts['executable']} -m pip install --force-reinstall torch{_wheels(gpu)}"
     if not facts.get(maker):
@@ -120,7 +120,7 @@ def _build(facts: dict[str, Any], gpu: str) -> Check:
     architecture = ARCHITECTURES.get(gpu)
     built_for = facts.get("built_for") or []
     if architecture is None or not built_for:
-        return Check("torch build", "note", f"whether torch runs on {gpu} cannot be told here")
+        return Check("torch build", "note", f"unknown whether torch runs on {gpu}")
     if runs_on(built_for, architecture):
         return Check("torch build", "ok", f"runs on {gpu} ({architecture})")
     detail = f"torch is built for {' '.join(built_for)}, none of which runs on {gpu} ({architecture})"
@@ -128,11 +128,11 @@ def _build(facts: dict[str, Any], gpu: str) -> Check:
 
 
 def runs_on(built_for: Sequence[str], architecture: str) -> bool:
-    """Whether a program with these architectures runs on a GPU.
+    """True if a program with these architectures runs on a GPU.
 
-    Machine code (sm_XY) runs on its own major version from its minor version on, code for a virtual machine
-    (compute_XY) on everything later, and AMD's on its own name only. CUDA C++ Programming Guide, "Binary
-    Compatibility" and "PTX Compatibility".
+    Machine code (sm_XY) runs on the same major version from its minor version on. Code for a virtual machine
+    (compute_XY) runs on every later version. AMD's code runs only on the named architecture. CUDA C++ Programming
+    Guide, "Binary Compatibility" and "PTX Compatibility".
     """
     if architecture.startswith("gfx"):
         return any(entry.partition(":")[0] == architecture for entry in built_for)
@@ -154,12 +154,12 @@ def runs_on(built_for: Sequence[str], architecture: str) -> bool:
 
 
 def judge_driver(gpus: Sequence[Gpu], facts: dict[str, Any] | None, *, expected: bool) -> Check:
-    """The driver of this node against torch's CUDA.
+    """Check this node's driver against torch's CUDA.
 
     Args:
-        gpus: what nvidia-smi listed here.
-        facts: what PYTHON_PROGRAM printed; None if there is no such Python.
-        expected: whether jobs run on this very machine.
+        gpus: GPUs listed by nvidia-smi on this node.
+        facts: output of PYTHON_PROGRAM; None if there is no such Python.
+        expected: True if jobs run on this machine.
     """
     if not gpus:
         where = "this machine has no NVIDIA GPU" if expected else "this node has no NVIDIA GPU; compute nodes may"

@@ -1,1 +1,1 @@
-"""Operations on runs that exist, and on clusters: cancel, resume, attach, follow, survey."""
+"""Operations on existing runs and on clusters: cancel, resume, attach, follow, survey."""

@@ -1,4 +1,4 @@
-"""Beside a run: which variables its processes have, which process a rank is, and on which node of which job."""
+"""Attach to a run: environment variables; process, node and job of a rank."""
 
 import time
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from llmctl.transport.file_reads import FileRead
 from llmctl.transport.protocol import Transport
 
 SILENT_S = 60.0
-"""A rank that has written no heartbeat for so long may have ended."""
+"""A rank without a heartbeat for this long may have ended."""
 
 
 @dataclass(frozen=True)
 class AttachedJob:
-    """The scheduler's job of a run, and the node of it that is meant."""
+    """The scheduler's job of a run, and the node to attach to."""
 
     job_id: str
     host: str
@@ -32,13 +32,13 @@ class AttachedJob:
 
 @dataclass(frozen=True)
 class Attachment:
-    """A run whose environment is wanted.
+    """A run to attach to, with its environment.
 
     Attributes:
-        record: of the run.
-        variables: those of its jobs that can be given to a visitor; secrets are not.
-        warning: what the visitor should know; may be empty.
-        place: where the run is; None: on this machine.
+        record: the run's record.
+        variables: variables of its jobs, without secrets.
+        warning: a message for the user; may be empty.
+        place: job and node of the run; None: on this machine.
     """
 
     record: RunRecord
@@ -48,16 +48,16 @@ class Attachment:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether its config keeps it off the GPUs."""
+        """True if the run's config uses CPUs only."""
         return bool((self.record.config or {}).get("training", {}).get("device") == "cpu")
 
 
 def attach_to_run(record: RunRecord, session: ClusterSession, rank: int | None) -> Attachment:
-    """What a visitor of a run is given; with ``rank``, also which process that rank is.
+    """Collect variables and place of a run; with ``rank``, also the rank's process.
 
     Raises:
-        RecordError: the rank is not there, says which are; or the run's job is gone, or not there yet.
-        SchedulerError: nobody can tell whether the run has a job.
+        RecordError: the rank does not exist (lists the existing ranks), or the run has no job now.
+        SchedulerError: the state of the run's job is unknown.
     """
     job_id = _living_job(record, session) if not capabilities_of(session.profile.scheduler).starts_in_place else None
     variables = dict(record.job.get("env", {}))
@@ -76,23 +76,23 @@ def attach_to_run(record: RunRecord, session: ClusterSession, rank: int | None) 
         return Attachment(record, variables, warning)
     host = _node_of(rank, beat, newest, session.transport) if newest is not None else None
     if host is None:
-        raise RecordError(f"{record.run_id}: its job {job_id} does not say yet which nodes it has; try again")
+        raise RecordError(f"{record.run_id}: the nodes of job {job_id} are not known yet; try again")
     return Attachment(record, variables, warning or f"on {host}, its head node", AttachedJob(job_id, host))
 
 
 def _living_job(record: RunRecord, session: ClusterSession) -> str:
-    """The id of the job that runs now."""
+    """The id of the running job."""
     view = observe_run(record, session.transport, session.watch())
     job_ids = [job.job_id for job in record.submissions[-1].jobs] if record.submissions else []
     job_ids = job_ids or list(view.job_ids[-1:])
     why = f": {view.detail}" if view.detail else ""
-    new = f"llmctl interactive --cluster {record.cluster} asks for a node of its own"
+    new = f"llmctl interactive --cluster {record.cluster} asks for a new node"
     if view.state.is_finished:
         raise RecordError(f"{record.run_id} has ended, {view.state}{why}; its job is gone\n{new}")
     if view.state is JobState.PENDING or not job_ids:
         raise RecordError(f"{record.run_id} is {view.state}{why}; it has no node yet\n{new}")
     if view.state is JobState.UNKNOWN:
-        raise SchedulerError(f"{record.run_id}: whether its job runs is not known{why}", transient=True)
+        raise SchedulerError(f"{record.run_id}: the state of its job is unknown{why}", transient=True)
     return job_ids[0]
 
 
@@ -100,7 +100,7 @@ def _heartbeat_of(
     record: RunRecord, newest: AttemptBeginning | None, rank: int, transport: Transport
 ) -> Heartbeat | None:
     if newest is None:
-        raise RecordError(f"{record.run_id}: there is no rank {rank}; it has made no attempt yet")
+        raise RecordError(f"{record.run_id}: there is no rank {rank}: no attempt has started yet")
     (names,) = transport.list_names([str(newest.directory)])
     present = rank_logs(names)
     if rank not in present:
@@ -111,12 +111,12 @@ def _heartbeat_of(
 
 
 def _lives(record: RunRecord, heartbeat: Heartbeat, transport: Transport) -> bool:
-    # Only what carries the run in its environment: the pid in an old heartbeat may be another process's by now.
+    # Only processes with the run in their environment: the pid of an old heartbeat may have been reused.
     return heartbeat.pid in {one.pid for one in transport.processes_of_run(str(record.run_dir), [])}
 
 
 def _node_of(rank: int | None, beat: Heartbeat | None, newest: AttemptBeginning, transport: Transport) -> str | None:
-    """The node of a rank, by the name that the scheduler knows it by; the head's for no rank."""
+    """The node of a rank, under the scheduler's name; the head node if there is no rank."""
     slots = _slots(transport, f"{newest.directory}/hostfile")
     if rank is None:
         return slots[0][0] if slots else newest.started.host if newest.started is not None else None
@@ -125,7 +125,7 @@ def _node_of(rank: int | None, beat: Heartbeat | None, newest: AttemptBeginning,
         same = [name for name, _ in slots if name.partition(".")[0] == short]
         if len(same) == 1:
             return same[0]
-    # Every launcher fills one node after the other.
+    # Every launcher fills one node after another.
     for name, count in slots:
         if rank < count:
             return name
@@ -134,7 +134,7 @@ def _node_of(rank: int | None, beat: Heartbeat | None, newest: AttemptBeginning,
 
 
 def _slots(transport: Transport, hostfile: str) -> list[tuple[str, int]]:
-    """Hosts of an attempt and how many ranks each has, the head first, as job.sh writes them."""
+    """Hosts of an attempt and their numbers of ranks, head node first."""
     (part,) = transport.read_parts([FileRead(hostfile)])
     lines = part.data.decode(errors="replace").splitlines() if part is not None else []
     pairs = [line.split(" slots=", 1) for line in lines if " slots=" in line]
@@ -147,5 +147,5 @@ def _warning(rank: int, beat: Heartbeat | None) -> str:
     doing = f"in phase {beat.phase} of iteration {beat.iteration}"
     silent_s = time.time() - beat.time
     if silent_s > SILENT_S:
-        doing += f", last heard of {spoken(silent_s)} ago"
+        doing += f", last heartbeat {spoken(silent_s)} ago"
     return f"rank {rank} is process {beat.pid} on {beat.host}, {doing}"

@@ -1,4 +1,4 @@
-"""Ending a run: everything that it started, wherever that is, and nothing else."""
+"""End a run: all of its processes, on any machine, and no other process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from llmctl.transport.processes import ProcessIdentity
 from llmctl.transport.protocol import Transport, transport_for
 
 GRACE_S = 10.0
-"""Seconds to save: enough for a step and a small checkpoint; whoever wants more says --grace."""
+"""Seconds to save: enough for a step and a small checkpoint; --grace gives more."""
 
 
 @dataclass(frozen=True)
 class CancelOutcome:
-    """The run as it is now, and whether it had ended before it was asked to."""
+    """The run's view after the cancel, and whether the run had ended before."""
 
     view: RunView
     had_ended: bool
@@ -32,20 +32,20 @@ class CancelOutcome:
 def cancel_run(
     record: RunRecord, transport: Transport, backend: QueueBackend | None = None, *, grace_s: float = GRACE_S
 ) -> CancelOutcome:
-    """End a run; one that has ended already stays as it is.
+    """End a run. A run that has already ended stays unchanged.
 
-    The trainer is told to save at its next step. Whatever of the run is left after the grace is killed, by the
-    scheduler if it has one. Nothing is ended that is not known to belong to the run.
+    The trainer is asked to save at its next step. After the grace period, the remaining processes are killed, by the
+    scheduler if there is one. Nothing is ended unless it is known to belong to the run.
 
     Args:
-        record: of the run.
+        record: the run's record.
         transport: the machine of its files, and of its processes or its scheduler's commands.
-        backend: of its scheduler; None where jobs are processes.
+        backend: the scheduler's backend; None where jobs are processes.
         grace_s: seconds to save.
 
     Raises:
-        SchedulerError: something could not be ended, or nobody can tell whether it is this run's.
-        RecordError: the record cannot be written, or another llmctl is at work on the run.
+        SchedulerError: a process or job could not be ended, or may belong to another run.
+        RecordError: the record cannot be written, or another llmctl is working on the run.
     """
     with transport.lock(f"{record.run_dir}/.lock"):
         record = RunRecord.load(record.run_dir, transport)
@@ -62,12 +62,12 @@ def cancel_run(
 def end_without_record(
     run_dir: Path, transport: Transport, backend: QueueBackend | None = None, *, grace_s: float = GRACE_S
 ) -> str:
-    """End what still runs of a run whose record is gone or damaged; what that was, empty if there was nothing.
+    """End the remains of a run without a valid record; returns their description, empty if there were none.
 
-    Processes are known by their environment alone, jobs of a scheduler by their name.
+    Processes are identified by their environment alone, jobs of a scheduler by their name.
 
     Raises:
-        SchedulerError: something could not be ended, or the scheduler is silent.
+        SchedulerError: a process or job could not be ended, or the scheduler does not answer.
     """
     if backend is not None:
         return "its job" if end_by_name(run_dir.name, backend, transport) else ""
@@ -117,7 +117,7 @@ def _end(run_dir: Path, leaders: Sequence[ProcessIdentity], transport: Transport
 
 
 def _mark(record: RunRecord, attempt: int, transport: Transport, grace_s: float) -> None:
-    """attempts/K/cancel tells job.sh that this is a cancel, and how many seconds the trainer has to save."""
+    """Write attempts/K/cancel: tells job.sh of the cancel, and the trainer's seconds to save."""
     path = f"{record.run_dir}/attempts/{attempt}/cancel"
     try:
         transport.write_files([FileWrite(path, f"{round(grace_s)}\n".encode())])

@@ -1,4 +1,4 @@
-"""``clusters setup``: what a user answers, as changes of their overlay, checked as the profile that they will make."""
+"""``clusters setup``: turn the user's answers into overlay changes, checked as the resulting profile."""
 
 import getpass
 from collections.abc import Mapping
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from llmctl.site.overlay_file import Changes
 
 _HEADER = (
-    "# Your own values for {name}, laid over the bundled profile: `llmctl clusters show {name}` says what holds.\n"
+    "# Your own values for {name}, laid over the bundled profile. `llmctl clusters show {name}` prints the result.\n"
 )
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What is known about one user on one cluster; None is not answered, and stays as it is.
+    """One user's settings on one cluster; None leaves a setting unchanged.
 
     Attributes:
-        login: the login node as ssh knows it; empty: this machine is one.
-        group: what the site bills to.
-        runs_root: folder of the runs.
+        login: the login node as ssh knows it; empty: this machine is a login node.
+        group: group, project or account to bill.
+        runs_root: folder of the run directories.
         kind: venv, conda or container.
         path: the environment's folder, or the image.
         python: the interpreter.
         modules: environment modules.
-        interface: network interface that the ranks meet at.
+        interface: network interface for the rendezvous.
         hosts: machines of a cluster without a scheduler.
     """
 
@@ -48,7 +48,7 @@ class Answers:
     hosts: tuple[str, ...] | None = None
 
     def changes(self) -> "Changes":
-        """The answers as paths of keys in an overlay."""
+        """The answers as key paths of an overlay and their values."""
         plain = {
             ("login", "host"): None if self.login == "" else self.login,
             ("hosts",): self.hosts and list(self.hosts),
@@ -64,17 +64,17 @@ class Answers:
 
 
 def bundled_login(profile: ClusterProfile, answers: Answers) -> dict[tuple[str, ...], None]:
-    """Takes the login host away again where the answer is that this machine is a login node."""
+    """Unset the bundled login host if this machine is a login node."""
     return {("login", "host"): None} if answers.login == "" and profile.login.host is not None else {}
 
 
 def suggested_runs_root(profile: ClusterProfile, *, group: str | None, user: str) -> str | None:
-    """Where runs belong, by the profile's work_area; None if it names none, or the group is not known.
+    """The site's folder for runs, from the profile's work_area; None without a work_area or group.
 
     Args:
-        profile: of the cluster.
-        group: what the site bills to.
-        user: the user's name there.
+        profile: the cluster's profile.
+        group: group, project or account to bill.
+        user: the user's name on the cluster.
     """
     area = profile.work_area
     if area is None or ("{group}" in area and not group):
@@ -88,11 +88,11 @@ def suggested_runs_root(profile: ClusterProfile, *, group: str | None, user: str
 
 
 def user_on(host: str | None, environment: Mapping[str, str]) -> str:
-    """The user's name on a host, as ssh knows it; on this machine without one. Connects to nothing.
+    """The user's name on a host, from ssh's configuration; on this machine if ``host`` is None. Opens no connection.
 
     Args:
-        host: as the ssh command knows it.
-        environment: of this process.
+        host: as the ssh command knows the host.
+        environment: environment variables of this process.
     """
     if host:
         from llmctl.transport.ssh.ssh_config import resolve
@@ -103,26 +103,26 @@ def user_on(host: str | None, environment: Mapping[str, str]) -> str:
 
 
 def below_home(path: str, folders: UserFolders) -> str:
-    """``~/x`` for a path below our own home: the shell has put that in, and a cluster's home may be elsewhere."""
+    """``~/x`` for a path below our own home: the shell expanded ``~``, and the cluster's home may differ."""
     home = str(folders.home)
     return f"~{path[len(home) :]}" if path == home or path.startswith(f"{home}/") else path
 
 
 def write_overlay(folders: UserFolders, name: str, answers: Answers) -> Path | None:
-    """Write or change the user's overlay of a cluster, whole or not at all, once it is known to load.
+    """Write or change the user's overlay atomically, after checking the resulting profile.
 
     Returns:
-        The file; None if all of it holds already, and nothing was written.
+        The file; None if nothing had to change.
 
     Raises:
-        ProfileError: the values are not valid, or the file is one that cannot be changed; nothing is written.
+        ProfileError: a value is invalid, or the file cannot be edited; nothing is written.
     """
     path = folders.clusters / f"{name}.yaml"
     text = _text_of(path)
     layers = [(file, read_layer(file)) for file in profile_files(folders, name)]
     profile = profile_of(name, layers)
     changes = {**bundled_login(profile, answers), **answers.changes()}
-    # What the bundled profile says is not repeated: it would stay when that changes.
+    # Values equal to the bundled profile are left out: a copy would hide later changes of the bundled profile.
     held = profile.model_dump(mode="json")
     changes = {place: value for place, value in changes.items() if _at(held, place) != value}
     if not changes:
@@ -131,7 +131,7 @@ def write_overlay(folders: UserFolders, name: str, answers: Answers) -> Path | N
     _check(folders, name, path, new)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The file that a link leads to, so that a link into a folder of dotfiles stays one.
+        # Resolve a link and write its target, so that links into a folder of dotfiles survive.
         write_files([FileWrite(str(path.resolve()), new.encode(), 0o644)])
     except OSError as error:
         raise ProfileError(f"{error.filename or path}: cannot be written: {error.strerror}") from None

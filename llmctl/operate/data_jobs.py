@@ -1,4 +1,4 @@
-"""Work on text: by the trainer's own command on this machine, or as a job on the nodes of a cluster."""
+"""Work on text: on this machine, or as a job on a cluster's nodes."""
 
 import sys
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from llmctl.submit.resolve import Flag
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
 
-# What a job without GPUs tells glibc is for training: a process that encodes would keep all memory that it ever had.
+# Jobs without GPUs set glibc's malloc for training. An encoding process with these settings would never free memory.
 _PROGRAM = 'unset MALLOC_MMAP_MAX_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_\nexec "$0" -m trainer data {} "$@"'
 _RESTART = "--restart"
-# A job that is started again, or resumed, goes on with what its first attempt began anew.
+# A requeued or resumed job continues the work of its first attempt, so only the first attempt restarts.
 _AT_FIRST = f'if [[ $LLMCTL_ATTEMPT == 1 ]]; then set -- {_RESTART} "$@"; fi\n'
 _NODES = ' --nodes "$NNODES" --node "$NODE_RANK" --attempt "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT"'
 
@@ -29,10 +29,10 @@ class DataWork:
     """A command of ``python -m trainer data`` that reads text on CPUs.
 
     Attributes:
-        command: its name, and that of its job where the user gives none.
-        words: its flags; with --check before them it looks at what they name, and does nothing.
-        paths: of the files that ``words`` name.
-        by_nodes: several nodes can share it.
+        command: name of the command; also the default name of its job.
+        words: the command's flags; with a leading --check, the command only checks its input files.
+        paths: paths in ``words``.
+        by_nodes: True if several nodes can share the work.
     """
 
     command: str
@@ -41,7 +41,7 @@ class DataWork:
     by_nodes: bool = False
 
     def job_command(self, python: str) -> tuple[str, ...]:
-        """What a job runs on each node, with the Python that it has."""
+        """The command that a job runs on each node, with the job's Python."""
         program = _PROGRAM.format(self.command + _NODES if self.by_nodes else self.command)
         if _RESTART in self.words:
             program = _AT_FIRST + program
@@ -51,20 +51,20 @@ class DataWork:
 def plan_data_work(
     context: Context, cluster: tuple[str, str], work: DataWork, flags: Sequence[Flag], *, dry_run: bool
 ) -> Plan | int:
-    """The job that does ``work``; the exit code where none is needed, because it is done, or cannot be.
+    """Plan the job for ``work``, or do the work at once; returns the plan or the exit code.
 
-    On this machine one node needs no job: it is done at once. For a job all that can be known to be wrong is looked for
-    where the job is submitted from, but for jobs in containers, whose Python does not run there.
+    On this machine, one node needs no job: the work is done at once. Before a job, the input is checked on the machine
+    that submits. Jobs in containers are not checked, because their Python does not run there.
 
     Args:
-        context: of this call.
-        cluster: its name, and where the name came from.
-        work: what is to be done.
-        flags: of the job.
-        dry_run: run nothing, and look at nothing on another machine.
+        context: this call of llmctl.
+        cluster: the cluster's name, and the source of the name.
+        work: the work.
+        flags: flags of the job.
+        dry_run: run nothing, and read nothing on another machine.
 
     Raises:
-        LlmctlError: the job cannot be submitted, or the trainer not be started.
+        LlmctlError: the job cannot be submitted, or the trainer cannot be started.
     """
     profile = context.profile(*cluster)
     given = {flag.key: flag.value for flag in flags}
@@ -92,14 +92,14 @@ def plan_data_work(
 def _check(profile: "ClusterProfile", nodes: int, work: DataWork) -> None:
     relative = next((path for path in work.paths if not path.startswith(("/", "~/"))), None)
     if is_remote(profile) and relative is not None:
-        raise UsageError(f"{relative}: paths on the machines of {profile.name} begin with / or ~/")
+        raise UsageError(f"{relative}: paths on the machines of {profile.name} must begin with / or ~/")
     if nodes > 1 and not profile.shared:
         raise UsageError(
             f"--nodes {nodes}: all nodes must see the output, and the hosts of {profile.name} share no files "
             "(shared: false); use one node"
         )
     if nodes > 1 and _RESTART in work.words:
-        raise UsageError("--restart: several nodes would undo each other's work; remove PREFIX.preparing instead")
+        raise UsageError("--restart: several nodes would discard each other's work; remove PREFIX.preparing instead")
 
 
 def _with_defaults(flags: Sequence[Flag], profile: "ClusterProfile", nodes: int, name: str) -> list[Flag]:

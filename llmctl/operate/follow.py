@@ -1,7 +1,7 @@
-"""Following a run to its end: its log as it is written, its progress, and at last what became of it.
+"""Follow a run to its end: new log lines, progress and the final state.
 
-Everything is read from the run directory; no scheduler is asked for a log line, and for the state of the run at most
-every half minute. A connection that is lost, or a scheduler that is silent, ends no following.
+Everything is read from the run directory. The scheduler is never asked for log lines, and at most every half minute for
+the run's state. Lost connections and silent schedulers do not end the following.
 """
 
 import time
@@ -26,15 +26,15 @@ from llmctl.transport.file_reads import FileRead
 from llmctl.transport.protocol import Transport
 
 POLL_S = 0.25
-"""Between two looks at the log on this machine: quick enough to be called live."""
+"""Seconds between polls of the log on this machine: short enough to look live."""
 REMOTE_POLL_S = (1.0, 3.0)
-"""The same over a connection: as long as lines come, and at most, when none do."""
+"""Seconds between polls over a connection: while lines come, and at most."""
 STATE_EVERY = 4
-"""Looks at the log for one look at the run's state."""
+"""Polls of the log per query of the run's state."""
 RECONNECT_S = (1.0, 30.0)
-"""Before a lost connection is tried again: at first, and at most."""
+"""Seconds before a lost connection is retried: at first, and at most."""
 SETTLE_S = 3.0
-"""After the end, for the last lines to be seen through a network file system: its clients ask again after 3 s (nfs(5),
+"""Wait after the end, until a network file system shows the last lines: NFS clients cache attributes for 3 s (nfs(5),
 acregmin)."""
 
 
@@ -49,23 +49,23 @@ def follow_run(
     output: FollowOutput | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Show a run's log until the run ends. Ctrl-C stops the showing and leaves the run alone.
+    """Show a run's log until the run ends. Ctrl-C stops the display; the run continues.
 
     Args:
-        record: of the run.
-        transport: the machine where the run directory is.
-        backend: of the cluster's scheduler; None where jobs are processes.
-        choice: the logs to show; None: rank 0, and before it writes, job.sh and the agent of node 0.
-        attempt: that ``offsets`` are about; a later one is shown from its start.
-        offsets: where to begin, by source; absent ones begin at their start.
+        record: the run's record.
+        transport: the machine of the run directory.
+        backend: the scheduler's backend; None where jobs are processes.
+        choice: the logs to show; None: rank 0, and until its first line, job.sh and the agent of node 0.
+        attempt: the attempt of ``offsets``; later attempts are shown from their start.
+        offsets: start offset by source; a missing source begins at its start.
         output: None: progress on a terminal, plain lines in a pipe.
-        sleep: waits between looks.
+        sleep: waits between polls.
 
     Returns:
-        0 if the run completed; 130 after Ctrl-C, or when whoever read the output has left before the run ended.
+        0 if the run completed; 130 after Ctrl-C, or if the reader of the output left before the run ended.
 
     Raises:
-        FollowedRunFailed: the run ended otherwise; names the first failing rank, its host and the cause.
+        FollowedRunFailed: the run did not complete; names the first failing rank, its host and the cause.
     """
     output = output or choose_output(record.name, _train_iters(record))
     try:
@@ -74,7 +74,7 @@ def follow_run(
             view = session.run(sleep)
     except KeyboardInterrupt:
         output.warning(
-            f"llmctl: no longer following; {record.run_id} goes on"
+            f"llmctl: no longer following; {record.run_id} continues"
             f"\nfollow again: llmctl logs -f {record.run_id}   end it: llmctl cancel {record.run_id}"
         )
         return INTERRUPTED
@@ -84,10 +84,10 @@ def follow_run(
 
 
 def end_of_run(view: RunView) -> int:
-    """0 for a run that completed.
+    """Exit code 0 for a completed run.
 
     Raises:
-        FollowedRunFailed: it ended otherwise; says how, and where to read on.
+        FollowedRunFailed: the run did not complete; says how it ended, and which log to read.
     """
     if view.state is JobState.COMPLETED:
         return 0
@@ -97,7 +97,7 @@ def end_of_run(view: RunView) -> int:
 
 
 class _Session:
-    """One following of one run."""
+    """The following of one run."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class _Session:
         self._scheduler = SchedulerWatch(backend, transport, interval_s=INTERVAL_S) if backend else None
         self._choice = choice
         if len(record.submissions) > 1 and "job" not in offsets:
-            # job.log goes on over submissions: what earlier ones left there is not this one's.
+            # job.log continues over submissions: skip the lines of earlier ones.
             (part,) = transport.read_parts([FileRead(f"{record.run_dir}/job.log", limit=0)])
             offsets["job"] = part.size if part is not None else 0
         self._offsets = offsets
@@ -130,10 +130,10 @@ class _Session:
         self._waits_for_rank_0 = False
 
     def run(self, sleep: Callable[[float], None]) -> RunView:
-        """Follow until the run has ended; the view of its end.
+        """Follow until the run has ended; returns the final view.
 
         Raises:
-            SchedulerError: the connection was lost, and trying again cannot help.
+            SchedulerError: the connection was lost, and a retry cannot help.
         """
         wait_s = 0.0
         while True:
@@ -156,7 +156,7 @@ class _Session:
                 return view
 
     def _round(self, sleep: Callable[[float], None]) -> RunView:
-        # First the state, then the files: after the end nothing is written that this round does not show.
+        # State first, then files: after the end, nothing is written that this round does not show.
         view = self._look_at_run()
         self._choose_files()
         if self._output.shows_progress:
@@ -167,7 +167,7 @@ class _Session:
             self._output.progress(self._metrics.table, view.detail or view.state.value)
         for _ in range(STATE_EVERY):
             if self._waits_for_rank_0:
-                # The agent's log repeats what rank 0 writes: leave it the moment that rank 0 has a log of its own.
+                # The agent's log repeats rank 0's output: drop it as soon as rank 0 has a log file.
                 self._choose_files()
             came = self._show_new()
             if view.state.is_finished:
@@ -210,7 +210,7 @@ class _Session:
         self._follower.follow(files, self._offsets)
 
     def _show_new(self) -> bool:
-        """Whether anything came."""
+        """Show new lines; True if there were any."""
         lines = self._follower.poll()
         self._show(lines)
         return bool(lines)
@@ -220,10 +220,10 @@ class _Session:
 
 
 def default_choice(record: RunRecord, names: Sequence[str]) -> LogChoice:
-    """What is shown where nobody says: rank 0; for a COMMAND, or before rank 0 writes, job.sh and the agents.
+    """The default log choice: rank 0; for a COMMAND, or before rank 0's first line, job.sh and the agents.
 
     Args:
-        record: of the run.
+        record: the run's record.
         names: file names in the attempt's directory.
     """
     return LogChoice("ranks", (0,)) if record.config is not None and 0 in rank_logs(names) else LogChoice("job")
@@ -236,9 +236,9 @@ def pending_words(view: RunView, now: float) -> str:
 
 
 def _warning(view: RunView, has_queue: bool, now: float) -> tuple[str, str]:
-    """What a remark would be about, so that it is not made twice, and its words; empty if there is nothing to say."""
+    """Topic and words of a warning; the topic prevents repetition. Both are empty without a warning."""
     if view.state is JobState.PENDING and has_queue and view.detail:
-        # When it is expected to start changes with every round of the scheduler.
+        # The expected start changes with every cycle of the scheduler.
         return view.detail.partition("; expected to start ")[0], pending_words(view, now)
     if view.state in (JobState.RUNNING, JobState.UNKNOWN) and view.detail not in ("", "starting", "ending"):
         return view.state.value, f"{view.state}: {view.detail}"

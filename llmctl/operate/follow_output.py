@@ -1,4 +1,4 @@
-"""Where a followed run is shown: plain lines in a pipe; on a terminal the same lines above one line of progress."""
+"""Output of a followed run: plain lines in a pipe; on a terminal, a progress line below."""
 
 import sys
 from collections.abc import Sequence
@@ -15,31 +15,31 @@ class FollowOutput(Protocol):
     """Shows lines and progress; a context manager.
 
     Attributes:
-        shows_progress: whether ``progress`` is of any use: otherwise no metrics need be read.
+        shows_progress: True if ``progress`` shows anything; otherwise the caller need not read metrics.
     """
 
     shows_progress: bool
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start the display."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
 
     def show(self, lines: Sequence[str]) -> None:
-        """Lines of the log."""
+        """Show log lines."""
 
     def warning(self, text: str) -> None:
-        """A remark of llmctl's own, which is no output of the run."""
+        """Show a message from llmctl itself, not from the run."""
 
     def progress(self, metrics: MetricsTable, state: str) -> None:
-        """Where the run is."""
+        """Show the run's progress."""
 
 
 class PlainOutput:
-    """Lines as they come, remarks on standard error, no progress: the log has its own lines."""
+    """Lines as they come, warnings on standard error, no progress line."""
 
     shows_progress = False
 
@@ -56,25 +56,25 @@ class PlainOutput:
         return None
 
     def show(self, lines: Sequence[str]) -> None:
-        """Print and hand on at once: the reader of the pipe is waiting too."""
+        """Print and flush at once for the reader of the pipe."""
         if lines:
             print("\n".join(lines), file=self._stream, flush=True)
 
     def warning(self, text: str) -> None:
-        """On standard error, so that a pipe carries the log alone."""
+        """Print on standard error, so that the pipe carries only the log."""
         print(text, file=sys.stderr, flush=True)
 
     def progress(self, metrics: MetricsTable, state: str) -> None:
-        """Nothing to show."""
+        """Show nothing."""
 
 
 class TerminalOutput(PlainOutput):
-    """A line of progress that stays at the bottom while the log scrolls above it."""
+    """A progress line at the bottom, with the log scrolling above."""
 
     shows_progress = True
 
     def __init__(self, name: str, train_iters: int | None) -> None:
-        """For a run called ``name``; ``train_iters`` None (a COMMAND) shows the state alone."""
+        """Show the run ``name``; without ``train_iters`` (a COMMAND), the progress line holds only the state."""
         super().__init__()
         from rich.console import Console
         from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
@@ -99,17 +99,17 @@ class TerminalOutput(PlainOutput):
         self._progress.stop()
 
     def show(self, lines: Sequence[str]) -> None:
-        """Above the line of progress."""
+        """Show log lines above the progress line."""
         if lines:
-            # Soft-wrapped: the terminal breaks long lines, so that copying one gives it whole.
+            # Soft-wrapped by the terminal, so that a copied line stays whole.
             self._progress.console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
     def warning(self, text: str) -> None:
-        """Above the line of progress."""
+        """Show a message above the progress line."""
         self._progress.console.print(text, style="yellow", markup=False, soft_wrap=True)
 
     def progress(self, metrics: MetricsTable, state: str) -> None:
-        """Iteration, loss, tokens/s and the time left at the present pace."""
+        """Show iteration, loss, tokens/s and the time left at the present pace."""
         row = metrics.newest
         if row is None:
             self._progress.update(self._task, text=state)
@@ -122,12 +122,12 @@ class TerminalOutput(PlainOutput):
 
 
 def progress_text(row: Row, train_iters: int | None, iteration_time_s: float | None) -> str:
-    """``120/600 | loss 4.1234 | 5,123 tokens/s | ETA 0:01:42``, of what is known.
+    """Known parts of ``120/600 | loss 4.1234 | 5,123 tokens/s | ETA 0:01:42``.
 
     Args:
         row: the newest row of metrics.
-        train_iters: where the run ends.
-        iteration_time_s: the present pace.
+        train_iters: last iteration of the run.
+        iteration_time_s: present seconds per iteration.
     """
     parts = [f"{row['iteration']}/{train_iters}" if train_iters is not None else f"{row['iteration']}"]
     loss, tokens_per_s = number(row, "lm_loss"), number(row, "tokens_per_s")
@@ -141,5 +141,5 @@ def progress_text(row: Row, train_iters: int | None, iteration_time_s: float | N
 
 
 def choose_output(name: str, train_iters: int | None) -> FollowOutput:
-    """Progress for people on a terminal, plain lines for a pipe."""
+    """Choose a progress line on a terminal, plain lines in a pipe."""
     return TerminalOutput(name, train_iters) if sys.stdout.isatty() else PlainOutput()

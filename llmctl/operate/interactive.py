@@ -1,4 +1,4 @@
-"""The environment of a cluster's jobs, or of one run, for a person: what a shell in it is given, and where it is."""
+"""Interactive sessions in the environment of a cluster's jobs or of one run."""
 
 import os
 import sys
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from llmctl.transport.host_group import HostGroup
 
 NAME = "llmctl-interactive"
-"""Of the scheduler's job."""
+"""Name of the scheduler's job."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """One command for a person's terminal.
+    """One command on the user's terminal.
 
     Attributes:
-        transport: the machine it is started on.
+        transport: the machine that starts the command.
         argv: the command.
-        cwd: where it is started; None: the home directory.
-        warning: what the person should know; may be empty.
+        cwd: working directory; None: the home directory.
+        warning: a message for the user; may be empty.
     """
 
     transport: Transport
@@ -49,15 +49,15 @@ class Session:
     warning: str = ""
 
     def run(self) -> int:
-        """Exit status of the command, 128 + N when signal N ended it."""
+        """Run the command; returns its exit status, or 128 + N after signal N."""
         return self.transport.run_interactive(self.argv, cwd=self.cwd)
 
 
 def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]) -> Session:
-    """A shell, or the command of the invocation, on a node that is asked for; on this machine where there is no queue.
+    """A shell, or the context's command, on a newly requested node; on this machine if there is no queue.
 
     Raises:
-        UsageError, ConfigFileError, ProfileError: what is asked for cannot be, by flag or file.
+        UsageError, ConfigFileError, ProfileError: the request is invalid; names the flag or file.
         SchedulerError: the cluster cannot be reached.
     """
     profile = resolve_profile_paths(profile, context)
@@ -75,7 +75,7 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
         container=container,
         supervisor_dir=_supervisor(profile, transport) if container is not None else None,
     )
-    # The other runtimes are entered by the script itself, once the modules that they may need are loaded.
+    # The script itself enters the other runtimes, after loading the modules that they may need.
     inside = container if container is not None and container.runtime == "pyxis" else None
     backend = load_backend(profile.scheduler)
     argv = backend.interactive_argv(replace(request, container=inside), script, context.command)
@@ -83,7 +83,7 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
 
 
 def attach_session(context: Context, profile: ClusterProfile, attachment: "Attachment") -> Session:
-    """A shell, or the command of the invocation, in the environment of a run, and beside it where it runs."""
+    """A shell, or the context's command, on a run's node, in its environment."""
     profile = resolve_profile_paths(profile, context)
     if attachment.place is not None:
         check_ssh(attachment.record.job, profile)
@@ -110,34 +110,34 @@ def attach_session(context: Context, profile: ClusterProfile, attachment: "Attac
     else:
         visiting = cast("QueueBackend", backend).attach_argv
         cores = _cores_of(attachment, profile)
-        # The other runtimes are entered by the script itself.
+        # The script itself enters the other runtimes.
         inside = container if container is not None and container.runtime == "pyxis" else None
         argv = visiting(attachment.place.job_id, attachment.place.host, script, context.command, inside, cores=cores)
     return Session(transport, argv, _cwd(context, profile), warning)
 
 
 def check_ssh(job: Mapping[str, Any], profile: ClusterProfile) -> None:
-    """Refuse to visit nodes that the site keeps its users from.
+    """Refuse ``interactive --run`` on nodes that users cannot reach by ssh.
 
     Raises:
-        ProfileError: says which kind of node it is.
+        ProfileError: names the kind of node.
     """
     kind = job.get("resource_type") or profile.defaults.resource_type
     resource = profile.resource_types.get(kind or "")
     if resource is not None and not resource.ssh:
         raise ProfileError(
-            f"ssh to nodes of {kind} is not offered on {profile.name}, and a run is visited by it\n"
-            f"llmctl interactive --cluster {profile.name} --resource-type {kind} asks for a node of its own"
+            f"{profile.name} offers no ssh to nodes of {kind}, which interactive --run needs\n"
+            f"llmctl interactive --cluster {profile.name} --resource-type {kind} asks for a new node"
         )
 
 
 def _container_of(
     attachment: "Attachment", profile: ClusterProfile, context: Context
 ) -> tuple[ContainerPlan | None, str]:
-    """The container that a visitor of a run is in, and what to say where it is not that of the ranks.
+    """The container for a shell beside a run, with a warning unless the ranks share it.
 
-    pyxis lets a running one be joined by its name; with the other runtimes it is one more of the same image, which sees
-    the node's processes all the same.
+    pyxis can join a running container by its name. The other runtimes start another container of the same image, which
+    still sees the node's processes.
     """
     if attachment.place is None:
         return None, ""
@@ -152,19 +152,19 @@ def _container_of(
 
 
 def _cores_of(attachment: "Attachment", profile: ClusterProfile) -> int | None:
-    """The cores that a run's job has on each node."""
+    """Cores per node of a run's job."""
     spec = JobSpec.from_plain(attachment.record.job)
     size = node_size(spec, profile, on_cpu=attachment.is_on_cpu)
     return build_request(spec, profile, load_backend(profile.scheduler), size, name=NAME, run_dir="").cores_granted
 
 
 def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH with a folder of code before what is there."""
+    """PYTHONPATH with a code folder prepended."""
     return {"PYTHONPATH": ":".join(path for path in (code, environ.get("PYTHONPATH", "")) if path)}
 
 
 def _request(context: Context, session: ClusterSession, flags: Sequence[Flag]) -> JobRequest:
-    """The request, checked as for a submission."""
+    """Build the job request, with the checks of a submission."""
     profile = session.profile
     backend = load_backend(profile.scheduler)
     resolved = resolve(context, session, None, flags, job_only=True)
@@ -191,7 +191,7 @@ def _request(context: Context, session: ClusterSession, flags: Sequence[Flag]) -
 
 
 def _without_import(container: ContainerPlan | None, transport: Transport) -> ContainerPlan | None:
-    """With pyxis nothing of ours runs before the container does: an image that is not imported yet pyxis fetches."""
+    """Drop a missing pyxis import. pyxis itself fetches the image, before any script of ours runs."""
     if container is None or container.runtime != "pyxis" or container.imported is None:
         return container
     (facts,) = transport.look_at([container.imported])
@@ -199,7 +199,7 @@ def _without_import(container: ContainerPlan | None, transport: Transport) -> Co
 
 
 def _code_variables(context: Context, profile: ClusterProfile, transport: Transport) -> dict[str, str]:
-    """The trainer as jobs find it, from a snapshot that is made where there is none yet."""
+    """Variables with which jobs find the trainer; makes the code snapshot if missing."""
     root = Path(str(profile.runs_root))
     try:
         code = store_own_code(root, transport)[1]

@@ -1,4 +1,4 @@
-"""The text of a new cluster profile: the values given, and every other key as a comment that says what it is for."""
+"""Text of a new cluster profile: given values, and all other keys as comments."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from llmctl.backends.base import Capabilities, ProfileHints
 
 @dataclass(frozen=True)
 class NewProfile:
-    """What is known about a new cluster; the fields are those of ClusterProfile."""
+    """Values of a new cluster; the fields are those of ClusterProfile."""
 
     scheduler: str
     runs_root: str
@@ -28,7 +28,7 @@ class NewProfile:
 
 
 def profile_text(profile: NewProfile) -> str:
-    """YAML with comments. Values are written as JSON strings, which YAML reads the same whatever they hold."""
+    """YAML with comments. Values are JSON strings, which YAML reads the same for any content."""
     backend = load_backend(profile.scheduler)
     capabilities, hints = backend.capabilities, backend.profile_hints()
     lines = [
@@ -40,10 +40,10 @@ def profile_text(profile: NewProfile) -> str:
         *(_group(profile, hints) if hints.group or profile.group else []),
         *(_resources(profile, hints) if hints.node_types else []),
         *_environment(profile),
-        *_meeting(profile, hints),
-        "# Variables that every job gets.",
+        *_rendezvous(profile, hints),
+        "# Variables of every job.",
         '# env: {NCCL_SOCKET_IFNAME: ib0, HTTPS_PROXY: "http://proxy:3128"}',
-        "# Seconds that a run gets to save once it has been told to stop.",
+        "# Seconds that a run has to save after the signal to stop.",
         "# stop_grace_s: 120",
     ]
     return "\n".join(lines) + "\n"
@@ -51,19 +51,19 @@ def profile_text(profile: NewProfile) -> str:
 
 def _place(profile: NewProfile, capabilities: Capabilities) -> list[str]:
     lines = [
-        "# Holds the run directories; on a file system that all nodes share, with room for checkpoints.",
+        "# Folder of the run directories, on a file system that all nodes share, with space for checkpoints.",
         f"runs_root: {json.dumps(profile.runs_root)}",
     ]
     if capabilities.has_queue:
         lines += [
-            "# The login node as ssh knows it. Without it this machine is one.",
+            "# The login node as ssh knows it. Without this key, this machine is a login node.",
             f"login: {{host: {json.dumps(profile.login)}}}" if profile.login else "# login: {host: cluster}",
         ]
     if capabilities.starts_on_hosts:
         lines += [
-            "# The machines, the head first, as ssh knows them.",
+            "# The machines, head node first, as ssh knows them.",
             f"hosts: {_list(profile.hosts)}" if profile.hosts else "# hosts: [gpu1, gpu2]",
-            "# false: they share no folder, and each keeps a run directory of its own.",
+            "# false: the machines share no folder, and each keeps its own run directory.",
             "# shared: true",
         ]
     return lines
@@ -71,9 +71,9 @@ def _place(profile: NewProfile, capabilities: Capabilities) -> list[str]:
 
 def _group(profile: NewProfile, hints: ProfileHints) -> list[str]:
     return [
-        f"# {hints.group or 'What is billed to.'} --group and LLMCTL_GROUP go before it.",
+        f"# {hints.group or 'Group to bill.'} --group and LLMCTL_GROUP take precedence.",
         f"group: {json.dumps(profile.group)}" if profile.group else "# group: my-group",
-        "# true: the site refuses jobs without one, so llmctl asks for it first.",
+        "# true: the site refuses jobs without a group, so llmctl asks for one first.",
         "# group_required: true",
     ]
 
@@ -94,7 +94,7 @@ def _resources(profile: NewProfile, hints: ProfileHints) -> list[str]:
         "resource_types:",
         f"  {name}: {{gpus: {profile.gpus or 0}}}",
         f"defaults: {{resource_type: {name}}}",
-        "# What is refused before the queue does it.",
+        "# Limits of the site, checked before submitting.",
         "# limits: {max_nodes: 16, max_time: '24:00:00'}",
     ]
 
@@ -106,8 +106,8 @@ def _environment(profile: NewProfile) -> list[str]:
         f"  path: {json.dumps(profile.path)}" if profile.path else "  # path: ~/venvs/llm      # goes with kind",
         f"  python: {json.dumps(profile.python)}"
         if profile.python
-        else "  # python: /usr/bin/python3   # instead of the environment's own",
-        '  # setup: ["ulimit -n 65536"]  # shell lines, taken as they are',
+        else "  # python: /usr/bin/python3   # instead of the environment's interpreter",
+        '  # setup: ["ulimit -n 65536"]  # shell lines, run unchanged',
     ]
     is_set = bool(profile.modules or profile.kind or profile.python)
     return [
@@ -117,18 +117,18 @@ def _environment(profile: NewProfile) -> list[str]:
     ]
 
 
-def _meeting(profile: NewProfile, hints: ProfileHints) -> list[str]:
+def _rendezvous(profile: NewProfile, hints: ProfileHints) -> list[str]:
     lines = [
-        "# Where the ranks meet: the interface of the head node's address, and ports.",
+        "# Rendezvous of the ranks: network interface of the head node, and ports.",
         f"rendezvous: {{interface: {json.dumps(profile.interface)}, ports: [20000, 29999]}}"
         if profile.interface
         else "# rendezvous: {interface: ib0, ports: [20000, 29999]}",
     ]
     if hints.launchers:
         lines += [
-            "# How ranks are started.",
+            "# Launcher of the ranks.",
             f"# launch: {{launcher: {hints.launchers.replace('   #', '}   #')}",
-            "# How images are run (--container): pyxis, enroot, apptainer or singularity.",
+            "# Container runtime (--container): pyxis, enroot, apptainer or singularity.",
             "# container: {runtime: apptainer, options: ['--nv']}",
         ]
     return lines

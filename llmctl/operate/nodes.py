@@ -1,4 +1,4 @@
-"""What the nodes of a cluster are doing: asked once, grouped for people."""
+"""States of a cluster's nodes: one query, grouped for display."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from llmctl.transport.host_group import HostGroup
 from llmctl.transport.protocol import Transport, program_of
 
 STATES = ("idle", "mixed", "allocated", "draining", "drained", "down", "unknown")
-"""In the order to be shown: what can be had first, what is broken last."""
+"""Display order: available first, broken last."""
 _TOLD = ("draining", "drained", "down", "unknown")
 _TIMEOUT_S = 30.0
 _MACHINE = (
@@ -21,16 +21,16 @@ _MACHINE = (
 )
 _GPUS = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 _GPU_PROCESSES = ("nvidia-smi", "--query-compute-apps=gpu_uuid", "--format=csv,noheader")
-"""nvidia-smi(1): ids of the GPUs, and of those that processes compute on."""
+"""nvidia-smi(1): ids of the GPUs, and ids of the GPUs with compute processes."""
 
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes that are alike: of the same queues and kind, in the same state for the same reason.
+    """Nodes with the same queues, kind, state and reason.
 
     Attributes:
         nodes: at least one.
-        names: theirs, in short.
+        names: the nodes' names, folded.
     """
 
     nodes: tuple[NodeReport, ...]
@@ -39,15 +39,15 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class QueueSummary:
-    """One queue in numbers. None: the scheduler does not say.
+    """Counts of one queue. None: the scheduler does not report this number.
 
     Attributes:
         queue: its name; empty where there are no queues.
-        nodes: how many.
-        states: state -> nodes, in the order of STATES.
-        gpus: of all of them.
-        gpus_used: of these, given to jobs.
-        gpus_idle: GPUs that a job could have at once: not used, on nodes that take jobs.
+        nodes: number of nodes.
+        states: state -> number of nodes, in the order of STATES.
+        gpus: number of GPUs.
+        gpus_used: GPUs allocated to jobs.
+        gpus_idle: GPUs available at once: unused, on nodes that accept jobs.
     """
 
     queue: str
@@ -74,8 +74,8 @@ def read_nodes(session: ClusterSession) -> list[NodeReport]:
 
 
 def read_machine(transport: Transport) -> NodeReport:
-    """One machine without a scheduler: what it has, and how much of it is in use at this moment."""
-    # By a command: these files cannot be read from their end, and have no size.
+    """One machine without a scheduler: its resources, and their present use."""
+    # By a command: these files have no size and cannot be read from their end.
     host, online, load, *memory = [*_lines(transport, _MACHINE), "", "", ""]
     cores = _count_span(online)
     busy = float(load.split()[0]) if re.match(r"\d+\.\d+ ", load) else 0.0
@@ -96,10 +96,10 @@ def read_machine(transport: Transport) -> NodeReport:
 
 
 def group_nodes(nodes: Sequence[NodeReport]) -> list[NodeGroup]:
-    """Nodes that are alike, together: those that can be had first."""
+    """Group similar nodes, available ones first."""
     groups: dict[tuple[object, ...], list[NodeReport]] = {}
     for node in nodes:
-        # The reason is told of nodes that take no jobs; elsewhere it would only tear groups apart.
+        # Only nodes that accept no jobs show a reason; elsewhere reasons would split the groups.
         reason = (node.reason, node.raw) if node.state in _TOLD else ()
         groups.setdefault((node.queues, node.gpus, node.cores, node.memory_gib, node.state, reason), []).append(node)
     ordered = sorted(groups.values(), key=lambda group: (group[0].queues, _rank(group[0]), _sort_key(group[0].name)))
@@ -107,18 +107,18 @@ def group_nodes(nodes: Sequence[NodeReport]) -> list[NodeGroup]:
 
 
 def summarize(nodes: Sequence[NodeReport]) -> list[QueueSummary]:
-    """Each queue in numbers; a node that serves several counts in each of them."""
+    """Counts per queue; a node of several queues counts in each."""
     queues = sorted({queue for node in nodes for queue in node.queues}) or [""]
     return [_summary(queue, [node for node in nodes if not queue or queue in node.queues]) for queue in queues]
 
 
 def fold_names(names: Iterable[str]) -> str:
-    """``n[1-4,7], login`` for n1 n2 n3 n4 n7 login: names that differ in their last number."""
+    """``n[1-4,7], login`` for n1 n2 n3 n4 n7 login: fold names that differ only in their last number."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     for name in sorted(names, key=_sort_key):
         match = re.fullmatch(r"(.*?)(\d+)(\D*)", name)
         prefix, digits, suffix = match.groups() if match else (name, "", "")
-        # Only a number with leading zeros has a width to keep.
+        # Only numbers with leading zeros have a fixed width.
         width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
         known = groups.setdefault((prefix, suffix, width), [])
         known += [int(digits)] if digits else []
@@ -143,7 +143,7 @@ def _ask(backend: QueueBackend, transport: Transport) -> list[NodeReport]:
 
 
 def _read_hosts(hosts: HostGroup) -> list[NodeReport]:
-    """Every host of a group, all at once; one out of reach is down."""
+    """Query every host of a group concurrently; an unreachable host is down."""
     problems = []
 
     def read(host: str, transport: Transport) -> NodeReport:
@@ -165,12 +165,12 @@ def _lines(transport: Transport, argv: Sequence[str]) -> list[str]:
     except SchedulerError as error:
         if error.transient:
             raise
-        return []  # no such program: no such GPU
+        return []  # the program is missing, so there is no such GPU
     return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.exit_status == 0 else []
 
 
 def _count_span(text: str) -> int:
-    """Numbers in ``0-3,8``."""
+    """Count the numbers in ``0-3,8``."""
     spans = re.findall(r"(\d+)(?:-(\d+))?", text)
     return sum(int(last or first) - int(first) + 1 for first, last in spans)
 

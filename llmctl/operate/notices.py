@@ -1,4 +1,4 @@
-"""What a site's profile wants to be told once to everyone who uses it."""
+"""Site messages: shown once to each user of a cluster."""
 
 from llmctl.paths import UserFolders
 from llmctl.site.profile import ClusterProfile
@@ -6,7 +6,7 @@ from llmctl.transport.file_writes import FileWrite, write_files
 
 
 def unseen_site_message(profile: ClusterProfile, folders: UserFolders) -> str:
-    """The profile's notice, unless this user has been told it; a changed one is new."""
+    """The profile's site message if this user has not seen it; a changed message is new."""
     if not profile.notice:
         return ""
     path = folders.state / "notices" / profile.name
@@ -18,10 +18,10 @@ def unseen_site_message(profile: ClusterProfile, folders: UserFolders) -> str:
 
 
 def remember_site_message(profile: ClusterProfile, folders: UserFolders) -> None:
-    """Note that this user has been told it.
+    """Record that this user has seen the site message.
 
     Raises:
-        OSError: it cannot be noted.
+        OSError: the record cannot be written.
     """
     if not profile.notice:
         return

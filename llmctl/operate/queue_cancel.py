@@ -1,4 +1,4 @@
-"""Ending a run whose job a scheduler has: politely while it can save, by the scheduler's command where it cannot."""
+"""End a scheduler's job: first with time to save, then by the scheduler's command."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,26 +16,26 @@ from llmctl.runs.state import JobAnswer
 from llmctl.transport.protocol import CommandResult, Transport, program_of
 
 BEYOND_GRACE_S = 15.0
-"""What job.sh gets on top of the grace: it ends its agents, and the file system has to show exit.json here."""
+"""job.sh's seconds beyond the grace period: to end its agents, and for the file system to show exit.json here."""
 LEAVE_S = 6.0
-"""A job that has written exit.json leaves the queue by itself within this, so that it need not be pushed."""
+"""A job that has written exit.json leaves the queue by itself within this time."""
 END_S = 90.0
-"""After the scheduler's command: job.sh's own stop, then the scheduler's KILL (Slurm's KillWait is 30 s by default)."""
+"""After the scheduler's command: job.sh's stop, then the scheduler's KILL (Slurm's KillWait defaults to 30 s)."""
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Between looks at the queue; the last one goes on."""
+"""Pauses between queries of the queue; the last one repeats."""
 
 
 @dataclass(frozen=True)
 class QueueCancel:
-    """One ending of one run.
+    """The cancellation of one run's job.
 
     Attributes:
-        record: of the run.
-        backend: of its scheduler.
-        transport: the machine where the scheduler's commands are run.
-        grace_s: seconds that it gets to save.
-        mark: writes attempts/K/cancel, which job.sh sees within a second; called before anything is waited for.
-        sleep: waits.
+        record: the run's record.
+        backend: the scheduler's backend.
+        transport: the machine where the scheduler's commands run.
+        grace_s: seconds to save.
+        mark: writes attempts/K/cancel, which job.sh sees within a second; called before any wait.
+        sleep: waits for a number of seconds.
     """
 
     record: RunRecord
@@ -46,13 +46,13 @@ class QueueCancel:
     sleep: Callable[[float], None] = field(default=time.sleep)
 
     def end(self) -> None:
-        """End the job: a running one by the mark first, and whatever the queue then still knows by its command.
+        """End the job: first the mark, if it is running; then the scheduler's command.
 
-        Nothing is ended that is not known to be this run's: neither while the scheduler is silent, nor a later job that
-        was given the same id.
+        Nothing is ended unless it is known to be this run's: nothing while the scheduler does not answer, and no later
+        job that got the same id.
 
         Raises:
-            SchedulerError: the scheduler is silent, refuses, or still has the job.
+            SchedulerError: the scheduler does not answer, refuses, or still has the job.
         """
         beginning = self._attempt()
         job = self._ask()
@@ -69,7 +69,7 @@ class QueueCancel:
             job = self._ask() or job
         if job.is_silent and not has_ended:
             raise SchedulerError(
-                f"{self.record.run_id}: told to end, but it has not ended yet, and {job.raw}", transient=True
+                f"{self.record.run_id}: asked to end, but has not ended yet: {job.raw}", transient=True
             )
         if self._is_there(job):
             self._command(job)
@@ -79,21 +79,21 @@ class QueueCancel:
         job_id = job.report.job_id
         for command in self.backend.cancel_commands([job_id]):
             result = run_patiently(self.backend, command.argv, self.transport, self._patience)
-            # Ending a job that has ended meanwhile is refused by most schedulers: the queue tells what is true.
+            # Most schedulers refuse to end an ended job, so the queue decides.
             if result.exit_status != 0 and self._is_there(self._ask() or job):
                 raise _refusal(self.record.run_id, self.backend, command.argv, result)
         job = self._wait_until_gone(END_S)
         if self._is_there(job):
             raw = job.report.raw if job.report is not None else job.raw
             raise SchedulerError(
-                f"{self.record.run_id}: the scheduler was asked to end job {job_id} and still has it as {raw}",
+                f"{self.record.run_id}: the scheduler was asked to end job {job_id} but still reports it as {raw}",
                 transient=True,
             )
 
     def _wait_for_exit_file(self, directory: PurePosixPath) -> bool:
         deadline = time.monotonic() + self.grace_s + BEYOND_GRACE_S
         while True:
-            # Listing the folder makes a network file system look again, which remembers that a file was not there.
+            # Listing the folder makes a network file system drop its cached "no such file".
             (names,) = self.transport.list_names([str(directory)])
             if "exit.json" in names:
                 return True
@@ -115,7 +115,7 @@ class QueueCancel:
         return find_attempts([self.record], self.transport)[0].newest
 
     def _ask(self) -> JobAnswer | None:
-        # A watch of its own for each question: what the queue said before is of no use here.
+        # A new watch for each query: earlier answers of the queue are useless here.
         question = question_of(self.record, find_attempts([self.record], self.transport)[0])
         return SchedulerWatch(self.backend, self.transport, patience=self._patience).ask_queue([question])[0]
 
@@ -129,10 +129,10 @@ class QueueCancel:
 
 
 def end_by_name(run_id: str, backend: QueueBackend, transport: Transport) -> bool:
-    """End the job of a run whose record is gone: by its name, which holds the run id. Whether there was one.
+    """End the job of a run without a record, found by name; True if it existed.
 
     Raises:
-        SchedulerError: the scheduler is silent, or refuses.
+        SchedulerError: the scheduler does not answer, or refuses.
     """
     report, answer = find_job(backend, backend.job_name(run_id), transport)
     if not answer.is_answer:

@@ -1,4 +1,4 @@
-"""Whether a run may go on, and from where. Reads only."""
+"""Checks before a resume, and its starting point. Read-only."""
 
 import re
 from collections.abc import Mapping
@@ -21,17 +21,17 @@ _COMPLETE = re.compile(r"iter_(\d{7,})")
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Where the next attempt begins: the iteration of the latest checkpoint, and a sentence for people."""
+    """Start of the next attempt: the latest checkpoint's iteration, with a sentence."""
 
     iteration: int | None
     sentence: str
 
 
 def check_ended(record: RunRecord, session: ClusterSession) -> None:
-    """Refuse to start a run a second time while the first may still write to its directory.
+    """Refuse to start a run while its job may still write to its directory.
 
     Raises:
-        RecordError: it still runs (names the job), or nobody can tell whether it does.
+        RecordError: the run still runs (names the job), or its state is unknown.
         SchedulerError: the cluster cannot be reached.
     """
     transport = session.transport
@@ -43,7 +43,7 @@ def check_ended(record: RunRecord, session: ClusterSession) -> None:
     leaders = leaders_of(record, newest_attempt(record, transport))
     is_unborn = view.state is JobState.UNKNOWN and not leaders
     if is_unborn and not _was_taken(record, session):
-        return  # submit was cut off before it had started anything
+        return  # submit was cut off before it started anything
     if view.state is JobState.UNKNOWN:
         raise RecordError(f"{record.run_id} may still be running (job {names}): {view.detail}")
     raise RecordError(
@@ -53,7 +53,7 @@ def check_ended(record: RunRecord, session: ClusterSession) -> None:
 
 
 def _was_taken(record: RunRecord, session: ClusterSession) -> bool:
-    """Whether a submission that no job is recorded of has started something, or waits somewhere, all the same."""
+    """True if a submission without a recorded job has started processes or a job."""
     if session.backend is None:
         return bool(session.transport.processes_of_run(str(record.run_dir), []))
     if record.submissions and record.submissions[-1].jobs:
@@ -68,11 +68,11 @@ def _was_taken(record: RunRecord, session: ClusterSession) -> bool:
 
 
 def start_point(record: RunRecord, transport: Transport) -> StartPoint:
-    """Where the next attempt of a run begins, by the checkpoints that are there now.
+    """The starting point of a run's next attempt, from the existing checkpoints.
 
     Args:
-        record: as it will be submitted.
-        transport: transport to where the checkpoints are.
+        record: the record to be submitted.
+        transport: the machine of the checkpoints.
     """
     if record.config is None:
         return StartPoint(None, "runs its command again")
@@ -83,21 +83,21 @@ def start_point(record: RunRecord, transport: Transport) -> StartPoint:
     if iteration is not None:
         return StartPoint(iteration, f"resumes from iteration {iteration} of {total}")
     if settings.get("load"):
-        return StartPoint(None, f"starts anew from {settings['load']}: no checkpoint of its own in {folder}")
+        return StartPoint(None, f"starts anew from {settings['load']}: no checkpoint of this run in {folder}")
     return StartPoint(None, f"starts anew: no checkpoint in {folder}")
 
 
 def check_work_left(record: RunRecord, point: StartPoint) -> None:
-    """Refuse to go on with a run that has reached its last iteration.
+    """Refuse to resume a run that has reached its last iteration.
 
     Raises:
-        UsageError: says how to lengthen it.
+        UsageError: names the flag that lengthens the run.
     """
     total = (record.config or {}).get("training", {}).get("train_iters")
     if point.iteration is not None and isinstance(total, int) and point.iteration >= total:
         raise UsageError(
-            f"{record.run_id} has done all of its {total} iterations; "
-            f"--set training.train_iters=N lengthens it, llmctl submit starts another"
+            f"{record.run_id} has completed all of its {total} iterations; "
+            f"--set training.train_iters=N lengthens the run, llmctl submit starts a new one"
         )
 
 
@@ -106,6 +106,6 @@ def _latest_iteration(folder: str, transport: Transport) -> int | None:
     text = part.data.decode(errors="replace").strip() if part is not None else ""
     if text.isdecimal():
         return int(text)
-    # The pointer may have been lost in a crash; the trainer then takes the newest sound checkpoint, as we do here.
+    # A crash may have lost the pointer; like the trainer, take the newest complete checkpoint.
     (names,) = transport.list_names([folder])
     return max((int(match[1]) for name in names if (match := _COMPLETE.fullmatch(name))), default=None)

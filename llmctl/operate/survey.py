@@ -1,4 +1,4 @@
-"""The views of many runs, cluster by cluster. What cannot be reached is shown as seen last, and hides no other."""
+"""Views of many runs, cluster by cluster. Runs out of reach keep their last seen state."""
 
 import time
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from llmctl.runs.record import load_records as load_run_records
 from llmctl.runs.view import RunView
 
 SEEN_EVERY_S = 600.0
-"""The index is told this often that a run is still in the same state; a change of state at once."""
+"""The index records an unchanged state this often, and a changed state at once."""
 AWAY_S = 60.0
-"""A cluster out of reach is tried again after this long, by those who watch: the others are not kept waiting for it."""
+"""Repeated observation retries an unreachable cluster after this time, without delaying other clusters."""
 
 
 @dataclass
 class RunSurvey:
-    """Looks at runs, once or again and again.
+    """Observes runs, once or repeatedly.
 
     Attributes:
         context: this call of llmctl.
-        interval_s: between two calls of a scheduler; in between its last answer is taken.
-        unreachable: cluster -> why it cannot be reached, of the last look.
+        interval_s: shortest time between two queries of a scheduler; in between, the last answer is used.
+        unreachable: cluster -> error, from the last observation.
     """
 
     context: Context
@@ -42,11 +42,11 @@ class RunSurvey:
     _ended: dict[str, RunView] = field(default_factory=dict)
 
     def look(self, entries: Sequence[IndexEntry], *, remember: bool = False) -> list[RunView]:
-        """The views of runs, in order; the index remembers the states seen.
+        """Views of runs, in order; the index stores the observed states.
 
         Args:
             entries: the runs.
-            remember: believe the index of runs that it has as ended: their scheduler is not asked about them again.
+            remember: trust the index about ended runs, and do not query their scheduler again.
         """
         self.unreachable = {}
         open_ones = [entry for entry in entries if entry.run_id not in self._ended]
@@ -70,7 +70,7 @@ class RunSurvey:
             self.unreachable[cluster] = error
             if self.interval_s and error is not away:
                 self._away_until[cluster] = (time.monotonic() + AWAY_S, error)
-            # Told whole once, below all runs; a run's own line is one line.
+            # The full message appears once, below all runs; a run's own line stays one line.
             why = f"{cluster} cannot be reached: {error.message.splitlines()[0]}"
             return [_last_seen(entry, why) for entry in entries]
         except LlmctlError as error:
@@ -112,12 +112,12 @@ class RunSurvey:
 
 
 def has_finished(entry: IndexEntry) -> bool:
-    """Whether a run had ended when it was seen last."""
+    """True if a run had ended when last seen."""
     return entry.last_state in {state.value for state in JobState if state.is_finished}
 
 
 def load_records(entries: Sequence[IndexEntry], session: ClusterSession) -> list[RunRecord | RecordError]:
-    """The records of runs of one cluster, in order; an error for one that cannot be read."""
+    """Records of runs of one cluster, in order; an error for each unreadable record."""
     return load_run_records([entry.run_dir for entry in entries], session.transport)
 
 
@@ -129,7 +129,7 @@ def _without_record(entry: IndexEntry, error: RecordError, context: Context) -> 
 
 
 def _last_seen(entry: IndexEntry, reason: str) -> RunView:
-    """What the index has: better than nothing, and said to be old."""
+    """The last seen state from the index, with its age."""
     if entry.last_state is None or entry.last_seen is None:
         return _unknown(entry, reason)
     state = JobState(entry.last_state) if entry.last_state in {one.value for one in JobState} else JobState.UNKNOWN

@@ -1,4 +1,4 @@
-"""The trainer's own commands, run where a cluster's jobs are submitted from, by the jobs' Python and environment."""
+"""The trainer's commands, on a cluster's submitting machine, with the jobs' Python and environment."""
 
 import os
 import shlex
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequence[str]) -> int:
-    """Run ``python -m trainer WORDS`` on the machine that the jobs of ``profile`` are submitted from; its exit status.
+    """Run ``python -m trainer WORDS`` on the machine that submits ``profile``'s jobs; returns the exit status.
 
-    The code is the snapshot that a job would run, and the cache is that of jobs. On this machine paths are relative
-    to the working directory, elsewhere to the home directory.
+    Uses the same code snapshot and cache as jobs. On this machine, paths are relative to the working directory,
+    elsewhere to the home directory.
 
     Raises:
         ProfileError: the jobs' Python cannot be started here, or runs_root cannot be written.
@@ -56,9 +56,9 @@ def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequ
 
 
 def run_kernels_command(context: Context, profile: "ClusterProfile", words: Sequence[str]) -> int:
-    """Run ``python -m trainer kernels WORDS`` where a cluster's jobs are submitted from; its exit status.
+    """Run ``python -m trainer kernels WORDS`` on a cluster's submitting machine; returns the exit status.
 
-    What is built here is found by the jobs: the cache is theirs.
+    Builds go to the jobs' cache, so that jobs find them.
 
     Raises:
         ProfileError: the jobs' Python cannot be started here, or runs_root cannot be written.
@@ -68,7 +68,7 @@ def run_kernels_command(context: Context, profile: "ClusterProfile", words: Sequ
 
 
 def _architectures(profile: "ClusterProfile", action: str) -> list[str]:
-    """The flag that has kernels built for the GPUs of the compute nodes, where a login node may have none."""
+    """The flag that builds kernels for the compute nodes' GPUs. Login nodes may have no GPU."""
     kinds = {ARCHITECTURES.get(kind.gpu or "", "") for kind in profile.resource_types.values()}
     nvidia = sorted(kind for kind in kinds if kind and not kind.startswith("gfx"))
     return ["--architecture", *nvidia] if nvidia and action == "build" else []

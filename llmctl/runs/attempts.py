@@ -1,4 +1,4 @@
-"""Reading attempts/K of many runs: a fixed number of round trips, whatever the number of runs and ranks."""
+"""Read attempts/K of many runs in a fixed number of round trips."""
 
 import time
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.protocol import Transport
 
 _SMALL = 16 * 1024
-"""Bytes read of a file with one small object: a connection carries many of them at once if little is wished for."""
+"""Bytes read of a file with one small object: small limits let one connection carry many files at once."""
 _HOSTFILE = 64 * 1024
 MOST_STARTS = 20
-"""Attempts whose started.json is read: more than a scheduler starts a job again before somebody looks."""
+"""Most attempts whose started.json is read: more requeues than a scheduler makes before somebody steps in."""
 HEARTBEATS_EVERY_S = (15.0, 30.0)
-"""Between two readings of all heartbeats of an attempt that is looked at again and again: of few ranks, and at most."""
+"""Shortest (few ranks) and longest interval between reads of all heartbeats of a followed attempt."""
 RANKS_PER_SECOND = 256
 
 
 @dataclass(frozen=True)
 class AttemptBeginning:
-    """The newest attempt of a run: its number, its directory, who runs it where, and how it ended if it has."""
+    """The newest attempt of a run: number, directory, job.sh's processes, ending."""
 
     number: int
     directory: PurePosixPath
@@ -47,12 +47,12 @@ class AttemptBeginning:
 
 @dataclass(frozen=True)
 class RunAttempts:
-    """What a run's last submission has begun.
+    """Attempts of a run, and the newest attempt of its last submission.
 
     Attributes:
-        newest: the last attempt of the last submission; None if it has made none yet.
-        count: attempts of all submissions.
-        of_submission: attempts of the last submission.
+        newest: the last attempt of the last submission; None before the first.
+        count: number of attempts of all submissions.
+        of_submission: number of attempts of the last submission.
     """
 
     newest: AttemptBeginning | None
@@ -61,7 +61,7 @@ class RunAttempts:
 
 
 def find_attempts(records: Sequence[RunRecord], transport: Transport) -> list[RunAttempts]:
-    """The attempts of each run, in order: two round trips."""
+    """The attempts of each run, in order. Costs two round trips."""
     folders = [PurePosixPath(str(record.run_dir)) / "attempts" for record in records]
     listed = transport.list_names([str(folder) for folder in folders]) if folders else []
     numbers = [sorted(int(name) for name in names if name.isdecimal()) for names in listed]
@@ -84,19 +84,19 @@ def find_attempts(records: Sequence[RunRecord], transport: Transport) -> list[Ru
 
 
 def newest_attempt(record: RunRecord, transport: Transport) -> AttemptBeginning | None:
-    """The last attempt of the run's last submission; None if it has made none yet."""
+    """The last attempt of the run's last submission; None before the first."""
     return find_attempts([record], transport)[0].newest
 
 
 def attempt_numbers(record: RunRecord, transport: Transport) -> list[int]:
-    """Numbers of all attempts that a run has made, ascending."""
+    """Numbers of all attempts of a run, ascending."""
     (names,) = transport.list_names([str(record.run_dir / "attempts")])
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 @dataclass
 class _Kept:
-    """What was read of one attempt."""
+    """Heartbeats and errors read of one attempt."""
 
     had_ended: bool
     read: float
@@ -105,16 +105,16 @@ class _Kept:
 
 
 class DetailsMemory:
-    """Heartbeats and errors that were read before, for those who look again and again at runs of thousands of ranks.
+    """Cache of heartbeats and errors, for repeated observation of runs with thousands of ranks.
 
-    Heartbeats are read anew after a while, and once the attempt has ended; an error never changes.
+    Heartbeats are read again after an interval, and once the attempt has ended. Errors never change.
     """
 
     def __init__(self) -> None:
         self._kept: dict[PurePosixPath, _Kept] = {}
 
     def heartbeats(self, one: AttemptBeginning) -> _Kept | None:
-        """Those of an attempt; None if it is time to read them."""
+        """Cached heartbeats of an attempt; None if a new read is due."""
         kept = self._kept.get(one.directory)
         if kept is None or not kept.heartbeats or kept.had_ended != (one.ending is not None):
             return None
@@ -123,14 +123,14 @@ class DetailsMemory:
         return kept if time.monotonic() - kept.read < interval_s else None
 
     def keep(self, one: AttemptBeginning, heartbeats: Sequence[Heartbeat | None]) -> _Kept:
-        """Remember heartbeats that were read at this moment."""
+        """Cache heartbeats that were just read."""
         errors = self.errors(one)
         known = tuple(beat for beat in heartbeats if beat is not None)
         self._kept[one.directory] = _Kept(one.ending is not None, time.monotonic(), known, errors)
         return self._kept[one.directory]
 
     def errors(self, one: AttemptBeginning) -> dict[str, RankError]:
-        """Those of an attempt that are known, by file name."""
+        """Cached errors of an attempt, by file name."""
         kept = self._kept.get(one.directory)
         return kept.errors if kept is not None else {}
 
@@ -141,13 +141,13 @@ def read_details(
     transport: Transport,
     memory: DetailsMemory | None = None,
 ) -> tuple[list[AttemptFacts | None], list[FilePart | None]]:
-    """Heartbeats and errors of the attempts where they matter, and the parts of ``further``: two round trips.
+    """Read heartbeats and errors where needed, and ``further``. Costs two round trips.
 
     Args:
         beginnings: the attempts.
-        further: more files to read on the way.
+        further: more files to read in the same round trip.
         transport: the machine of all these files.
-        memory: what was read at earlier looks.
+        memory: cache of earlier reads.
     """
     memory = memory or DetailsMemory()
     wanted = [one for one in beginnings if one is not None and _tells_more(one)]
@@ -190,7 +190,7 @@ def _attempts(
         return RunAttempts(None)
     starts = [parse_started(_data(part)) for part in parts[:-3]]
     submission = record.submissions[-1].number if record.submissions else None
-    # One that does not say yet is being begun at this moment, and so is the last submission's.
+    # An attempt without a started.json is just beginning, and so belongs to the last submission.
     own = [one for one in starts if one is None or None in (one.submission, submission) or one.submission == submission]
     newest = starts[-1]
     if newest is not None and newest not in own:
@@ -208,7 +208,7 @@ def _attempts(
 
 
 def _tells_more(beginning: AttemptBeginning) -> bool:
-    """Whether heartbeats and errors add to what is known: not where it ended well, or as it was told to."""
+    """True if heartbeats and errors add information. False after a good or requested ending."""
     ending = beginning.ending
     return (
         ending is None or not ending.is_final or ending.reason not in ("completed", "stopped", "cancelled", "timeout")
@@ -232,7 +232,7 @@ def _facts(beginning: AttemptBeginning | None, details: AttemptFacts | None) -> 
 
 
 def _json_names(names: Sequence[str]) -> list[str]:
-    # Names that begin with a dot are being written and renamed at this moment.
+    # Names that begin with a dot are temporary: the writer renames them when they are complete.
     return [name for name in names if name.endswith(".json") and not name.startswith(".")]
 
 

@@ -1,7 +1,7 @@
-"""What the files of a run directory say, as values. Pure: bytes in, facts out.
+"""The contents of a run directory's files as values. Pure: bytes in, facts out.
 
-Nothing here fails on a file that is missing, half written or of another version: what cannot be read is None, and the
-decision about the run (llmctl.runs.state) is made from what is left.
+No parser here fails on a missing, half-written or foreign file: unreadable values are None. llmctl.runs.state decides
+the run's state from the remaining values.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Started:
-    """started.json, written by job.sh as its first act: which submission this attempt belongs to, and who runs it."""
+    """started.json, written first by job.sh: submission of this attempt, and job.sh's process identity."""
 
     submission: int | None
     job_id: str | None
@@ -26,7 +26,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Ending:
-    """exit.json of the supervisor: the exit code, reason and the signal it got, if any. Time in seconds since 1970."""
+    """exit.json of the supervisor: exit code, reason and any signal received. Time in seconds since 1970."""
 
     code: int | None
     reason: str
@@ -35,10 +35,10 @@ class Ending:
 
     @property
     def is_final(self) -> bool:
-        """Whether it is the run's end for certain; otherwise the scheduler may start the job again.
+        """True if this ending certainly ends the run; otherwise the scheduler may start the job again.
 
-        Schedulers stop a job by a signal before they start it again (preemption, requeue). Grid Engine also starts one
-        again that ends with 99, and holds one that ends with 100 (qsub(1)).
+        Schedulers signal a job before they start the job again (preemption, requeue). Grid Engine also restarts a job
+        that ends with 99, and holds a job that ends with 100 (qsub(1)).
         """
         if self.reason not in ("stopped", "failed"):
             return True
@@ -47,7 +47,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Outcome:
-    """outcome.json of global rank 0, left in good order: completed or stopped, at which iteration."""
+    """outcome.json of global rank 0 after an orderly end: completed or stopped, with the iteration."""
 
     reason: str
     iteration: int | None
@@ -56,7 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """heartbeat/rank-NNNNN.json: where a rank was when it last wrote. Time in seconds since 1970."""
+    """heartbeat/rank-NNNNN.json: a rank's phase and iteration at its last write. Time in seconds since 1970."""
 
     rank: int
     host: str
@@ -68,7 +68,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class RankError:
-    """errors/rank-NNNNN.json: what a rank died of."""
+    """errors/rank-NNNNN.json: the exception that ended a rank."""
 
     rank: int
     coordinates: str
@@ -79,19 +79,19 @@ class RankError:
     time: float
     traceback: str = ""
     consequence: bool = False
-    """By its own word."""
+    """True if the rank itself reported its error as the consequence of another rank's failure."""
 
     def summary(self) -> str:
         """``rank 3 (pp 1, dp 0, tp 1) on node7: RuntimeError: first line of the message``."""
         where = f" ({self.coordinates})" if self.coordinates else ""
-        # gloo begins with the place in its own source: "[/.../pair.cc:553] Connection closed by peer".
+        # gloo messages begin with a source location: "[/.../pair.cc:553] Connection closed by peer".
         message = re.sub(r"^\[[^\]]*:\d+\] ", "", self.message)
         what = f"{self.type}: {message}" if message else self.type
         return f"rank {self.rank}{where} on {self.host}: {_first_line(what)}"
 
     @property
     def is_about_a_peer(self) -> bool:
-        """Whether the rank only noticed that another had gone: by its own word, or as gloo and NCCL word it."""
+        """True if the error is a peer failure, by the rank's flag or gloo's or NCCL's words."""
         words = (
             "connection closed by peer",
             "connection reset by peer",
@@ -106,8 +106,8 @@ class RankError:
 class AttemptFacts:
     """One attempts/K directory.
 
-    ``errors`` in order of time: the first is the first to have failed. ``hosts``: those of its hostfile.
-    ``heartbeats_age_s``: how long before this look the heartbeats were read.
+    ``errors`` in order of time: the first rank to fail comes first. ``hosts``: the hosts of the hostfile.
+    ``heartbeats_age_s``: age of the heartbeat read itself, at the time of observation.
     """
 
     number: int
@@ -122,12 +122,12 @@ class AttemptFacts:
 
     @property
     def newest_heartbeat(self) -> Heartbeat | None:
-        """The latest sign of life of any rank."""
+        """The latest heartbeat of any rank."""
         return max(self.heartbeats, key=lambda heartbeat: heartbeat.time, default=None)
 
 
 def parse_started(data: bytes | None) -> Started | None:
-    """started.json, or None if it cannot be read."""
+    """Parse started.json; None if unreadable."""
     values = _mapping(data)
     if values is None:
         return None
@@ -143,7 +143,7 @@ def parse_started(data: bytes | None) -> Started | None:
 
 
 def parse_ending(data: bytes | None) -> Ending | None:
-    """exit.json, or None if it cannot be read or gives no reason."""
+    """Parse exit.json; None if unreadable or without a reason."""
     values = _mapping(data)
     if values is None or not _text(values, "reason"):
         return None
@@ -153,7 +153,7 @@ def parse_ending(data: bytes | None) -> Ending | None:
 
 
 def parse_outcome(data: bytes | None) -> Outcome | None:
-    """outcome.json, or None if it cannot be read or gives no reason."""
+    """Parse outcome.json; None if unreadable or without a reason."""
     values = _mapping(data)
     if values is None or not _text(values, "reason"):
         return None
@@ -161,14 +161,14 @@ def parse_outcome(data: bytes | None) -> Outcome | None:
 
 
 def parse_hostfile(data: bytes | None) -> tuple[str, ...]:
-    """The hosts of an attempt's hostfile, each once; none for agents of one machine, which it calls 127.0.0.1."""
+    """Distinct hosts of an attempt's hostfile; empty for agents of one machine, listed as 127.0.0.1."""
     lines = (data or b"").decode("utf-8", errors="replace").splitlines()
     names = dict.fromkeys(line.split()[0] for line in lines if line.strip() and not line.startswith("#"))
     return tuple(name for name in names if not name.startswith("127."))
 
 
 def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
-    """One heartbeat, or None if it cannot be read or lacks rank or time."""
+    """Parse one heartbeat; None if unreadable or without rank or time."""
     values = _mapping(data)
     rank, time = (_int(values, "rank"), _float(values, "time")) if values else (None, None)
     if values is None or rank is None or time is None:
@@ -178,7 +178,7 @@ def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
 
 
 def parse_error(data: bytes | None) -> RankError | None:
-    """One rank's error, or None if it cannot be read or lacks the rank."""
+    """Parse one rank's error; None if unreadable or without a rank."""
     values = _mapping(data)
     rank = _int(values, "rank") if values else None
     if values is None or rank is None:
@@ -197,7 +197,7 @@ def parse_error(data: bytes | None) -> RankError | None:
 
 
 def first_error(errors: tuple[RankError, ...]) -> RankError | None:
-    """The cause among ``errors``: the earliest that is not merely about a peer that had gone, else the earliest."""
+    """The cause among ``errors``: the earliest that is no peer failure, else the earliest."""
     ordered = sorted(errors, key=lambda error: (error.is_about_a_peer, error.time, error.rank))
     return ordered[0] if ordered else None
 
@@ -206,7 +206,7 @@ def _coordinates(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{axis} {index}" for axis, index in value.items())
     text = value if isinstance(value, str) else ""
-    # ParallelMesh.describe writes "rank 5 (pp 1, dp 0, tp 1)": the rank is named already.
+    # ParallelMesh.describe writes "rank 5 (pp 1, dp 0, tp 1)", so the rank is already named.
     inner = text[text.find("(") + 1 : text.rfind(")")] if "(" in text else text
     return " ".join(inner.split())
 

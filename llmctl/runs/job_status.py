@@ -1,7 +1,7 @@
-"""What is known of the jobs of runs: from the queue and the accounting of a scheduler, or from the process table.
+"""Job states, from a scheduler's queue and accounting or from the process table.
 
-The scheduler is asked about all runs of a cluster at once, and not again before ``interval_s`` have passed. An answer
-that does not hold a job ends nothing: only the accounting's own word does.
+One query covers all runs of a cluster, at most once per ``interval_s``. A job missing from an answer has not
+ended for that reason: only the accounting can report an ending.
 """
 
 import time
@@ -18,12 +18,12 @@ from llmctl.runs.state import SUBMITTING_S, JobAnswer
 from llmctl.transport.protocol import Transport
 
 RECENTLY_S = 600.0
-"""An accounting may be this late: it is written in batches, and its database may be away for minutes."""
+"""Longest delay of an accounting: entries are written in batches, and the database may be away for minutes."""
 
 
 @dataclass(frozen=True)
 class JobQuestion:
-    """One run whose job is asked about: its last submission's job ids, and the newest attempt that is known."""
+    """Query for one run's job: job ids of its last submission, newest known attempt."""
 
     record: RunRecord
     job_ids: tuple[str, ...]
@@ -31,7 +31,7 @@ class JobQuestion:
 
 
 def question_of(record: RunRecord, attempts: RunAttempts) -> JobQuestion:
-    """What to ask about a run: the recorded job; where submit was cut off before that, as job.sh states itself."""
+    """Build the query for a run. Uses started.json if submit was cut off before recording the jobs."""
     started = attempts.newest.started if attempts.newest is not None else None
     ids = tuple(job.job_id for job in record.submissions[-1].jobs) if record.submissions else ()
     if not ids and started is not None and started.job_id:
@@ -40,7 +40,7 @@ def question_of(record: RunRecord, attempts: RunAttempts) -> JobQuestion:
 
 
 class SchedulerWatch:
-    """What the scheduler of one cluster says of jobs, over one look or many."""
+    """A scheduler's answers about one cluster's jobs, over one observation or many."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class SchedulerWatch:
         asks_again: bool = False,
         patience: Patience = PATIENT,
     ) -> None:
-        """Ask ``backend``'s commands through ``transport``.
+        """Query ``backend``'s commands through ``transport``.
 
         Args:
-            backend: of the scheduler.
-            transport: the machine where its commands are run.
-            interval_s: between two calls; in between the last answer is taken.
-            remembered: runs that were seen to have ended: run id -> state, and when that was seen. They are not asked
-                about unless they have been submitted again since.
-            asks_again: ask about these too, and remember only where nobody knows better.
-            patience: with a scheduler that fails for the moment; one that is asked again anyway needs none.
+            backend: the scheduler's backend.
+            transport: the machine where its commands run.
+            interval_s: shortest time between two calls; in between, the last answer is used.
+            remembered: runs already seen as ended: run id -> state, time of observation. Such a run is not queried
+                unless the user has submitted it again since.
+            asks_again: query ``remembered`` runs too, and use the memory only if there is no better answer.
+            patience: retries for transient failures; repeated observation needs none.
         """
         self.backend = backend
         self._transport = transport
@@ -75,7 +75,7 @@ class SchedulerWatch:
         self._found: dict[str, tuple[float, JobAnswer | None]] = {}
 
     def ask_queue(self, questions: Sequence[JobQuestion]) -> list[JobAnswer | None]:
-        """The queue's word on each job: one call for all; None where the run has no job that is known."""
+        """State of each job in the queue: one call for all; None for runs without a known job."""
         asked = [question for question in questions if self._asks_again or self._memory(question) is None]
         lost = [question for question in asked if not question.job_ids]
         ids = [job_id for question in asked for job_id in question.job_ids]
@@ -86,11 +86,11 @@ class SchedulerWatch:
         return [self._resolved(question, self._memory(question), found) for question in questions]
 
     def ask_accounting(self, questions: Sequence[JobQuestion], signs_of_life: Sequence[float]) -> list[JobAnswer]:
-        """The accounting's word on jobs that the queue does not know any more: one call for all.
+        """State of jobs that have left the queue, from the accounting: one call for all.
 
         Args:
             questions: the runs.
-            signs_of_life: when each was last known to live, in seconds since 1970.
+            signs_of_life: time of each run's last sign of life, in seconds since 1970.
         """
         ids = [job_id for question in questions for job_id in question.job_ids]
         if ids and self._accounting.is_due(ids, self._interval_s):
@@ -118,11 +118,11 @@ class SchedulerWatch:
         submissions = question.record.submissions
         if state is None:
             return None
-        # Seen by this machine's clock, submitted by the cluster's.
+        # ``seen`` is by this machine's clock, ``submitted`` by the cluster's.
         age = time.time() - seen
         if submissions and self._transport.now() - submissions[-1].time < age:
             return None
-        return JobAnswer(state, f"it was {state} when it was seen {spoken(age)} ago", source="memory")
+        return JobAnswer(state, f"{state} when last seen {spoken(age)} ago", source="memory")
 
     def _by_queue(self, question: JobQuestion, answer: QueueAnswer) -> JobAnswer:
         if not answer.is_answer:
@@ -131,10 +131,10 @@ class SchedulerWatch:
             )
         report = self._own(question, answer)
         if report is None:
-            return JobAnswer(JobState.UNKNOWN, "it has left the queue", source="queue", has_left=True)
+            return JobAnswer(JobState.UNKNOWN, "the job has left the queue", source="queue", has_left=True)
         began = self._attempts.get(question.record.run_id, question.attempt)
         if report.state is JobState.PENDING and question.attempt != began:
-            return JobAnswer(JobState.RUNNING, "it has begun since the queue was asked", source="queue")
+            return JobAnswer(JobState.RUNNING, "the job began after the queue query", source="queue")
         return JobAnswer(report.state, words_of(report), source="queue", report=report)
 
     def _by_accounting(self, question: JobQuestion, answer: QueueAnswer, silent_s: float) -> JobAnswer:
@@ -142,23 +142,23 @@ class SchedulerWatch:
         if report is not None and report.state.is_finished:
             return JobAnswer(report.state, words_of(report), source="accounting", report=report, has_left=True)
         if not answer.is_answer:
-            words = f"it has left the queue, and the accounting does not answer: {answer.problem}"
+            words = f"the job has left the queue, and the accounting does not answer: {answer.problem}"
         elif report is not None:
-            words = f"it has left the queue; the accounting still has it as {report.raw}"
+            words = f"the job has left the queue; the accounting still reports it as {report.raw}"
         elif silent_s < RECENTLY_S:
-            words = "it has left the queue; the accounting has not written it down yet"
+            words = "the job has left the queue; the accounting has no entry yet"
         else:
-            words = "it has left the queue, and the accounting has nothing on it"
+            words = "the job has left the queue, and the accounting has no entry"
         return JobAnswer(JobState.UNKNOWN, words, source="accounting", has_left=True)
 
     def _own(self, question: JobQuestion, answer: QueueAnswer) -> JobReport | None:
-        """The report of the run's own job. One of another name is a later job that was given the same id."""
+        """The report of the run's own job. Another job name means a later job with the same, reused id."""
         name = self.backend.job_name(question.record.run_id)
         reports = [answer.reports[job_id] for job_id in question.job_ids if job_id in answer.reports]
         return next((report for report in reports if report.name in (None, name)), None)
 
     def _find(self, question: JobQuestion) -> JobAnswer | None:
-        """A submission without a job id: submit was cut off, or its answer was lost."""
+        """Find the job of a submission without a job id. Submit was cut off, or its answer was lost."""
         submissions = question.record.submissions
         if not submissions or self._transport.now() - submissions[-1].time < SUBMITTING_S:
             return None
@@ -177,12 +177,12 @@ class SchedulerWatch:
         if not answer.is_answer:
             words = f"no job id was recorded, and the scheduler does not answer: {answer.problem}"
             return JobAnswer(JobState.UNKNOWN, words, source="queue", is_silent=True)
-        words = f"no job id was recorded: submit was interrupted; the queue has no job called {name}"
+        words = f"no job id was recorded: submit was interrupted; the queue has no job named {name}"
         return JobAnswer(JobState.UNKNOWN, words, source="queue", has_left=True)
 
 
 class _Kept:
-    """The last answer, what it was about, and when it came."""
+    """The last answer, the job ids queried, and the time."""
 
     def __init__(self) -> None:
         self.answer = QueueAnswer()
@@ -198,17 +198,17 @@ class _Kept:
 
 
 _ENDINGS = {
-    JobState.COMPLETED: "the scheduler has it as ended well",
+    JobState.COMPLETED: "the scheduler reports success",
     JobState.FAILED: "the job failed",
     JobState.CANCELLED: "the job was cancelled, not by llmctl",
     JobState.TIMEOUT: "the scheduler ended it at its time limit",
-    JobState.PREEMPTED: "another job took its place",
+    JobState.PREEMPTED: "preempted by another job",
     JobState.NODE_FAIL: "a node failed",
 }
 
 
 def words_of(report: JobReport) -> str:
-    """What a scheduler says of a job, for people, with its own word."""
+    """A readable sentence on a job's state, with the scheduler's own word."""
     if report.state is JobState.RUNNING:
         return report.reason
     if report.state is JobState.PENDING:

@@ -1,4 +1,4 @@
-"""Which of a run's log files are meant: some ranks, all, the failed ones, or those of job.sh and the agents."""
+"""Selection of a run's log files: ranks, failed ranks, or job.sh and agents."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _ERROR = re.compile(r"rank-(\d{5,})\.json")
 
 @dataclass(frozen=True)
 class LogChoice:
-    """What ``--rank`` and ``--job`` say.
+    """The choice made by ``--rank`` or ``--job``.
 
     Attributes:
         kind: ``ranks``, ``all``, ``failed`` or ``job``.
@@ -25,10 +25,10 @@ class LogChoice:
 
     @classmethod
     def parse(cls, text: str) -> "LogChoice":
-        """From the value of ``--rank``.
+        """Parse the value of ``--rank``.
 
         Raises:
-            UsageError: it is none of N, N,N,..., N-M, all, failed.
+            UsageError: ``text`` is none of N, N,N,..., N-M, all, failed.
         """
         if text in ("all", "failed"):
             return cls(text)
@@ -41,18 +41,18 @@ class LogChoice:
                 )
             span = range(int(first), int(last or first) + 1)
             if len(span) > MOST_RANKS:
-                raise UsageError(f"--rank: {part.strip()} is more than {MOST_RANKS} ranks; all takes those there are")
+                raise UsageError(f"--rank: {part.strip()} is more than {MOST_RANKS} ranks; all selects every rank")
             ranks += span
         return cls("ranks", tuple(dict.fromkeys(ranks)))
 
     def files(self, run_dir: str, attempt: int, names: Sequence[str], failed: Sequence[int]) -> dict[str, str]:
-        """What is meant -> path, in the order to be shown: ``rank 3``, ``node 0``, ``job``.
+        """Chosen sources (``rank 3``, ``node 0``, ``job``) -> path, in display order.
 
         Args:
             run_dir: the run directory.
             attempt: number of the attempt.
             names: file names in the attempt's directory.
-            failed: ranks that left an error, the first to fail first.
+            failed: ranks that left an error, in order of failure.
         """
         folder = f"{run_dir}/attempts/{attempt}"
         if self.kind == "job":
@@ -67,7 +67,7 @@ class LogChoice:
         return {f"rank {rank}": f"{folder}/{present[rank]}" for rank in wanted if rank in present}
 
     def absence(self, names: Sequence[str]) -> str:
-        """A sentence on chosen ranks that have no log although others have one; empty if there are none.
+        """A sentence on chosen ranks without a log while other ranks have logs; empty if there are none.
 
         Args:
             names: file names in the attempt's directory.
@@ -80,7 +80,7 @@ class LogChoice:
 
 
 def ranks_of_errors(names: Sequence[str]) -> list[int]:
-    """The ranks that left a file in ``errors/``, of the names in it."""
+    """Ranks with a file in ``errors/``, by the folder's file names."""
     return [int(match[1]) for name in names if (match := _ERROR.fullmatch(name))]
 
 

@@ -1,7 +1,7 @@
-"""The log files of a run: which exist, their last lines, and following many of them by byte offset.
+"""Log files of a run: listing, last lines, and following many files by byte offset.
 
-Logs are whatever programs wrote: binary garbage, lines of megabytes, progress bars, half lines. They are read as bytes
-in bounded pieces and cleaned for the terminal; ``--download`` copies them as they are.
+Logs hold arbitrary output: binary data, lines of megabytes, progress bars, half lines. Reads are bounded blocks of
+bytes, cleaned for the terminal. ``--download`` copies the files unchanged.
 """
 
 import re
@@ -13,12 +13,12 @@ from llmctl.transport.file_reads import DEFAULT_LIMIT, FilePart, FileRead
 ReadParts = Callable[[Sequence[FileRead]], list[FilePart | None]]
 
 LONGEST_LINE = 16 * 1024
-"""Bytes of one line that are shown. The longest line of a traceback or a config dump is far below."""
+"""Most bytes shown of one line: far above the longest line of a traceback or a config dump."""
 TAIL_BLOCK = 64 * 1024
 TAIL_LIMIT = 8 * 1024 * 1024
-"""Most bytes of one file searched for its last lines: a file that is one endless line must not be read whole."""
+"""Most bytes searched for the last lines of one file: bounds the read of a file that is one endless line."""
 AT_ONCE = 32 * 1024 * 1024
-"""Most bytes of all followed files in one look, so that it stays one round trip for any number of ranks."""
+"""Most bytes of all followed files per poll, so that a poll stays one round trip for any number of ranks."""
 
 _RANK_LOG = re.compile(r"rank-(\d{5,})\.log")
 _NODE_LOG = re.compile(r"node-(\d{5,})\.log")
@@ -27,23 +27,23 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def rank_logs(names: Iterable[str]) -> dict[int, str]:
-    """Rank -> file name, of an attempt's file names."""
+    """Rank -> file name, from an attempt's file names."""
     return {int(match[1]): name for name in sorted(names) if (match := _RANK_LOG.fullmatch(name))}
 
 
 def node_logs(names: Iterable[str]) -> dict[int, str]:
-    """Node -> file name, of an attempt's file names."""
+    """Node -> file name, from an attempt's file names."""
     return {int(match[1]): name for name in sorted(names) if (match := _NODE_LOG.fullmatch(name))}
 
 
 def clean(line: bytes, dropped: int = 0) -> str:
-    """A line as it may safely be shown: no escape sequences or control characters, not endless, valid text.
+    """Make a line safe to show: bounded text without escape sequences or control characters.
 
-    Of a progress bar, which overwrites itself with carriage returns, the last state is kept.
+    Keeps only the last state of a progress bar, which overwrites itself with carriage returns.
 
     Args:
-        line: its bytes, without the newline.
-        dropped: bytes of it that were already left away.
+        line: the line's bytes, without the newline.
+        dropped: bytes of the line that were dropped earlier.
     """
     shown = line.rstrip(b"\r").rpartition(b"\r")[2]
     dropped += max(0, len(shown) - LONGEST_LINE)
@@ -54,7 +54,7 @@ def clean(line: bytes, dropped: int = 0) -> str:
 
 @dataclass
 class LogTail:
-    """One file being followed: where reading goes on, and the line that has not ended yet."""
+    """One followed file: its read offset and its unfinished last line."""
 
     path: str
     offset: int = 0
@@ -62,7 +62,7 @@ class LogTail:
     dropped: int = 0
 
     def take(self, data: bytes) -> list[str]:
-        """The lines that ``data`` completes, cleaned. Of an endless line only the beginning is kept in memory."""
+        """The lines that ``data`` completes, cleaned. Only the beginning of an endless line stays in memory."""
         *ended, rest = data.split(b"\n")
         lines = []
         for piece in ended:
@@ -72,19 +72,19 @@ class LogTail:
         return lines
 
     def flush(self) -> list[str]:
-        """The last line if it has no newline: nothing more will come."""
+        """The last line if it lacks a newline: the file is complete."""
         return [self._end_line()] if self.partial else []
 
     def restart(self) -> None:
-        """Begin at the start of the file again."""
+        """Start again at the beginning of the file."""
         self.offset, self.partial, self.dropped = 0, b"", 0
 
-    def _extend(self, piece: bytes) -> None:
-        _, carriage_return, last = piece.rpartition(b"\r")
+    def _extend(self, block: bytes) -> None:
+        _, carriage_return, last = block.rpartition(b"\r")
         if carriage_return and last:
-            # A progress bar may be one endless line too: what it has overwritten is never shown.
-            self.partial, self.dropped, piece = b"", 0, last
-        whole = self.partial + piece
+            # A progress bar may be one endless line too; overwritten states are never shown.
+            self.partial, self.dropped, block = b"", 0, last
+        whole = self.partial + block
         self.dropped += max(0, len(whole) - LONGEST_LINE)
         self.partial = whole[:LONGEST_LINE]
 
@@ -108,7 +108,7 @@ class LogLine:
 class LogFollower:
     """Follows the files of many sources at once; one ``poll`` is one round trip.
 
-    A file that does not exist yet is waited for; one that has become shorter is read from its start again.
+    A missing file is waited for. A file that has become shorter is read again from its start.
     """
 
     def __init__(self, read: ReadParts) -> None:
@@ -120,8 +120,8 @@ class LogFollower:
     def follow(self, files: Mapping[str, str], offsets: Mapping[str, int]) -> None:
         """Follow exactly these files: source -> path.
 
-        Those that are followed already go on, new ones begin at their offset (by source; absent: the start), and what
-        is not among them any more is left.
+        Files already followed continue. New files begin at their offset (by source; absent: the start). Files not
+        listed are dropped.
         """
         tails = {}
         for source, path in files.items():
@@ -130,9 +130,9 @@ class LogFollower:
         self._tails = tails
 
     def poll(self) -> list[LogLine]:
-        """The lines that have become whole since the last poll, in order of source.
+        """The lines completed since the last poll, in order of source.
 
-        Where reading fails halfway, what was read before is kept for the next poll.
+        After a partly failed read, the lines already read are kept for the next poll.
         """
         waiting = dict(self._tails)
         while waiting:
@@ -155,21 +155,21 @@ class LogFollower:
         return lines
 
     def flush(self) -> list[LogLine]:
-        """The unfinished last lines: the run has ended, and no newline will come."""
+        """The unfinished last lines, once the run has ended."""
         return [LogLine(source, line) for source, tail in self._tails.items() for line in tail.flush()]
 
 
 def last_lines(read: ReadParts, paths: Sequence[str], count: int, *, whole_only: bool) -> list[tuple[list[str], int]]:
-    """The last ``count`` lines of each file, cleaned, and the offset at which following goes on.
+    """The last ``count`` lines of each file, cleaned, and the offset for following.
 
-    Reads backwards in growing blocks, one round trip each for all files, and at most TAIL_LIMIT bytes of a file.
+    Reads backwards in growing blocks: one round trip per block size for all files, at most TAIL_LIMIT bytes of a file.
 
     Args:
         read: a transport's ``read_parts``.
-        paths: the files; an absent one has no lines.
-        count: lines of each file.
-        whole_only: leave away a last line without a newline, and give the offset of its start: the follower will
-            show it once it is whole.
+        paths: the files; a missing file has no lines.
+        count: number of lines per file.
+        whole_only: omit a last line without a newline and return the offset of its start, so that the follower shows
+            the line once it is complete.
     """
     found: dict[int, tuple[list[str], int]] = {}
     block = TAIL_BLOCK
@@ -188,7 +188,7 @@ def last_lines(read: ReadParts, paths: Sequence[str], count: int, *, whole_only:
 def _lines_of(part: FilePart, count: int, *, whole_only: bool) -> tuple[list[str], int]:
     *lines, rest = part.data.split(b"\n")
     if part.offset > 0:
-        # The block began somewhere within its first line.
+        # The block began somewhere inside its first line.
         lines = lines[1:]
     end = part.end - len(rest) if whole_only else part.end
     if rest and not whole_only:

@@ -1,7 +1,7 @@
-"""Reading metrics.jsonl while it is being written: new bytes only, and nothing believed that is not a whole row.
+"""Read a growing metrics.jsonl: new bytes only, whole rows only.
 
-A run killed in the middle of a line leaves half a row, onto which the next attempt may append; a replay after a resume
-writes iterations anew. So: a line counts once its newline is there, and the last row of an iteration wins.
+A run killed inside a line leaves half a row, and the next attempt may append to this half row. A replay after a resume
+writes iterations again. Therefore a line counts only with its newline, and the last row of an iteration wins.
 """
 
 import json
@@ -16,16 +16,16 @@ ReadParts = Callable[[Sequence[FileRead]], list[FilePart | None]]
 Row = dict[str, Any]
 
 TAIL_BYTES = 64 * 1024
-"""Enough for the last hundred rows: what ``status`` needs of a metrics file of any size."""
+"""Holds about the last hundred rows: enough for ``status``, for a metrics file of any size."""
 RECENT_ROWS = 10
-"""Rows whose median iteration time the ETA is made of: long enough to ignore one slow save, short enough to be now."""
+"""Rows for the ETA's median iteration time: enough to ignore one slow save, few enough to be current."""
 
 
 def parse_row(line: bytes) -> Row | None:
-    """One row of metrics, or None for a line that holds none.
+    """Parse one row of metrics; None for a line without a row.
 
-    Where an attempt was killed within a line and the next one wrote on, the whole row at the line's end is taken: rows
-    are flat, so that it begins at the last brace.
+    If an attempt was killed inside a line and the next attempt appended to this line, the whole row at the line's end
+    counts. Rows are flat, so the whole row begins at the last brace.
     """
     for start in (0, line.rfind(b"{")):
         try:
@@ -39,21 +39,21 @@ def parse_row(line: bytes) -> Row | None:
 
 @dataclass
 class MetricsTable:
-    """The rows read so far: the last one per iteration, training and validation apart."""
+    """Rows read so far: the last row per iteration, training and validation apart."""
 
     train: dict[int, Row] = field(default_factory=dict)
     valid: dict[int, Row] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Take a row in; the latest one of an iteration replaces those before it."""
+        """Add a row; the latest row of an iteration replaces earlier ones."""
         rows = self.valid if "valid_loss" in row else self.train
-        # Removed first, so that the order of the dictionary stays the order of writing: the last is the newest.
+        # Removed first, so that the dictionary keeps the order of writing: the last entry is the newest.
         rows.pop(row["iteration"], None)
         rows[row["iteration"]] = row
 
     @property
     def newest(self) -> Row | None:
-        """The training row that was written last."""
+        """The last training row written."""
         return next(reversed(self.train.values()), None)
 
     def iteration_time_s(self) -> float | None:
@@ -72,7 +72,7 @@ class MetricsTable:
 
 
 class MetricsReader:
-    """Follows one metrics.jsonl. Each ``poll`` reads only what was appended since the one before."""
+    """Follows one metrics.jsonl. Each ``poll`` reads only the bytes appended since the previous poll."""
 
     def __init__(self, path: str, read: ReadParts) -> None:
         """Read ``path`` through ``read`` (a transport's ``read_parts``)."""
@@ -83,12 +83,12 @@ class MetricsReader:
         self._partial = b""
 
     def skip_to_tail(self) -> None:
-        """Begin at the last rows instead of the first, for those who want only the newest."""
+        """Begin at the last rows, for readers of the newest rows only."""
         (part,) = self._read([tail_of(self._path)])
         self._offset = _first_whole_line(part) if part is not None else 0
 
     def poll(self) -> list[Row]:
-        """The rows that are whole now and were not at the last poll, in the order of writing."""
+        """The rows completed since the last poll, in the order of writing."""
         rows: list[Row] = []
         while True:
             (part,) = self._read([FileRead(self._path, self._offset)])
@@ -111,12 +111,12 @@ class MetricsReader:
 
 
 def tail_of(path: str) -> FileRead:
-    """The read that ``table_of_tail`` wants: one per run, so that many runs are asked in one round trip."""
+    """The read that ``table_of_tail`` needs; the reads of many runs fit one round trip."""
     return FileRead(path, -TAIL_BYTES, TAIL_BYTES)
 
 
 def table_of_tail(part: FilePart | None) -> MetricsTable:
-    """The rows that are whole within the end of a metrics file; none for a file that is absent."""
+    """The whole rows in the end of a metrics file; no rows for a missing file."""
     table = MetricsTable()
     if part is not None:
         whole = part.data[_first_whole_line(part) - part.offset : part.data.rfind(b"\n") + 1]
@@ -127,12 +127,12 @@ def table_of_tail(part: FilePart | None) -> MetricsTable:
 
 
 def _first_whole_line(part: FilePart) -> int:
-    # The first line of a tail is cut somewhere; what is left of it is dropped.
+    # The first line of a tail is usually cut; its rest is dropped.
     return part.offset + part.data.find(b"\n") + 1 if part.offset > 0 else 0
 
 
 def number(row: Row, key: str) -> float | None:
-    """A number of a row; None where the key is absent or holds none (null, or a text such as NaN spelt out)."""
+    """A number of a row; None if the key is absent or its value is not a number (null, or text such as NaN)."""
     value = row.get(key)
     try:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,8 +1,8 @@
-"""Gathering the facts about the runs of one cluster: a fixed number of round trips, whatever the number of runs.
+"""Gather the facts about one cluster's runs in a fixed number of round trips.
 
-Order matters: job.sh writes exit.json as its last act. So the files are read first, and those that say how a run ended
-are believed; then the job is asked about, once for all runs that are left; and of a job that is not there any more
-exit.json is read again, since it may have been written in between. Only then is the accounting asked.
+The order matters because job.sh writes exit.json as its last act. The files are read first, and endings in the files
+are final. The jobs of the remaining runs are then queried in one call. For a job that is gone, exit.json is read again,
+because job.sh may have written exit.json in between. The accounting is queried last.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from llmctl.transport.processes import ProcessIdentity, ProcessReport
 from llmctl.transport.protocol import Transport
 
 _TAIL = 4096
-"""Bytes of job.log in which its last line is looked for."""
+"""Bytes of job.log searched for its last line."""
 
 
 def observe_runs(
@@ -35,10 +35,10 @@ def observe_runs(
     """The views of runs of one cluster, in order.
 
     Args:
-        records: of the runs.
-        transport: the machine where their directories are.
-        scheduler: of the cluster; None where jobs are processes.
-        memory: of those who look again and again.
+        records: the runs' records.
+        transport: the machine of their directories.
+        scheduler: the cluster's scheduler; None where jobs are processes.
+        memory: cache for repeated observation.
     """
     tails = [tail_of(f"{record.run_dir}/metrics.jsonl") for record in records]
     views = []
@@ -61,19 +61,19 @@ def observe_run(
 def gather_facts(
     records: Sequence[RunRecord], transport: Transport, scheduler: SchedulerWatch | None = None
 ) -> list[RunFacts]:
-    """What the state of each run is decided from, in order."""
+    """Gather the facts that decide the state of each run, in order."""
     return _gather(records, transport, scheduler, [])[0]
 
 
 def leaders_of(record: RunRecord, beginning: AttemptBeginning | None) -> list[ProcessIdentity]:
-    """job.sh of the last submission, as recorded; where submit was cut off before that, as job.sh states itself."""
+    """job.sh of the last submission. Read from started.json if submit was cut off before recording."""
     return [leader for _, leader in _hosts_and_leaders(record, beginning)]
 
 
 def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessIdentity], transport: Transport) -> bool:
-    """Whether a run was started on another machine, whose processes cannot be seen from this one.
+    """True if a run was started on another machine, with processes invisible here.
 
-    A job.sh that lives here settles it: a machine's name may have changed since.
+    A living job.sh on this machine decides: the machine's name may have changed since.
     """
     report = transport.inspect_processes(leaders)
     return beginning is not None and not any(report.alive) and _is_other_host(beginning.started, report)
@@ -96,7 +96,7 @@ def _gather(
         jobs.update(_ask_processes({index: (records[index], attempts[index].newest) for index in open_ones}, transport))
     gone = [index for index in open_ones if _is_gone(jobs[index])]
     if gone:
-        # Listing a folder makes a network file system look again, which remembers that a file was not there.
+        # Listing a folder makes a network file system drop its cached "no such file".
         folders = [str(one.directory) for index in gone if (one := attempts[index].newest) is not None]
         if folders:
             transport.list_names(folders)
@@ -119,9 +119,9 @@ def _gather(
 
 
 def _with_last_words(facts: list[RunFacts], records: Sequence[RunRecord], transport: Transport) -> list[RunFacts]:
-    """What stands last in job.log of jobs that ended before they made an attempt: often all that is known of why.
+    """Add job.log's last line for jobs without an attempt: often the only clue to the cause.
 
-    job.log goes on over submissions: of a resumed run, these could be the words of an earlier job.
+    job.log continues over submissions: a resumed run's last line may come from an earlier job.
     """
     silent = [
         index
@@ -155,7 +155,7 @@ def _facts(
 
 
 def _has_ended(record: RunRecord, attempts: RunAttempts, scheduler: SchedulerWatch | None) -> bool:
-    """Whether exit.json says all; a job that its scheduler has stopped may be started again by it."""
+    """True if exit.json is final. A scheduler may restart a job that it stopped itself."""
     ending = attempts.newest.ending if attempts.newest is not None else None
     if ending is None:
         return False
@@ -196,7 +196,7 @@ def _last_sign_of_life(record: RunRecord, attempt: AttemptFacts | None) -> float
     return max(submitted, started or 0.0, newest.time if newest is not None else 0.0)
 
 
-# What follows is about jobs that are processes.
+# The functions below are about jobs that are processes.
 
 
 def _hosts_and_leaders(record: RunRecord, beginning: AttemptBeginning | None) -> list[tuple[str, ProcessIdentity]]:
@@ -213,7 +213,7 @@ def _hosts_and_leaders(record: RunRecord, beginning: AttemptBeginning | None) ->
 def _ask_processes(
     runs: dict[int, tuple[RunRecord, AttemptBeginning | None]], transport: Transport
 ) -> dict[int, JobAnswer | None]:
-    """Whether job.sh of each run lives: one round trip for each machine."""
+    """Query job.sh of each run: one round trip per machine."""
     leaders = {index: _hosts_and_leaders(*run) for index, run in runs.items()}
     alive, reports = inspect_leaders([leader for group in leaders.values() for leader in group], transport)
     answers: dict[int, JobAnswer | None] = {}
@@ -230,11 +230,11 @@ def _ask_processes(
 def inspect_leaders(
     leaders: Sequence[tuple[str, ProcessIdentity]], transport: Transport
 ) -> tuple[list[bool | None], list[ProcessReport]]:
-    """Which of these processes live, and what their machine says of itself; a machine out of reach leaves it open.
+    """Liveness of these processes and a report of their machine; None for a machine out of reach.
 
     Args:
         leaders: (host, process).
-        transport: one machine, which all of them are looked for on, or a group of hosts.
+        transport: one machine, searched for all processes, or a group of hosts.
     """
     group = transport if isinstance(transport, HostGroup) else None
     places = dict.fromkeys(host if group is not None else "" for host, _ in leaders)
@@ -268,18 +268,19 @@ def _process_answer(
     reports: Sequence[ProcessReport],
     started: Started | None,
 ) -> JobAnswer | None:
-    """The job of a cluster without a scheduler: its job.sh, seen as a process."""
+    """The job of a cluster without a scheduler: its job.sh, as a process."""
     if not leaders:
         return None
     pids = ", ".join(str(leader.pid) for leader in leaders)
     if any(alive):
         return JobAnswer(JobState.RUNNING, f"pid {pids}")
     if len(leaders) == 1 and started is not None and _is_other_host(started, reports[0]):
-        return JobAnswer(JobState.UNKNOWN, f"it was started on {started.host} and this is {reports[0].host}: ask there")
+        detail = f"started on {started.host}, but this machine is {reports[0].host}: run llmctl there"
+        return JobAnswer(JobState.UNKNOWN, detail)
     if None in alive:
         blind = next((report for report in reports if report.boot_id is None), None)
-        known = "the pid may be another process's by now" if blind is None else "its processes cannot be seen"
-        # A host out of reach is no host name but says why.
+        known = "the pid may have been reused" if blind is None else "its processes cannot be seen"
+        # For a host out of reach, ``host`` holds the reason instead of a name.
         known += f": {blind.host}" if blind is not None and " " in blind.host else ""
         return JobAnswer(JobState.UNKNOWN, f"job.sh was pid {pids}; {known}")
     if any(leader.boot_id not in (None, report.boot_id) for leader, report in zip(leaders, reports, strict=True)):

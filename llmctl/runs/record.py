@@ -1,7 +1,7 @@
-"""RunRecord: what happened to one run (``run.json``); RunIndex: where the runs of this user are.
+"""RunRecord: the history of one run (``run.json``). RunIndex: the locations of this user's runs.
 
-The truth is the run directory. The index only says where to look and what was seen last; it can be rebuilt by listing
-runs_root. Both are written to a temporary file and renamed, mode 0600, so that readers never see half a file.
+The run directory is the source of truth. The index only caches locations and last seen states, and can be rebuilt by
+listing runs_root. Both are written to a temporary file and renamed, mode 0600, so that readers never see half a file.
 """
 
 import os
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""What a run id and a run's name may look like: it becomes a folder's and a scheduler's job name."""
+"""Valid run ids and run names: both become a folder name and a scheduler's job name."""
 
 _LIMIT = 1 << 24
-"""Bytes of a run.json that are read: far above what a config and a hundred submissions take."""
+"""Most bytes read of a run.json: far above a config and a hundred submissions."""
 _NUMBER = (int, float)
 _MAYBE = type(None)
 _RECORD_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -56,13 +56,13 @@ _ENTRY_TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Submission:
-    """One time that the run was handed to its cluster.
+    """One handing-over of a run to its cluster.
 
     Attributes:
-        number: 1 for the first, counting on with every resume.
+        number: 1 for the first, increasing with every resume.
         time: seconds since 1970.
-        jobs: what it left behind; empty between the moment it is recorded and the moment it is accepted.
-        cancel_requested: when ``llmctl cancel`` was first asked to end it; None if never.
+        jobs: the submitted jobs; empty between recording and acceptance.
+        cancel_requested: time of the first ``llmctl cancel``; None before.
     """
 
     number: int
@@ -73,23 +73,23 @@ class Submission:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All of run.json. A value: changes make a new record, ``save`` writes it.
+    """The contents of run.json. A value: changes make a new record, ``save`` writes the record.
 
     Attributes:
         run_id: name of the run directory, never reused.
-        name: what the user called it.
+        name: the user's name for the run.
         created: seconds since 1970.
-        llmctl_version: of the llmctl that first submitted it.
+        llmctl_version: version of llmctl at the first submission.
         cluster: name of the profile.
         run_dir: absolute path, on the file system that the nodes share.
-        command: argv of llmctl as typed; values of --env are kept, values of secrets never stand there.
+        command: argv of llmctl as typed, with the values of --env; never holds the values of secrets.
         job: the JobSpec as plain values, secrets by name.
         config: the resolved TrainConfig as plain values; None for a COMMAND.
-        origins: dotted key -> where its value came from: a flag, a file, ``profile``.
+        origins: dotted key -> origin of its value: a flag, a file, ``profile``.
         code: ``trainer`` sha256 of the snapshot (None: installed), ``commit`` and ``diff`` of the user's project.
         submissions: oldest first.
-        cwd: where ``command`` was typed, and where a COMMAND starts; None in records that do not say.
-        template: ``path`` and ``text`` of the user's template for job.sh; None: the scheduler's own.
+        cwd: working directory of ``command``, and of a COMMAND; None in records without this field.
+        template: ``path`` and ``text`` of the user's template of job.sh; None: the scheduler's template.
     """
 
     run_id: str
@@ -109,15 +109,15 @@ class RunRecord:
 
     @classmethod
     def load(cls, run_dir: Path, transport: "Transport") -> "RunRecord":
-        """The record of a run directory.
+        """Load the record of a run directory.
 
         Args:
             run_dir: on the machine of ``transport``.
             transport: the machine.
 
         Raises:
-            RecordAbsent: there is none.
-            RecordError: it cannot be read.
+            RecordAbsent: there is no record.
+            RecordError: the record cannot be read.
             SchedulerError: the machine cannot be reached.
         """
         (found,) = load_records([run_dir], transport)
@@ -127,16 +127,16 @@ class RunRecord:
 
     @classmethod
     def of_json(cls, run_dir: Path, text: bytes) -> "RunRecord":
-        """The record that ``text``, of the run.json in ``run_dir``, holds.
+        """Parse ``text``, the run.json of ``run_dir``.
 
         Raises:
-            RecordError: it is damaged, or no record.
+            RecordError: the text is damaged, or is no record.
         """
         path = run_dir / "run.json"
         values = _parse_json(path, text)
         try:
             if values["schema"] != SCHEMA:
-                raise RecordError(f"{path}: schema {values['schema']} is not known to this llmctl; use a newer one")
+                raise RecordError(f"{path}: schema {values['schema']} is unknown to this llmctl; use a newer llmctl")
             values = {"cwd": None, "template": None, **values}
             fields = {name: values[name] for name in cls.__dataclass_fields__}
             _check_types(values, _RECORD_TYPES)
@@ -145,17 +145,17 @@ class RunRecord:
             _check_types(values["config"] or {}, dict.fromkeys(values["config"] or {}, (dict,)))
             submissions = tuple(map(_submission_of, values["submissions"]))
         except KeyError as error:
-            raise RecordError(f"{path}: is not a run record: it has no {error}") from None
+            raise RecordError(f"{path}: is not a run record: {error} is missing") from None
         except TypeError as error:
             raise RecordError(f"{path}: is not a run record: {error}") from None
-        # The directory may have been moved: where it was found is where it is.
+        # The directory may have been moved: the place where it was found is its present path.
         return cls(**{**fields, "run_dir": run_dir, "command": tuple(values["command"]), "submissions": submissions})
 
     def save(self, transport: "Transport") -> None:
-        """Write run.json, all or nothing, on the machine of ``transport``.
+        """Write run.json atomically, on the machine of ``transport``.
 
         Raises:
-            RecordError: it cannot be written.
+            RecordError: run.json cannot be written.
             SchedulerError: the machine cannot be reached.
         """
         path = self.run_dir / "run.json"
@@ -169,25 +169,25 @@ class RunRecord:
         return _json_bytes({"schema": SCHEMA, **asdict(self), "run_dir": str(self.run_dir)})
 
     def with_submission(self, submission: Submission) -> "RunRecord":
-        """The record with ``submission`` added, or put in the place of the one with the same number."""
+        """The record with ``submission`` added, or replacing the submission with the same number."""
         kept = tuple(entry for entry in self.submissions if entry.number != submission.number)
         return replace(self, submissions=(*kept, submission))
 
     def with_cancel_requested(self, time: float) -> "RunRecord":
-        """The record with the newest submission marked as asked to end; the first time asked stays."""
+        """The record with a cancel request on the newest submission; the first request time stays."""
         if not self.submissions or self.submissions[-1].cancel_requested is not None:
             return self
         return self.with_submission(replace(self.submissions[-1], cancel_requested=time))
 
 
 class RecordAbsent(RecordError):
-    """A run directory without a record, or none at all."""
+    """A run directory that is missing or has no record."""
 
 
 def load_records(run_dirs: Sequence[Path], transport: "Transport") -> list[RunRecord | RecordError]:
-    """The records of run directories of one machine, in order; an error for one that cannot be read.
+    """The records of run directories of one machine, in order; an error for each unreadable record.
 
-    One round trip, whatever their number, and another where some cannot be read.
+    One round trip for any number of runs, and a second if some records are unreadable.
 
     Raises:
         SchedulerError: the machine cannot be reached.
@@ -212,7 +212,7 @@ def load_records(run_dirs: Sequence[Path], transport: "Transport") -> list[RunRe
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """Where one run is, and what was seen of it last."""
+    """Location of one run, and the state last seen."""
 
     run_id: str
     name: str
@@ -226,17 +226,17 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class RunIndex:
-    """One small JSON file per run under ``state_dir``/runs, so that concurrent submits never write the same file."""
+    """One small JSON file per run under ``state_dir``/runs. Concurrent submits never share a file."""
 
     state_dir: Path
 
     @property
     def folder(self) -> Path:
-        """The folder of the files."""
+        """The folder of the index files."""
         return self.state_dir / "runs"
 
     def add(self, record: RunRecord) -> None:
-        """Enter a run, or bring its job ids up to date; the state last seen is kept."""
+        """Add a run, or update its job ids; the state last seen is kept."""
         known = self._entry(self._path(record.run_id))
         entry = _entry_of(record)
         self._write(
@@ -246,19 +246,19 @@ class RunIndex:
         )
 
     def remove(self, run_id: str) -> None:
-        """Forget a run that was never accepted."""
+        """Forget a run that its cluster never accepted."""
         self._path(run_id).unlink(missing_ok=True)
 
     def entries(self) -> list[IndexEntry]:
-        """All runs, oldest first. A file that cannot be read is passed over: ``rebuild`` restores it."""
+        """All runs, oldest first. Unreadable files are skipped: ``rebuild`` restores them."""
         found = (self._entry(path) for path in self.folder.glob("*.json"))
         return sorted((entry for entry in found if entry is not None), key=lambda entry: (entry.created, entry.run_id))
 
     def find(self, reference: str) -> IndexEntry:
-        """The run meant by a run id, a unique prefix of one, a run's name (the newest of it), or a job id.
+        """Find a run by run id or its unique prefix, newest name, or job id.
 
         Raises:
-            RecordError: none, or more than one; lists the candidates.
+            RecordError: no run matches, or several do; lists the candidates.
         """
         entries = self.entries()
         rules: tuple[Callable[[IndexEntry], bool], ...] = (
@@ -270,17 +270,17 @@ class RunIndex:
         for number, rule in enumerate(rules):
             found = [entry for entry in entries if rule(entry)]
             if len(found) == 1 or (found and number in (1, 2)):
-                return found[-1]  # the newest of a name; the newest of a job id, which schedulers use again
+                return found[-1]  # the newest run of a name or job id; schedulers reuse job ids
             if found:
                 raise RecordError(f"{reference!r} is the beginning of several runs: {_names(found)}; give more of it")
         known = f"; the newest are {_names(entries)}" if entries else "; there is no run yet: llmctl submit starts one"
         raise RecordError(f"no run is called {reference!r}{known}")
 
     def update_state(self, run_id: str, state: str, seen: float) -> None:
-        """Remember the state that a run was last seen in.
+        """Store the state in which a run was last seen.
 
         Args:
-            run_id: a run that the index holds; others are passed over.
+            run_id: the run; ignored if the index does not hold it.
             state: the neutral word.
             seen: seconds since 1970.
         """
@@ -289,9 +289,9 @@ class RunIndex:
             self._write(replace(entry, last_state=str(state), last_seen=seen))
 
     def rebuild(self, runs_root: Path, transport: "Transport") -> list[IndexEntry]:
-        """Enter every run found in ``runs_root`` of a machine; returns the entries of these, oldest first.
+        """Add every run in ``runs_root`` of a machine; returns their entries, oldest first.
 
-        Entries of runs elsewhere are kept. A directory without a readable record is passed over.
+        Entries of other runs are kept. Directories without a readable record are skipped.
 
         Raises:
             SchedulerError: the machine cannot be reached.
@@ -320,7 +320,7 @@ class RunIndex:
 
 
 def new_run_id(name: str, local_time: str) -> str:
-    """``<name>-<yymmdd>-<hhmmss>-<4 hex>``. Uniqueness is settled by making the run directory, not by luck.
+    """``<name>-<yymmdd>-<hhmmss>-<4 hex>``. Creating the run directory, not chance, guarantees uniqueness.
 
     Args:
         name: the run's name.
@@ -337,7 +337,7 @@ def _submission_of(values: Mapping[str, Any]) -> Submission:
 
 
 def _check_types(values: Any, types: Mapping[str, tuple[type, ...]]) -> None:
-    """Raise TypeError for a value of another type than its reader counts on, KeyError for one that is absent."""
+    """Raise TypeError for a value of an unexpected type, KeyError for a missing value."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{values!r} is no object")
     for key, allowed in types.items():

@@ -1,7 +1,7 @@
-"""Asking a scheduler about jobs: its queue, its accounting, and whether there is a job of a name.
+"""Queries to a scheduler: its queue, its accounting, and jobs by name.
 
-A scheduler that is restarting or overloaded is asked again, a few times and not for long. What does not answer then is
-told apart from an answer that holds nothing: only the second says that a job is not there.
+A restarting or overloaded scheduler is queried a few more times. A missing answer differs from an empty answer: only
+an empty answer says that a job does not exist.
 """
 
 import re
@@ -14,20 +14,20 @@ from llmctl.errors import SchedulerError
 from llmctl.transport.protocol import CommandResult, Transport
 
 TIMEOUT_S = 90.0
-"""Above the minute for which Slurm's clients themselves try to reach a controller whose configuration is wrong."""
+"""Longer than the minute for which Slurm's clients try to reach a controller with a wrong configuration."""
 PATIENCE_S = 8.0
-"""Clients that have tried for this long by themselves are not asked again (Slurm's do for MessageTimeout, 10 s)."""
+"""Commands that took at least this long are not retried: Slurm's clients retry themselves for MessageTimeout, 10 s."""
 INTERVAL_S = 40.0
-"""Between two questions of whoever looks again and again: at most two in any minute, for a scheduler that many ask."""
+"""Shortest time between repeated queries: at most two per minute, for a scheduler with many users."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a command that failed for the moment is run again.
+    """Retries of a command after transient failures.
 
     Attributes:
-        pauses_s: between one try and the next; none for those who look again and again anyway.
-        sleep: waits.
+        pauses_s: pause before each retry; empty for callers that repeat their query anyway.
+        sleep: waits for a number of seconds.
     """
 
     pauses_s: tuple[float, ...] = (1.0, 3.0)
@@ -39,12 +39,12 @@ PATIENT = Patience()
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """What one question brought.
+    """The answer to one query.
 
     Attributes:
-        reports: by job id; also of jobs that were not asked about.
-        is_answer: whether the scheduler has answered. Otherwise nothing is known of jobs that have no report.
-        problem: why not, in the scheduler's words; empty if it has answered.
+        reports: reports by job id; may include jobs that were not queried.
+        is_answer: True if the scheduler answered. Otherwise the state of jobs without a report is unknown.
+        problem: the reason for a missing answer, in the scheduler's words; empty if the scheduler answered.
     """
 
     reports: Mapping[str, JobReport] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class QueueAnswer:
 def read_queue(
     backend: QueueBackend, job_ids: Sequence[str], transport: Transport, patience: Patience = PATIENT
 ) -> QueueAnswer:
-    """What the queue says of jobs: one call, and again only where that failed for the moment."""
+    """Query the queue about jobs: one call, retried only after transient failures."""
     if not job_ids:
         return QueueAnswer()
     return _ask(backend, backend.status_argv(job_ids), backend.parse_status, transport, patience)
@@ -64,7 +64,7 @@ def read_queue(
 def read_accounting(
     backend: QueueBackend, job_ids: Sequence[str], transport: Transport, patience: Patience = PATIENT
 ) -> QueueAnswer:
-    """What the accounting says of jobs that have left the queue: one call, as ``read_queue``."""
+    """Query the accounting about jobs that left the queue: one call, retried as in ``read_queue``."""
     if not job_ids:
         return QueueAnswer()
     argv = backend.accounting_argv(job_ids)
@@ -81,16 +81,16 @@ def find_job(
     *,
     known_ids: Collection[str] = (),
 ) -> tuple[JobReport | None, QueueAnswer]:
-    """The job of this name that is in the queue, for a submission whose answer was lost; the newest of several.
+    """Find the newest queued job of this name, for a submission whose answer was lost.
 
-    The answer is handed back as well: None says that there is no such job only if it ``is_answer``.
+    Also returns the answer: a job of None means "no such job" only if ``is_answer`` is true.
 
     Args:
-        backend: of the scheduler.
-        job_name: as ``job_name`` of the backend gave it.
-        transport: the machine where its commands are run.
-        patience: with a scheduler that fails for the moment.
-        known_ids: jobs that are not meant: those of earlier submissions of the run have the same name.
+        backend: the scheduler's backend.
+        job_name: as returned by the backend's ``job_name``.
+        transport: the machine where its commands run.
+        patience: retries for transient failures.
+        known_ids: jobs to ignore: those of the run's earlier submissions have the same name.
     """
     answer = _ask(backend, backend.find_argv(job_name), backend.parse_status, transport, patience)
     named = [report for report in answer.reports.values() if report.name == job_name and report.job_id not in known_ids]
@@ -99,7 +99,7 @@ def find_job(
 
 
 def _number(job_id: str) -> int:
-    """What a job id begins with, which counts up: 1234 of ``1234.server``; -1 where it begins with no number."""
+    """Leading number of a job id, which increases: 1234 of ``1234.server``; -1 without a leading number."""
     match = re.match(r"\d+", job_id)
     return int(match[0]) if match is not None else -1
 
@@ -107,10 +107,10 @@ def _number(job_id: str) -> int:
 def run_patiently(
     backend: QueueBackend, argv: Sequence[str], transport: Transport, patience: Patience = PATIENT
 ) -> CommandResult:
-    """Run a scheduler's command, and run it again a few times where it failed for the moment.
+    """Run a scheduler's command, with retries after transient failures.
 
     Raises:
-        SchedulerError: it cannot be started, or did not come to an end.
+        SchedulerError: the command cannot be started, or did not end.
     """
     begun = time.monotonic()
     for pause_s in (*patience.pauses_s, None):
@@ -131,9 +131,9 @@ def run_patiently(
 
 
 def said(result: CommandResult) -> str:
-    """The last thing that a failed command said, on one line."""
+    """The last line of a failed command's output."""
     lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else f"exit code {result.exit_status}, without a word"
+    return lines[-1][:300] if lines else f"exit code {result.exit_status}, without output"
 
 
 def _ask(
@@ -150,6 +150,6 @@ def _ask(
     if result.exit_status == 0 or backend.is_answer(result.exit_status, result.stderr):
         return QueueAnswer(parse(result.stdout))
     advice = backend.advice(result.stderr)
-    # What it has said of some jobs is true all the same.
+    # The reports in a partial answer are valid all the same.
     problem = said(result) + (f"; {advice}" if advice else "")
     return QueueAnswer(parse(result.stdout), is_answer=False, problem=problem)

@@ -1,9 +1,9 @@
-"""What is true about a run, decided from observed facts alone. Pure.
+"""The state of a run, decided from observed facts alone. Pure.
 
-The order of trust: exit.json, which the supervisor writes once everything of the attempt has ended; then what is known
-of the job itself (a scheduler's word, or the process on this machine); then the age of the heartbeats. Doubt gives
-``unknown`` with the reason for the doubt, never an ending. One exit.json is not the last word: that of a job which its
-scheduler stopped, and may start again.
+Order of trust: exit.json, which the supervisor writes once everything of the attempt has ended; then the job itself (the
+scheduler's report, or the process on this machine); then the age of the heartbeats. Doubt gives ``unknown`` with the
+reason for the doubt, never an ending. One exit.json is not final: that of a job which its scheduler stopped and may
+start again.
 """
 
 from collections.abc import Sequence
@@ -16,27 +16,27 @@ from llmctl.job_state import JobState
 from llmctl.runs.facts import AttemptFacts, Ending, Heartbeat, first_error
 
 FRESH_S = 60.0
-"""A heartbeat is written about once per second; one younger than this is a sign of life even over a slow NFS."""
+"""A heartbeat is written about once per second; a younger one is a sign of life even over a slow NFS."""
 SUBMITTING_S = 60.0
-"""A submission without a job id may still be under way for this long."""
+"""A submission without a job id may still be in progress for this long."""
 SCHEDULERS_DOING = (JobState.TIMEOUT, JobState.PREEMPTED, JobState.NODE_FAIL)
-"""Endings that the run itself has no part in: it can go on from its latest checkpoint."""
+"""Endings caused by the scheduler or the hardware: the run can resume from its latest checkpoint."""
 STALLED_S = 30.0
-"""A rank this much behind the others, and by three iterations' time, is called out; a save or evaluation is shorter."""
+"""A rank is reported if it lags by this much and by three iterations' time; saves and evaluations are shorter."""
 
 
 @dataclass(frozen=True)
 class JobAnswer:
-    """What is known of the submission's job: its state, and the words for it.
+    """The known state of the submission's job, with the words for it.
 
     Attributes:
-        state: running or pending; a finished state if the job has certainly ended; unknown if it cannot be told.
-        raw: the scheduler's words or, for a process, what was found.
-        survivors: processes of the run that still live although its job.sh does not.
-        source: who says it; ``memory``: it was seen to have ended, and nobody was asked, or knew better, since.
-        report: the scheduler's report, if it has one.
+        state: running or pending; a finished state if the job has certainly ended; unknown if undecidable.
+        raw: the scheduler's words or, for a process, the finding.
+        survivors: number of the run's processes that outlived its job.sh.
+        source: origin of the answer; ``memory``: the run was seen as ended earlier, and there is no newer answer.
+        report: the scheduler's report, if there is one.
         is_silent: the scheduler does not answer.
-        has_left: its queue does not know the job any more.
+        has_left: the queue no longer knows the job.
     """
 
     state: JobState
@@ -50,19 +50,19 @@ class JobAnswer:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """All that a run's state is decided from. Times in seconds since 1970.
+    """All facts that decide a run's state. Times in seconds since 1970.
 
     Attributes:
-        run_id: as the remedies name it.
+        run_id: the run's id, for the remedies in messages.
         job: the last submission's job; None if none was recorded.
-        submitted: time of the last submission, or of the record if there is none.
-        cancel_requested: time of ``llmctl cancel``, if it was asked for this submission.
-        attempt: the last attempt of the last submission; None if it has none yet.
-        attempts: how many all submissions have made.
-        attempts_of_submission: how many the last one has made.
-        last_words: the last line of job.log, of a job that ended before it made an attempt.
+        submitted: time of the last submission, or of the record without a submission.
+        cancel_requested: time of ``llmctl cancel``, if requested for this submission.
+        attempt: the last attempt of the last submission; None before the first.
+        attempts: number of attempts of all submissions.
+        attempts_of_submission: number of attempts of the last submission.
+        last_words: last line of job.log, for a job that ended before its first attempt.
         now: the time of observation.
-        iteration_time_s: the run's present pace; None if it is not known.
+        iteration_time_s: present seconds per iteration; None if unknown.
     """
 
     run_id: str
@@ -79,7 +79,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The state, a sentence on why, job.sh's exit code where known, and when the attempt ended."""
+    """The state, its reason as a sentence, job.sh's exit code, and the attempt's end."""
 
     state: JobState
     detail: str
@@ -88,7 +88,7 @@ class Verdict:
 
 
 def decide(facts: RunFacts) -> Verdict:
-    """The state of a run."""
+    """Decide the state of a run."""
     if facts.attempt is not None and facts.attempt.ending is not None:
         verdict = _by_exit_file(facts, facts.attempt, facts.attempt.ending)
         is_last_word = facts.attempt.ending.is_final or facts.cancel_requested is not None
@@ -105,24 +105,24 @@ def decide(facts: RunFacts) -> Verdict:
 
 
 def failure_cause(attempt: AttemptFacts) -> str:
-    """The first failing rank with host and cause, or what else is known of a failure."""
+    """The first failing rank with host and cause, or other facts of a failure."""
     error = first_error(attempt.errors)
     if error is not None:
         return "; ".join(part for part in (_silent_ranks(attempt), error.summary()) if part)
     code = attempt.ending.code if attempt.ending is not None else None
     silence = "; no rank left an error" if attempt.heartbeats else ""
     if code is not None and 128 < code < 160 and attempt.ending is not None and attempt.ending.signal:
-        return f"told to stop (SIG{attempt.ending.signal}), it did not end in time and was killed (exit code {code})"
+        return f"did not end in time after SIG{attempt.ending.signal} and was killed (exit code {code})"
     if code is not None and 128 < code < 160:
         return f"ended by signal {code - 128} (exit code {code}){silence}"
     return f"ended with exit code {code}{silence}" if code is not None else f"failed{silence}"
 
 
 def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s: float | None) -> str:
-    """One sentence on the ranks that hang, or an empty string if none does.
+    """One sentence on hanging ranks; empty if no rank hangs.
 
-    A heartbeat's time is the moment of the rank's last progress. A rank that hangs makes the others wait for it in
-    their next collective, so that all grow old: then those are named that are at the earliest point of the run.
+    A heartbeat's time is the moment of the rank's last progress. A rank that hangs blocks the others in their next
+    collective, so that all heartbeats age: the ranks named then are those at the earliest point of the run.
     """
     if not heartbeats:
         return ""
@@ -130,7 +130,8 @@ def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s:
     newest = max(heartbeats, key=lambda heartbeat: heartbeat.time)
     behind = [heartbeat for heartbeat in heartbeats if newest.time - heartbeat.time > patience]
     if behind:
-        return f"{_name_ranks(behind)}, silent for {spoken(now - min(beat.time for beat in behind))}; the others go on"
+        silent = spoken(now - min(beat.time for beat in behind))
+        return f"{_name_ranks(behind)}, silent for {silent}; the other ranks continue"
     if now - newest.time <= patience:
         return ""
     first = min(heartbeats, key=lambda heartbeat: (heartbeat.iteration, heartbeat.time))
@@ -138,7 +139,7 @@ def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s:
     silent = spoken(now - newest.time)
     if len(slow) == len(heartbeats):
         return f"no heartbeat for {silent}: all ranks in phase {newest.phase} of iteration {newest.iteration}"
-    return f"no heartbeat for {silent}; the others wait for {_name_ranks(slow)}"
+    return f"no heartbeat for {silent}; the other ranks wait for {_name_ranks(slow)}"
 
 
 def _name_ranks(heartbeats: Sequence[Heartbeat], limit: int = 4) -> str:
@@ -154,16 +155,16 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
     if ending.reason == "completed":
         return Verdict(JobState.COMPLETED, at and f"completed{at}", ending.code, ending.time)
     if ending.reason == "cancelled" or facts.cancel_requested is not None:
-        # A cancel may come before job.sh has an attempt to mark; what was asked for is in the record.
+        # A cancel may precede job.sh's first attempt directory; the record holds the request.
         return Verdict(JobState.CANCELLED, _cancelled_detail(attempt), ending.code, ending.time)
     if ending.reason == "timeout":
         saved = f", saved{at}" if attempt.outcome is not None else ""
-        detail = f"reached its time limit{saved}; llmctl resume {facts.run_id} goes on"
+        detail = f"reached its time limit{saved}; llmctl resume {facts.run_id} continues"
         return Verdict(JobState.TIMEOUT, detail, ending.code, ending.time)
     if ending.reason == "stopped":
-        # Only the trainer saves; a COMMAND that was told to stop leaves no outcome.
+        # Only the trainer saves; a stopped COMMAND leaves no outcome.
         what = f"stopped{at}, saved" if attempt.outcome is not None else "stopped"
-        detail = f"{what}; llmctl resume {facts.run_id} goes on"
+        detail = f"{what}; llmctl resume {facts.run_id} continues"
         return Verdict(JobState.CANCELLED, detail, ending.code, ending.time)
     if ending.reason == "failed":
         return Verdict(JobState.FAILED, failure_cause(attempt), ending.code, ending.time)
@@ -171,7 +172,7 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
 
 
 def _stopped_by_scheduler(facts: RunFacts, verdict: Verdict, job: JobAnswer) -> Verdict:
-    """The attempt has ended in good order by a signal that llmctl did not send: does the scheduler start it again?"""
+    """The verdict after an orderly stop by another's signal. The scheduler may restart the job."""
     if job.state is JobState.PENDING:
         return Verdict(job.state, f"{job.raw}; the scheduler has stopped it ({_without_advice(verdict)})")
     if job.state is JobState.RUNNING:
@@ -189,7 +190,7 @@ def _without_advice(verdict: Verdict) -> str:
 
 
 def _is_between_attempts(facts: RunFacts, job: JobAnswer) -> bool:
-    """Whether the scheduler has started the job more often than job.sh has begun an attempt."""
+    """True if the scheduler counts more starts than job.sh has begun attempts."""
     restarts = job.report.restarts if job.report is not None else None
     return bool(restarts) and facts.attempts_of_submission <= (restarts or 0)
 
@@ -211,7 +212,7 @@ def _without_job(facts: RunFacts) -> Verdict:
 
 def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
     if facts.cancel_requested is not None:
-        return Verdict(job.state, f"cancel was asked for {spoken(facts.now - facts.cancel_requested)} ago")
+        return Verdict(job.state, f"cancel requested {spoken(facts.now - facts.cancel_requested)} ago")
     if job.state is JobState.PENDING:
         return Verdict(job.state, job.raw)
     newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
@@ -227,7 +228,7 @@ def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
 
 
 def _read_at(facts: RunFacts) -> float:
-    """The time at which heartbeats were read: how long ago that was says nothing about the ranks."""
+    """The time of the heartbeat read. The age of the read itself says nothing about the ranks."""
     return facts.now - (facts.attempt.heartbeats_age_s if facts.attempt is not None else 0.0)
 
 
@@ -235,9 +236,9 @@ def _doubtful(facts: RunFacts, job: JobAnswer) -> Verdict:
     newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
     age = facts.now - newest.time if newest is not None else None
     if newest is not None and age is not None and _read_at(facts) - newest.time <= FRESH_S:
-        return Verdict(JobState.RUNNING, f"by its heartbeat {spoken(age)} ago; {job.raw}")
+        return Verdict(JobState.RUNNING, f"heartbeat {spoken(age)} ago; {job.raw}")
     if job.has_left and facts.cancel_requested is not None:
-        # A job that never ran leaves no exit.json, and in some accountings nothing at all.
+        # A job that never ran leaves no exit.json, and no entry in some accountings.
         how = "cancelled before it began" if facts.attempt is None else f"cancelled; {job.raw}"
         return Verdict(JobState.CANCELLED, how)
     if age is None:
@@ -262,7 +263,7 @@ def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
     if facts.cancel_requested is not None or (attempt is not None and attempt.cancel_marked):
         return Verdict(JobState.CANCELLED, _cancelled_by_force(attempt, job), code, ended)
     if attempt is None:
-        words = f"; it said last: {facts.last_words}" if facts.last_words else ""
+        words = f"; last line of job.log: {facts.last_words}" if facts.last_words else ""
         return Verdict(job.state, f"{job.raw} before it made an attempt{words}{_advice(facts, job)}", code)
     heard = f"; last heartbeat {spoken(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
     error = first_error(attempt.errors)
@@ -279,27 +280,27 @@ def _cancelled_by_force(attempt: AttemptFacts | None, job: JobAnswer) -> str:
 
 def _advice(facts: RunFacts, job: JobAnswer) -> str:
     if job.state in SCHEDULERS_DOING and facts.attempt is not None:
-        return f"; llmctl resume {facts.run_id} goes on from its latest checkpoint"
+        return f"; llmctl resume {facts.run_id} continues from the latest checkpoint"
     return f"; see llmctl logs {facts.run_id} --job"
 
 
 def _by_outcome(facts: RunFacts, attempt: AttemptFacts, job: JobAnswer) -> Verdict:
     outcome = attempt.outcome
     assert outcome is not None
-    said = f"{outcome.reason} at iteration {outcome.iteration} by the trainer's word"
+    said = f"{outcome.reason} at iteration {outcome.iteration} according to the trainer"
     where = f"{said}; {job.raw} before exit.json could be written"
     if outcome.reason == "completed":
         return Verdict(JobState.COMPLETED, where, ended=outcome.time)
     state = job.state if job.state in SCHEDULERS_DOING else JobState.CANCELLED
-    return Verdict(state, f"{where}; llmctl resume {facts.run_id} goes on", ended=outcome.time)
+    return Verdict(state, f"{where}; llmctl resume {facts.run_id} continues", ended=outcome.time)
 
 
 def _silent_ranks(attempt: AttemptFacts) -> str:
-    """Who may be the true cause when every error is only about a peer that had gone: ranks that left no word."""
+    """Ranks without an error, if all errors are peer failures. One of them may be the cause."""
     if not all(error.is_about_a_peer for error in attempt.errors):
         return ""
     spoke = {error.rank for error in attempt.errors}
     silent = [heartbeat for heartbeat in attempt.heartbeats if heartbeat.rank not in spoke]
     if not silent:
         return ""
-    return f"{_name_ranks(silent, limit=2)} ended without a word (killed, or out of memory?)"
+    return f"{_name_ranks(silent, limit=2)} ended without an error report (killed, or out of memory?)"

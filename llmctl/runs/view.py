@@ -1,4 +1,4 @@
-"""What ``llmctl status`` shows of one run, with the field names that ``--json`` promises."""
+"""The view of one run in ``llmctl status``, with the field names of ``--json``."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -12,32 +12,32 @@ from llmctl.runs.state import RunFacts, decide
 
 @dataclass(frozen=True)
 class RunView:
-    """One run as people and programs see it. Times in seconds since 1970, durations in seconds.
+    """One run, for people and programs. Times in seconds since 1970, durations in seconds.
 
     Attributes:
         run_id: the run.
-        name: what the user called it.
+        name: the user's name for the run.
         cluster: name of the profile.
         state: one of the nine states.
-        detail: a sentence on why; empty if there is nothing to say.
-        attempt: number of the last attempt; None if there is none yet.
-        nodes: how many the run was asked for.
-        iteration: of the last row of metrics.
-        train_iters: where the run is to end; None for a COMMAND.
+        detail: the reason as a sentence; empty if there is nothing to say.
+        attempt: number of the last attempt; None before the first.
+        nodes: number of nodes requested.
+        iteration: iteration of the last metrics row.
+        train_iters: last iteration of the run; None for a COMMAND.
         loss: lm_loss of that row.
         tokens_per_s: of that row.
         mfu: of that row, as a share of 1.
-        eta_s: until train_iters at the present pace; only while it runs.
+        eta_s: time left until train_iters at the present pace; only while the run is running.
         metrics_age_s: since that row was written.
         started: start of the last attempt.
         ended: end of the last attempt.
         exit_code: of job.sh.
-        job_ids: what the scheduler, or the process table, calls the jobs of all submissions.
-        submission: number of the last submission; None if there is none.
-        submitted: when that was.
-        attempts: how many attempts all submissions have made.
-        expected_start: when a pending run is expected to start, as the scheduler writes it.
-        hosts: the nodes of the last attempt, the head first where that is known.
+        job_ids: ids of the jobs of all submissions, as the scheduler or the process table knows them.
+        submission: number of the last submission; None before the first.
+        submitted: time of the last submission.
+        attempts: number of attempts of all submissions.
+        expected_start: expected start of a pending run, as the scheduler writes it.
+        hosts: the nodes of the last attempt, the head node first if known.
     """
 
     run_id: str
@@ -65,7 +65,7 @@ class RunView:
     hosts: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; numbers that JSON has no word for (NaN, infinity) are null."""
+        """The fields as plain values; NaN and infinity, which JSON lacks, become null."""
         values = {**asdict(self), "state": str(self.state)}
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -74,7 +74,7 @@ class RunView:
 
 
 def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> RunView:
-    """The view of a run from its record, the observed facts and its last metrics."""
+    """Build the view of a run from its record, facts and last metrics."""
     verdict = decide(facts)
     row = metrics.newest or {}
     iteration = row.get("iteration")
@@ -115,7 +115,7 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
 def _job_ids(record: RunRecord, facts: RunFacts) -> tuple[str, ...]:
     ids = [job.job_id for submission in record.submissions for job in submission.jobs]
     if facts.job is not None and facts.job.report is not None:
-        ids.append(facts.job.report.job_id)  # found by its name, where submit was cut off before it had recorded it
+        ids.append(facts.job.report.job_id)  # found by name: submit was cut off before recording the id
     return tuple(dict.fromkeys(ids))
 
 

@@ -1,4 +1,4 @@
-"""Which image a job runs in, and the words that start a command inside it. Pure.
+"""The container of a job: image, and the prefix that runs commands inside. Pure.
 
 Options by the tools' own pages: pyxis (https://github.com/NVIDIA/pyxis/wiki/Usage), enroot start
 (https://github.com/NVIDIA/enroot/blob/master/doc/cmd/start.md), apptainer exec
@@ -21,10 +21,10 @@ class ContainerPlan:
 
     Attributes:
         runtime: pyxis, enroot, apptainer or singularity.
-        image: as the user names it: a path, or an image of a registry.
-        imported: file that the image is imported to once, if that is to be done; it is then run from there.
+        image: as the user names the image: a path, or an image of a registry.
+        imported: file to import the image to, once, and to run from; None without an import.
         mounts: ``SRC:DST[:FLAGS]``.
-        site: the profile's other settings.
+        site: the profile's other container settings.
     """
 
     runtime: str
@@ -35,12 +35,12 @@ class ContainerPlan:
 
     @property
     def source(self) -> str:
-        """What apptainer pull and enroot import fetch."""
+        """The image URI for apptainer pull and enroot import."""
         return f"docker://{self.image if self.runtime in ('pyxis', 'enroot') else self.image.replace('#', '/')}"
 
     @property
     def srun_options(self) -> tuple[str, ...]:
-        """Words for srun where pyxis starts the container; else none."""
+        """Options of srun for a container started by pyxis; else empty."""
         if self.runtime != "pyxis":
             return ()
         site = self.site
@@ -58,7 +58,7 @@ class ContainerPlan:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What stands before a command and the image before that, so that it runs inside; nothing with pyxis."""
+        """Words before image and command that run the command inside the container; empty with pyxis."""
         if self.runtime == "pyxis":
             return ()
         site = self.site
@@ -74,19 +74,19 @@ class ContainerPlan:
 
     @property
     def argument(self) -> str:
-        """The image as it stands behind ``prefix``."""
+        """The image in the form that follows ``prefix``."""
         if self.imported is not None or self.image.startswith("/"):
             return self.imported or self.image
         return self.source
 
 
 def is_file(image: str) -> bool:
-    """Whether an image is a path rather than a registry's name, by pyxis' rule."""
+    """True if an image is a path, not a registry's name, by pyxis' rule."""
     return image.startswith(("/", "."))
 
 
 def on_host(path: str, mounts: Sequence[str]) -> str | None:
-    """Where a path of the container is on the host, if one of the mounts shows it; None if none does."""
+    """Host path of a path inside the container; None if no mount covers the path."""
     inside = PurePosixPath(path)
     for mount in mounts:
         source, _, rest = mount.partition(":")
@@ -99,13 +99,13 @@ def on_host(path: str, mounts: Sequence[str]) -> str | None:
 def plan_container(
     job: JobSpec, profile: ClusterProfile, *, cwd: str, own_mounts: tuple[str, ...] = ()
 ) -> ContainerPlan | None:
-    """The container of a job; None if it runs in none.
+    """Plan the container of a job; None for a job without one.
 
     Args:
         job: gives image and mounts.
         profile: gives the runtime; its environment may name an image for all jobs.
-        cwd: where a relative path of an image counts from.
-        own_mounts: folders that the job needs in any case.
+        cwd: base of a relative image path.
+        own_mounts: folders that every job needs.
     """
     software, site = profile.environment, profile.container
     image = job.container or (software.path if software.kind == "container" else None)
@@ -118,7 +118,7 @@ def plan_container(
 
 
 def _imported(image: str, profile: ClusterProfile) -> str | None:
-    """Where an image of a registry is kept, once for all jobs."""
+    """File that keeps a registry's image for all jobs; None without an import."""
     runtime, folder = profile.container.runtime, profile.container.image_folder
     if is_file(image) or (folder is None and runtime == "pyxis"):
         return None

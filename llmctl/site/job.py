@@ -1,4 +1,4 @@
-"""JobSpec: what the user asked for, a training run or any command, checked at birth."""
+"""JobSpec: the user's request, a training run or any command, checked on construction."""
 
 import re
 from collections.abc import Mapping
@@ -7,16 +7,16 @@ from typing import Any
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""A job's name becomes a folder's name and a scheduler's job name."""
+"""A job's name becomes a folder name and a scheduler's job name."""
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=,-]{0,127}")
-"""Groups, queues, resource types and reservations: words that stand in a directive as they are."""
+"""Groups, queues, resource types and reservations: such words need no quotes in a directive."""
 
 
 class JobError(ValueError):
-    """A value of the job that cannot be used.
+    """An invalid value of a job.
 
     Attributes:
-        key: its name in the ``job`` section.
+        key: key of the value in the ``job`` section.
         problem: what is wrong and what is valid.
     """
 
@@ -28,25 +28,25 @@ class JobError(ValueError):
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One job, the same for every scheduler. Whether the site can give it is asked of profile and backend.
+    """One job, in words that hold for every scheduler. Profile and backend check the site's limits.
 
     Attributes:
-        name: of the run; its ids begin with it.
+        name: name of the run; its run ids begin with this name.
         nodes: number of nodes.
-        gpus_per_node: ranks per node; None leaves it to the resource type, or to the GPUs that are there.
-        time_s: limit in seconds; None leaves it to the site.
-        group: what the site bills to.
+        gpus_per_node: ranks per node; None: as in the resource type, or the GPUs found on the node.
+        time_s: time limit in seconds; None: the site's default.
+        group: group, project or account to bill.
         resource_type: kind of node, in the site's words.
         queue: queue, partition or class.
         reservation: id of nodes reserved earlier.
-        priority: the scheduler's number.
-        after: run that must have ended well before; ``any:RUN``: however.
+        priority: priority, in the scheduler's own numbers.
+        after: run that must complete first; ``any:RUN``: run that must end first, in any way.
         container: image that the job runs in.
-        mounts: ``SRC:DST`` seen inside the container.
-        launcher: what starts the ranks; None leaves it to the profile.
+        mounts: ``SRC:DST``, visible inside the container.
+        launcher: program that starts the ranks; None: the profile's.
         env: variables for the job.
-        secrets: names of variables whose values travel apart and are never written down.
-        code: paths of the user's project to take along.
+        secrets: names of variables whose values are transferred separately and never written to script or record.
+        code: paths of the user's project to copy.
         command: argv run once on every node; empty: the trainer.
     """
 
@@ -76,25 +76,25 @@ class JobSpec:
         for key in ("group", "resource_type", "queue", "reservation"):
             word = getattr(self, key)
             if word is not None and not WORD.fullmatch(word):
-                raise JobError(key, f"{word!r} is not valid: letters, digits and ._:@/+=,- beginning with the former")
+                raise JobError(key, f"{word!r} is not valid: use letters, digits and ._:@/+=,- after a letter or digit")
         for name, _ in self.env:
             if not VARIABLE.fullmatch(name):
                 raise JobError(f"env.{name}", f"{name!r} cannot name a variable; use letters, digits and underscores")
         for name in self.secrets:
             if not VARIABLE.fullmatch(name):
-                # What stands behind a = is a value that its owner meant to hide.
+                # The text after "=" is a value that its owner meant to hide.
                 shown = name.partition("=")[0]
                 raise JobError("secrets", f"{shown!r}: give the name of a variable alone, never its value")
         if any("\0" in text for text in (*(value for _, value in self.env), *self.command)):
-            raise JobError("env", "a value holds a NUL character, which no process can be given")
+            raise JobError("env", "a value contains a NUL character, which the operating system does not allow")
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> "JobSpec":
-        """The job that ``as_plain`` wrote.
+        """Build the job from the output of ``as_plain``.
 
         Raises:
-            JobError: a value cannot be used.
-            TypeError: ``values`` are not those of a job.
+            JobError: a value is invalid.
+            TypeError: ``values`` has unknown keys.
         """
         known = {field.name for field in fields(cls)}
         if not known >= values.keys():
@@ -104,7 +104,7 @@ class JobSpec:
         return cls(**{**values, **lists, "env": tuple(env)})
 
     def as_plain(self) -> dict[str, Any]:
-        """Plain values for the run record."""
+        """The fields as plain values, for the run record."""
         return {**asdict(self), "env": dict(self.env)}
 
 
@@ -112,7 +112,7 @@ def parse_time(text: str) -> int:
     """Seconds of ``H:M:S``, ``M:S`` or ``D-H:M:S``.
 
     Raises:
-        JobError: the text is none of these, or no time at all.
+        JobError: the text has another format, or the duration is zero.
     """
     match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text)
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Changing a few values in the text of a user's overlay, so that its comments stay. Pure: text in, text out."""
+"""Edit values in the text of a user's overlay and keep its comments. Pure: text in, text out."""
 
 import json
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from yaml.nodes import MappingNode, Node
 
 Changes = Mapping[tuple[str, ...], Any]
-"""Path of keys -> value: plain text, a list of texts, or None, which takes a value of the bundled profile away."""
+"""Path of keys -> value: plain text, a list of texts, or None to unset a value of the bundled profile."""
 
 
 def changed_text(text: str, changes: Changes) -> str | None:
-    """``text``, a YAML mapping, with values changed or added; None where that would take more than changing them.
+    """Change or add values in ``text``, a YAML mapping; None if the file needs more than simple edits.
 
-    What is not touched stays as it is, byte for byte. The result is read again and compared with what it should hold,
-    so that an unusual file (anchors, several documents, one flow mapping) gives None and never a wrong one.
+    All other text stays the same, byte for byte. The result is parsed and compared with the expected values, so that an
+    unusual file (anchors, several documents, one flow mapping) gives None and never a wrong result.
     """
     import yaml
 
@@ -35,7 +35,7 @@ def changed_text(text: str, changes: Changes) -> str | None:
 
 
 def as_yaml(changes: Changes) -> str:
-    """The changes as a file of their own, for whoever has to make them by hand."""
+    """The changes as a separate YAML file, for editing by hand."""
     import yaml
 
     values: dict[str, Any] = {}
@@ -45,22 +45,22 @@ def as_yaml(changes: Changes) -> str:
 
 
 def edited(file: str, text: str, changes: Changes) -> str:
-    """Like ``changed_text``.
+    """Like ``changed_text``, with an error instead of None.
 
     Raises:
-        ProfileError: it cannot be done; shows what to change by hand.
+        ProfileError: the text cannot be edited; shows the changes to make by hand.
     """
     result = changed_text(text, changes)
     if result is None:
         raise ProfileError(
-            f"{file}: is written in a way that llmctl does not change by itself; nothing was written. "
-            f"Put these values into it:\n{as_yaml(changes).rstrip()}"
+            f"{file}: llmctl cannot edit this file automatically; nothing was written. "
+            f"Add these values by hand:\n{as_yaml(changes).rstrip()}"
         )
     return result
 
 
 class _NotPossible(Exception):
-    """The text is built in a way that no value can be put into."""
+    """The text has a structure that allows no simple edit."""
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
@@ -89,7 +89,7 @@ def _appended(text: str, path: tuple[str, ...], value: Any) -> str:
 
 
 def _in_mapping(text: str, mapping: "MappingNode", path: tuple[str, ...], value: Any) -> str:
-    """``text`` with the value at ``path`` below a block mapping."""
+    """Set the value at ``path`` below a block mapping; returns the new text."""
     import yaml
 
     key, *rest = path
@@ -108,7 +108,7 @@ def _in_mapping(text: str, mapping: "MappingNode", path: tuple[str, ...], value:
 
 
 def _added(text: str, mapping: "MappingNode", path: tuple[str, ...], value: Any) -> str:
-    # After the last value, before comments that follow: those belong to what comes next, or to nothing.
+    # After the last value, before comments that follow: those belong to the next key, or to no key.
     column = mapping.value[0][0].start_mark.column
     last = mapping.value[-1][1]
     end = len(text[: last.end_mark.index].rstrip())
@@ -134,7 +134,7 @@ def _line(path: tuple[str, ...], value: Any, indent: int) -> str:
 
 
 def _literal(value: Any) -> str:
-    # JSON is YAML: it reads the same whatever the text holds.
+    # JSON is YAML, and reads the same for any text.
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_literal(inner)}" for key, inner in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)

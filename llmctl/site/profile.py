@@ -1,4 +1,4 @@
-"""ClusterProfile: what one site offers: one clusters/NAME.yaml, and the user's overlay of the same name over it."""
+"""ClusterProfile: one site's offer, from clusters/NAME.yaml and the user's overlay of the same name."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from llmctl.site.job import VARIABLE, JobError, parse_time
 from llmctl.site.profile_names import ARGUMENT, cluster_names, installed_backends
 
 SCHEDULERS = ("slurm", "sge", "pbs", "ssh", "local")
-"""Names that ``scheduler:`` may have, besides those of installed packages; llmctl.backends has one row for each."""
+"""Valid names for ``scheduler:``, besides those of installed packages; llmctl.backends has one row for each."""
 _SSH_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]{0,254}$"
 
 
@@ -48,7 +48,7 @@ def _variable_names(env: dict[str, str]) -> dict[str, str]:
 
 
 Variables = Annotated[dict[str, str], AfterValidator(_variable_names)]
-"""Names and values of variables."""
+"""Variable names and values."""
 
 
 class _Part(BaseModel):
@@ -56,19 +56,19 @@ class _Part(BaseModel):
 
 
 class EnvironmentProfile(_Part):
-    """The Python environment that jobs run in."""
+    """The Python environment of jobs."""
 
     modules: tuple[str, ...] = ()
     """Environment modules to load, in order."""
     kind: Literal["venv", "conda", "container"] | None = None
     path: str | None = None
-    """Folder of the virtual or conda environment; for a container the image."""
+    """Folder of the virtual or conda environment; for a container, the image."""
     module_init: str | None = None
-    """File that defines the ``module`` function where batch shells do not. Unset: the usual places are searched."""
+    """File that defines the ``module`` function if batch shells lack it. Unset: the usual places are searched."""
     python: str | None = None
-    """The interpreter. Unset: the environment's own; on this machine without an environment, llmctl's."""
+    """The interpreter. Unset: the environment's; without an environment, on this machine, llmctl's."""
     setup: tuple[str, ...] = ()
-    """Shell lines, taken as they are, run after the modules are loaded and before the environment is activated."""
+    """Shell lines, run unchanged after the modules are loaded and before the environment is activated."""
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
@@ -78,21 +78,21 @@ class EnvironmentProfile(_Part):
 
 
 class PortRule(_Part):
-    """A site's published rule for the port: ``base + job id % modulo``."""
+    """A site's published rule for the rendezvous port: ``base + job id % modulo``."""
 
     base: int = Field(gt=0, lt=65536)
     modulo: int = Field(gt=0, lt=65536)
 
 
 class RendezvousProfile(_Part):
-    """Where the ranks of a job meet."""
+    """Rendezvous of a job's ranks: interface and ports."""
 
     interface: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:-]{1,32}$")
-    """Network interface whose IPv4 address the head node is reached at. Unset: the one towards the other nodes."""
+    """Network interface of the head node's IPv4 address. Unset: the interface towards the other nodes."""
     ports: tuple[int, int] = (20000, 29999)
-    """First and last port to try. Below Linux's ephemeral ports, so that no client socket sits there."""
+    """First and last port to try. Below Linux's ephemeral ports, so that no client socket uses them."""
     port_rule: PortRule | None = None
-    """Where trying begins. Unset: anywhere in ``ports``, by the job id."""
+    """First port to try. Unset: a port in ``ports``, chosen by job id."""
 
     @field_validator("ports")
     @classmethod
@@ -103,62 +103,62 @@ class RendezvousProfile(_Part):
 
 
 class LoginProfile(_Part):
-    """Where the cluster's commands are run. Without ``host``: on this machine, which then is a login node."""
+    """Machine that runs the cluster's commands. Without ``host``, this machine is a login node."""
 
     host: str | None = Field(default=None, pattern=_SSH_NAME)
-    """As the ssh command knows it: a name, an alias of ~/.ssh/config or user@name."""
+    """As the ssh command knows the host: a name, an alias of ~/.ssh/config or user@name."""
     proxy_jump: str | None = Field(default=None, pattern=_SSH_NAME)
-    """Host to go through, where ~/.ssh/config does not say."""
+    """Jump host, if ~/.ssh/config names none."""
     python: str | None = None
-    """Python 3.7 or later of the login node. Unset: the first that is found there."""
+    """Python 3.7 or later on the login node. Unset: the first one found there."""
 
 
 class ResourceType(_Part):
-    """One kind of node, in the site's word for it."""
+    """One kind of node, under the site's name for it."""
 
     gpus: int = Field(default=0, ge=0)
-    """GPUs of one node; of a fractional type, of the part."""
+    """GPUs per node; for a fractional type, GPUs of the fraction."""
     cores: int | None = Field(default=None, gt=0)
     memory_gib: float | None = Field(default=None, gt=0)
     fraction: bool = False
-    """A part of a node: one of it only, and other jobs beside it."""
+    """True for a part of a node: one such part per job, with other jobs on the same node."""
     max_nodes: int | None = Field(default=None, gt=0)
     max_time: Time = None
     max_node_hours: float | None = Field(default=None, gt=0)
     gpu_memory_gib: float | None = Field(default=None, gt=0)
     gpu: str | None = None
-    """The GPU as people call it, such as H200: doctor compares it with what torch was built for."""
+    """Common GPU name, such as H200; doctor compares this GPU with the architectures of torch's build."""
     gpu_type: str | None = None
-    """The scheduler's word for the GPU, where it wants one (Slurm: ``--gpus-per-node=TYPE:N``)."""
+    """The scheduler's name of the GPU, if required (Slurm: ``--gpus-per-node=TYPE:N``)."""
     queue: str | None = None
-    """Queue or partition that this kind of node is in."""
+    """Queue or partition of this kind of node."""
     points_per_hour: float | None = Field(default=None, ge=0)
-    """What one node costs for an hour, in the site's units."""
+    """Cost of one node for one hour, in the site's units."""
     options: tuple[str, ...] = ()
-    """Further directives for jobs on this kind of node, each one line without the scheduler's prefix."""
+    """Further directives for jobs on this kind of node, one line each, without the scheduler's prefix."""
     env: Variables = {}
-    """Variables of jobs on this kind of node, over the cluster's."""
+    """Variables of jobs on this kind of node; they override the cluster's."""
     ssh: bool = True
-    """PBS: whether users reach the nodes of their own jobs by ssh, which ``interactive --run`` goes by."""
+    """PBS: true if users can ssh to the nodes of their own jobs, as ``interactive --run`` needs."""
 
 
 class LimitsProfile(_Part):
-    """What the site refuses. A reservation goes by rules of its own: these are not applied to it."""
+    """The site's limits. Reservations have their own rules, so these limits do not apply to reservations."""
 
     max_nodes: int | None = Field(default=None, gt=0)
     max_time: Time = None
     max_node_hours: float | None = Field(default=None, gt=0)
     time_by_nodes: tuple[tuple[int, Time], ...] = ()
-    """(up to so many nodes, longest time): the first that is large enough counts."""
+    """(number of nodes, longest time): the first row with enough nodes applies."""
     queues: dict[str, "QueueLimits"] = {}
     interactive: "QueueLimits | None" = None
-    """For ``llmctl interactive``, besides those of batch jobs."""
+    """Limits of ``llmctl interactive``, in addition to those of batch jobs."""
     without_group: "QueueLimits | None" = None
-    """For whoever names no group, where the site lets that be tried."""
+    """Limits of jobs without a group, if the site allows such jobs."""
 
 
 class QueueLimits(_Part):
-    """Limits of one queue or partition, over the general ones; or of one way to ask."""
+    """Limits of one queue, partition or kind of job; they override the general limits."""
 
     max_nodes: int | None = Field(default=None, gt=0)
     max_time: Time = None
@@ -166,59 +166,59 @@ class QueueLimits(_Part):
 
 
 class DefaultsProfile(_Part):
-    """What a job gets that does not ask."""
+    """Defaults for values that a job does not set."""
 
     resource_type: str | None = None
     queue: str | None = None
     time: Time = None
-    """Given to the scheduler. Unset: the site's own default."""
+    """Time limit passed to the scheduler. Unset: the site's own default."""
     priority: int | None = None
 
 
 class LaunchProfile(_Part):
-    """How ranks are started."""
+    """Start of the ranks: launcher and its options."""
 
     launcher: Literal["torchrun", "srun", "mpirun"] | None = None
-    """Unset: the scheduler's first (see its backend)."""
+    """Unset: the scheduler's first launcher (see its backend)."""
     srun_options: tuple[str, ...] = ()
-    """Further words for srun."""
+    """Further options for srun."""
     mpirun: str = "mpirun"
     mpirun_options: tuple[str, ...] = ()
-    """Further words for mpirun."""
+    """Further options for mpirun."""
     mpirun_carries_environment: bool | None = None
-    """Whether mpirun's way to the nodes carries the environment. Unset: yes below a scheduler, no over plain ssh."""
+    """True if mpirun passes the environment to the nodes. Unset: true under a scheduler, false over plain ssh."""
     bind_cpus: bool = False
-    """Whether srun binds each rank to its own share of the cores; mpirun never binds."""
+    """True to have srun bind each rank to its own share of the cores; mpirun never binds."""
 
 
 class ContainerProfile(_Part):
-    """How images are run. Which image: --container, or environment.path where environment.kind is container."""
+    """Container settings. The image is --container, or environment.path if environment.kind is container."""
 
     runtime: Literal["pyxis", "enroot", "apptainer", "singularity"] | None = None
-    """Unset: the site runs none that llmctl knows."""
+    """Unset: the site has no container runtime known to llmctl."""
     mounts: tuple[str, ...] = ()
     """``SRC:DST[:FLAGS]`` for every container. The run directory is always mounted."""
     workdir: str | None = None
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(:(auto|create|exec|no_exec))?$")
-    """pyxis: keep the container's file system under this name; it then goes before the image."""
+    """pyxis: keep the container's file system under this name; an existing one takes precedence over the image."""
     save: str | None = None
-    """pyxis: file that the end state is written to."""
+    """pyxis: file to save the container's final state to."""
     mount_home: bool | None = None
     remap_root: bool | None = None
     writable: bool | None = None
     entrypoint: bool | None = None
     env: tuple[str, ...] = ()
-    """Variables of the host that win over the image's, besides those that the job sets."""
+    """Host variables that override the image's, besides the variables that the job sets."""
     setup: tuple[str, ...] = ()
-    """Shell lines that run inside the container, before the ranks; they see the image's own variables."""
+    """Shell lines run inside the container before the ranks; the image's own variables are visible."""
     image_folder: str | None = None
-    """Shared folder where an image of a registry is imported once, as .sqsh or .sif. Unset: below runs_root."""
+    """Shared folder for imported registry images (.sqsh or .sif). Unset: a folder below runs_root."""
     options: tuple[str, ...] = ()
-    """Further words for the runtime."""
+    """Further options for the runtime."""
 
 
 class CostProfile(_Part):
-    """What a job is charged. Zero effort for sites without points: node-hours are always told."""
+    """Cost of a job in the site's points. Sites without points need no values: node-hours are always shown."""
 
     unit: str = "points"
     reserved_factor: float = Field(default=1.0, gt=0)
@@ -227,42 +227,42 @@ class CostProfile(_Part):
 
 
 class ClusterProfile(_Part):
-    """What one site offers, checked at birth."""
+    """One site's offer, checked on construction."""
 
     name: str
-    """Name of the file; stands in no file."""
+    """Name of the profile's file; not a key in any file."""
     description: str = ""
     notice: str = ""
-    """Told once to everyone who uses the cluster."""
+    """Site message, shown once to each user of the cluster."""
     scheduler: str
     login: LoginProfile = LoginProfile()
     hosts: tuple[str, ...] = ()
-    """ssh: the machines, the head first, as the ssh command knows them."""
+    """ssh: the machines, head node first, as the ssh command knows them."""
     shared: bool = True
-    """ssh: whether runs_root is one folder that all hosts see."""
+    """ssh: true if runs_root is one folder shared by all hosts."""
     runs_root: str | None = Field(default=None, min_length=1)
-    """Folder that holds the run directories, on the file system that the nodes share. ``~`` is the home directory."""
+    """Folder of the run directories, on the file system shared by the nodes. ``~`` is the home directory."""
     group: str | None = None
-    """What the site bills to."""
+    """Group, project or account to bill."""
     group_required: bool = False
     group_option: Literal["-P", "-A", "-W group_list"] | None = None
-    """PBS: how this site is told the group. Unset: -P. The other schedulers have one way each."""
+    """PBS: option that names the group at this site. Unset: -P. The other schedulers have one way each."""
     work_area: str | None = None
-    """Where runs belong at this site, offered by ``clusters setup``; ``{group}`` and ``{user}`` are filled in."""
+    """The site's place for runs, offered by ``clusters setup``; ``{group}`` and ``{user}`` are filled in."""
     resource_types: dict[str, ResourceType] = {}
     limits: LimitsProfile = LimitsProfile()
     defaults: DefaultsProfile = DefaultsProfile()
     options: tuple[str, ...] = ()
-    """Further directives for every job, each one line without the scheduler's prefix."""
+    """Further directives for every job, one line each, without the scheduler's prefix."""
     environment: EnvironmentProfile = EnvironmentProfile()
     rendezvous: RendezvousProfile = RendezvousProfile()
     launch: LaunchProfile = LaunchProfile()
     container: ContainerProfile = ContainerProfile()
     cost: CostProfile = CostProfile()
     env: Variables = {}
-    """Variables that every job gets."""
+    """Variables of every job."""
     stop_grace_s: int = Field(default=120, gt=0)
-    """Seconds that a run gets to save once it has been told to stop."""
+    """Seconds that a run has to save after the signal to stop."""
 
     @field_validator("scheduler")
     @classmethod
@@ -272,10 +272,10 @@ class ClusterProfile(_Part):
 
 
 def check_scheduler(scheduler: str) -> None:
-    """Refuse a scheduler that is neither ours nor an installed package's.
+    """Refuse a scheduler that is neither built in nor provided by an installed package.
 
     Raises:
-        ValueError: lists those there are.
+        ValueError: the scheduler is unknown; lists the valid names.
     """
     if scheduler in SCHEDULERS:
         return
@@ -285,16 +285,16 @@ def check_scheduler(scheduler: str) -> None:
 
 
 def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> ClusterProfile:
-    """The profile called ``name``, with the user's overlay.
+    """Load the profile called ``name``, with the user's overlay.
 
     Args:
         folders: where the user's files are.
-        name: as the file is called, without .yaml.
-        origin: where the name came from, for the message: a flag, which begins with a dash, ARGUMENT, or a place.
+        name: name of the file, without .yaml.
+        origin: source of the name, for messages: a flag, which begins with a dash, ARGUMENT, or a place.
 
     Raises:
-        UsageError: a flag or argument names a cluster that has no profile; lists those that have one.
-        ProfileError: the same from elsewhere, or a file holds what cannot be used: says file, key and what is valid.
+        UsageError: a flag or argument names a cluster without a profile; lists the known clusters.
+        ProfileError: another origin does so, or a file is invalid: names the file, the key and the valid values.
     """
     files = profile_files(folders, name)
     if not files:
@@ -306,7 +306,7 @@ def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> 
 
 
 def profile_of(name: str, layers: Sequence[tuple[Path, Mapping[str, Any]]]) -> ClusterProfile:
-    """The profile that layers make, each with the file it stands in, laid over each other in order.
+    """Merge layers into a profile, in order. Each layer comes with its file.
 
     Raises:
         ProfileError: names the file, the key and what is valid.
@@ -323,7 +323,7 @@ def profile_of(name: str, layers: Sequence[tuple[Path, Mapping[str, Any]]]) -> C
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` laid over ``below``: mappings merge key by key, everything else is replaced."""
+    """``above`` merged over ``below``: mappings merge key by key, all other values are replaced."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -332,15 +332,15 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def expand_home(path: str, folders: UserFolders) -> Path:
-    """``path`` with a leading ``~`` replaced by the home directory."""
+    """Replace a leading ``~`` of ``path`` by the home directory."""
     return folders.home / path[2:] if path.startswith("~/") else folders.home if path == "~" else Path(path)
 
 
 def read_layer(path: Path) -> dict[str, Any]:
-    """The mapping in a profile's, overlay's or user's config file, unchecked.
+    """The unchecked mapping of a profile, overlay or user config file.
 
     Raises:
-        ProfileError: it cannot be read or is no mapping; names the file.
+        ProfileError: the file cannot be read or is no mapping; names the file.
     """
     from trainer.config.errors import ConfigError
     from trainer.planning.build_config import read_yaml
@@ -350,7 +350,7 @@ def read_layer(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise ProfileError(f"{path}: {error.problem}") from None
     if "name" in values:
-        raise ProfileError(f"{path}: name: a profile is called what its file is called; remove the key")
+        raise ProfileError(f"{path}: name: the file name is the profile's name; remove the key")
     return values
 
 
@@ -373,7 +373,7 @@ def _known_keys() -> list[str]:
 
 
 def _profile_error(error: ValidationError, owner: Mapping[str, Path], fallback: Path) -> ProfileError:
-    # A misspelt key comes first: it may be why another one is missing.
+    # A misspelt key comes first: it may be the reason why another key is missing.
     problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
     key = ".".join(str(part) for part in first["loc"])

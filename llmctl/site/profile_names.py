@@ -1,4 +1,4 @@
-"""Names of clusters, and of schedulers that installed packages add. No profile is read."""
+"""Names of clusters, and of schedulers from installed packages. Reads no profile."""
 
 from typing import TYPE_CHECKING
 
@@ -8,18 +8,18 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ARGUMENT = "NAME"
-"""What the commands that take a cluster as an argument call it."""
+"""Metavar of commands that take a cluster as an argument."""
 BACKEND_ENTRY_POINTS = "llmctl.backends"
-"""Group of the entry points by which an installed package adds a scheduler, as ``lsf = "package.module:BACKEND"``."""
+"""Entry point group with which an installed package adds a scheduler, as ``lsf = "package.module:BACKEND"``."""
 
 
 def cluster_names(folders: UserFolders) -> list[str]:
-    """Every cluster that there is a profile for, sorted."""
+    """Names of all clusters with a profile, sorted."""
     return sorted({path.stem for folder in search_path(folders, "clusters") for path in folder.glob("*.yaml")})
 
 
 def installed_backends() -> "dict[str, EntryPoint]":
-    """Schedulers that installed packages add, by name. Reads the metadata of all packages: some milliseconds."""
+    """Schedulers of installed packages, by name. Reads the metadata of all packages: some milliseconds."""
     from importlib.metadata import entry_points
 
     return {found.name: found for found in entry_points(group=BACKEND_ENTRY_POINTS)}

@@ -1,4 +1,4 @@
-"""Where the values of a profile come from, and the profile as text that says so."""
+"""Origins of a profile's values, and the profile as text annotated with them."""
 
 import json
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from llmctl.site.profile import read_layer
 
 
 def origins(folders: UserFolders, name: str) -> dict[str, Path]:
-    """Dotted key -> the file that its value comes from; keys that stand in no file have llmctl's own default."""
+    """Dotted key -> the file of its value; absent keys have llmctl's default."""
     found: dict[str, Path] = {}
     for path in profile_files(folders, name):
         layer = read_layer(path)
         for key in _leaves(layer):
-            # A mapping that replaces a value, or the reverse, takes everything below and above it away.
+            # A mapping that replaces a scalar, or the reverse, removes all keys below and above it.
             found = {known: file for known, file in found.items() if not _is_related(known, key)}
             found[key] = path
     return found
@@ -24,12 +24,12 @@ def origins(folders: UserFolders, name: str) -> dict[str, Path]:
 def annotated_lines(
     values: Mapping[str, Any], marks: Mapping[str, str], prefix: str = "", indent: str = ""
 ) -> list[str]:
-    """YAML of ``values``, one line a value, each with its mark as a comment.
+    """YAML of ``values``, one line per value, each with its mark as a comment.
 
     Args:
         values: the profile as plain data.
-        marks: dotted key -> where its value comes from.
-        prefix: dotted key that ``values`` stand below, with a dot at its end.
+        marks: dotted key -> origin of its value.
+        prefix: dotted key of the mapping that holds ``values``, with a trailing dot.
         indent: spaces before each line.
     """
     lines = []
@@ -71,7 +71,7 @@ def _yaml_flow(value: Any) -> str:
         plain = _yaml_scalar(value)
         return plain if "\n" not in plain else json.dumps(value, ensure_ascii=False)
     if isinstance(value, (list, tuple)):
-        # Inside brackets a comma would divide: whatever is no plain word is quoted.
+        # Inside brackets a comma separates entries, so every value that is no plain word is quoted.
         return "[" + ", ".join(_in_brackets(entry) for entry in value) + "]"
     return _yaml_scalar(value)
 

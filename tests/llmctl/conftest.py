@@ -1,4 +1,4 @@
-"""Fixtures of several test files, and tests that need a program besides Python."""
+"""Shared fixtures, and skipping of tests that need other programs besides Python."""
 
 import os
 import shutil
@@ -13,12 +13,12 @@ from tests.standins import scripted_scheduler
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
+    """Register the marker."""
     config.addinivalue_line("markers", "programs(*names): needs programs that scripts/real_tier.sh installs")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a program that is not there, but not where all were to be installed: there it fails."""
+    """Skip tests whose programs are missing; with --require-real, run them, so that they fail."""
     if config.getoption("--require-real") and os.geteuid() == 0:
         return
     for item in items:
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedCluster:
-    """A cluster whose scheduler is the scripted stand-in, in a home of its own."""
+    """A cluster with the scripted stand-in as its scheduler, and a separate home."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setitem(backends.MODULES, "scripted", scripted_scheduler.__name__)

@@ -1,4 +1,4 @@
-"""Run directories made by hand, as job.sh and the trainer would leave them, for tests of status, logs and cancel."""
+"""Handmade run directories, as job.sh and the trainer leave them."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ HANDS = LocalTransport({})
 
 @dataclass
 class MadeRun:
-    """One run directory, and the record in it."""
+    """One run directory with its record."""
 
     record: RunRecord
 
@@ -25,7 +25,7 @@ class MadeRun:
         return self.record.run_dir
 
     def submit(self, identity: ProcessIdentity | None, *, age_s: float = 5.0) -> "MadeRun":
-        """Record one more submission, whose job.sh is the given process; None records no job."""
+        """Record a submission with the given process as job.sh; None records no job."""
         jobs = ()
         if identity is not None:
             job = SubmittedJob("localhost", str(identity.pid), identity.pid, identity.start_time, identity.boot_id)
@@ -36,7 +36,7 @@ class MadeRun:
         return self
 
     def submit_to_queue(self, job_id: str | None, *, age_s: float = 3600.0) -> "MadeRun":
-        """Record one more submission, which a scheduler knows as ``job_id``; None: its answer was never recorded."""
+        """Record a submission with the scheduler's job ``job_id``; None: the scheduler's answer was never recorded."""
         jobs = (SubmittedJob("login", job_id),) if job_id is not None else ()
         number = len(self.record.submissions) + 1
         self.record = self.record.with_submission(Submission(number, time.time() - age_s, jobs))
@@ -44,7 +44,7 @@ class MadeRun:
         return self
 
     def start_attempt(self, number: int = 1, *, host: str | None = None, **changes: object) -> Path:
-        """attempts/K as job.sh makes it for the last submission."""
+        """Make attempts/K for the last submission, as job.sh does."""
         folder = self.path / "attempts" / str(number)
         for name in ("heartbeat", "errors"):
             (folder / name).mkdir(parents=True)
@@ -63,7 +63,7 @@ class MadeRun:
         return folder
 
     def metrics(self, *iterations: int, attempt: int = 1, **changes: object) -> None:
-        """Append rows of metrics."""
+        """Append metrics rows."""
         with (self.path / "metrics.jsonl").open("a") as file:
             for iteration in iterations:
                 row = {
@@ -129,7 +129,7 @@ def make_run(
     train_iters: int | None = 100,
     cluster: str = "local",
 ) -> MadeRun:
-    """A new run directory without a submission. ``train_iters`` None makes it a COMMAND's."""
+    """Make a run directory without a submission. ``train_iters`` None makes the run a COMMAND's."""
     run_dir = runs_root / run_id
     run_dir.mkdir(parents=True)
     record = RunRecord(
@@ -150,5 +150,5 @@ def make_run(
 
 
 def recycled(identity: ProcessIdentity) -> ProcessIdentity:
-    """The same pid, of a process that ended before this one began."""
+    """The same pid, of a process that ended before the given process began."""
     return replace(identity, start_time=(identity.start_time or 1) - 1)

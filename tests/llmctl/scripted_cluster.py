@@ -1,4 +1,4 @@
-"""A cluster whose scheduler is the scripted stand-in: a profile of its own, on this machine."""
+"""A cluster on this machine, with the scripted stand-in as scheduler."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.standins.scripted_scheduler import ScriptedBackend
 
 
 class ScriptedCluster:
-    """The cluster ``scripted``: its scheduler, its runs, and the user's index of them."""
+    """The cluster ``scripted``: its scheduler, its runs, and the user's index of runs."""
 
     def __init__(self, home: Path, name: str = "scripted") -> None:
         self.name = name
@@ -21,7 +21,7 @@ class ScriptedCluster:
         (folder / f"{name}.yaml").write_text(f"scheduler: scripted\nruns_root: {self.runs_root}\n")
 
     def run(self, run_id: str = "demo-1", job_id: str | None = "17", *, age_s: float = 3600.0) -> MadeRun:
-        """A run that has been submitted."""
+        """Make a submitted run."""
         made = make_run(self.runs_root, run_id, cluster=self.name).submit_to_queue(job_id, age_s=age_s)
         self.index.add(made.record)
         return made

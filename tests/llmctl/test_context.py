@@ -1,4 +1,4 @@
-"""Context: the machines that a cluster is reached at, and the place of secrets."""
+"""Context: the machines of a cluster, and the place of secrets."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from llmctl.site.profile import ClusterProfile
         ({"scheduler": "slurm"}, "this machine", "/w/.secrets/r.1"),
         ({"scheduler": "sge", "login": {"host": "gate"}}, "gate", "/w/.secrets/r.1"),
         ({"scheduler": "ssh", "hosts": ["a", "b"]}, "a and 1 more", "/w/.secrets/r.1"),
-        # The login node of machines behind ssh is never asked: each of them is reached by itself.
+        # The login node is never asked about machines behind ssh: each machine is reached directly.
         ({"scheduler": "ssh", "hosts": ["a"], "login": {"host": "gate"}}, "a", "/w/.secrets/r.1"),
         ({"scheduler": "local"}, "this machine", "/h/.local/state/llmctl/secrets/r.1"),
         ({"scheduler": "local", "login": {"host": "box"}}, "box", "/w/.secrets/r.1"),

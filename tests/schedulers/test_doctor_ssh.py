@@ -118,5 +118,5 @@ def test_a_machine_that_is_down_or_without_the_environment_is_named(
         scheduler="ssh", hosts=["h1"], runs_root=str(ssh_hosts.shared), environment={"python": "/no/such/python"}
     )
     code, checks = user.doctor()
-    assert "there is no /no/such/python" in checks["host h1"]["detail"]
+    assert "/no/such/python does not exist" in checks["host h1"]["detail"]
     assert code == 3

@@ -1,4 +1,4 @@
-"""``clusters setup`` and ``clusters new``: what is written, what of the user's own file stays, what is refused."""
+"""``clusters setup`` and ``clusters new``: written files, kept content of the user's file, refusals."""
 
 import string
 
@@ -49,7 +49,7 @@ def test_setup_writes_what_the_flags_say_and_the_sites_own_place(folders, capsys
     assert main(["clusters", "setup", "abci3", "--group", "gaa50000", "--venv", f"{folders.home}/venvs/llm"]) == 0
     output = capsys.readouterr()
     assert output.out == f"{overlay_of(folders)}\n"
-    assert "runs_root: /groups/gaa50000/ada/llmctl-runs, where work belongs on abci3" in output.err
+    assert "runs_root: /groups/gaa50000/ada/llmctl-runs, the work area of abci3" in output.err
     profile = load_profile(folders, "abci3")
     assert (profile.group, profile.runs_root) == ("gaa50000", "/groups/gaa50000/ada/llmctl-runs")
     assert (profile.environment.kind, profile.environment.path) == ("venv", "~/venvs/llm")
@@ -90,14 +90,14 @@ def test_what_holds_already_is_not_written_again(folders, capsys):
     before = overlay_of(folders, "frontier").read_text()
     capsys.readouterr()
     assert main(["clusters", "setup", "frontier", "--group", "g"]) == 0
-    assert "nothing is written" in capsys.readouterr().err
+    assert "nothing written" in capsys.readouterr().err
     assert overlay_of(folders, "frontier").read_text() == before
 
 
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        ([], 2, "say what to write, as in --group G"),
+        ([], 2, "give values, as in --group G"),
         (["--venv", "/a", "--conda", "/b"], 2, "--conda: excludes --venv"),
         (["--interface", "a b", "--runs-root", "/r"], 3, "rendezvous.interface: 'a b' is not valid"),
     ],
@@ -130,7 +130,7 @@ def test_setup_asks_on_a_terminal(folders, monkeypatch, capsys):
     monkeypatch.setattr(cluster_files.typer, "prompt", prompt)
     assert main(["clusters", "setup", "abci3"]) == 0
     assert "give one of venv, conda, container, none" in capsys.readouterr().err
-    assert asked[-1] == ("Folder for the runs, seen by all nodes", "/groups/gaa50000/ada/llmctl-runs")
+    assert asked[-1] == ("Folder of the run directories, shared by all nodes", "/groups/gaa50000/ada/llmctl-runs")
     profile = load_profile(folders, "abci3")
     assert (profile.group, profile.runs_root, profile.login.host) == ("gaa50000", "/runs", None)
     assert (profile.environment.kind, profile.environment.path) == ("venv", "/v")
@@ -184,7 +184,7 @@ def test_new_asks_what_the_scheduler_needs(folders, monkeypatch):
 
     def prompt(question, default="", **_):
         asked.append(question)
-        return {"Name of the cluster": "lab", "Machines, the head first, as ssh knows them": "a b"}.get(
+        return {"Name of the cluster": "lab", "Machines, head node first, as ssh knows them": "a b"}.get(
             question, "ssh" if question.startswith("Scheduler") else default
         )
 
@@ -240,7 +240,7 @@ def test_an_unusual_file_is_changed_rightly_or_not_at_all(text):
     new = changed_text(text, changes)
     assert new is None or yaml.safe_load(new) == {**yaml.safe_load(text), "runs_root": "/new", "group": "g"}
     if new is None:
-        with pytest.raises(ProfileError, match="Put these values into it"):
+        with pytest.raises(ProfileError, match="Add these values by hand"):
             edited("file", text, changes)
 
 

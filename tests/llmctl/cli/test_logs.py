@@ -1,4 +1,4 @@
-"""``llmctl logs`` as it is typed."""
+"""``llmctl logs`` as users type the command."""
 
 import json
 
@@ -112,10 +112,10 @@ def test_a_run_without_an_attempt_shows_what_job_sh_said(tmp_path, monkeypatch, 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     made = make_run(tmp_path / "runs", "new-1").submit(None)
     RunIndex(tmp_path / "state" / "llmctl").add(made.record)
-    assert "nothing has been printed yet" in shown(capsys, "new")[1]
+    assert "no output yet" in shown(capsys, "new")[1]
     (made.path / "job.log").write_text("cannot load the module\n")
     assert shown(capsys, "new")[0] == ["cannot load the module"]
-    assert "it has made none yet" in shown(capsys, "new", "--attempt", "1", code=5)[1]
+    assert "no attempt has started yet" in shown(capsys, "new", "--attempt", "1", code=5)[1]
 
 
 def test_the_traceback_of_the_first_to_fail_is_shown_where_its_log_has_it_not(run, capsys):
@@ -135,4 +135,4 @@ def test_a_pending_run_says_why_and_since_when(cluster, capsys):
     cluster.backend.says("queue", "17|PENDING|job-demo-1|nodes are busy")
     lines, err = shown(capsys, "demo-1")
     assert lines == []
-    assert err == "demo-1: nothing has been printed yet; pending for 5 min: nodes are busy\n"
+    assert err == "demo-1: no output yet; pending for 5 min: nodes are busy\n"

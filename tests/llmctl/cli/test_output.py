@@ -1,4 +1,4 @@
-"""How ``llmctl`` leaves when its output, its arguments or its working directory are not what a program hopes for."""
+"""Exit of ``llmctl`` with unusable output, arguments or working directory."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ LONG = "".join(f"line {number}\n" for number in range(30_000))
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run that has ended with more output than a pipe holds."""
+    """An ended run with more output than a pipe holds."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
@@ -31,7 +31,7 @@ def run(tmp_path, monkeypatch):
 
 
 def shell(line: str) -> subprocess.CompletedProcess:
-    """Bash runs ``line``, in which $0 $@ is llmctl."""
+    """Run ``line`` in bash, with $0 $@ as llmctl."""
     return subprocess.run(["bash", "-c", line, *LLMCTL], capture_output=True, encoding="utf-8", timeout=60, check=False)
 
 
@@ -63,7 +63,7 @@ def test_following_for_a_reader_that_left_is_interrupted(run):
 @pytest.mark.usefixtures("run")
 def test_a_full_disk_is_said():
     done = shell('"$0" "$@" status >/dev/full')
-    assert (done.returncode, done.stderr) == (1, "llmctl: standard output cannot be written: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "llmctl: cannot write to standard output: No space left on device\n")
 
 
 def test_closed_streams_are_no_bug(run):

@@ -1,4 +1,4 @@
-"""``llmctl status`` as it is typed, over run directories made by hand and real processes."""
+"""``llmctl status`` as users type the command, on handmade run directories and real processes."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.llmctl.run_directories import beat, fail, leave, make_run, outcome
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A user of their own: state in ``home``/state, runs in ``home``/runs."""
+    """A separate user: state in ``home``/state, runs in ``home``/runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
@@ -32,7 +32,7 @@ def index(home):
 
 @pytest.fixture
 def job():
-    """The process that plays job.sh."""
+    """The process that stands in for job.sh."""
     process = subprocess.Popen(["sleep", "120"], start_new_session=True)
     yield identify(process.pid)
     process.kill()
@@ -115,7 +115,7 @@ def test_old_finished_runs_are_counted_and_shown_with_all(home, index, job, caps
     assert [run["run_id"] for run in document["runs"]][:2] == ["now-1", "old-12"]
     assert len(documents(capsys, "--all")["runs"]) == 14
     assert main(["status"]) == 0
-    assert "3 more that ended earlier: llmctl status --all" in capsys.readouterr().err
+    assert "3 more ended runs: llmctl status --all" in capsys.readouterr().err
 
 
 def test_runs_by_id_beginning_name_and_job_id(home, index, job, capsys):

@@ -1,4 +1,4 @@
-"""``llmctl doctor`` on this machine, and on a login node of which every command is a stand-in."""
+"""``llmctl doctor`` on this machine, and on a login node with stand-in commands."""
 
 import json
 import os
@@ -19,7 +19,7 @@ STANDINS = Path(__file__).parents[2] / "standins/login_node"
 
 @pytest.fixture
 def login_node(tmp_path, monkeypatch):
-    """This machine, made to look like a login node of a Slurm cluster; gives what writes the user's overlay."""
+    """This machine as the login node of a Slurm cluster; returns a function that writes the user's overlay."""
     for name, value in {
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "XDG_STATE_HOME": str(tmp_path / "state"),
@@ -52,7 +52,7 @@ def login_node(tmp_path, monkeypatch):
 
 
 def examined(capsys, cluster="lab"):
-    """Exit code, and check -> (state, detail, mend)."""
+    """Exit code, and check -> (state, detail, remedy)."""
     code = main(["doctor", "--cluster", cluster, "--json"])
     output = capsys.readouterr()
     document = json.loads(output.out)
@@ -87,7 +87,7 @@ def test_a_login_node_where_all_is_well(capsys):
     assert "550.54.15, 2 x NVIDIA H100" in checks["driver"][1]
 
 
-# What is wrong: variables of the stand-ins, changes of the profile; then check, state, exit code, words of the cure.
+# A problem (variables of the stand-ins, changes of the profile), then check, state, exit code, words of the remedy.
 TROUBLES = [
     ({"STANDIN_SLURM_DOWN": "1"}, {}, "scheduler", "FAULT", 4, "sinfo -h -o %R"),
     ({"STANDIN_SLURM_VERSION": "20.11.9"}, {}, "scheduler version", "warning", 0, ""),
@@ -113,7 +113,7 @@ TROUBLES = [
     ),
     ({}, {"container": {}, "environment": {"kind": "container", "path": "/a"}}, "container", "FAULT", 3, "runtime"),
     ({}, {"rendezvous": {"interface": "ib7"}}, "interface", "note", 0, ""),
-    ({}, {"defaults": {"resource_type": "h100", "queue": "gone"}}, "queues", "warning", 0, "there are debug, main"),
+    ({}, {"defaults": {"resource_type": "h100", "queue": "gone"}}, "queues", "warning", 0, "valid are debug, main"),
     ({"STANDIN_CHARMAP": "ANSI_X3.4-1968"}, {}, "locale", "warning", 0, "export LC_ALL=C.UTF-8"),
 ]
 
@@ -149,7 +149,7 @@ def test_a_python_for_another_processor_is_not_judged(login_node, capsys, tmp_pa
     login_node(environment={"python": str(python)})
     code, checks = examined(capsys)
     assert code == 0
-    assert checks["python"][0] == "note" and "another kind of processor" in checks["python"][1]
+    assert checks["python"][0] == "note" and "another processor architecture" in checks["python"][1]
 
 
 def test_a_cluster_without_its_commands_here_is_told_how_to_name_its_login_node(login_node, capsys, monkeypatch):

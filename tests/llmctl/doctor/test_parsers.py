@@ -1,4 +1,4 @@
-"""What the doctor reads: sections, quotas, interfaces, GPUs, and what torch was built for."""
+"""Parsers of the doctor: sections, quotas, interfaces, GPUs, and architectures of torch's build."""
 
 import subprocess
 
@@ -40,7 +40,7 @@ def test_an_answer_that_was_cut_off_keeps_what_is_whole():
     assert parse_sections(text) == {"a": Section(0, "yes")}
 
 
-# Columns of quota(1) and lfs-quota(1), as their manual pages show them.
+# Columns of quota(1) and lfs-quota(1), as in their manual pages.
 QUOTAS = [
     ("/dev/sda1  100 200 300       10 20 30", [Quota("/dev/sda1", 100, 300, 10, 30)]),
     ("/dev/sda1  350* 200 300  6days 10 0 0", [Quota("/dev/sda1", 350, 300, 10, 0)]),
@@ -83,7 +83,7 @@ BUILDS = [
     (["sm_80"], "8.6", True),  # machine code of the same major version
     (["sm_86"], "8.0", False),
     (["sm_80"], "9.0", False),
-    (["sm_80", "compute_80"], "9.0", True),  # PTX of an older one is compiled when it is loaded
+    (["sm_80", "compute_80"], "9.0", True),  # older PTX is compiled when loaded
     (["compute_90"], "8.0", False),
     (["sm_90a"], "9.0", True),
     (["sm_90a"], "10.0", False),

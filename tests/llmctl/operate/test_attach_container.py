@@ -1,4 +1,4 @@
-"""``llmctl interactive --run``: the visitor of a run in an image is in that image, or is told that it is not."""
+"""``llmctl interactive --run`` for a run in an image: same image, or a warning."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``llmctl cancel`` on real processes: everything of the run ends, and nothing else."""
+"""``llmctl cancel`` on real processes: ends all of the run, and nothing else."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from llmctl.runs.record import RunIndex, RunRecord
 from llmctl.transport.processes import identify, is_alive, processes_of_run
 from tests.llmctl.run_directories import HANDS, leave, make_run, recycled
 
-# job.sh in small: makes its attempt, starts two workers in sessions of their own, and writes exit.json at its end.
+# A minimal job.sh: makes its attempt, starts two workers in separate sessions, and writes exit.json at its end.
 JOB = """
 attempt=$LLMCTL_TEST_RUN/attempts/1
 until [ -d $attempt/errors ]; do sleep 0.05; done
@@ -43,7 +43,7 @@ def index(tmp_path, monkeypatch):
 
 @pytest.fixture
 def decoys(tmp_path):
-    """Processes that look alike: another run's, a person's shell in the run's environment, and a stranger's."""
+    """Similar processes: another run's, a user's shell in the run's environment, and an unrelated process."""
     variables = [
         {"LLMCTL_RUN_DIR": str(tmp_path / "runs" / "demo-10"), "LLMCTL_ATTEMPT": "1"},
         {"LLMCTL_RUN_DIR": str(tmp_path / "runs" / "demo-1"), "LLMCTL_ATTEMPT": "1", "LLMCTL_INTERACTIVE": "1"},
@@ -62,7 +62,7 @@ def decoys(tmp_path):
 
 @pytest.fixture
 def start(tmp_path, index):
-    """Start a run whose job.sh has these workers and does this on SIGTERM."""
+    """Start a run whose job.sh has these workers and this action on SIGTERM."""
     jobs = []
 
     def make(run_id, workers, stop):
@@ -145,7 +145,7 @@ def test_a_recycled_pid_is_never_signalled(tmp_path, index, decoys, capsys):
     run.start_attempt()
     index.add(run.record)
     assert main(["cancel", "demo-1"]) == 0
-    assert "had ended already: job.sh" in capsys.readouterr().out
+    assert "had already ended: job.sh" in capsys.readouterr().out
 
 
 def test_a_run_that_has_ended_says_so(tmp_path, index, decoys, capsys):
@@ -154,7 +154,7 @@ def test_a_run_that_has_ended_says_so(tmp_path, index, decoys, capsys):
     index.add(run.record)
     before = (run.path / "run.json").read_bytes()
     assert main(["cancel", "demo-1"]) == 0
-    assert capsys.readouterr().out == "demo-1 had ended already: completed\n"
+    assert capsys.readouterr().out == "demo-1 had already ended: completed\n"
     assert (run.path / "run.json").read_bytes() == before
     assert not (run.path / "attempts" / "1" / "cancel").exists()
 
@@ -175,7 +175,7 @@ def test_a_run_on_another_machine_is_not_judged(tmp_path, index, decoys, capsys)
     run.start_attempt(host="elsewhere")
     index.add(run.record)
     assert main(["cancel", "demo-1"]) == 4
-    assert "it was started on elsewhere" in capsys.readouterr().err
+    assert "started on elsewhere" in capsys.readouterr().err
 
 
 def test_a_machine_that_has_another_name_now_still_ends_its_run(start, capsys):
@@ -187,7 +187,7 @@ def test_a_machine_that_has_another_name_now_still_ends_its_run(start, capsys):
 
 
 def test_a_run_whose_directory_was_removed_is_ended(start, decoys, capsys):
-    # As the real job.sh, it leaves when its agents have gone.
+    # Like the real job.sh, exits once its agents have ended.
     made = start("demo-1", "setsid sleep 206 & touch $attempt/ready; wait; exit", OBEDIENT)
     members = processes_of_run(str(made.run.path), [])
     shutil.rmtree(made.run.path)

@@ -1,4 +1,4 @@
-"""``llmctl data``: the trainer's commands in the jobs' own environment, and on this machine for real."""
+"""``llmctl data``: the trainer's commands in the jobs' environment, and real runs."""
 
 import json
 
@@ -16,7 +16,7 @@ exit "${STATUS-0}"
 
 @pytest.fixture
 def login_node(tmp_path, monkeypatch):
-    """This machine as the login node of a cluster called lab; gives the folder of its notes."""
+    """This machine as the login node of cluster lab; returns the folder of its notes."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("NOTES", str(tmp_path))
     monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)

@@ -1,4 +1,4 @@
-"""Work on text: here at once, as a job on several nodes for real, and what is refused before a queue."""
+"""Work on text: at once, as a job on several nodes, and early refusals."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ exit "${STATUS-0}"
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A home of its own, standing in a folder with 2 MB of text, and a cluster called lab whose login node this is."""
+    """A separate home, 2 MB of text, and cluster lab with this login node."""
     for name in ("CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
@@ -144,9 +144,9 @@ def test_a_job_begins_anew_in_its_first_attempt_alone(place, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--cluster", "far"], "in.jsonl: paths on the machines of far begin with / or ~/"),
+        (["--cluster", "far"], "in.jsonl: paths on the machines of far must begin with / or ~/"),
         (["--cluster", "apart", "--nodes", "2"], "--nodes 2: all nodes must see the output, and the hosts of apart"),
-        (["--nodes", "2", "--restart"], "--restart: several nodes would undo each other's work"),
+        (["--nodes", "2", "--restart"], "--restart: several nodes would discard each other's work"),
     ],
 )
 def test_refused(place, capsys, arguments, says):

@@ -1,4 +1,4 @@
-"""``llmctl env kernels``: the jobs' own Python, their code and their cache, on this machine and on a login node."""
+"""``llmctl env kernels``: the jobs' Python, code and cache, here and on a login node."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ exit "${STATUS-0}"
 
 @pytest.fixture
 def login_node(tmp_path, monkeypatch):
-    """This machine as the login node of a cluster called lab; gives the folder of its notes."""
+    """This machine as the login node of cluster lab; returns the folder of its notes."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("NOTES", str(tmp_path))
     for name in ("LLMCTL_RUNS_ROOT", "LLMCTL_CACHE_DIR", "PYTHONPATH"):
@@ -84,8 +84,8 @@ def test_the_commands_own_exit_code_is_passed_on(login_node, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["fly"], 2, "'fly': llmctl env kernels does doctor, build or bench"),
-        (["build", "--json"], 2, "--json: build prints no document; leave it out"),
+        (["fly"], 2, "'fly': llmctl env kernels takes doctor, build or bench"),
+        (["build", "--json"], 2, "--json: build prints no document; leave --json out"),
         (["--cluster", "nowhere"], 2, "nowhere"),
     ],
 )
@@ -109,7 +109,7 @@ def test_on_this_machine(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
     monkeypatch.setenv("LLMCTL_CACHE_DIR", str(tmp_path / "cache"))
-    # No node of ours has kernels, nor can it build them.
+    # No node here has kernels or can build them.
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("CXX", "/no/such/compiler")
     assert main(["env", "kernels", "--json"]) == 0

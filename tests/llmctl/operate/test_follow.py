@@ -1,4 +1,4 @@
-"""Following runs: what is shown, when it ends, and with which exit code."""
+"""Following runs: output, end and exit code."""
 
 import os
 import pty
@@ -37,7 +37,7 @@ def run(tmp_path, index):
 
 
 class Follower:
-    """A following llmctl whose output is read as it comes; on a terminal of its own if asked for."""
+    """A following llmctl with its output read as it comes; optionally on its own terminal."""
 
     def __init__(self, *arguments, terminal=False):
         reader, writer = pty.openpty() if terminal else os.pipe()
@@ -55,7 +55,7 @@ class Follower:
             self._read(0.1)
 
     def end(self, seconds=30.0):
-        """Wait for the end; the exit code."""
+        """Wait for the end; returns the exit code."""
         end = time.monotonic() + seconds
         while self.process.poll() is None:
             assert time.monotonic() < end, f"does not end; showed {self.seen!r}"
@@ -69,7 +69,7 @@ class Follower:
             return False
         try:
             data = os.read(self.reader, 65536)
-        except OSError:  # the other side of a terminal was closed
+        except OSError:  # the other end of the terminal was closed
             return False
         self.seen += data.decode(errors="replace")
         return bool(data)
@@ -135,7 +135,7 @@ def test_a_stopped_run_gives_6_and_says_how_to_go_on(run, follow):
     leave(attempt, "stopped")
     seen = follow("logs", "-f", "demo-1")
     assert seen.end() == 6
-    assert "stopped at iteration 42, saved; llmctl resume demo-1 goes on" in seen.seen
+    assert "stopped at iteration 42, saved; llmctl resume demo-1 continues" in seen.seen
 
 
 def test_several_ranks_are_told_apart_and_late_ones_join(run, follow):
@@ -184,7 +184,7 @@ def test_interrupt_detaches_and_the_run_goes_on(run, follow):
     seen.wait_for("again\n")
     os.killpg(seen.process.pid, signal.SIGINT)
     assert seen.end() == 130
-    assert "demo-1 goes on" in seen.seen
+    assert "demo-1 continues" in seen.seen
     assert "llmctl logs -f demo-1" in seen.seen
     assert "llmctl cancel demo-1" in seen.seen
     assert "Traceback" not in seen.seen

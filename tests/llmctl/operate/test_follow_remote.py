@@ -1,4 +1,4 @@
-"""Following a run over a connection and beside a scheduler: silence, lost connections, and how often who is asked."""
+"""Following over a connection and with a scheduler: silence, lost connections, numbers of queries."""
 
 import time
 
@@ -12,7 +12,7 @@ from tests.llmctl.run_directories import beat, leave, make_run, outcome
 
 
 class Lines:
-    """What was shown, and what was remarked."""
+    """Lines shown, and warnings."""
 
     shows_progress = False
 
@@ -36,7 +36,7 @@ class Lines:
 
 
 class Far(LocalTransport):
-    """This machine, as if it were far: calls are counted, and can fail."""
+    """This machine as a remote machine: calls are counted, and can fail."""
 
     host = "login.far"
     is_remote = True
@@ -54,7 +54,7 @@ class Far(LocalTransport):
 
 
 class Clock:
-    """A clock that tests turn: sleeping takes no time, and things happen when their time has come."""
+    """A test clock: sleeping takes no time, and events happen at their time."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0

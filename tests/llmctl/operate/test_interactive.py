@@ -1,4 +1,4 @@
-"""``llmctl interactive``: a command's own exit code, a shell on a terminal, and the environment of a run."""
+"""``llmctl interactive``: exit codes, a shell on a terminal, a run's environment."""
 
 import os
 import pty
@@ -31,7 +31,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(home):
-    """A run with one live rank, in whose environment a person may look around."""
+    """A run with one live rank, to attach to."""
     made = make_run(home / "runs", "demo-1", train_iters=None)
     rank = subprocess.Popen(
         ["sleep", "120"], env={**os.environ, "LLMCTL_RUN_DIR": str(made.path)}, start_new_session=True
@@ -118,7 +118,7 @@ PROMPT = "what next? "
 
 
 class Terminal:
-    """A person at a terminal of their own, in front of llmctl interactive."""
+    """A user's terminal in front of llmctl interactive."""
 
     def __init__(self, *arguments):
         self.pid, self.side = pty.fork()
@@ -135,11 +135,11 @@ class Terminal:
         os.write(self.side, text.encode())
 
     def wait_for_prompt(self):
-        """What is typed before bash reads again may be thrown away with the interrupted line."""
+        """Wait until bash reads again: bash may discard earlier input with the interrupted line."""
         self.wait_for(PROMPT)
 
     def wait_until_in_front(self, name, seconds=30.0):
-        """Until the program leads the foreground group: a key pressed earlier could still meet the shell itself."""
+        """Wait until the program leads the foreground group. An earlier key press could reach the shell."""
         end = time.monotonic() + seconds
         while Path(f"/proc/{os.tcgetpgrp(self.side)}/comm").read_text() != f"{name}\n":
             assert time.monotonic() < end, f"{name} is not in front; seen {self.seen!r}"
@@ -160,7 +160,7 @@ class Terminal:
                 self.pid = 0
                 return os.waitstatus_to_exitcode(status)
             if select.select([self.side], [], [], 0.05)[0]:
-                with suppress(OSError):  # EIO once the other side is closed
+                with suppress(OSError):  # EIO once the other end is closed
                     self.seen += os.read(self.side, 65536).decode(errors="replace")
             assert time.monotonic() < end, f"does not end; showed {self.seen!r}"
 
@@ -187,7 +187,7 @@ def terminal(home):
 
 def test_a_shell_has_job_control_and_interrupts_are_the_commands(terminal):
     shell = terminal()
-    # The quotes keep what the terminal echoes apart from what is answered.
+    # The quotes distinguish the terminal's echo from the output.
     shell.type(f"PS1='what''{PROMPT.removeprefix('what')}'\n")
     shell.wait_for_prompt()
     shell.type("echo in[$LLMCTL_INTERACTIVE]side\n")
@@ -205,7 +205,7 @@ def test_a_shell_has_job_control_and_interrupts_are_the_commands(terminal):
     shell.type("\x1a")
     shell.wait_for("Stopped")
     shell.wait_for_prompt()
-    # Back in front before it is ended: a shell does not leave while it takes a job for stopped.
+    # Brought to the foreground before its end: a shell does not exit while it considers a job stopped.
     shell.type("fg\n")
     shell.wait_until_in_front("sleep")
     shell.type("\x03")
@@ -222,7 +222,7 @@ def test_an_interrupt_reaches_a_command_that_may_answer_it(terminal):
     command.type("\x03")
     command.wait_for("caught")
     assert command.exit_code() == 5
-    # Not a shell, which may lose an interrupt between its last two commands.
+    # No shell here: a shell may lose an interrupt between its last two commands.
     killed = terminal("--", sys.executable, "-c", "import time; print('rea' + 'dy', flush=True); time.sleep(100)")
     killed.wait_for("ready")
     killed.type("\x03")

@@ -1,4 +1,4 @@
-"""``llmctl nodes``: nodes grouped for people, whole for programs, and a scheduler that does not answer."""
+"""``llmctl nodes``: grouped on a terminal, complete in JSON, and a silent scheduler."""
 
 import json
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ def test_nodes_are_grouped_with_whole_reasons_and_a_line_for_each_queue(cluster,
     assert lines[4].endswith("bad gpu 0: the fan of the second board is loud and (as we hear) Xid 79 came twice")
     assert lines[6:] == [
         "cpu: 1 node: 1 allocated",
-        "gpu: 5 nodes: 2 idle, 1 mixed, 1 drained, 1 down; 3 of 40 GPUs in use, 21 can be had",
+        "gpu: 5 nodes: 2 idle, 1 mixed, 1 drained, 1 down; 3 of 40 GPUs in use, 21 available",
     ]
     assert cluster.backend.calls() == ["nodes "]
 

@@ -1,4 +1,4 @@
-"""``llmctl cancel`` on a cluster with a scheduler: told first, ended by command where need be, never on doubt."""
+"""``llmctl cancel`` with a scheduler: first the mark, then its command, never in doubt."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from tests.llmctl.run_directories import HANDS, beat, leave
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """The same patience, in tenths."""
+    """The same waiting times, divided by ten."""
     monkeypatch.setattr(queue_cancel, "BEYOND_GRACE_S", 0.3)
     monkeypatch.setattr(queue_cancel, "LEAVE_S", 0.3)
     monkeypatch.setattr(queue_cancel, "END_S", 0.5)
@@ -77,7 +77,7 @@ def test_a_running_job_that_saves_in_time_needs_no_command(cluster, capsys):
 
 
 def test_the_folder_is_listed_while_exit_json_is_waited_for(cluster, capsys, monkeypatch):
-    """Reading a name alone may be answered by a network file system out of its memory."""
+    """A network file system may answer a read by name from its cache."""
     attempt = cluster.run().start_attempt()
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
     listed = []
@@ -122,7 +122,7 @@ def test_a_job_that_stays_is_an_error_that_names_it(cluster, capsys):
     cluster.run().start_attempt()
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
     said = cancel(capsys, code=4)
-    assert "demo-1: the scheduler was asked to end job 17 and still has it as RUNNING" in said
+    assert "demo-1: the scheduler was asked to end job 17 but still reports it as RUNNING" in said
 
 
 def test_a_refusal_is_told_unless_the_job_has_gone(cluster, capsys):
@@ -165,7 +165,7 @@ def test_a_run_that_hears_ends_also_while_the_scheduler_is_silent(cluster, capsy
     deaf = cluster.run("deaf-1", "18").start_attempt()
     beat(deaf, 0, age_s=1)
     assert main(["cancel", "deaf-1", "--grace", "0.1"]) == 4
-    assert "told to end, but it has not ended yet, and the scheduler does not answer" in capsys.readouterr().err
+    assert "asked to end, but has not ended yet: the scheduler does not answer" in capsys.readouterr().err
 
 
 def test_a_later_job_of_the_same_id_is_never_ended(cluster, capsys):
@@ -188,7 +188,7 @@ def test_a_run_without_a_record_is_ended_by_name(cluster, capsys):
     made = cluster.run()
     (made.path / "run.json").unlink()
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
-    assert "demo-1: ended what still ran (its job)" in cancel(capsys)
+    assert "demo-1: ended its job" in cancel(capsys)
     assert cluster.backend.calls("cancel") == ["cancel 17"]
     cluster.backend.says("queue")
     assert "run.json: is not there" in cancel(capsys, code=5)
@@ -197,6 +197,6 @@ def test_a_run_without_a_record_is_ended_by_name(cluster, capsys):
 def test_what_has_ended_stays_as_it_is(cluster, capsys):
     made = cluster.run()
     leave(made.start_attempt(), "completed")
-    assert cancel(capsys) == "demo-1 had ended already: completed\n"
+    assert cancel(capsys) == "demo-1 had already ended: completed\n"
     assert requested(made) is None
     assert cluster.backend.calls() == []

@@ -1,4 +1,4 @@
-"""``llmctl resume``: only when the run has ended, from its latest checkpoint, into the same run directory."""
+"""``llmctl resume``: only ended runs, from the latest checkpoint, into the same run directory."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def sleeper():
 
 
 def submit(name, script):
-    """Submit a COMMAND; the run directory."""
+    """Submit a COMMAND; returns the run directory."""
     assert main(["submit", "--name", name, "--", "bash", "-c", script]) == 0
 
 

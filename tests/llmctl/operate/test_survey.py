@@ -1,4 +1,4 @@
-"""``llmctl status`` over clusters with a scheduler: what it costs, and what is shown of what is out of reach."""
+"""``llmctl status`` on clusters with a scheduler: its cost, and runs out of reach."""
 
 import json
 import time
@@ -110,13 +110,13 @@ def test_an_accounting_that_lags_is_silent_or_absent_ends_nothing(cluster, capsy
     made = cluster.run(age_s=120)
     cluster.backend.says("queue")
     cluster.backend.says("accounting")
-    assert state_of(capsys) == ("unknown", "it has left the queue; the accounting has not written it down yet")
+    assert state_of(capsys) == ("unknown", "the job has left the queue; the accounting has no entry yet")
     cluster.backend.says("accounting", "17|RUNNING")
-    assert state_of(capsys) == ("unknown", "it has left the queue; the accounting still has it as RUNNING")
+    assert state_of(capsys) == ("unknown", "the job has left the queue; the accounting still reports it as RUNNING")
     cluster.backend.fails("accounting", "its database is away")
     assert state_of(capsys) == (
         "unknown",
-        "it has left the queue, and the accounting does not answer: its database is away",
+        "the job has left the queue, and the accounting does not answer: its database is away",
     )
     monkeypatch.setattr(type(cluster.backend), "accounting_argv", lambda *_: None)
     assert "this scheduler keeps none" in state_of(capsys)[1]
@@ -132,7 +132,7 @@ def test_jobs_purged_long_ago_are_unknown_and_their_last_sign_of_life_is_told(cl
     cluster.backend.says("accounting")
     state, detail = state_of(capsys)
     assert state == "unknown"
-    assert detail == "it has left the queue, and the accounting has nothing on it; last heartbeat 22 h 13 min ago"
+    assert detail == "the job has left the queue, and the accounting has no entry; last heartbeat 22 h 13 min ago"
 
 
 def test_a_queue_that_does_not_answer_leaves_all_as_it_was(cluster, capsys):
@@ -150,7 +150,7 @@ def test_a_job_id_that_was_given_to_another_job_is_not_ours(cluster, capsys):
     cluster.run(age_s=120)
     cluster.backend.says("queue", "17|RUNNING|somebody-elses")
     cluster.backend.says("accounting", "17|COMPLETED|somebody-elses-too")
-    assert state_of(capsys) == ("unknown", "it has left the queue; the accounting has not written it down yet")
+    assert state_of(capsys) == ("unknown", "the job has left the queue; the accounting has no entry yet")
 
 
 def test_a_submit_whose_answer_was_lost_is_found_by_its_name(cluster, capsys):
@@ -160,14 +160,14 @@ def test_a_submit_whose_answer_was_lost_is_found_by_its_name(cluster, capsys):
     assert (run["state"], run["detail"], run["job_ids"]) == ("pending", "nodes are busy", ["17"])
     cluster.backend.says("queue")
     state, detail = state_of(capsys)
-    assert (state, detail.rpartition("; ")[2]) == ("unknown", "the queue has no job called job-demo-1")
+    assert (state, detail.rpartition("; ")[2]) == ("unknown", "the queue has no job named job-demo-1")
 
 
 def test_a_lost_submit_is_not_told_by_the_end_of_the_job_before(cluster, capsys):
     cluster.run(job_id="17").submit_to_queue(None)
     cluster.backend.says("queue", "17|COMPLETED|job-demo-1")
     state, detail = state_of(capsys, "demo-1")[:2]
-    assert state == "unknown" and "no job called job-demo-1" in detail
+    assert state == "unknown" and "no job named job-demo-1" in detail
 
 
 def test_a_submit_cut_off_is_known_by_what_job_sh_has_written(cluster, capsys):
@@ -199,7 +199,7 @@ def test_what_had_ended_is_not_asked_about_again_unless_it_is_named(cluster, cap
     assert state_of(capsys)[0] == "node_fail"
     asked = len(cluster.backend.calls())
     state, detail = state_of(capsys)
-    assert (state, detail) == ("node_fail", "it was node_fail when it was seen 0 s ago")
+    assert (state, detail) == ("node_fail", "node_fail when last seen 0 s ago")
     assert len(cluster.backend.calls()) == asked
     assert state_of(capsys, "demo-1")[1].startswith("a node failed (NODE_FAIL)")
     assert len(cluster.backend.calls()) == asked + 1
@@ -230,7 +230,8 @@ def test_a_job_that_ended_before_it_made_an_attempt_is_told_with_its_last_words(
     made = cluster.run()
     (made.path / "job.log").write_bytes(b"x" * 9000 + b"\nbash: /venv/bin/activate:  No such file\n\n")
     cluster.backend.says("queue", "17|FAILED")
-    assert "before it made an attempt; it said last: bash: /venv/bin/activate: No such file;" in state_of(capsys)[1]
+    last = "last line of job.log: bash: /venv/bin/activate: No such file;"
+    assert f"before it made an attempt; {last}" in state_of(capsys)[1]
 
 
 def test_words_of_an_earlier_job_are_not_those_of_a_resumed_one(cluster, capsys):
@@ -246,7 +247,7 @@ def test_a_resumed_run_is_looked_at_again(cluster, capsys):
     made = cluster.run()
     cluster.backend.says("queue", "17|NODE_FAIL")
     assert state_of(capsys)[0] == "node_fail"
-    made.submit_to_queue("18", age_s=-1)  # by another machine, which has an index of its own
+    made.submit_to_queue("18", age_s=-1)  # by another machine with a separate index
     cluster.backend.says("queue", "18|PENDING||nodes are busy")
     assert state_of(capsys) == ("pending", "nodes are busy")
 

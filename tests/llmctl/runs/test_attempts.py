@@ -1,4 +1,4 @@
-"""What looking again and again at one run costs, and that nothing is missed for it."""
+"""Cost of repeated observation of one run, without missing any change."""
 
 import json
 import time
@@ -19,7 +19,7 @@ RANKS = 40
 
 
 class Counting(LocalTransport):
-    """Transport that count the files they read and the folders they list."""
+    """Transport that counts the files read and the folders listed."""
 
     def __init__(self):
         super().__init__({"PATH": "/usr/bin:/bin"})
@@ -110,7 +110,7 @@ def test_a_first_heartbeat_is_seen_at_once(running):
 
 
 def test_the_folder_of_a_job_that_has_left_is_opened_before_exit_json_is_read_again(running):
-    """A network file system remembers for up to a minute that a file was not there, unless its folder is opened."""
+    """NFS caches a missing file for up to a minute, unless its folder is opened."""
     cluster, made, attempt = running
     cluster.backend.says("queue")
     transport = Counting()

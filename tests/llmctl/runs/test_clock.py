@@ -1,4 +1,4 @@
-"""Ages are told by the clock of the cluster's machine: a laptop's own may be wrong."""
+"""Ages use the clock of the cluster's machine. A laptop's clock may be wrong."""
 
 import time
 

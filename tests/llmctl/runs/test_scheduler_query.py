@@ -1,4 +1,4 @@
-"""Asking a scheduler: what is an answer, what is asked again, and what is left open."""
+"""Queries to a scheduler: valid answers, retries, and unknown states."""
 
 import time
 

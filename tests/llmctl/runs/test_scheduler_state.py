@@ -1,4 +1,4 @@
-"""What is true about a run whose job a scheduler has: every kind of answer, decided without asking anybody."""
+"""State of a run with a scheduler's job: every kind of answer."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def queue(state, raw, **changes):
 
 
 SILENT = JobAnswer(JobState.UNKNOWN, "the scheduler does not answer: no route", source="queue", is_silent=True)
-LEFT = JobAnswer(JobState.UNKNOWN, "it has left the queue", source="queue", has_left=True)
+LEFT = JobAnswer(JobState.UNKNOWN, "the job has left the queue", source="queue", has_left=True)
 
 
 def heartbeat(rank=0, age_s=3.0):
@@ -45,7 +45,7 @@ def said(job, attempt=None, **changes):
 @pytest.mark.parametrize(
     ("job", "attempt", "expected"),
     [
-        # Waiting, in words, with the scheduler's guess of the start.
+        # Waiting, with the scheduler's reason and expected start.
         (queue("pending", "PD", reason="nodes are busy"), None, ("pending", "nodes are busy")),
         (queue("pending", "PD"), None, ("pending", "waiting in the queue (PD)")),
         (
@@ -53,30 +53,30 @@ def said(job, attempt=None, **changes):
             None,
             ("pending", "nodes are busy; expected to start 2026-11-21T14:00:00"),
         ),
-        # Running; before its attempt, with one, and started again by the scheduler.
+        # Running; before the first attempt, during an attempt, and restarted by the scheduler.
         (queue("running", "R"), None, ("running", "starting")),
         (queue("running", "R"), ALIVE, ("running", "")),
         (queue("running", "R", restarts=1), OLD, ("running", "starting again")),
         (queue("running", "R", restarts=1), ALIVE, ("running", "")),
-        # A word that nobody knows is shown as it is; a rank that lives settles it.
+        # An unknown word is shown unchanged; the heartbeat of a living rank decides.
         (queue("unknown", "ZOMBIE"), None, ("unknown", "the scheduler says 'ZOMBIE'")),
-        (queue("unknown", "ZOMBIE"), ALIVE, ("running", "by its heartbeat 3 s ago; the scheduler says 'ZOMBIE'")),
-        # A silent scheduler ends nothing.
+        (queue("unknown", "ZOMBIE"), ALIVE, ("running", "heartbeat 3 s ago; the scheduler says 'ZOMBIE'")),
+        # A silent scheduler ends no run.
         (SILENT, None, ("unknown", "the scheduler does not answer: no route")),
-        (SILENT, ALIVE, ("running", "by its heartbeat 3 s ago; the scheduler does not answer: no route")),
+        (SILENT, ALIVE, ("running", "heartbeat 3 s ago; the scheduler does not answer: no route")),
         (SILENT, OLD, ("unknown", "the scheduler does not answer: no route; last heartbeat 50 min ago")),
-        # Neither does a queue that has forgotten the job, nor an accounting that has not heard of it.
-        (LEFT, None, ("unknown", "it has left the queue")),
-        (LEFT, ALIVE, ("running", "by its heartbeat 3 s ago; it has left the queue")),
-        (LEFT, OLD, ("unknown", "it has left the queue; last heartbeat 50 min ago")),
-        # Ended without exit.json: the scheduler's word, and the last sign of life.
+        # A missing queue entry or accounting entry ends no run.
+        (LEFT, None, ("unknown", "the job has left the queue")),
+        (LEFT, ALIVE, ("running", "heartbeat 3 s ago; the job has left the queue")),
+        (LEFT, OLD, ("unknown", "the job has left the queue; last heartbeat 50 min ago")),
+        # Ended without exit.json: the scheduler's report, and the last sign of life.
         (
             queue("node_fail", "NODE_FAIL"),
             OLD,
             (
                 "node_fail",
                 "a node failed (NODE_FAIL) before exit.json could be written; last heartbeat 50 min ago; "
-                "llmctl resume demo-1 goes on from its latest checkpoint",
+                "llmctl resume demo-1 continues from the latest checkpoint",
             ),
         ),
         (
@@ -85,7 +85,7 @@ def said(job, attempt=None, **changes):
             (
                 "timeout",
                 "the scheduler ended it at its time limit (TIMEOUT) before exit.json could be written; "
-                "last heartbeat 50 min ago; llmctl resume demo-1 goes on from its latest checkpoint",
+                "last heartbeat 50 min ago; llmctl resume demo-1 continues from the latest checkpoint",
             ),
         ),
         (
@@ -93,8 +93,8 @@ def said(job, attempt=None, **changes):
             AttemptFacts(1),
             (
                 "preempted",
-                "another job took its place (PREEMPTED) before exit.json could be written; no heartbeat; "
-                "llmctl resume demo-1 goes on from its latest checkpoint",
+                "preempted by another job (PREEMPTED) before exit.json could be written; no heartbeat; "
+                "llmctl resume demo-1 continues from the latest checkpoint",
             ),
         ),
         (
@@ -126,7 +126,7 @@ def said(job, attempt=None, **changes):
         (
             queue("completed", "COMPLETED", exit_code=0),
             AttemptFacts(1),
-            ("completed", "the scheduler has it as ended well (COMPLETED); there is no exit.json"),
+            ("completed", "the scheduler reports success (COMPLETED); there is no exit.json"),
         ),
     ],
 )
@@ -146,12 +146,12 @@ def test_the_first_error_is_told_with_the_schedulers_word():
         (
             Ending(0, "timeout", None, NOW),
             Outcome("stopped", 42, NOW),
-            ("timeout", "reached its time limit, saved at iteration 42; llmctl resume demo-1 goes on"),
+            ("timeout", "reached its time limit, saved at iteration 42; llmctl resume demo-1 continues"),
         ),
         (
             Ending(143, "timeout", "USR1", NOW),
             None,
-            ("timeout", "reached its time limit; llmctl resume demo-1 goes on"),
+            ("timeout", "reached its time limit; llmctl resume demo-1 continues"),
         ),
         (Ending(0, "completed", "TERM", NOW), None, ("completed", "")),
         (Ending(143, "cancelled", "TERM", NOW), None, ("cancelled", "cancelled")),
@@ -183,16 +183,16 @@ def test_an_exit_file_without_the_schedulers_hand_in_it_is_the_last_word(ending,
                 "the scheduler does not answer: no route",
             ),
         ),
-        (LEFT, ("cancelled", "stopped at iteration 42, saved; llmctl resume demo-1 goes on")),
+        (LEFT, ("cancelled", "stopped at iteration 42, saved; llmctl resume demo-1 continues")),
         (
             queue("cancelled", "CANCELLED by 0"),
-            ("cancelled", "stopped at iteration 42, saved; llmctl resume demo-1 goes on"),
+            ("cancelled", "stopped at iteration 42, saved; llmctl resume demo-1 continues"),
         ),
         (
             queue("preempted", "PREEMPTED"),
             (
                 "preempted",
-                "another job took its place (PREEMPTED); stopped at iteration 42, saved; llmctl resume demo-1 goes on",
+                "preempted by another job (PREEMPTED); stopped at iteration 42, saved; llmctl resume demo-1 continues",
             ),
         ),
         (
@@ -200,7 +200,7 @@ def test_an_exit_file_without_the_schedulers_hand_in_it_is_the_last_word(ending,
             (
                 "timeout",
                 "the scheduler ended it at its time limit (TIMEOUT); stopped at iteration 42, saved; "
-                "llmctl resume demo-1 goes on",
+                "llmctl resume demo-1 continues",
             ),
         ),
     ],
@@ -222,8 +222,8 @@ def test_grid_engine_starts_again_what_ends_with_99():
 @pytest.mark.parametrize(
     ("job", "attempt", "expected"),
     [
-        (queue("pending", "PD", reason="busy"), None, ("pending", "cancel was asked for 5 s ago")),
-        (queue("running", "R"), ALIVE, ("running", "cancel was asked for 5 s ago")),
+        (queue("pending", "PD", reason="busy"), None, ("pending", "cancel requested 5 s ago")),
+        (queue("running", "R"), ALIVE, ("running", "cancel requested 5 s ago")),
         (queue("cancelled", "CANCELLED by 0"), None, ("cancelled", "cancelled before it began")),
         (
             queue("failed", "FAILED", exit_code=143),
@@ -232,7 +232,7 @@ def test_grid_engine_starts_again_what_ends_with_99():
         ),
         (queue("completed", "COMPLETED"), AttemptFacts(1), ("completed", None)),
         (LEFT, None, ("cancelled", "cancelled before it began")),
-        (LEFT, OLD, ("cancelled", "cancelled; it has left the queue")),
+        (LEFT, OLD, ("cancelled", "cancelled; the job has left the queue")),
         (LEFT, ALIVE, ("running", None)),
         (SILENT, OLD, ("unknown", None)),
     ],

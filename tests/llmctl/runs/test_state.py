@@ -1,4 +1,4 @@
-"""The truth about runs: pure decisions, and what is gathered about real processes."""
+"""State of runs: pure decisions, and facts gathered about real processes."""
 
 import json
 import os
@@ -47,15 +47,15 @@ def ended(reason, code=0, **changes):
         (
             ended("stopped", outcome=Outcome("stopped", 42, NOW)),
             "cancelled",
-            "stopped at iteration 42, saved; llmctl resume demo-1 goes on",
+            "stopped at iteration 42, saved; llmctl resume demo-1 continues",
         ),
-        (ended("stopped"), "cancelled", "stopped; llmctl resume demo-1 goes on"),
+        (ended("stopped"), "cancelled", "stopped; llmctl resume demo-1 continues"),
         (ended("cancelled", 143), "cancelled", "cancelled"),
         (ended("failed", 137), "failed", "ended by signal 9 (exit code 137)"),
         (
             AttemptFacts(1, ending=Ending(143, "failed", "TERM", NOW)),
             "failed",
-            "told to stop (SIGTERM), it did not end in time and was killed (exit code 143)",
+            "did not end in time after SIGTERM and was killed (exit code 143)",
         ),
         (ended("failed", 1), "failed", "ended with exit code 1"),
         (
@@ -91,7 +91,7 @@ def test_a_rank_that_died_silently_is_named_when_the_others_only_missed_it():
     attempt = ended("failed", 1, errors=(error,), heartbeats=(heartbeat(0, 9), heartbeat(1, 12, phase="save")))
     detail = decide(facts(GONE, attempt)).detail
     assert detail == (
-        "rank 1 on n1 (phase save, iteration 7) ended without a word (killed, or out of memory?); "
+        "rank 1 on n1 (phase save, iteration 7) ended without an error report (killed, or out of memory?); "
         "rank 0 on n1: RuntimeError: Connection closed by peer"
     )
 
@@ -119,7 +119,7 @@ def test_what_calls_itself_a_consequence_is_not_the_cause():
     assert detail == "rank 1 on n1: RuntimeError: torn"
     beats = (heartbeat(0, 9), heartbeat(1, 12, phase="save"))
     alone = decide(facts(GONE, ended("failed", 1, errors=(waited,), heartbeats=beats))).detail
-    assert alone.startswith("rank 1 on n1 (phase save, iteration 7) ended without a word")
+    assert alone.startswith("rank 1 on n1 (phase save, iteration 7) ended without an error report")
 
 
 def test_without_exit_file_the_job_decides():
@@ -153,7 +153,7 @@ def test_surviving_processes_are_still_a_running_run():
 def test_doubt_is_never_an_ending():
     assert decide(facts(DOUBT, None)).state is JobState.UNKNOWN
     fresh = decide(facts(DOUBT, AttemptFacts(1, heartbeats=(heartbeat(0, 3),))))
-    assert (fresh.state, fresh.detail) == (JobState.RUNNING, "by its heartbeat 3 s ago; cannot be seen")
+    assert (fresh.state, fresh.detail) == (JobState.RUNNING, "heartbeat 3 s ago; cannot be seen")
     old = decide(facts(DOUBT, AttemptFacts(1, heartbeats=(heartbeat(0, 3000),))))
     assert (old.state, old.detail) == (JobState.UNKNOWN, "cannot be seen; last heartbeat 50 min ago")
     assert decide(facts(None, None)).state is JobState.UNKNOWN
@@ -163,14 +163,14 @@ def test_doubt_is_never_an_ending():
 def test_a_silent_rank_is_named_with_its_phase():
     beats = [heartbeat(0, 1), heartbeat(1, 200, iteration=5, phase="load data"), heartbeat(2, 2)]
     said = lagging_ranks(beats, NOW, 0.5)
-    assert said == "rank 1 on n1 (phase load data, iteration 5), silent for 3 min; the others go on"
+    assert said == "rank 1 on n1 (phase load data, iteration 5), silent for 3 min; the other ranks continue"
     assert lagging_ranks(beats, NOW, 100.0) == "", "a rank may be silent for as long as an iteration takes"
 
 
 def test_the_rank_that_all_others_wait_for_is_named():
     beats = [heartbeat(0, 100, phase="reduce"), heartbeat(1, 101, phase="forward"), heartbeat(2, 100, phase="reduce")]
     said = lagging_ranks(beats, NOW, 0.5)
-    assert said == "no heartbeat for 100 s; the others wait for rank 1 on n1 (phase forward, iteration 7)"
+    assert said == "no heartbeat for 100 s; the other ranks wait for rank 1 on n1 (phase forward, iteration 7)"
     assert lagging_ranks([heartbeat(0, 100), heartbeat(1, 100)], NOW, 0.5).endswith(
         "all ranks in phase forward of iteration 7"
     )
@@ -180,7 +180,7 @@ def test_the_rank_that_all_others_wait_for_is_named():
     assert "and 95 more" in lagging_ranks([heartbeat(0, 1), *many], NOW, 0.5)
 
 
-# What follows looks at real processes and real files.
+# The tests below use real processes and real files.
 
 HANDS = LocalTransport(os.environ)
 
@@ -248,7 +248,7 @@ def test_another_machines_run_is_not_judged_from_here(tmp_path):
     attempt = run.start_attempt(host="elsewhere")
     seen = view(run)
     assert seen.state is JobState.UNKNOWN
-    assert "it was started on elsewhere" in seen.detail
+    assert "started on elsewhere" in seen.detail
     beat(attempt, 0, age_s=1)
     assert view(run).state is JobState.RUNNING
 

@@ -1,4 +1,4 @@
-"""The bundled profiles, one by one: they load, agree with themselves, and say where each of their numbers is from."""
+"""The bundled profiles load, are consistent, and name the source of each number."""
 
 import re
 
@@ -72,17 +72,17 @@ def test_a_site_asks_for_no_place_in_the_home_directory(folders, name):
 
 
 def legend(text):
-    """The tags that the head of a profile explains."""
+    """Tags explained in the head of a profile."""
     return set(re.findall(r"^#\s+(?:Sources:\s*)?\[([A-Za-z0-9]+)\]\s", text, re.MULTILINE))
 
 
 def unsourced(text):
-    """Lines of YAML with a number whose own comment, or the last comment above it, names no source."""
+    """YAML lines with a number whose own comment, or the comment above, names no source."""
     above, wrong = "", []
     for line in text.splitlines():
         code, mark, comment = line.partition("#")
         if not code.strip():
-            # Neighbouring comment lines are one comment; an empty line ends it.
+            # Adjacent comment lines form one comment; an empty line ends the comment.
             above = f"{above} {comment}" if mark and above.endswith("\n") else comment
             above = f"{above}\n" if mark else ""
             continue
@@ -102,7 +102,7 @@ def test_a_number_without_a_source_is_found():
 def test_every_number_has_its_source_beside_it(path):
     text = path.read_text(encoding="utf-8")
     if path.stem == "local":
-        assert "Where the ranks meet" in text  # its numbers are llmctl's own and explained where they stand
+        assert "Where the ranks meet" in text  # its numbers are llmctl's own, explained beside each number
         return
     assert unsourced(text) == []
     assert set(re.findall(r"\[([A-Z][A-Z0-9]{1,3})[]:,]", text)) <= legend(text)
@@ -220,5 +220,5 @@ def test_the_way_in_which_a_job_is_asked_for_has_limits_of_its_own(tmp_path, mon
 def test_nodes_that_ssh_does_not_lead_to_are_not_visited(folders):
     profile = load_profile(folders, "abci3")
     check_ssh({"resource_type": None}, profile)
-    with pytest.raises(ProfileError, match="ssh to nodes of rt_HG is not offered on abci3"):
+    with pytest.raises(ProfileError, match="abci3 offers no ssh to nodes of rt_HG"):
         check_ssh({"resource_type": "rt_HG"}, profile)

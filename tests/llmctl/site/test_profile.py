@@ -1,4 +1,4 @@
-"""Cluster profiles: what a file may hold, whose word counts, and how a mistake is named."""
+"""Cluster profiles: valid content, precedence, and error messages."""
 
 import pytest
 
@@ -40,7 +40,7 @@ WRONG = [
     ("env: {1A: x}", ["env", "'1A'"]),
     ("name: other", ["name", "remove the key"]),
     ("runs_root: [", ["is not valid YAML"]),
-    ("runs_root: a\nruns_root: b", ["'runs_root' occurs twice"]),
+    ("runs_root: a\nruns_root: b", ["key 'runs_root' occurs twice"]),
 ]
 
 

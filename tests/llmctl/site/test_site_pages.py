@@ -1,4 +1,4 @@
-"""The pages of the sites: every ``llmctl`` line on them is one that this llmctl takes, for profiles that are there."""
+"""The site pages: llmctl accepts every ``llmctl`` line on a page, for existing profiles."""
 
 import re
 import shlex
@@ -16,13 +16,13 @@ SITES = sorted(path.stem for path in bundled("clusters").glob("*.yaml"))
 
 
 def commands_of(site):
-    """The llmctl lines of a page's blocks, as words."""
+    """The llmctl lines of a page's code blocks, split into words."""
     text = (PAGES / f"{site}.md").read_text(encoding="utf-8")
     return [shlex.split(line, comments=True) for line in re.findall(r"^    (llmctl .*)$", text, re.MULTILINE)]
 
 
 def prepare(tmp_path, monkeypatch):
-    """A user without files of their own."""
+    """A user without config files."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("LOGNAME", "ada")
@@ -58,7 +58,7 @@ def test_every_command_of_a_page_is_taken(site, tmp_path):
         if hasattr(entry, "commands"):
             entry = entry.commands[arguments[0]]
             arguments = arguments[1:]
-        # Parses flags and arguments, and refuses what is unknown or missing, without running anything.
+        # Parses flags and arguments, refuses unknown or missing ones, and runs nothing.
         context = entry.make_context(own[0], list(arguments), resilient_parsing=False)
         values = context.params
         cluster = values.get("cluster")
@@ -114,7 +114,7 @@ def test_no_page_names_a_flag_that_no_command_has():
             assert flag in known | foreign, f"{page.name}: {flag}"
 
 
-# What stands in a script of this site and of no other: the facts that make its first run start.
+# Lines in the scripts of this site alone: the facts that a first run needs.
 TELLING = {
     "abci3": ["#PBS -P GROUP", "#PBS -q rt_HF", "USE_SSH=1", ". /etc/profile.d/modules.sh"],
     "abci": ["#$ -l rt_F=8", "-g GROUP", "bond0"],
@@ -130,7 +130,7 @@ TELLING = {
     "leonardo": ["#SBATCH --partition=boost_usr_prod", "ib0", "HF_HUB_OFFLINE=1"],
     "juwels-booster": ["#SBATCH --partition=booster", "GLOO_SOCKET_IFNAME=ib0"],
 }
-# A dry run looks at the places of a job where they are; without the machines there is nothing to look at.
+# A dry run checks paths on the cluster's machines; without these machines the check is left out.
 WITHOUT_MACHINES = [site for site in SITES if site not in ("mdx", "ssh")]
 
 
