@@ -1,4 +1,4 @@
-"""RemoteTransport over real ssh: jump hosts, keys of all kinds, and every way a connection can fail."""
+"""RemoteTransport over real ssh: jump hosts, keys of all kinds, and failed connections."""
 
 import os
 import shutil
