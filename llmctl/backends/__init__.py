@@ -1,4 +1,4 @@
-"""Schedulers, one file or folder each, found by name. Only the scheduler that is asked for is imported."""
+"""Backends, one file or folder per scheduler, found by name. Only the requested backend is imported."""
 
 import importlib
 from typing import cast
@@ -13,14 +13,14 @@ MODULES = {
     "ssh": "llmctl.backends.ssh",
     "local": "llmctl.backends.local",
 }
-"""Scheduler, as profiles name it -> the module whose ``BACKEND`` knows it."""
+"""Scheduler, as named in profiles -> the module with its ``BACKEND``."""
 
 
 def load_backend(scheduler: str) -> Backend:
-    """The backend of a scheduler: a module of this package, or of an installed package that adds the scheduler.
+    """Backend of a scheduler: a module of this package, or of an installed package.
 
     Raises:
-        ProfileError: there is none, or it cannot be imported; names the installed package's module.
+        ProfileError: the scheduler has no backend, or the installed package's module cannot be imported.
     """
     if scheduler in MODULES:
         backend: Backend = importlib.import_module(MODULES[scheduler]).BACKEND
@@ -29,7 +29,7 @@ def load_backend(scheduler: str) -> Backend:
 
 
 def capabilities_of(scheduler: str) -> Capabilities:
-    """Facts about a scheduler that llmctl decides by.
+    """Capabilities of a scheduler, by which llmctl decides.
 
     Raises:
         ProfileError: see ``load_backend``.
@@ -38,7 +38,7 @@ def capabilities_of(scheduler: str) -> Capabilities:
 
 
 def load_queue_backend(scheduler: str) -> QueueBackend | None:
-    """The backend of a scheduler with a queue; None for one that starts jobs directly.
+    """Backend of a scheduler with a queue; None for a scheduler that starts jobs directly.
 
     Raises:
         ProfileError: see ``load_backend``.

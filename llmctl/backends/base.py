@@ -1,4 +1,4 @@
-"""What every scheduler is asked. Answers are pure: argv to run, text to parse. No I/O; a transport has the hands."""
+"""Interface of all schedulers. Pure: builds argv and parses text, without I/O; a transport runs the commands."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostCommand:
-    """One command and the host that it is run on.
+    """One command and its host.
 
     Attributes:
-        host: where; LOGIN is wherever the cluster's own commands are run: the login node, or this machine.
-        argv: what.
+        host: name of the host; LOGIN stands for the machine of the scheduler's commands: login node or this machine.
+        argv: the command.
     """
 
     host: str
@@ -25,19 +25,19 @@ class HostCommand:
 
 
 LOGIN = "login"
-"""Host of a command that asks a scheduler."""
+"""Host of a scheduler's commands."""
 
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """What a submission left behind on one host.
+    """Job of one submission on one host.
 
     Attributes:
         host: the host whose scheduler (or process table) knows the job.
         job_id: the scheduler's id, or the process id where there is no scheduler.
         pid: process id of job.sh where there is no scheduler, else None.
-        pid_start_time: clock ticks from the host's start to the process's; names it together with ``boot_id``.
-        boot_id: the host's start that ``pid`` belongs to.
+        pid_start_time: clock ticks from the host's start to the process's; identifies the process with ``boot_id``.
+        boot_id: the kernel's id of the host's start in which ``pid`` is valid.
     """
 
     host: str
@@ -49,29 +49,29 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a scheduler is asked for: a JobSpec for which the profile has answered every question.
+    """Request to a scheduler: a JobSpec with every open question answered by the profile.
 
-    All words are plain (see llmctl.site.job.WORD): they can stand in a directive as they are. Paths may hold anything,
-    and go on a command line only.
+    All words are plain (see llmctl.site.job.WORD), so a directive needs no quotes. Paths may hold any character, and
+    appear on command lines only.
 
     Attributes:
         profile: of the cluster.
-        job_name: the run id, as the scheduler can take it.
-        run_dir: the run directory, absolute; every command is run in it, so that ``job.log`` and ``job.sh`` name files.
+        job_name: the run id in a form that the scheduler accepts.
+        run_dir: the run directory, absolute; the working directory of every command, with ``job.log`` and ``job.sh``.
         nodes: number of nodes.
-        ranks_per_node: G, the ranks that each node gets.
-        gpus_per_node: GPUs that each node is asked for; 0 for a job on CPUs.
-        cores_per_node: CPU cores of the kind of node; None if the profile does not say.
-        time_s: limit in seconds; None leaves it to the site.
-        launcher: what starts the ranks: torchrun, srun or mpirun.
-        resource_type: the site's word for the kind of node; None where the site has none.
-        group: what the site bills to.
+        ranks_per_node: G, the number of ranks on each node.
+        gpus_per_node: GPUs requested per node; 0 for a job on CPUs.
+        cores_per_node: CPU cores of this kind of node; None if unset in the profile.
+        time_s: limit in seconds; None: the site's default.
+        launcher: torchrun, srun or mpirun.
+        resource_type: the site's name for the kind of node; None if the site has no such names.
+        group: account, project or group to bill.
         queue: queue or partition.
         reservation: id of nodes reserved earlier.
-        priority: the scheduler's number.
-        container: what the job runs in; None: on the nodes themselves.
-        after: ids of the jobs that must have ended before.
-        after_any: start however those jobs end; otherwise only if they end well, where the scheduler can tell.
+        priority: priority in the scheduler's own numbers.
+        container: container of the job; None: no container.
+        after: ids of the jobs that must end first.
+        after_any: True: start after any end of those jobs. False: only after success, if the scheduler can tell.
     """
 
     profile: "ClusterProfile"
@@ -94,39 +94,39 @@ class JobRequest:
 
     @property
     def resource(self) -> "ResourceType | None":
-        """What the profile says of the kind of node."""
+        """Entry of the profile for the kind of node."""
         return self.profile.resource_types.get(self.resource_type or "")
 
     @property
     def tasks_per_node(self) -> int:
-        """Tasks that a scheduler which counts in tasks is asked for: one agent, or a task per rank."""
+        """Tasks per node for schedulers that count tasks: one for torchrun, otherwise one per rank."""
         return 1 if self.launcher == "torchrun" else self.ranks_per_node
 
     @property
     def cores_per_task(self) -> int | None:
-        """Cores of each of these tasks; None if the profile does not say."""
+        """Cores per task; None if unset in the profile."""
         return None if self.cores_per_node is None else max(1, self.cores_per_node // self.tasks_per_node)
 
     @property
     def cores_granted(self) -> int | None:
-        """Cores that the tasks of a node have together: no more may be asked for inside the job."""
+        """Cores of all tasks of a node together, the maximum that steps inside the job may request."""
         return None if self.cores_per_task is None else self.cores_per_task * self.tasks_per_node
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """What a scheduler's queue, or its accounting, says of one job.
+    """State of one job, from a scheduler's queue or its accounting.
 
     Attributes:
-        job_id: as ``parse_job_id`` gave it: plain, without cluster or array parts.
-        state: the neutral word; unknown for a word that this llmctl does not know.
+        job_id: as returned by ``parse_job_id``: plain, without cluster or array parts.
+        state: the neutral state; unknown for a word that this llmctl does not know.
         raw: the scheduler's own word.
-        name: the job's name, to know a reused id by; None if the output does not say.
-        reason: why it is pending or held, in words for people; empty if there is nothing to say.
-        expected_start: when it is expected to start, as the scheduler writes it; None if it does not know.
-        hosts: names of its nodes.
-        exit_code: of job.sh, 128 + N for signal N; None if not known.
-        restarts: how often the scheduler has started it again; None if not known.
+        name: the job's name, by which a reused id is recognised; None if not in the output.
+        reason: why the job is pending or held, in words for people; empty without a reason.
+        expected_start: expected start, as the scheduler writes it; None if unknown.
+        hosts: names of the job's nodes.
+        exit_code: of job.sh, 128 + N for signal N; None if unknown.
+        restarts: number of times that the scheduler has requeued the job; None if unknown.
     """
 
     job_id: str
@@ -142,19 +142,19 @@ class JobReport:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a scheduler says of one node. None: it does not say.
+    """State of one node, as the scheduler reports it. None: not reported.
 
     Attributes:
         name: of the node.
         state: idle, mixed, allocated, drained, draining, down or unknown.
         raw: the scheduler's own word.
-        reason: why it is drained or down, whole.
+        reason: why the node is drained or down, untruncated.
         gpus: GPUs of the node.
-        gpus_used: of these, given to jobs.
+        gpus_used: GPUs allocated to jobs.
         cores: CPU cores of the node.
-        cores_used: of these, given to jobs.
-        memory_gib: GiB of the node.
-        queues: the queues or partitions that it serves.
+        cores_used: CPU cores allocated to jobs.
+        memory_gib: memory of the node in GiB.
+        queues: the node's queues or partitions.
     """
 
     name: str
@@ -171,7 +171,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Facts about a scheduler that llmctl decides by, instead of by the scheduler's name.
+    """Facts about a scheduler, by which llmctl decides instead of by the scheduler's name.
 
     Attributes:
         has_queue: jobs wait in a queue and run on nodes that the scheduler chooses; the backend is a QueueBackend.
@@ -185,17 +185,17 @@ class Capabilities:
 
     @property
     def starts_in_place(self) -> bool:
-        """True if jobs are started at once, on the one machine where the cluster's commands run."""
+        """True if jobs start at once, on the machine where the cluster's commands run."""
         return not self.has_queue and not self.starts_on_hosts
 
 
 @dataclass(frozen=True)
 class ProfileHints:
-    """Texts for a new profile, see llmctl.operate.new_profile. None or empty: the profile needs no such part.
+    """Texts for a new profile, see llmctl.operate.new_profile. None or empty: the profile omits this part.
 
     Attributes:
         node_types: where the user finds the site's kinds of nodes; one sentence.
-        example_type: one kind of node with the keys that matter here, as YAML in one line.
+        example_type: one kind of node with the keys that this scheduler uses, as YAML in one line.
         launchers: the default launcher, and the others as a comment.
         group: where the group appears in a submission; one sentence.
     """
@@ -213,10 +213,10 @@ class DoctorCommands:
     Attributes:
         programs: the scheduler's programs that llmctl calls.
         version: prints the version without asking a server.
-        queues: asks the server for its queues, which it prints on a line each, the name first.
-        accounts: prints the groups that the user may bill to; None: the scheduler cannot tell.
-        accounts_are_complete: a group that ``accounts`` does not print is refused; otherwise Unix groups count too.
-        oldest_version: the oldest release that llmctl is tried with, as ``22.05``; None: any.
+        queues: asks the server for its queues; prints one per line, the name first.
+        accounts: prints the groups that the user may bill to; None: the scheduler has no such command.
+        accounts_are_complete: True: a group missing from ``accounts`` is refused. False: Unix groups count too.
+        oldest_version: the oldest release that llmctl is tested with, as ``22.05``; None: any.
     """
 
     programs: tuple[str, ...]
@@ -228,14 +228,14 @@ class DoctorCommands:
 
 
 class Backend(Protocol):
-    """What every backend answers, with or without a queue.
+    """Interface of every backend, with or without a queue.
 
     Attributes:
-        name: the scheduler, as profiles name it.
+        name: the scheduler, as named in profiles.
         template: file name of the job script's template.
-        job_keys: keys of the config's ``job`` section that mean something here; others are refused, not ignored.
-        launchers: what can start the ranks here, the default first.
-        capabilities: facts that llmctl decides by.
+        job_keys: supported keys of the config's ``job`` section; other keys are refused, not ignored.
+        launchers: supported launchers, the default first.
+        capabilities: facts by which llmctl decides.
     """
 
     @property
@@ -253,32 +253,32 @@ class Backend(Protocol):
         """Texts for ``llmctl clusters new``."""
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
-        """One command for a batch scheduler, one per host where jobs are started directly. Run in the run directory."""
+        """Submit commands, run in the run directory: one for a batch scheduler, one per host without a scheduler."""
 
     def parse_job_id(self, output: str) -> str:
-        """The job id that a submit command printed.
+        """Job id in the output of a submit command.
 
         Raises:
-            SchedulerError: there is none in ``output``; quotes it.
+            SchedulerError: ``output`` has no job id; the message quotes it.
         """
 
     def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
-        """Runs the text of an interactive script (see render.interactive_script) on a node of a new allocation.
+        """Command that runs an interactive script on a node of a new allocation.
 
-        Says so and ends, instead of waiting silently, where nothing is free.
+        The command reports if no node is free, instead of a silent wait.
 
         Args:
-            request: what is asked for.
-            script: the text. Runs ``command``, or a shell if that is empty.
-            command: argv of what to run in the job's environment.
+            request: the requested allocation.
+            script: text from render.interactive_script; runs ``command``, or a shell if ``command`` is empty.
+            command: argv to run in the job's environment.
         """
 
 
 class QueueBackend(Backend, Protocol):
-    """What a backend with a queue answers on top. Every argv is run on the login node, without a terminal.
+    """Further interface of a backend with a queue. Every argv is run on the login node, without a terminal.
 
     Attributes:
-        tells_ends_apart: whether a job can wait for another's good end; otherwise any end lets it start.
+        tells_ends_apart: True if a job can wait for another job's success; otherwise the job starts after any end.
     """
 
     @property
@@ -288,46 +288,47 @@ class QueueBackend(Backend, Protocol):
         """Shell lines for ``llmctl doctor``."""
 
     def priority_problem(self, priority: int) -> str:
-        """The reason that users may not have this priority; empty if they may."""
+        """Reason to refuse this priority; empty if users may set it."""
 
     def options_problem(self, options: Sequence[str]) -> str:
-        """The reason that a profile may not have these directives; empty if it may."""
+        """Reason to refuse these directives in a profile; empty if they are allowed."""
 
     def job_name(self, run_id: str) -> str:
-        """The run id as this scheduler takes it for a job's name: a lost job is found again by it."""
+        """Job name for a run id, in a form that this scheduler accepts. A lost job is found by its name."""
 
     def directives(self, request: JobRequest) -> list[str]:
-        """Options that stand in the head of the script, without the scheduler's prefix. All plain words."""
+        """Options for the head of the script, without the scheduler's prefix. All plain words."""
 
     def status_argv(self, job_ids: Sequence[str]) -> list[str]:
-        """Asks the queue about jobs, all in one call."""
+        """Command that asks the queue about all these jobs in one call."""
 
     def parse_status(self, output: str) -> dict[str, JobReport]:
-        """The reports in what ``status_argv`` or ``find_argv`` printed, by job id; others than asked for may be there.
+        """Reports in the output of ``status_argv`` or ``find_argv``, by job id.
 
-        Lines that cannot be understood are passed over: nothing is ever concluded from a job's absence alone.
+        Other jobs than the requested ones may be included. Malformed lines are skipped: llmctl concludes nothing from a
+        job's absence alone.
         """
 
     def is_answer(self, exit_status: int, stderr: str) -> bool:
-        """Whether the queue has answered at all: a job that it does not know is an answer, a lost server is none."""
+        """True if the queue has answered: an unknown job is an answer, an unreachable server is not."""
 
     def find_argv(self, job_name: str) -> list[str]:
-        """Lists the user's jobs of this name (or all): a submit whose answer was lost is found again."""
+        """Command that lists the user's jobs of this name (or all), to find a submission whose answer was lost."""
 
     def accounting_argv(self, job_ids: Sequence[str]) -> list[str] | None:
-        """Asks the accounting about jobs that have left the queue, all in one call. None: the scheduler has none."""
+        """Command that asks the accounting about ended jobs in one call; None without accounting."""
 
     def parse_accounting(self, output: str) -> dict[str, JobReport]:
-        """The reports in what ``accounting_argv`` printed, by job id; the newest where an id was used again."""
+        """Reports in the output of ``accounting_argv``, by job id; the newest if an id was reused."""
 
     def cancel_commands(self, job_ids: Sequence[str]) -> list[HostCommand]:
-        """Ends jobs; job.sh gets a signal first and can save."""
+        """Commands that end jobs; job.sh gets a signal first and can save."""
 
     def nodes_argv(self) -> list[list[str]]:
-        """Asks about the nodes."""
+        """Commands that list the nodes."""
 
     def parse_nodes(self, outputs: Sequence[str]) -> list[NodeReport]:
-        """The nodes in what the commands of ``nodes_argv`` printed, in order."""
+        """Nodes in the outputs of the commands of ``nodes_argv``, in order."""
 
     def attach_argv(
         self,
@@ -339,20 +340,20 @@ class QueueBackend(Backend, Protocol):
         *,
         cores: int | None = None,
     ) -> list[str]:
-        """Like ``interactive_argv``, but on ``host`` of a job that runs already, beside its ranks.
+        """Command like ``interactive_argv``, but on ``host`` of a running job, beside its ranks.
 
-        ``container``: with pyxis, the one that the ranks run in, if it has a name to be found by.
-        ``cores``: that the job has on the node, where the profile says.
+        ``container``: with pyxis, the container of the ranks, if it has a name by which pyxis finds it.
+        ``cores``: the job's cores on the node; None if unset in the profile.
         """
 
     def is_transient(self, exit_status: int, stderr: str) -> bool:
-        """Whether a failed command may succeed a little later: a server that is restarting or overloaded."""
+        """True if a failed command may succeed a little later: the server is restarting or overloaded."""
 
     def was_not_taken(self, exit_status: int, stderr: str) -> bool:
-        """Whether a submission that failed for the moment has surely not been taken, so that it can be sent again.
+        """True if a submission with a transient failure was surely not accepted, so that a retry is safe.
 
-        A request that was sent may be read and carried out long after its client has given up waiting.
+        A server may carry out a request long after its client has stopped waiting.
         """
 
     def advice(self, stderr: str) -> str:
-        """One sentence on what to change, for the refusals that users meet; empty if there is nothing to add."""
+        """One sentence of advice for common refusals; empty without advice."""

@@ -1,7 +1,7 @@
 """The ``local`` cluster: this machine. No queue and no accounting; job.sh itself starts one agent per node.
 
-A job's id is the process id of its job.sh. Since process ids are used again, nothing is signalled by id alone: what a
-run consists of, and ending it, is answered by llmctl.transport.processes.
+A job's id is the process id of its job.sh. The kernel reuses process ids, so llmctl signals no process by id alone:
+llmctl.transport.processes finds and ends the processes of a run.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ HOST = "localhost"
 
 @dataclass(frozen=True)
 class LocalBackend:
-    """Answers for jobs that are processes of this machine."""
+    """Backend for jobs that are processes of this machine."""
 
     name: str = "local"
     template: str = "local.sh.j2"
@@ -30,17 +30,17 @@ class LocalBackend:
         return ProfileHints()
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
-        """job.sh, to be started detached from the terminal."""
+        """Command for job.sh, to be started detached from the terminal."""
         return [HostCommand(HOST, ("bash", f"{request.run_dir}/job.sh"))]
 
     def parse_job_id(self, output: str) -> str:
-        """The process id that starting job.sh gave."""
+        """Process id of the started job.sh."""
         if not output.strip().isdecimal():
-            raise SchedulerError(f"starting the job gave no process id but {output!r}", transient=False)
+            raise SchedulerError(f"starting the job printed no process id but {output!r}", transient=False)
         return output.strip()
 
     def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
-        """A bash that reads the script from its command line, so that the terminal stays free for the command."""
+        """Bash with the script on its command line, so that the terminal stays free."""
         del request
         return ["bash", "-c", script, "bash", *command]
 

@@ -1,7 +1,7 @@
-"""Machines behind ssh, without a scheduler: job.sh is started on each of them, and runs that node's part of the job.
+"""Machines behind ssh, without a scheduler: llmctl starts job.sh on each of them, which runs that node's part of a job.
 
-As on the ``local`` cluster a job's id is the process id of its job.sh, here on its host. llmctl.submit.start_ssh brings
-the hosts to begin together, and llmctl.transport.host_group shows them as one.
+As on the ``local`` cluster, a job's id is the process id of its job.sh, on its host. llmctl.submit.start_ssh starts the
+hosts together, and llmctl.transport.host_group combines them into one transport.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from llmctl.errors import SchedulerError
 
 @dataclass(frozen=True)
 class SshBackend:
-    """Answers for jobs that are processes of several machines."""
+    """Backend for jobs that are processes of several machines."""
 
     name: str = "ssh"
     template: str = "ssh.sh.j2"
@@ -35,7 +35,7 @@ class SshBackend:
         )
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
-        """job.sh with the number of its node for each host, the head first; mpirun reaches the others by itself."""
+        """One job.sh with its node number per host, the head first; with mpirun only the head's."""
         script = f"{request.run_dir}/job.sh"
         hosts = request.profile.hosts[: request.nodes]
         if request.launcher == "mpirun":
@@ -43,13 +43,13 @@ class SshBackend:
         return [HostCommand(host, ("bash", script, str(node))) for node, host in enumerate(hosts)]
 
     def parse_job_id(self, output: str) -> str:
-        """The process id that starting job.sh gave."""
+        """Process id of the started job.sh."""
         if not output.strip().isdecimal():
-            raise SchedulerError(f"starting the job gave no process id but {output!r}", transient=False)
+            raise SchedulerError(f"starting the job printed no process id but {output!r}", transient=False)
         return output.strip()
 
     def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
-        """A bash on the host itself, with the script on its command line: the terminal stays free for the command."""
+        """Bash on the host, with the script on its command line, so that the terminal stays free."""
         del request
         return ["bash", "-c", script, "bash", *command]
 

@@ -1,8 +1,8 @@
 """The state of a run, decided from observed facts alone. Pure.
 
-Order of trust: exit.json, which the supervisor writes once everything of the attempt has ended; then the job itself (the
-scheduler's report, or the process on this machine); then the age of the heartbeats. Doubt gives ``unknown`` with the
-reason for the doubt, never an ending. One exit.json is not final: that of a job which its scheduler stopped and may
+Order of trust: exit.json, which the supervisor writes once everything of the attempt has ended; then the job itself
+(the scheduler's report, or the process on this machine); then the age of the heartbeats. Doubt gives ``unknown`` with
+the reason for the doubt, never an ending. One exit.json is not final: that of a job which its scheduler stopped and may
 start again.
 """
 

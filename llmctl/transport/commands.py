@@ -1,6 +1,6 @@
-"""Starting commands: what submitting and asking a scheduler need of a machine. Standard library only, Python 3.7.
+"""Start commands on a machine, as submitting and querying a scheduler need. Standard library only, Python 3.7.
 
-Like file_reads, these functions are also run on the other side of a connection.
+Like file_reads, these functions also run on the login node, at the far end of a connection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ _TERM_WAIT_S = 1.0
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """What a command left: exit status (-N for signal N; None: ended by us, its time was over) and what it printed."""
+    """Exit status of a command and its output.
+
+    Attributes:
+        exit_status: -N for signal N; None if llmctl ended the command at its time limit.
+        stdout: standard output.
+        stderr: standard error.
+    """
 
     exit_status: int | None
     stdout: bytes = b""
@@ -37,18 +43,20 @@ def run_command(
     stdin: bytes = b"",
     executable: str | None = None,
 ) -> CommandOutput:
-    """Run a command to its end, in a session of its own: no terminal, and nothing of it is left when its time is over.
+    """Run a command to its end, in a new session without a terminal.
+
+    At the time limit every process of the session is ended.
 
     Args:
-        argv: what.
+        argv: the command.
         env: all its variables.
-        timeout_s: it is ended after that.
-        cwd: where; None: here.
+        timeout_s: time limit in seconds.
+        cwd: working directory; None: ours.
         stdin: its input.
-        executable: the program, where ``argv[0]`` does not name it.
+        executable: the program, if ``argv[0]`` does not name the program.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
     """
     process = subprocess.Popen(
         list(argv),
@@ -74,16 +82,16 @@ def run_command(
 def run_on_terminal(argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None = None) -> int:
     """Run a command on our own terminal and return its exit status, 128 + N when signal N ended it.
 
-    What the terminal sends (Ctrl-C and the like) is the command's to answer, which shares our foreground group; a
-    request to end that reaches us alone is handed on.
+    The command shares our foreground group and handles the terminal's signals (Ctrl-C and the like) itself. SIGTERM
+    and SIGHUP, which may reach us alone, are forwarded to the command.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
     """
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
-    def hand_on(sent: int, _frame: object) -> None:
+    def forward(sent: int, _frame: object) -> None:
         if started:
             started[0].send_signal(sent)
         else:
@@ -95,7 +103,7 @@ def run_on_terminal(argv: Sequence[str], *, env: Mapping[str, str], cwd: str | N
         for number in (signal.SIGINT, signal.SIGQUIT):
             before[number] = signal.signal(number, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGHUP):
-            before[number] = signal.signal(number, hand_on)
+            before[number] = signal.signal(number, forward)
         process = subprocess.Popen(list(argv), env=dict(env), cwd=cwd)
         started.append(process)
         for early_signal in early:
@@ -110,11 +118,11 @@ def run_on_terminal(argv: Sequence[str], *, env: Mapping[str, str], cwd: str | N
 def start_detached(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: str) -> ProcessIdentity:
     """Start a command that outlives us: own session, no input, output appended to ``log``.
 
-    It does not get the variables of the run that we ourselves may have been called from, or ending that run would end
-    this one.
+    If llmctl itself was called from within a run, the command does not inherit that run's variables. Otherwise ending
+    that run would end this command too.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
     """
     with open(log, "ab") as output:  # noqa: PTH123 (a path of whatever type, also on Python 3.7)
         process = subprocess.Popen(
@@ -127,7 +135,7 @@ def start_detached(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log
             start_new_session=True,
         )
     identity = identify(process.pid) or ProcessIdentity(process.pid, None, boot_id())
-    # While we live we are its parent: without this it would stay a zombie, and its pid taken, until we leave.
+    # We are the parent while we live. Without this wait an ended command would stay a zombie and keep its pid.
     threading.Thread(target=process.wait, daemon=True).start()
     return identity
 

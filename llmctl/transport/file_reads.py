@@ -1,7 +1,7 @@
-"""Reading parts of many files at once: what following logs and metrics asks of a transport. Standard library only.
+"""Read parts of many files at once, to follow logs and metrics. Standard library only.
 
 One call of ``read_parts`` or ``list_names`` is one round trip, whatever the number of ranks, so that a transport to
-another machine can answer it with one command. The functions here are the hands of the local transport.
+another machine can answer the call with one command. The local transport calls these functions directly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEFAULT_LIMIT = 1 << 20
 
 @dataclass(frozen=True)
 class FileRead:
-    """One wish: at most ``limit`` bytes of ``path`` from ``offset`` on; a negative offset counts from the end."""
+    """Request for at most ``limit`` bytes of ``path`` from ``offset``; a negative offset counts from the end."""
 
     path: str
     offset: int = 0
@@ -24,7 +24,7 @@ class FileRead:
 
 @dataclass(frozen=True)
 class FilePart:
-    """What was there: the bytes, where in the file they begin, and the size of the whole file at that moment."""
+    """Bytes read, their offset, and the size of the whole file at that moment."""
 
     data: bytes
     offset: int
@@ -32,14 +32,14 @@ class FilePart:
 
     @property
     def end(self) -> int:
-        """Where the next read goes on."""
+        """Offset of the next read."""
         return self.offset + len(self.data)
 
 
 def read_parts(reads: Sequence[FileRead]) -> list[FilePart | None]:
-    """The wished parts, in order; None for a file that is absent or cannot be read.
+    """Requested parts, in order; None for a file that is absent or cannot be read.
 
-    An offset past the end gives an empty part with the file's true size: the reader sees that the file was truncated.
+    An offset past the end gives an empty part with the file's true size, by which the reader sees a truncation.
     """
     return [_read_part(read) for read in reads]
 
@@ -56,7 +56,7 @@ def _read_part(read: FileRead) -> FilePart | None:
 
 
 def list_names(directories: Sequence[str]) -> list[list[str]]:
-    """Sorted names in each directory; empty for one that is absent or cannot be read."""
+    """Sorted names in each directory; empty for a directory that is absent or cannot be read."""
     return [_names(Path(directory)) for directory in directories]
 
 

@@ -1,6 +1,6 @@
-"""Changing files: what submitting asks of a transport. Standard library only, Python 3.7.
+"""Change files, as submitting needs. Standard library only, Python 3.7.
 
-The hands of the local transport; like file_reads, these functions are also run on the other side of a connection.
+The local transport calls these functions directly. Like file_reads, they also run at the far end of a connection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FileWrite:
-    """One file to be written whole: where, its bytes and its mode."""
+    """One file to write whole: path, bytes and mode."""
 
     path: str
     data: bytes
@@ -26,15 +26,15 @@ class FileWrite:
 
 @dataclass(frozen=True)
 class PathFacts:
-    """What stands at a path.
+    """Facts about a path.
 
     Attributes:
-        kind: ``file``, ``folder``, ``other``, or empty if nothing is there.
-        nearest: the path itself, or the first of its parents that is there.
+        kind: ``file``, ``folder``, ``other``, or empty if the path does not exist.
+        nearest: the path itself, or its nearest parent that exists.
         nearest_kind: kind of ``nearest``.
-        can_write: whether we may make or change things in ``nearest``.
-        is_read_only: whether its file system is mounted read-only.
-        free_bytes: space left for us on its file system.
+        can_write: True if the user may write ``nearest``, or create files in a folder ``nearest``.
+        is_read_only: True if the file system of ``nearest`` is mounted read-only.
+        free_bytes: space left for the user on that file system.
     """
 
     kind: str
@@ -46,21 +46,21 @@ class PathFacts:
 
 
 def write_files(files: Sequence[FileWrite]) -> None:
-    """Write each file all or nothing, readable by its owner alone until it has its mode.
+    """Write each file atomically; only its owner can read the file until its mode is set.
 
     Raises:
-        OSError: one cannot be written; nothing of it is left behind.
+        OSError: a file cannot be written; no part of that file is left behind.
     """
     for file in files:
         _write(file)
 
 
 def make_folder(path: str, *, mode: int = 0o777, exclusive: bool = False) -> None:
-    """Make a folder and its parents; the parents by the umask.
+    """Make a folder and its parents; the parents get their mode from the umask.
 
     Raises:
-        FileExistsError: ``exclusive``, and it is there.
-        OSError: it cannot be made.
+        FileExistsError: ``exclusive`` is set and the path exists.
+        OSError: the folder cannot be made.
     """
     folder = Path(path)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def make_folder(path: str, *, mode: int = 0o777, exclusive: bool = False) -> Non
 
 
 def remove(paths: Sequence[str]) -> None:
-    """Remove files, links and whole folders; what is absent or cannot be removed is passed over."""
+    """Remove files, links and whole folders; skip paths that are absent or cannot be removed."""
     for path in map(Path, paths):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -78,7 +78,7 @@ def remove(paths: Sequence[str]) -> None:
 
 
 def link(links: Mapping[str, str]) -> None:
-    """Make symbolic links, path -> target; one that is there is replaced."""
+    """Make symbolic links, path -> target; replace existing files and links."""
     for path, target in links.items():
         with suppress(FileNotFoundError):
             Path(path).unlink()
@@ -86,8 +86,8 @@ def link(links: Mapping[str, str]) -> None:
 
 
 def look_at(paths: Sequence[str]) -> list[PathFacts]:
-    """What stands at each path."""
-    return [_look_at(Path(path)) for path in paths]
+    """Facts about each path."""
+    return [_path_facts(Path(path)) for path in paths]
 
 
 def home() -> str:
@@ -96,11 +96,11 @@ def home() -> str:
 
 
 def take_lock(path: str) -> int:
-    """Hold a lock file until ``release_lock``, or until this process ends, however it does (flock(2)).
+    """Hold a lock file until ``release_lock``, or until this process ends in any way (flock(2)).
 
     Raises:
-        BlockingIOError: somebody else holds it.
-        OSError: it cannot be made.
+        BlockingIOError: another process holds the lock.
+        OSError: the file cannot be made.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -112,16 +112,18 @@ def take_lock(path: str) -> int:
 
 
 def release_lock(lock: int) -> None:
-    """Let go of what ``take_lock`` gave."""
+    """Release a lock from ``take_lock``."""
     os.close(lock)
 
 
 @contextmanager
 def new_folder(folder: str) -> Iterator[str | None]:
-    """A folder to fill, next to ``folder``, which it becomes at the end; None if ``folder`` is there already.
+    """Temporary folder to fill, renamed to ``folder`` at the end; None if ``folder`` exists.
+
+    The temporary folder is next to ``folder``.
 
     Raises:
-        OSError: it cannot be made. Whatever goes wrong, nothing of it is left behind.
+        OSError: the folder cannot be made. After any error the temporary folder is removed.
     """
     target = Path(folder)
     if target.is_dir():
@@ -135,19 +137,19 @@ def new_folder(folder: str) -> Iterator[str | None]:
         try:
             aside.rename(target)
         except OSError:
-            if not target.is_dir():  # else somebody was faster, with the same content
+            if not target.is_dir():  # else another process was faster, with the same content
                 raise
     finally:
         shutil.rmtree(str(aside), ignore_errors=True)
 
 
 def unpack(archive: str, folder: str) -> None:
-    """Make ``folder`` of a tar archive of plain files, all or nothing, and remove the archive.
+    """Unpack a tar archive of plain files into ``folder`` atomically, and remove the archive.
 
-    A folder that is there already stays as it is.
+    An existing folder stays unchanged.
 
     Raises:
-        OSError: it cannot be read or written; nothing is left behind.
+        OSError: the archive cannot be read, or the folder cannot be written; nothing is left behind.
     """
     try:
         with new_folder(folder) as aside:
@@ -158,7 +160,7 @@ def unpack(archive: str, folder: str) -> None:
 
 
 def _extract(archive: str, folder: Path) -> None:
-    import tarfile  # as slow to import as half of llmctl --help, and only receivers need it
+    import tarfile  # importing tarfile takes as long as half of llmctl --help, and only receivers need the module
 
     with tarfile.open(archive) as opened:
         for member in opened:
@@ -166,7 +168,7 @@ def _extract(archive: str, folder: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             content = opened.extractfile(member)
             if content is None:
-                raise OSError(errno.EINVAL, "is no plain file", member.name)
+                raise OSError(errno.EINVAL, "is not a plain file", member.name)
             with content, place.open("wb") as file:
                 shutil.copyfileobj(content, file)
             place.chmod(member.mode & 0o777)
@@ -190,11 +192,11 @@ def _write(file: FileWrite) -> None:
         raise
 
 
-def _look_at(path: Path) -> PathFacts:
+def _path_facts(path: Path) -> PathFacts:
     nearest = next(place for place in (path, *path.parents) if place.exists() or place.is_symlink())
     kind = _kind(nearest)
     space = None
-    with suppress(OSError):  # a link to nothing
+    with suppress(OSError):  # a dangling link
         space = os.statvfs(nearest)
     return PathFacts(
         kind=kind if nearest == path else "",

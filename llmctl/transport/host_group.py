@@ -1,10 +1,10 @@
-"""Several hosts as one: the Transport of a cluster that is a list of machines. Each host has a connection of its own.
+"""Transport of a cluster that is a list of machines: several hosts as one, each with a connection of its own.
 
-With one file system for all (``shared``) files are read and written through one of them, the first that answers.
-Without, every host has its own run directory: what is written is written to all of them, and what is read is read from
-the first that has it. Processes are everywhere in both cases.
+With a shared file system (``shared``), files are read and written through one host, the first that answers. Without a
+shared file system every host has its own run directory: writes go to all hosts, and reads come from the first host that
+has the file. Calls about processes go to all hosts in both cases.
 
-A host that cannot be reached is never silently left out of what changes something, and says nothing about processes.
+A change never silently skips an unreachable host, and the processes of an unreachable host are unknown.
 """
 
 import sys
@@ -36,11 +36,11 @@ T = TypeVar("T")
 class HostGroup:
     """Transport on several hosts (see llmctl.transport.protocol).
 
-    ``run``, ``run_interactive`` and ``start_detached`` act on one host: the first that answers. For a certain host see
+    ``run``, ``run_interactive`` and ``start_detached`` act on one host: the first that answers. For a given host see
     ``transport_of``.
 
     Attributes:
-        hosts: as the profile names them, the head first.
+        hosts: names from the profile, the head first.
     """
 
     is_remote = True
@@ -48,12 +48,12 @@ class HostGroup:
     def __init__(
         self, transport: Mapping[str, Transport], *, shared: bool = True, runs_root: str | None = None
     ) -> None:
-        """Take the hands of each host.
+        """Group the transports of the hosts.
 
         Args:
-            transport: host -> its hands, the head first.
-            shared: whether ``runs_root`` is one folder that all hosts see.
-            runs_root: that folder; what is written elsewhere, such as below the home directory, goes to every host.
+            transport: host -> its transport, the head first.
+            shared: True if ``runs_root`` is one folder that all hosts see.
+            runs_root: that folder; writes to other places, such as the home directory, go to every host.
         """
         self.hosts = tuple(transport)
         self._members = {host: HostMember(host, one) for host, one in transport.items()}
@@ -63,24 +63,24 @@ class HostGroup:
 
     @property
     def host(self) -> str:
-        """The hosts in words."""
+        """Names of the hosts for messages."""
         return self.hosts[0] if len(self.hosts) == 1 else f"{self.hosts[0]} and {len(self.hosts) - 1} more"
 
     @property
     def shared(self) -> bool:
-        """Whether all hosts see the same run directory."""
+        """True if all hosts see the same run directory."""
         return self._shared
 
     def transport_of(self, host: str) -> Transport:
-        """Transport on one host; on all hosts if the name is unknown: a machine may have a name of its own."""
+        """Transport on one host; on all hosts if the name is unknown, because a machine may use another name."""
         member = self._members.get(host)
         return cast("Transport", WatchedTransport(member)) if member is not None else self
 
     def called(self, name: str) -> Transport:
-        """Transport on the host that the profile, or the machine itself, calls so.
+        """Transport on the host with this name in the profile or on the machine.
 
         Raises:
-            SchedulerError: there is none in reach.
+            SchedulerError: no reachable host has this name.
         """
         for host in self.hosts:
             if name in (host, host.rpartition("@")[2]):
@@ -91,10 +91,10 @@ class HostGroup:
             return self.transport_of(found)
         if problems:
             raise joined(problems)
-        raise SchedulerError(f"none of {', '.join(self.hosts)} calls itself {name}", transient=False)
+        raise SchedulerError(f"none of {', '.join(self.hosts)} has the host name {name}", transient=False)
 
     def first(self, count: int) -> "HostGroup":
-        """The first so many of these hosts, over the same connections."""
+        """Group of the first ``count`` hosts, over the same connections."""
         few = HostGroup({}, shared=self._shared, runs_root=self._runs_root)
         few.hosts = self.hosts[:count]
         few._members = {host: self._members[host] for host in few.hosts}
@@ -102,14 +102,14 @@ class HostGroup:
         return few
 
     def on_each(self, hosts: Sequence[str], act: Callable[[str, Transport], T]) -> dict[str, T]:
-        """What some of the hosts answer, all at once.
+        """Call ``act`` for some of the hosts, all at once; return host -> result.
 
         Args:
-            hosts: which.
-            act: called with the host and its hands, in a thread of its own.
+            hosts: names of the hosts.
+            act: called with the host and its transport, in a thread of its own.
 
         Raises:
-            SchedulerError: one failed; all have been asked.
+            SchedulerError: the call failed on a host; it has been made on all of them.
         """
         members = [self._members[host] for host in hosts]
         answers, problems = ask_each(members, lambda member: act(member.host, member.transport))
@@ -118,21 +118,21 @@ class HostGroup:
         return answers
 
     def check_reachable(self) -> None:
-        """Reach for every host.
+        """Connect to every host.
 
         Raises:
-            SchedulerError: one cannot be reached; names it.
+            SchedulerError: a host cannot be reached; the message names the host.
         """
         self._everywhere(lambda transport: transport.home())
 
-    # --- One of them
+    # --- Calls to one host
 
     def home(self) -> str:
         """The user's home directory."""
         return self._look(lambda transport: transport.home())
 
     def now(self) -> float:
-        """The time by the clock of the first host that answers."""
+        """Time by the clock of the first host that answers."""
         return self._look(lambda transport: transport.now())
 
     def run(
@@ -162,28 +162,28 @@ class HostGroup:
     # --- Files
 
     def read_parts(self, reads: Sequence[FileRead]) -> list[FilePart | None]:
-        """See file_reads: of each file what the first host that has it answers."""
+        """See file_reads: each part comes from the first host that has the file."""
         if self._shared:
             return self._look(lambda transport: transport.read_parts(reads))
         answers = self._answers(lambda transport: transport.read_parts(reads))
         return [next((part for part in parts if part is not None), None) for parts in zip(*answers, strict=True)]
 
     def list_names(self, directories: Sequence[str]) -> list[list[str]]:
-        """See file_reads: the names that any host has."""
+        """See file_reads: the names on any of the hosts."""
         if self._shared:
             return self._look(lambda transport: transport.list_names(directories))
         answers = self._answers(lambda transport: transport.list_names(directories))
         return [sorted({name for names in group for name in names}) for group in zip(*answers, strict=True)]
 
     def look_at(self, paths: Sequence[str]) -> list[PathFacts]:
-        """See file_acts: what is there on all hosts, and can be done on all of them."""
+        """See file_writes: facts that hold on all hosts."""
         if self._shared:
             return self._look(lambda transport: transport.look_at(paths))
         answers = self._everywhere(lambda transport: transport.look_at(paths))
         return [common_facts(facts) for facts in zip(*answers.values(), strict=True)]
 
     def write_files(self, files: Sequence[FileWrite]) -> None:
-        """See file_acts."""
+        """See file_writes."""
         common = [file for file in files if self._is_common(file.path)]
         own = [file for file in files if not self._is_common(file.path)]
         if own:
@@ -192,7 +192,7 @@ class HostGroup:
             self._one().transport.write_files(common)
 
     def make_folder(self, path: str, *, mode: int = 0o777, exclusive: bool = False) -> None:
-        """See file_acts. Made on all hosts or, where it is there on one and must not be, on none."""
+        """See file_writes. With ``exclusive``, a folder that exists on any host is made on none."""
         if self._is_common(path):
             self._one().transport.make_folder(path, mode=mode, exclusive=exclusive)
             return
@@ -207,7 +207,7 @@ class HostGroup:
             raise
 
     def remove(self, paths: Sequence[str]) -> None:
-        """See file_acts. A host out of reach keeps what it has, and is told of once the others are done."""
+        """See file_writes. Files of an unreachable host stay; the error follows after all other hosts are done."""
         common = [path for path in paths if self._is_common(path)]
         own = [path for path in paths if not self._is_common(path)]
         if common:
@@ -220,14 +220,14 @@ class HostGroup:
         self._change(folder, lambda transport: transport.put_tree(folder, files))
 
     def link(self, links: Mapping[str, str]) -> None:
-        """See file_acts."""
+        """See file_writes."""
         for path, target in links.items():
             self._change(path, lambda transport, path=path, target=target: transport.link({path: target}))  # type: ignore[misc]
 
     # --- Processes
 
     def inspect_processes(self, identities: Sequence[ProcessIdentity]) -> ProcessReport:
-        """Which of these processes live on any host; None for one that may live on a host out of reach."""
+        """Report which of these processes live on any host; None for one that may live on an unreachable host."""
         reports, problems = self._gather(lambda transport: transport.inspect_processes(identities))
         if not reports:
             raise next(iter(problems.values()))
@@ -247,20 +247,20 @@ class HostGroup:
         """End a run on all hosts at once.
 
         Raises:
-            SchedulerError: a host could not be asked; the others have been.
+            SchedulerError: a host could not be reached; the run has been ended on the others.
         """
         left = self._everywhere(lambda transport: transport.end_run(run_dir, leaders, grace_s=grace_s))
         return [identity for identities in left.values() for identity in identities]
 
     def close(self) -> None:
-        """Let go of all hosts."""
+        """Close the connections to all hosts."""
         for member in self._members.values():
             member.transport.close()
 
-    # --- How it is done
+    # --- Internals
 
     def _is_common(self, path: str) -> bool:
-        """Whether all hosts see one file at this path."""
+        """True if all hosts see the same file at this path."""
         if not self._shared:
             return False
         root = self._runs_root
@@ -275,20 +275,20 @@ class HostGroup:
             self._everywhere(act)
 
     def _one(self) -> "HostMember":
-        """The host that speaks for all: the one chosen before, else the first that answers."""
+        """Host that answers for all: the one chosen before, otherwise the first that answers."""
         if self._chosen is None:
             self._look(lambda transport: transport.home())
         assert self._chosen is not None
         return self._chosen
 
     def _look(self, act: Callable[[Transport], T]) -> T:
-        """What one host answers; where it cannot be reached, what another does."""
+        """Answer of the chosen host, or of another if the chosen one is unreachable."""
         first = self._chosen or self._members[self.hosts[0]]
         try:
             answer = first.ask(act)
         except SchedulerError as error:
             if not error.transient:
-                raise  # such as a changed host key: nothing to go around
+                raise  # such as a changed host key: no fallback
             return self._look_elsewhere(first, error, act)
         self._chosen = first
         return answer
@@ -299,7 +299,7 @@ class HostGroup:
         if not answers:
             raise problem
         host = next(iter(answers))
-        print(f"llmctl: {bare(problem)}; going on through {host}", file=sys.stderr, flush=True)
+        print(f"llmctl: {bare(problem)}; continuing through {host}", file=sys.stderr, flush=True)
         self._chosen = self._members[host]
         return answers[host]
 
@@ -307,7 +307,7 @@ class HostGroup:
         return ask_each(list(self._members.values()), lambda member: member.ask(act))
 
     def _answers(self, act: Callable[[Transport], T]) -> list[T]:
-        """What the hosts in reach answer; at least one does."""
+        """Answers of the reachable hosts, at least one."""
         answers, problems = self._gather(act)
         refused = next((error for error in problems.values() if not error.transient), None)
         if refused is not None or not answers:
@@ -315,7 +315,7 @@ class HostGroup:
         return list(answers.values())
 
     def _everywhere(self, act: Callable[[Transport], T]) -> dict[str, T]:
-        """What every host answers; all are asked before one that failed is told of."""
+        """Answers of all hosts; all are called before an error of any of them is raised."""
         answers, problems = self._gather(act)
         if problems:
             raise joined(problems)

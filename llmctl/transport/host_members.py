@@ -1,4 +1,4 @@
-"""One of several hosts, and asking all of them at once: what llmctl.transport.host_group is made of."""
+"""One host of a group, and calls to all hosts at once: the parts of llmctl.transport.host_group."""
 
 import threading
 import time
@@ -12,14 +12,14 @@ from llmctl.transport.file_writes import PathFacts
 from llmctl.transport.protocol import Transport
 
 HOLD_OFF_S = 5.0
-"""A host that could not be reached is not tried again for this long: every try takes seconds."""
+"""Seconds before an unreachable host is tried again: every attempt takes seconds."""
 _HINTS = (" (trying again later can help)", " (trying again will not help)")
 
 T = TypeVar("T")
 
 
 class HostMember:
-    """One host and its hands. Remembers for a moment that it could not be reached."""
+    """One host and its transport. Remembers a failed connection for ``HOLD_OFF_S``."""
 
     def __init__(self, host: str, transport: Transport) -> None:
         self.host = host
@@ -28,10 +28,10 @@ class HostMember:
         self._until = 0.0
 
     def ask(self, act: Callable[[Transport], T]) -> T:
-        """What the host answers.
+        """Call ``act`` with the host's transport.
 
         Raises:
-            SchedulerError: it cannot be reached, or could not a moment ago.
+            SchedulerError: the host is unreachable, or was within the last ``HOLD_OFF_S``.
         """
         if self._problem is not None and time.monotonic() < self._until:
             raise self._problem
@@ -45,7 +45,7 @@ class HostMember:
 
 
 class WatchedTransport:
-    """The hands of one host, whose failures its group hears of too."""
+    """Transport of one host that also reports its failures to the group."""
 
     def __init__(self, member: HostMember) -> None:
         self._member = member
@@ -59,7 +59,7 @@ class WatchedTransport:
 
 
 def joined(problems: Mapping[str, SchedulerError]) -> SchedulerError:
-    """Several hosts' failures as one, each of which names its host."""
+    """Failures of several hosts as one error, each with the name of its host."""
     texts = [text if host in (text := bare(error)) else f"{host}: {text}" for host, error in problems.items()]
     return SchedulerError(
         "; ".join(dict.fromkeys(texts)), transient=all(error.transient for error in problems.values())
@@ -69,7 +69,7 @@ def joined(problems: Mapping[str, SchedulerError]) -> SchedulerError:
 def ask_each(
     members: Sequence[HostMember], act: Callable[[HostMember], T]
 ) -> tuple[dict[str, T], dict[str, SchedulerError]]:
-    """What each host answers, and why others do not; all at once, each in a thread of its own."""
+    """Call ``act`` for all hosts at once, each in its own thread; answers and errors by host."""
     answers: dict[str, T] = {}
     problems: dict[str, SchedulerError] = {}
     others: dict[str, BaseException] = {}
@@ -82,7 +82,7 @@ def ask_each(
         except BaseException as error:  # raised again below, in the thread that asked
             others[member.host] = error
 
-    # Daemons: a Ctrl-C need not wait for a host that does not answer.
+    # Daemon threads: Ctrl-C need not wait for a host that does not answer.
     threads = [threading.Thread(target=ask, args=(member,), daemon=True) for member in members]
     for thread in threads:
         thread.start()
@@ -102,7 +102,7 @@ def short_name(name: str) -> str:
 
 
 def ask_named(member: HostMember, act: Callable[[Transport], T]) -> T:
-    """What a host answers; a file that cannot be changed is told of with the host's name."""
+    """Call ``act`` with a host's transport; an OSError then names the host."""
     try:
         return member.ask(act)
     except OSError as error:
@@ -110,7 +110,7 @@ def ask_named(member: HostMember, act: Callable[[Transport], T]) -> T:
 
 
 def _named(host: str, failure: BaseException) -> BaseException:
-    """A failure to change a file says on which host."""
+    """The failure, with the host's name in an OSError."""
     if isinstance(failure, OSError):
         with suppress(TypeError):
             return type(failure)(failure.errno, f"{failure.strerror} on {host}", failure.filename)
@@ -118,23 +118,23 @@ def _named(host: str, failure: BaseException) -> BaseException:
 
 
 def alive_anywhere(answers: Sequence[bool | None], problems: Mapping[str, SchedulerError]) -> bool | None:
-    """Whether a process lives, by what the hosts in reach say; None if one out of reach may know."""
+    """True if a process lives on any reachable host; None if it may live on an unreachable one."""
     if any(answers):
         return True
     return None if problems or None in answers else False
 
 
 def common_facts(facts: Sequence[PathFacts]) -> PathFacts:
-    """What holds on all hosts: the facts of one where it is missing, if there is such a one."""
-    first = next((one for one in facts if not one.kind), facts[0])
-    worst = next((one for one in facts if not one.can_write or one.is_read_only), first)
+    """Facts that hold on all hosts; those of a host that lacks the path, if any does."""
+    first = next((fact for fact in facts if not fact.kind), facts[0])
+    worst = next((fact for fact in facts if not fact.can_write or fact.is_read_only), first)
     if first.kind:
         first = worst
-    return replace(first, can_write=worst.can_write, free_bytes=min(one.free_bytes for one in facts))
+    return replace(first, can_write=worst.can_write, free_bytes=min(fact.free_bytes for fact in facts))
 
 
 def bare(error: SchedulerError) -> str:
-    """The message without the remark on trying again, which whoever passes it on makes anew."""
+    """Message without its retry hint; the caller adds its own."""
     message = error.message
     for hint in _HINTS:
         message = message.removesuffix(hint)

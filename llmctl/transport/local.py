@@ -20,8 +20,8 @@ class LocalTransport:
     """Transport on this machine (see llmctl.transport.protocol).
 
     Attributes:
-        environment: variables of the processes it starts. A detached job does not get the variables of the run that
-            llmctl itself may have been called from, or ending that run would end this one.
+        environment: variables of the processes that this transport starts. If llmctl was called from within a run, a
+            detached job does not inherit that run's variables. Otherwise ending that run would end the job too.
     """
 
     environment: Mapping[str, str]
@@ -44,7 +44,7 @@ class LocalTransport:
         return self.environment.get("HOME") or file_writes.home()
 
     def now(self) -> float:
-        """The time by this machine's clock."""
+        """Time by this machine's clock, in seconds since 1970."""
         return time.time()
 
     def run(
@@ -59,7 +59,7 @@ class LocalTransport:
         """Run a command to its end; any exit status is an answer.
 
         Raises:
-            SchedulerError: it cannot be started, or is not done after ``timeout_s`` seconds and was ended.
+            SchedulerError: the command cannot be started, or was ended after ``timeout_s`` seconds.
         """
         merged = {**self.environment, **(env or {})}
         try:
@@ -72,7 +72,7 @@ class LocalTransport:
         """Run a command on our own terminal and return its exit status, 128 + N when signal N ended it.
 
         Raises:
-            SchedulerError: it cannot be started.
+            SchedulerError: the command cannot be started.
         """
         try:
             return commands.run_on_terminal(argv, env=self.environment, cwd=cwd)
@@ -83,7 +83,7 @@ class LocalTransport:
         """Start a command that outlives us and the terminal: own session, no input, output appended to ``log``.
 
         Raises:
-            SchedulerError: it cannot be started.
+            SchedulerError: the command cannot be started.
         """
         try:
             return commands.start_detached(argv, env=self.environment, cwd=cwd, log=log)
@@ -91,9 +91,9 @@ class LocalTransport:
             raise start_error(argv, error) from None
 
     def put_tree(self, folder: str, files: Mapping[str, Path]) -> None:
-        """Make ``folder`` of our own files (name below it -> where it is), all or nothing.
+        """Make ``folder`` from local files (name below ``folder`` -> source), all or nothing.
 
-        A folder that is there already stays as it is.
+        An existing folder stays unchanged.
 
         Raises:
             OSError: a file cannot be read or written; nothing is left behind.
@@ -105,27 +105,27 @@ class LocalTransport:
                 shutil.copy(path, place)
 
     def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold a lock file; the kernel lets go of it when this process ends, however it does (flock(2)).
+        """Hold a lock file; the kernel releases the lock when this process ends in any way (flock(2)).
 
         Raises:
-            RecordError: another llmctl holds it.
+            RecordError: another llmctl holds the lock.
         """
         return lock_file(path, file_writes.take_lock, file_writes.release_lock)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: this machine has no connection to close."""
 
 
 def start_error(argv: Sequence[str], error: OSError) -> SchedulerError:
-    """What is said of a command that cannot be started."""
+    """Error for a command that failed to start."""
     return SchedulerError(f"{program_of(argv)}: cannot be started: {error.strerror}", transient=False, argv=argv)
 
 
 def command_result(argv: Sequence[str], done: commands.CommandOutput, timeout_s: float) -> CommandResult:
-    """The result as text.
+    """Result as text, with the end of standard error.
 
     Raises:
-        SchedulerError: the command was ended because its time was over.
+        SchedulerError: the command was ended at its time limit.
     """
     if done.exit_status is None:
         raise SchedulerError(f"{program_of(argv)}: no answer within {timeout_s:g} s", transient=True, argv=argv)
@@ -135,10 +135,10 @@ def command_result(argv: Sequence[str], done: commands.CommandOutput, timeout_s:
 
 @contextmanager
 def lock_file(path: str, take: Callable[[str], int], release: Callable[[int], None]) -> Iterator[None]:
-    """Hold the lock file of a run; ``take`` and ``release`` do it where the file is (see file_acts).
+    """Hold the lock file of a run; ``take`` and ``release`` act on the file's machine (see file_writes).
 
     Raises:
-        RecordError: another llmctl holds it, or its folder cannot be written.
+        RecordError: another llmctl holds the lock, or its folder cannot be written.
     """
     folder = Path(path).parent
     try:

@@ -1,7 +1,7 @@
-"""What Linux's /proc says about the processes of this machine. Standard library only; the hands of the local transport.
+"""Processes of this machine, by Linux's /proc. Standard library only; the local transport calls these functions.
 
-A pid alone names nothing: it is reused after the process has gone and after a restart. A process is therefore named by
-pid, start time and boot id, and signalled through a pidfd, which cannot slip to another process (pidfd_open(2)).
+A pid alone does not identify a process: the kernel reuses pids, also after a restart. A process is therefore identified
+by pid, start time and boot id, and signalled through a pidfd, which cannot refer to another process (pidfd_open(2)).
 Fields of /proc/PID/stat: proc(5).
 """
 
@@ -18,24 +18,24 @@ from pathlib import Path
 PROC = Path("/proc")
 RUN_DIR_VARIABLE = "LLMCTL_RUN_DIR"
 VISITOR_VARIABLE = "LLMCTL_INTERACTIVE"
-"""Set by ``llmctl interactive``: a person's shell in a run's environment is no process of the run."""
+"""Set by ``llmctl interactive``: an interactive shell in a run's environment is not a process of the run."""
 RUN_VARIABLES = frozenset(
     {
         *(RUN_DIR_VARIABLE, VISITOR_VARIABLE, "LLMCTL_RUN_ID", "LLMCTL_ATTEMPT", "LLMCTL_HOSTFILE"),
         *("LLMCTL_ATTEMPT_DIR", "LLMCTL_ENVIRONMENT", "LLMCTL_MASTER_PORT", "LLMCTL_NODE", "LLMCTL_PYTHON"),
     }
 )
-"""What says to which run a process belongs. A job submitted from within a job or its shell must not inherit it."""
+"""Variables that tell a process's run. A job submitted from within a job or its shell must not inherit them."""
 
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """One process for all time: no other process has the same three values.
+    """Identity of one process, unique across reboots and pid reuse.
 
     Attributes:
         pid: process id.
-        start_time: clock ticks from the machine's start to the process's; None if it could not be read.
-        boot_id: the kernel's id of the machine's last start; None if it could not be read.
+        start_time: clock ticks from the machine's start to the process's; None if unreadable.
+        boot_id: the kernel's id of the machine's last start; None if unreadable.
     """
 
     pid: int
@@ -45,7 +45,7 @@ class ProcessIdentity:
 
 @dataclass(frozen=True)
 class ProcessStat:
-    """What matters of /proc/PID/stat: pid, parent, session, start time in clock ticks, and the state's letter."""
+    """Fields of /proc/PID/stat: pid, parent, session, start time in clock ticks, and the state's letter."""
 
     pid: int
     parent: int
@@ -55,12 +55,12 @@ class ProcessStat:
 
     @property
     def is_alive(self) -> bool:
-        """A zombie has ended: only its parent has not asked yet."""
+        """True unless the process has ended; a zombie has ended, and its parent has not waited for it yet."""
         return self.state not in "ZX"
 
 
 def boot_id() -> str | None:
-    """The kernel's id of this start of the machine, or None where the system has none (other than Linux)."""
+    """Kernel's id of this start of the machine; None on systems other than Linux."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except OSError:
@@ -68,12 +68,12 @@ def boot_id() -> str | None:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """State of a process, or None if there is none with this pid."""
+    """State of a process, or None if no process has this pid."""
     try:
         text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The command's name stands in parentheses and may itself hold spaces and parentheses: the last one closes it.
+    # The command's name is in parentheses and may itself hold spaces and parentheses. The last ")" ends the name.
     fields = text.rpartition(")")[2].split()
     return ProcessStat(pid, parent=int(fields[1]), session=int(fields[3]), start_time=int(fields[19]), state=fields[0])
 
@@ -87,7 +87,7 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def is_alive(identity: ProcessIdentity) -> bool | None:
-    """Whether exactly this process lives. None: it cannot be told (no /proc, or the identity lacks a part)."""
+    """True if exactly this process lives; None if unknown (no /proc, or the identity lacks a part)."""
     here = boot_id()
     if here is None:
         return None
@@ -103,7 +103,7 @@ def is_alive(identity: ProcessIdentity) -> bool | None:
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """What one machine says about processes: its name and start, and for each identity asked for ``is_alive``."""
+    """Host name and boot id of a machine, and ``is_alive`` for each requested identity."""
 
     host: str
     boot_id: str | None
@@ -111,12 +111,12 @@ class ProcessReport:
 
 
 def inspect(identities: Sequence[ProcessIdentity]) -> ProcessReport:
-    """Which of these processes live on this machine."""
+    """Report which of these processes live on this machine."""
     return ProcessReport(socket.gethostname(), boot_id(), tuple(map(is_alive, identities)))
 
 
 def send_signal(identity: ProcessIdentity, number: int) -> bool:
-    """Signal exactly this process; False if it has ended or its pid now belongs to another.
+    """Signal exactly this process; False if the process has ended, also if its pid was reused.
 
     Raises:
         PermissionError: the process is another user's.
@@ -125,10 +125,10 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
         return False
-    except (AttributeError, OSError):  # Python before 3.9, Linux before 5.3: checked, then signalled at once
+    except (AttributeError, OSError):  # Python before 3.9, Linux before 5.3: check, then signal at once
         return is_alive(identity) is True and _kill(identity.pid, number)
     try:
-        # The descriptor now holds the process that has the pid: only now is it certain whom the check is about.
+        # The descriptor now holds the process that has the pid. Only now does the check surely concern that process.
         if is_alive(identity) is not True:
             return False
         signal.pidfd_send_signal(descriptor, number)
@@ -150,9 +150,9 @@ def _kill(pid: int, number: int) -> bool:
 def processes_of_run(run_dir: str, leaders: Iterable[ProcessIdentity] = ()) -> list[ProcessIdentity]:
     """Every living process that a run has started on this machine, and no other.
 
-    Taken are: the recorded leaders, as long as they are still the same processes, and their sessions; every process
-    of this user that carries the run directory in its environment (torchrun puts its workers into sessions of their
-    own); and the descendants of these, unless they carry another run's directory or are a person's interactive shell.
+    These are: the recorded leaders, as long as they are still the same processes, and their sessions; every process
+    of this user that has the run directory in its environment (torchrun starts its workers in sessions of their own);
+    and the descendants of all these, except processes with another run's directory and interactive shells.
 
     Args:
         run_dir: the run directory, as LLMCTL_RUN_DIR states it.
@@ -163,11 +163,11 @@ def processes_of_run(run_dir: str, leaders: Iterable[ProcessIdentity] = ()) -> l
     kinds = {pid: _kind(pid, run_dir) for pid in stats}
     living = {leader.pid for leader in leaders if is_alive(leader)}
     found = {pid for pid, kind in kinds.items() if kind == "member"} | (living & stats.keys())
-    found |= {pid for pid, stat in stats.items() if stat.session in living and kinds[pid] != "stranger"}
+    found |= {pid for pid, stat in stats.items() if stat.session in living and kinds[pid] != "foreign"}
     grown = True
     while grown:
         children = {
-            pid for pid, stat in stats.items() if stat.parent in found and pid not in found and kinds[pid] != "stranger"
+            pid for pid, stat in stats.items() if stat.parent in found and pid not in found and kinds[pid] != "foreign"
         }
         found |= children
         grown = bool(children)
@@ -178,22 +178,22 @@ def processes_of_run(run_dir: str, leaders: Iterable[ProcessIdentity] = ()) -> l
 def end_run(
     run_dir: str, leaders: Sequence[ProcessIdentity], *, grace_s: float, kill_wait_s: float = 5.0
 ) -> list[ProcessIdentity]:
-    """End every process of a run on this machine, and no other; returns what could not be ended.
+    """End every process of a run on this machine, and no other; return the processes that remain.
 
-    job.sh is asked first, and it lets the trainer save; where it has gone already, what remains of the run is asked.
-    After the grace everything is killed, job.sh last: so it can still write down how the run ended.
+    job.sh gets SIGTERM first and lets the trainer save. If job.sh has ended already, the run's remaining processes get
+    SIGTERM. After the grace period all are killed, job.sh last, so that job.sh can still record how the run ended.
 
     Args:
         run_dir: as for ``processes_of_run``.
         leaders: as for ``processes_of_run``.
-        grace_s: seconds between SIGTERM and SIGKILL, cut short when nothing is left.
-        kill_wait_s: seconds that the killed ones, and then job.sh, get to disappear (a process in an uninterruptible
-            call does not).
+        grace_s: seconds between SIGTERM and SIGKILL, less if all processes end earlier.
+        kill_wait_s: seconds to wait for the killed processes, and then for job.sh, to disappear (a process in an
+            uninterruptible call does not).
     """
     seen: set[ProcessIdentity] = set()
 
     def remaining() -> list[ProcessIdentity]:
-        # What once belonged stays known, also after its parent has gone and it could no longer be recognised.
+        # A process of the run stays known, also if its parent ends and the process could no longer be recognised.
         seen.update(processes_of_run(run_dir, leaders))
         return sorted((identity for identity in seen if is_alive(identity)), key=lambda identity: identity.pid)
 
@@ -213,7 +213,7 @@ def _wait_for_end(remaining: Callable[[], list[ProcessIdentity]], patience_s: fl
 
 
 def _kill_all(remaining: Callable[[], list[ProcessIdentity]], patience_s: float) -> list[ProcessIdentity]:
-    # Again and again: a process may start another between being seen and being killed.
+    # Repeatedly: a process may start another process between the listing and the signal.
     deadline = time.monotonic() + patience_s
     left = remaining()
     while left and time.monotonic() < deadline:
@@ -238,15 +238,15 @@ def _own_pids() -> list[int]:
 
 
 def _kind(pid: int, run_dir: str) -> str:
-    """``member`` of the run, ``stranger`` to it, or ``plain``: its environment does not say."""
+    """``member`` of the run, ``foreign`` to the run, or ``plain``: its environment names no run."""
     try:
         variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return "plain"
     if any(variable.startswith(VISITOR_VARIABLE.encode() + b"=") for variable in variables):
-        return "stranger"
+        return "foreign"
     prefix = RUN_DIR_VARIABLE.encode() + b"="
     stated = next((variable[len(prefix) :] for variable in variables if variable.startswith(prefix)), None)
     if stated is None:
         return "plain"
-    return "member" if os.fsencode(run_dir) == stated else "stranger"
+    return "member" if os.fsencode(run_dir) == stated else "foreign"

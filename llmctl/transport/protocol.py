@@ -17,7 +17,7 @@ from llmctl.transport.processes import ProcessIdentity, ProcessReport
 
 @dataclass(frozen=True)
 class CommandResult:
-    """Exit status and what was printed; of standard error the end."""
+    """Exit status and output of a command; of standard error only the end."""
 
     exit_status: int
     stdout: str
@@ -25,30 +25,30 @@ class CommandResult:
 
 
 def program_of(argv: Sequence[str]) -> str:
-    """The program that a command is about: ``squeue`` of ``sh -c TEXT squeue ...``."""
+    """Program that a command runs: ``squeue`` for ``sh -c TEXT squeue ...``."""
     return argv[3] if len(argv) > 3 and tuple(argv[:2]) == ("sh", "-c") else argv[0]
 
 
 class Transport(Protocol):
-    """One machine's file system, processes and commands. Paths are that machine's, absolute.
+    """File system, processes and commands of one machine. Paths are that machine's, absolute.
 
-    File acts raise OSError with errno, file name and strerror as if they were done here. Every call may raise
-    SchedulerError (transient) when the machine is remote and the connection is lost.
+    File operations raise OSError with errno, file name and strerror, as on this machine. Every call may raise
+    SchedulerError (transient) if the machine is remote and the connection is lost.
     """
 
     @property
     def host(self) -> str:
-        """The machine in words: ``this machine``, or what ssh calls it."""
+        """Name of the machine for messages: ``this machine``, or its name for ssh."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether the machine is reached over the network."""
+        """True if the machine is reached over the network."""
 
     def home(self) -> str:
-        """The user's home directory there."""
+        """The user's home directory on that machine."""
 
     def now(self) -> float:
-        """The time by that machine's clock, in seconds since 1970: what its files say is measured by it."""
+        """Time by that machine's clock, in seconds since 1970; its files carry times of this clock."""
 
     def run(
         self,
@@ -62,14 +62,14 @@ class Transport(Protocol):
         """Run a command to its end; any exit status is an answer.
 
         Args:
-            argv: what.
-            timeout_s: it is ended after that.
-            cwd: where; None: the home directory of a remote machine, our own working directory on this one.
+            argv: the command.
+            timeout_s: time limit in seconds, at which the command is ended.
+            cwd: working directory; None: the home directory of a remote machine, our own working directory on this one.
             env: variables laid over the machine's own. Never on a command line.
             stdin: its input.
 
         Raises:
-            SchedulerError: it cannot be started, was not done in time and ended, or the connection was lost.
+            SchedulerError: the command cannot be started or was ended at its time limit, or the connection was lost.
         """
 
     def run_interactive(self, argv: Sequence[str], *, cwd: str | None = None) -> int:
@@ -85,31 +85,31 @@ class Transport(Protocol):
         """See file_reads."""
 
     def look_at(self, paths: Sequence[str]) -> list[PathFacts]:
-        """See file_acts."""
+        """See file_writes."""
 
     def write_files(self, files: Sequence[FileWrite]) -> None:
-        """See file_acts: each file all or nothing."""
+        """See file_writes: each file atomically."""
 
     def make_folder(self, path: str, *, mode: int = 0o777, exclusive: bool = False) -> None:
-        """See file_acts."""
+        """See file_writes."""
 
     def remove(self, paths: Sequence[str]) -> None:
-        """See file_acts."""
+        """See file_writes."""
 
     def put_tree(self, folder: str, files: Mapping[str, Path]) -> None:
-        """Make ``folder`` of our own files (name below it -> where it is here), all or nothing.
+        """Make ``folder`` from local files (name below ``folder`` -> local path), all or nothing.
 
-        Sent as one archive; a folder that is there already stays as it is.
+        Sent as one archive; an existing folder stays unchanged.
         """
 
     def link(self, links: Mapping[str, str]) -> None:
-        """See file_acts: symbolic links, path -> target."""
+        """See file_writes: symbolic links, path -> target."""
 
     def lock(self, path: str) -> AbstractContextManager[None]:
         """Hold a lock file on that machine.
 
         Raises:
-            RecordError: another llmctl holds it.
+            RecordError: another llmctl holds the lock.
         """
 
     def inspect_processes(self, identities: Sequence[ProcessIdentity]) -> ProcessReport:
@@ -122,10 +122,10 @@ class Transport(Protocol):
         """See processes."""
 
     def close(self) -> None:
-        """Let go of the machine; the next call reaches for it again."""
+        """Close the connection; the next call connects again."""
 
 
 def transport_for(transport: Transport, nodes: int) -> Transport:
-    """Transport on the machines of a job: of a group of hosts the first so many, else all there is."""
+    """Transport on the machines of a job: the first ``nodes`` of a host group, otherwise the transport itself."""
     first: Callable[[int], Transport] | None = getattr(transport, "first", None)
     return first(nodes) if first is not None else transport

@@ -1,4 +1,4 @@
-"""llmctl as somebody with a laptop calls it: all that the laptop has of the cluster is a name that its ssh knows."""
+"""llmctl on a user's laptop, which has only an ssh host name of the cluster."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ run()
 
 @dataclass(frozen=True)
 class Laptop(Site):
-    """One user of the cluster, from elsewhere. ``home`` is the laptop's.
+    """One user of the cluster, on a laptop. ``home`` is the laptop's.
 
     Attributes:
         login: the login node.
@@ -35,7 +35,7 @@ class Laptop(Site):
     runs: Path
 
     def prepare(self) -> None:
-        """Write the profile of a site that there is none of, and the config file; ``clusters setup`` does the rest."""
+        """Write the profile of an invented site, and the config file; ``clusters setup`` does the rest."""
         folder = self.home / ".config" / "llmctl" / "clusters"
         folder.mkdir(parents=True)
         profile = {
@@ -54,19 +54,19 @@ class Laptop(Site):
         return self.llmctl("clusters", "setup", CLUSTER, *flags)
 
     def argv(self, *args: str) -> list[str]:
-        """How llmctl is started: here."""
+        """Command that starts llmctl: on this machine."""
         return [LLMCTL, *args]
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What the laptop has in its environment."""
+        """Environment of the laptop."""
         return {**self.login.environ(), "HOME": str(self.home), "OMP_NUM_THREADS": "1", **(more or {})}
 
     def path(self, run_id: str) -> Path:
-        """The run directory, which this machine happens to see."""
+        """Run directory, which this machine sees too."""
         return self.runs / run_id
 
     def with_clock_off(self, seconds: float, *args: str) -> str:
-        """Run llmctl on a laptop whose clock is wrong; what it printed."""
+        """Run llmctl on a laptop with a wrong clock; return its output."""
         argv = [sys.executable, "-c", _SLOW_CLOCK, str(seconds), *args]
         done = subprocess.run(
             argv, env=self.environ(), cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -8,12 +8,12 @@ from trainer.data.commands.preprocess import main as preprocess
 
 DOCUMENTS = 9000
 BROKEN_LINE = DOCUMENTS - 9
-"""In the second of two parts, and so with the second node."""
+"""A line in the second of two parts, which the second node prepares."""
 _NUMBERS = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--append-eod", "--workers", "1")
 
 
 def check_preparation(site: Site, cluster: str) -> None:
-    """Two jobs at the same time: one makes the bytes that are made here, the other one meets a broken line."""
+    """Two jobs at the same time: one makes the same bytes as this machine, the other has a broken line."""
     lines = [json.dumps({"text": f"{number % 1000} " * (1 + number % 97)}) + "\n" for number in range(DOCUMENTS)]
     submissions = []
     for name in ("whole", "broken"):
@@ -40,11 +40,11 @@ def check_preparation(site: Site, cluster: str) -> None:
 
 
 def files(folder: Path, prefix: str = "") -> dict[str, bytes]:
-    """The content of the files of a folder, by name."""
+    """Contents of the files of a folder, by name."""
     return {path.name: path.read_bytes() for path in folder.glob(f"{prefix}*") if path.is_file()}
 
 
 def said(site: Site, run_id: str) -> str:
-    """What nodes and job.sh said."""
+    """Logs of the nodes and of job.sh."""
     logs = sorted((site.path(run_id) / "attempts/1").glob("node-*.log"))
     return "\n".join([*(f"{log.name}: {log.read_text(errors='replace')}" for log in logs), site.job_log(run_id)])

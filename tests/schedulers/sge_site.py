@@ -17,7 +17,7 @@ class SgeSite(Site):
     """One user of the cluster.
 
     Attributes:
-        cluster: that is used.
+        cluster: the test's cluster.
         home: of the user; holds the config file ``c.yaml`` and the runs.
     """
 
@@ -29,7 +29,7 @@ class SgeSite(Site):
         (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
 
     def write_overlay(self, home: Path, **more: str) -> None:
-        """What a user says of a cluster: where runs go, which Python, and who pays."""
+        """Overlay of a user: folder of the runs, Python, and group to bill."""
         folder = home / ".config" / "llmctl" / "clusters"
         folder.mkdir(parents=True)
         environment = {"kind": "venv", "path": sys.prefix, "setup": [kernel_cache.of_these_tests()]}
@@ -37,16 +37,16 @@ class SgeSite(Site):
         (folder / "abci.yaml").write_text(yaml.safe_dump(own))
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What a user has in the environment on the login node, and how it gets there."""
+        """Environment of a user on the login node, and the names of the variables to pass on."""
         kept = ("HOME", "LLMCTL_CACHE_DIR", "OMP_NUM_THREADS", "PS1", "TERM", *(more or ()))
         return {**super().environ(more), "TESTBED_KEEP": " ".join(kept)}
 
     def queue(self, job_id: str) -> list[str]:
-        """The lines that qstat has for a job."""
+        """Lines of qstat for a job."""
         return [line for line in self.cluster.run("qstat", "-u", "*").splitlines() if line.split()[:1] == [job_id]]
 
     def told_by_scheduler(self) -> str:
-        """Queues and jobs, and the ends of what the daemons wrote down."""
+        """Queues, jobs, and the ends of the daemons' logs."""
         files = sorted(self.cluster.state.glob("execd/*/messages"))
         files += [self.cluster.state / "spool" / "qmaster" / "messages"]
         written = (f"{file}:\n{file.read_text(errors='replace')[-2000:]}" for file in files if file.exists())

@@ -1,4 +1,4 @@
-"""llmctl as a user of the test's Slurm cluster calls it: a home with a profile, and what the runs leave behind."""
+"""llmctl as a user of the test's Slurm cluster calls it: a home with a profile, and the files of the runs."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Site:
     """One user of the cluster.
 
     Attributes:
-        cluster: that is used.
+        cluster: the test's cluster.
         home: of the user; holds the config file ``c.yaml`` and the runs.
     """
 
@@ -51,7 +51,7 @@ class Site:
             "resource_types": {"cpu": {"gpus": 0, "cores": 8}, "gpu": {"gpus": 2, "cores": 8}},
             "defaults": {"resource_type": "cpu", "queue": "debug"},
             "stop_grace_s": GRACE_S,
-            # Open MPI wants to hear this from root.
+            # Open MPI refuses to run as root without these.
             "environment": {
                 "setup": [
                     "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
@@ -65,11 +65,11 @@ class Site:
         (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What a user has in the environment on the login node."""
+        """Environment of a user on the login node."""
         return {**os.environ, **self.cluster.environ(), "HOME": str(self.home), "OMP_NUM_THREADS": "1", **(more or {})}
 
     def argv(self, *args: str) -> list[str]:
-        """How llmctl is started: on the login node."""
+        """Command that starts llmctl: on the login node."""
         return self.cluster.argv(LLMCTL, *args)
 
     def start(self, *args: str, **more: Any) -> "subprocess.Popen[str]":
@@ -88,13 +88,13 @@ class Site:
         )  # fmt: skip
 
     def llmctl(self, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 300) -> str:
-        """Run llmctl, which must succeed; what it printed."""
+        """Run llmctl, which must succeed; return its output."""
         done = self.call(*args, env=env, timeout_s=timeout_s)
         assert done.returncode == 0, f"llmctl {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def on_terminal(self, keys: str, *args: str, patience_s: float = 60) -> tuple[int, str]:
-        """Run llmctl on a terminal of its own, typing ``keys`` once something was printed; (exit status, output)."""
+        """Run llmctl on a terminal of its own, typing ``keys`` after the first output; (exit status, output)."""
         pid, terminal = pty.fork()
         if pid == 0:
             os.chdir(self.home)
@@ -110,7 +110,7 @@ class Site:
             if piece == b"":
                 break
             seen += piece or b""
-            # The shell's prompt, on a line of its own after what the launcher says.
+            # The shell's prompt, on a line of its own after the launcher's output.
             if not typed and seen.rstrip(b" ").endswith((b"#", b"$")):
                 os.write(terminal, keys.encode())
                 typed = True
@@ -121,20 +121,20 @@ class Site:
         return status, seen.decode(errors="replace")
 
     def submit(self, run_id: str, *args: str, cluster: str = "bed", env: Mapping[str, str] | None = None) -> str:
-        """Submit; training of c.yaml unless a command follows ``--``. The job's id."""
+        """Submit training of c.yaml, or the command after ``--``; return the job's id."""
         config = [] if "--" in args else ["c.yaml"]
         self.llmctl("submit", *config, "--cluster", cluster, "--run-id", run_id, *args, env=env)
         return str(self.status(run_id)["job_ids"][-1])
 
     def status(self, run_id: str) -> dict[str, Any]:
-        """What status says of one run."""
+        """Status of one run."""
         (run,) = json.loads(self.llmctl("status", run_id, "--json"))["runs"]
         return dict(run)
 
     def wait_until(
         self, run_id: str, condition: Callable[[dict[str, Any]], bool], patience_s: float = 90, step_s: float = 0.5
     ) -> dict[str, Any]:
-        """Wait until something holds for what status says of a run."""
+        """Wait until a condition holds for the status of a run."""
         end = deadline(patience_s)
         while True:
             run = self.status(run_id)
@@ -144,7 +144,7 @@ class Site:
             time.sleep(step_s)
 
     def told_by_scheduler(self) -> str:
-        """What the scheduler says itself, for whoever reads of a failure."""
+        """The scheduler's own reports, for the message of a failed test."""
         return self.cluster.run("squeue", "-a") + self.cluster.run("sinfo", "-N", "-l")
 
     def ended(self, run_id: str, patience_s: float = 120) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Site:
         return self.home / "runs" / run_id
 
     def job_log(self, run_id: str) -> str:
-        """What job.sh and the launcher said."""
+        """Log of job.sh and the launcher."""
         path = self.path(run_id) / "job.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -172,5 +172,5 @@ class Site:
         return max(self.losses(run_id), default=0) if path.exists() else 0
 
     def queue(self, job_id: str) -> Sequence[str]:
-        """The lines that squeue has for a job."""
+        """Lines of squeue for a job."""
         return self.cluster.run("squeue", "-h", "-o", "%i %T", "-j", job_id).splitlines()

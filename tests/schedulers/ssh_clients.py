@@ -1,4 +1,4 @@
-"""Clients of the tests' ssh hosts, each with a configuration of its own, and a terminal that answers questions."""
+"""Clients of the tests' ssh hosts, each with its own configuration, and a terminal that answers questions."""
 
 import os
 import pty
@@ -22,7 +22,7 @@ SEARCHED = "/usr/bin:/bin"
 
 
 def client_environ(hosts: SshHosts, folder: Path, *lines: str, without: str = "", **variables: str) -> dict[str, str]:
-    """The environment of a client: the hosts' configuration, ``lines`` before it, lines with ``without`` left out."""
+    """Environment of a client: the hosts' configuration after ``lines``, minus the lines with ``without``."""
     folder.mkdir(exist_ok=True)
     kept = [line for line in hosts.config.read_text().splitlines() if not without or without not in line]
     (folder / "config").write_text("".join(f"{line}\n" for line in (*lines, *kept)))
@@ -45,7 +45,7 @@ def transport_on(
 
 @contextmanager
 def transport(*args: object, **options: object) -> Iterator[RemoteTransport]:
-    """Transport on a host, let go of at the end."""
+    """Transport on a host, closed at the end."""
     made = transport_on(*args, **options)  # type: ignore[arg-type]
     try:
         yield made
@@ -54,7 +54,7 @@ def transport(*args: object, **options: object) -> Iterator[RemoteTransport]:
 
 
 def refusal(host: str, environ: dict[str, str], *, transient: bool, **options: object) -> str:
-    """What is said of a host that cannot be used."""
+    """Error message for an unusable host."""
     with transport(host, environ, **options) as made, pytest.raises(SchedulerError) as caught:
         made.home()
     assert caught.value.transient is transient, caught.value.message
@@ -64,7 +64,7 @@ def refusal(host: str, environ: dict[str, str], *, transient: bool, **options: o
 
 @contextmanager
 def master(environ: dict[str, str], host: str) -> Iterator[None]:
-    """A ControlMaster of the user's, as long as it is needed."""
+    """The user's ControlMaster, ended at the end of the test."""
     subprocess.run(["ssh", "-fNM", host], env=environ, check=True, timeout=20, stderr=subprocess.DEVNULL)
     try:
         yield
@@ -73,7 +73,7 @@ def master(environ: dict[str, str], host: str) -> Iterator[None]:
 
 
 class Person:
-    """Somebody at a terminal: types an answer to each question that is expected, in order."""
+    """A user at a terminal, who types an answer to each expected question, in order."""
 
     def __init__(self, *answers: tuple[str, str]) -> None:
         self._ours, self._theirs = pty.openpty()
@@ -84,7 +84,7 @@ class Person:
 
     @property
     def unused(self) -> list[tuple[str, str]]:
-        """The questions that did not come."""
+        """Expected questions that were not asked."""
         return self._answers
 
     def _type(self) -> None:
@@ -96,7 +96,7 @@ class Person:
                 return
             if self._answers and self._answers[0][0] in self.seen[answered:]:
                 answered = len(self.seen)
-                # A person is slower than the switch of the echo.
+                # A person types later than the echo is switched off.
                 time.sleep(0.1)
                 os.write(self._ours, f"{self._answers.pop(0)[1]}\n".encode())
 

@@ -34,7 +34,7 @@ class Site:
     """One user of the hosts.
 
     Attributes:
-        hosts: that are used, by their names h1, h2 ... through the gate.
+        hosts: the test's hosts, by their names h1, h2 ... through the gate.
         home: of the user on this machine; holds the config file ``c.yaml``.
     """
 
@@ -51,7 +51,7 @@ class Site:
             "runs_root": str(self.hosts.shared / "runs"),
             "resource_types": {"cpu": {"gpus": 0}},
             "defaults": {"resource_type": "cpu"},
-            # Open MPI wants to hear this from root.
+            # Open MPI refuses to run as root without these.
             "environment": {
                 "python": sys.executable,
                 "setup": [
@@ -67,7 +67,7 @@ class Site:
         (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
 
     def environ(self) -> dict[str, str]:
-        """What the user has in the environment."""
+        """Environment of the user."""
         own = {"HOME": str(self.home), "OMP_NUM_THREADS": "1", "LLMCTL_CACHE_DIR": os.environ["LLMCTL_CACHE_DIR"]}
         return {**self.hosts.environ(), **own}
 
@@ -86,18 +86,18 @@ class Site:
         )  # fmt: skip
 
     def llmctl(self, *args: str, timeout_s: float = 300) -> str:
-        """Run llmctl, which must succeed; what it printed."""
+        """Run llmctl, which must succeed; return its output."""
         done = self.call(*args, timeout_s=timeout_s)
         assert done.returncode == 0, f"llmctl {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def submit(self, run_id: str, *args: str, cluster: str = "lab") -> str:
-        """Submit; training of c.yaml unless a command follows ``--``. What was printed."""
+        """Submit training of c.yaml, or the command after ``--``; return the output."""
         config = [] if "--" in args else ["c.yaml"]
         return self.llmctl("submit", *config, "--cluster", cluster, "--run-id", run_id, *args)
 
     def status(self, run_id: str) -> dict[str, Any]:
-        """What status says of one run."""
+        """Status of one run."""
         (run,) = json.loads(self.llmctl("status", run_id, "--json"))["runs"]
         return dict(run)
 
@@ -114,7 +114,7 @@ class Site:
         return self.hosts.shared / "runs" / run_id
 
     def logs(self, run_id: str) -> str:
-        """What job.sh and the agents said."""
+        """Logs of job.sh and the agents."""
         paths = [*self.path(run_id).glob("job*.log"), *self.path(run_id).glob("attempts/*/node-*.log")]
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(paths))
 
@@ -155,7 +155,7 @@ class Site:
 
 
 def wait_until(condition: Callable[[], bool], patience_s: float, what: Callable[[], object]) -> None:
-    """Wait until something holds; else fail with what there is."""
+    """Wait until a condition holds; otherwise fail with the current value."""
     end = deadline(patience_s)
     while not condition():
         assert time.monotonic() < end, what()

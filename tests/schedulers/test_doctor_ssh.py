@@ -45,7 +45,7 @@ class User:
 
 @pytest.fixture
 def quick_python(ssh_hosts: SshHosts) -> str:
-    """A stand-in of the jobs' Python, which every machine sees: says of itself what the doctor likes, at once."""
+    """Stand-in for the jobs' Python, which every machine sees: passes all checks of the doctor at once."""
     path = ssh_hosts.shared / "quick-python"
     path.write_text(f"#!/bin/sh\necho '==llmctl-python== {json.dumps(FACTS)}'\n")
     path.chmod(0o755)
@@ -65,7 +65,7 @@ def test_a_login_node_is_examined_through_one_connection(user: User, ssh_hosts: 
     assert checks["python"]["state"] == checks["torch"]["state"] == "ok"
     assert checks["runs_root"]["detail"].startswith(f"{runs}, ")
     assert checks["clock"]["state"] == "ok"
-    # Commands of Slurm are installed here, or they are not; in no case is there a controller on this host.
+    # Slurm's commands may be installed on this machine, but no controller runs on this host.
     assert checks["scheduler"]["state"] == "FAULT"
     assert code == 4
     assert not runs.exists()

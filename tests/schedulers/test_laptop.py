@@ -1,4 +1,4 @@
-"""llmctl from a laptop: a real Slurm of two nodes, reached by ssh through a jump host, and connections that are cut."""
+"""llmctl from a laptop: a real Slurm of two nodes, reached by ssh through a jump host, with cut connections."""
 
 import json
 import os
@@ -32,13 +32,13 @@ echo "$answer"
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
-    """A laptop that has just been set up; skipped loudly where there can be no cluster."""
+    """A new laptop; the test is skipped with a warning if no cluster can be started."""
     if os.geteuid() != 0:
         pytest.skip("real Slurm needs root")
     missing = [*slurm_cluster.missing_programs(), *login_node.missing_programs()]
     if missing:
         pytest.skip(f"real Slurm behind ssh needs {', '.join(missing)}")
-    # Sockets have short names only (108 characters), so that pytest's own folder may be too deep.
+    # Socket paths have at most 108 characters, so pytest's own folder may be too deep.
     with tempfile.TemporaryDirectory(prefix="llmctl-laptop-") as folder:
         Path(folder).chmod(0o755)
         cluster = SlurmCluster(Path(folder), nodes=2)
@@ -70,7 +70,7 @@ def test_the_doctor_sees_the_cluster_and_a_dry_run_touches_nothing(laptop: Lapto
 
 
 def test_a_run_is_followed_over_a_connection_that_is_cut(laptop: Laptop) -> None:
-    """Two nodes train; every line of the log is seen once, whatever happens to the connection."""
+    """Two nodes train; every line of the log is shown once, in spite of cut connections."""
     job_id = laptop.submit("train", "--nodes", "2", "--set", "training.train_iters=150")
     assert len(laptop.queue(job_id)) == 1
     waiting = laptop.submit("next", "--after", "train", "--", "hostname")
@@ -137,7 +137,7 @@ def test_cancel_resume_and_a_secret(laptop: Laptop) -> None:
 
 
 def test_a_laptop_an_hour_off_tells_the_same_ages(laptop: Laptop) -> None:
-    """``again`` is running: its heartbeats are fresh, whatever the laptop believes the time is."""
+    """``again`` is running: its heartbeats are fresh, in spite of the laptop's wrong clock."""
     for seconds in (-3600, 3600):
         (run,) = json.loads(laptop.with_clock_off(seconds, "status", "again", "--json"))["runs"]
         assert run["state"] == "running" and "silent" not in run["detail"] and "heartbeat" not in run["detail"], run

@@ -29,7 +29,7 @@ CONFIG = {
 
 
 def own_address():
-    """An address of this machine that is no loopback: another node could reach it. No packet is sent."""
+    """Non-loopback address of this machine, which another node could reach. Sends no packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -39,7 +39,7 @@ def own_address():
 
 
 class Site:
-    """The stand-in's state folder, and llmctl in front of it."""
+    """State folder of the stand-in, and llmctl that uses it."""
 
     def __init__(self, folder, captured):
         self.state, self.runs, self._captured = folder / "pbs", folder / "runs", captured
@@ -235,7 +235,7 @@ def test_resume_is_another_submission_and_a_requeue_another_attempt(site):
 def test_what_left_no_exit_file_is_known_from_the_servers_history(site):
     run_id = site.submit("--nodes", "1", command=["bash", "-c", "touch begun; sleep 60"])
     site.wait_for(Path("begun"))
-    # By hand, not by llmctl: the shell that PBS puts around the script goes first, and then the rest is killed.
+    # By hand, not by llmctl: the shell that PBS runs around the script dies first, and then the rest is killed.
     subprocess.run(["qdel", site.jobs()[0]["id"]], check=True)
     assert site.wait(run_id, "cancelled", "failed", "stopped")["state"] in ("cancelled", "stopped")
 
@@ -279,7 +279,7 @@ def test_interactive_passes_words_and_exit_code(site, capfd):
     out, err = capfd.readouterr()
     (job,) = site.jobs()
     assert json.dumps([*odd, job["id"]]) in out
-    assert "asks PBS for 2 x rt_HF for 1:00:00" in err
+    assert "requesting 2 x rt_HF for 1:00:00 from PBS" in err
     assert (job["nodes"], job["state"]) == (2, "F")
     assert not [path for path in site.runs.iterdir() if path.name.startswith(".interactive")]
 
@@ -300,7 +300,7 @@ def test_interactive_says_why_it_waits_and_takes_its_job_back(site):
         text=True,
         env={**os.environ, "PYTHONPATH": str(STANDINS.parents[3])},
     )
-    assert "asks PBS for 1 x rt_HF" in waiting.stderr.readline()
+    assert "requesting 1 x rt_HF" in waiting.stderr.readline()
     assert waiting.stderr.readline() == "llmctl: PBS says: Not enough free nodes available\n"
     waiting.terminate()
     assert waiting.wait(20) == 4
@@ -310,7 +310,7 @@ def test_interactive_says_why_it_waits_and_takes_its_job_back(site):
 
 @pytest.fixture
 def ssh(site, tmp_path, monkeypatch):
-    """A stand-in for ssh -T HOST LINE: notes HOST in the file that is handed back, and runs LINE here."""
+    """Stand-in for ssh -T HOST LINE: writes HOST to the returned file, and runs LINE on this machine."""
     noted = tmp_path / "ssh.host"
     program = tmp_path / "tools" / "ssh"
     program.parent.mkdir()

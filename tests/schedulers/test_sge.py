@@ -17,7 +17,7 @@ from tests.testbeds.waiting import wait_for
 __all__ = ["sge_cluster"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 HOSTS = {"g0001", "g0002", "g0003", "g0004"}
-# Summation over four ranks rounds otherwise than over one.
+# Summation over four ranks rounds differently from summation on one rank.
 TOLERANCE = 1e-5
 TRAIN = ("--nodes", "4", "--gpus-per-node", "1", "--set", "training.device=cpu")
 
@@ -70,11 +70,11 @@ def local_losses(site: SgeSite) -> dict[int, float]:
 
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_a_part_of_a_node(site: SgeSite, launcher: str) -> None:
-    """Such a job has no parallel environment."""
+    """A job on a part of a node has no parallel environment."""
     run_id, command = f"part-{launcher}", 'echo "$HOSTNAME $NODE_RANK $NNODES"; exit 99'
     submit(site, run_id, "--resource-type", "rt_C.small", "--launcher", launcher, "--", "bash", "-c", command)
     run = site.ended(run_id)
-    # Grid Engine would start a job again that leaves with 99.
+    # Grid Engine would restart a job that exits with 99.
     assert (run["state"], run["exit_code"], run["attempts"]) == ("failed", 99, 1), site.job_log(run_id)
     assert re.search(r"g000\d 0 1$", site.llmctl("logs", run_id), re.MULTILINE)
     done = site.call("interactive", "--cluster", "abci", "--resource-type", "rt_C.small", "--", "hostname")
@@ -118,7 +118,7 @@ def test_beside_a_running_rank(site: SgeSite) -> None:
     keys = "hostname; tty; exit 5\n"
     status, seen = site.on_terminal(keys.replace("\n", "\r"), "interactive", "--run", "visited", "--rank", "2")
     assert status == 5 and beat["host"] in seen and "/dev/pts/" in seen, seen
-    # A visitor's death has not been taken for the job's.
+    # The death of an attached shell must not count as the job's.
     before = site.iteration("visited")
     wait_for(lambda: site.iteration("visited") > before + 2, 30, "more iterations")
     site.llmctl("cancel", "visited")
@@ -129,7 +129,7 @@ def test_beside_a_running_rank(site: SgeSite) -> None:
 
 
 def secret_places(site: SgeSite, job_id: str, run_id: str, secret: str) -> list[str]:
-    """Where a secret can be read, of all places that it must not be in."""
+    """Places with the secret, of all places where it must not be."""
     texts = {
         "qstat -j": site.cluster.run("qstat", "-j", job_id),
         "the spooled script": "".join(
@@ -179,7 +179,7 @@ def test_cancel_leaves_no_process_and_a_secret_leaves_no_trace(site: SgeSite, la
 
 
 def test_a_job_that_grid_engine_ends_at_its_time_limit(site: SgeSite) -> None:
-    """It does not listen when it is told to stop: no exit.json is left, and only the accounting knows."""
+    """The job ignores its stop signal: it leaves no exit.json, and only the accounting knows its end."""
     stubborn = "trap '' TERM; while :; do sleep 1; done"
     job_id = submit(site, "stubborn", "--time", "0:00:14", "--", "bash", "-c", stubborn)
     run = site.ended("stubborn", 60)
@@ -223,14 +223,14 @@ def test_nodes(site: SgeSite) -> None:
 
 
 def test_power_cut_of_the_head_and_a_second_attempt(site: SgeSite) -> None:
-    """A site that starts jobs again when it hears nothing of their host."""
+    """A site that restarts jobs if their host does not answer."""
     site.cluster.configure("reschedule_unknown", "00:00:05")
     changes = ("--set", "training.train_iters=100000", "--set", "checkpoint.save_interval=20")
     submit(site, "cut", "--nodes", "2", *TRAIN[2:], *changes)
     wait_for(lambda: site.iteration("cut") > 40, 60, "some iterations")
     head, other = site.status("cut")["hosts"]
-    # Grid Engine 8.1.9 hands a job to a new head while that still clears away the job's tasks of the first attempt, and
-    # the host then throws the order away ("removing unreferenced job"). So it goes to two others.
+    # Grid Engine 8.1.9 sends a job to a new head while that host still removes the job's tasks of the first attempt.
+    # The host then drops the order ("removing unreferenced job"). The job therefore goes to two other hosts.
     site.cluster.run("qmod", "-d", f"gpu@{other}")
     site.cluster.cut_power(head)
     try:

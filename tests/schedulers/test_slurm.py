@@ -1,4 +1,4 @@
-"""llmctl on a real Slurm with four nodes: runs, their lives and ends, and what the user sees of them."""
+"""llmctl on a real Slurm with four nodes: runs from submission to end, and their status."""
 
 import json
 import os
@@ -17,9 +17,9 @@ from tests.testbeds.waiting import wait_for
 __all__ = ["slurm_cluster"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 NODES = ("n1", "n2", "n3", "n4")
-# Summation over four ranks rounds otherwise than over one.
+# Summation over four ranks rounds differently from summation on one rank.
 TOLERANCE = 1e-5
-# Read while tests are collected: no test sees the LLMCTL_* of whoever runs them.
+# Read during collection, because tests do not see the LLMCTL_* variables of the caller.
 REAL_PYXIS, REAL_IMAGE = os.environ.get("LLMCTL_TEST_PYXIS"), os.environ.get("LLMCTL_TEST_IMAGE")
 
 
@@ -83,13 +83,13 @@ def test_a_shell_on_a_compute_node(site: Site) -> None:
     assert (done.returncode, done.stdout) == (7, "n1\n"), done.stderr
     status, seen = site.on_terminal("hostname; tty; exit 5\n", "interactive", "--cluster", "bed", "--nodes", "2")
     assert status == 5 and re.search(r"^n1\r?$", seen, re.MULTILINE) and "/dev/pts/" in seen, seen
-    # What nobody can get is refused, not waited for.
+    # An impossible request is refused, and does not wait.
     refused = site.call("interactive", "--cluster", "bed", "--nodes", "9", "--", "true")
     assert refused.returncode != 0 and "salloc: error: " in refused.stderr
 
 
 def test_power_cut_requeue_and_resume(site: Site) -> None:
-    """A node dies in the middle: Slurm puts the job back, and on another node it goes on to the same losses."""
+    """A node dies during a run: Slurm requeues the job, which continues on another node with the same losses."""
     changes = ["--set", "training.train_iters=300", "--set", "checkpoint.save_interval=20"]
     job_id = site.submit("cut", "--nodes", "2", "--launcher", "srun", *changes)
     wait_for(lambda: site.iteration("cut") > 60, 150, "60 iterations")
@@ -101,7 +101,7 @@ def test_power_cut_requeue_and_resume(site: Site) -> None:
         assert run["attempts"] == 1 and run["detail"]
         (down,) = [node for node in nodes_of(site) if node["name"] == "n2"]
         assert down["state"] == "down"
-        # Slurm waits two minutes before it starts a job again.
+        # Slurm waits two minutes before it restarts a job.
         site.cluster.run("scontrol", "update", f"jobid={job_id}", "starttime=now")
         assert len(site.queue(job_id)) == 1
         run = site.ended("cut", 150)
@@ -154,7 +154,7 @@ def test_a_time_limit_is_met_with_everything_saved_and_a_rank_can_be_visited(sit
 
 
 def secret_places(site: Site, job_id: str, run_id: str, secret: str) -> list[str]:
-    """Where a secret can be read, of all places that it must not be in."""
+    """Places with the secret, of all places where it must not be."""
     run = site.cluster.run
     texts = {
         "scontrol show job": run("scontrol", "--details", "show", "job", job_id),
@@ -198,13 +198,13 @@ def test_cancel_leaves_no_process_and_a_secret_leaves_no_trace(site: Site) -> No
 
 
 def kill_job_script(site: Site, run_id: str) -> None:
-    """As if the kernel had run out of memory: no exit.json is written."""
+    """Kill the job as an out-of-memory kernel does: no exit.json is written."""
     started = json.loads((site.path(run_id) / "attempts/1/started.json").read_text())
     site.cluster.on_node(started["host"], "kill", "-KILL", str(started["pid"]))
 
 
 def test_without_accounting(site: Site) -> None:
-    """Of a job without exit.json the queue knows for some minutes how it ended, then only the accounting does."""
+    """Without exit.json, the queue knows a job's end for some minutes, then only the accounting does."""
     jobs = {run_id: site.submit(run_id, "--", "sleep", "600") for run_id in ("seen", "forgotten")}
     for run_id in jobs:
         site.wait_until(run_id, lambda run: run["state"] == "running" and run["attempt"] == 1)
@@ -250,7 +250,7 @@ def test_containers_by_pyxis(site: Site, tmp_path: Path) -> None:
 
 
 def stand_in_for_pyxis(folder: Path, records: Path) -> str:
-    """Build it, and an image; the line of plugstack.conf that loads it."""
+    """Build the stand-in and an image; return the plugstack.conf line that loads the stand-in."""
     records.mkdir()
     (folder / "image.sqsh").touch()
     plugin, source = folder / "pyxis_standin.so", Path(__file__).parents[1] / "standins" / "pyxis_standin.c"

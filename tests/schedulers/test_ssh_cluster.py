@@ -1,4 +1,4 @@
-"""llmctl on four machines behind a jump host, without a scheduler: runs, their ends, and what goes wrong on the way."""
+"""llmctl on four machines behind a jump host, without a scheduler: runs, their ends, and failed connections."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from tests.testbeds.ssh_hosts import GATE, SshHosts, ssh_hosts
 
 __all__ = ["ssh_hosts"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
-# Summation over four ranks rounds otherwise than over one.
+# Summation over four ranks rounds differently from summation on one rank.
 TOLERANCE = 1e-5
 COUNT = ("bash", "-c", "for ((i = 1; i <= 100; i++)); do echo line $i; sleep 0.4; done")
 
@@ -29,7 +29,7 @@ def site(ssh_hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def test_four_hosts_learn_what_one_process_learns(site: Site) -> None:
     site.submit("four", "--nodes", "4")
-    # Whoever looks on is killed in the middle, and looks again: nothing is lost of the run or of its log.
+    # The llmctl that follows the run is killed and started again: neither the run nor its log loses anything.
     first = site.start("logs", "-f", "four")
     assert first.stdout is not None
     assert first.stdout.readline()
@@ -148,7 +148,7 @@ def test_a_changed_host_key_is_refused(site: Site) -> None:
 
 
 def test_a_job_that_does_not_begin_on_one_host_is_ended_on_all(site: Site) -> None:
-    """A folder in the way of what one host's job.sh writes first: the others have begun by then."""
+    """A folder blocks the first file of one host's job.sh, after the other hosts have started."""
     site.hosts.on_host("h2", "mount", "-t", "tmpfs", "none", str(site.hosts.shared))
     try:
         refused = site.call("submit", "--cluster", "lab", "--nodes", "3", "--run-id", "never", "--", "sleep", "300")

@@ -1,4 +1,4 @@
-"""Transport over real ssh when something goes wrong on the way, and commands on a person's terminal."""
+"""Transport over real ssh when a connection fails, and commands on the user's terminal."""
 
 import fcntl
 import os
@@ -27,7 +27,7 @@ __all__ = ["ssh_hosts"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 
-# --- What goes wrong on the way
+# --- Failures on the route
 
 
 def test_hosts_that_are_not_there(ssh_hosts: SshHosts, tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_a_cut_network_is_noticed_in_front_of_the_jump_host_and_behind_it(ssh_ho
         threads[0].join(45)
         ssh_hosts.heal_network("h2")
         assert 5 < found["behind"] < 30
-        # Looking goes on by itself, and says what has happened.
+        # A call that only reads is repeated on a new connection, with a warning.
         assert behind.read_parts([FileRead(str(log), 2)])[0].data == b"cdef"
-        assert behind.warnings[0] == "connection to h2 lost; connecting again"
+        assert behind.warnings[0] == "connection to h2 lost; reconnecting"
         assert behind.warnings[1].startswith("reconnected to h2 after ")
         ssh_hosts.cut_network("gate")
         threads = [threading.Thread(target=lost, args=(direct, found, "direct"))]
@@ -99,7 +99,7 @@ def test_a_cut_network_is_noticed_in_front_of_the_jump_host_and_behind_it(ssh_ho
         healing.join()
         threads[0].join(10)
         assert 5 < found["direct"] < 30
-        assert through.warnings[0] == "connection to h1 lost; connecting again"
+        assert through.warnings[0] == "connection to h1 lost; reconnecting"
         assert through.warnings[1].startswith("reconnected to h1 after ")
     wait_for(lambda: not ssh_hosts.processes("sleep 70"), 40, "the end of commands that nobody waits for")
 
@@ -109,7 +109,7 @@ def test_an_ended_session_and_jobs_that_live_on(ssh_hosts: SshHosts) -> None:
         job = made.start_detached(["sleep", "50"], cwd="/", log=str(ssh_hosts.local / "job.log"))
         timer = threading.Timer(0.5, ssh_hosts.drop_sessions, ["h2"])
         timer.start()
-        with pytest.raises(ConnectionLost, match="h2: connection lost while `sleep` ran; whether it was done"):
+        with pytest.raises(ConnectionLost, match="h2: connection lost while `sleep` ran; the outcome is unknown"):
             made.run(["sleep", "30"], timeout_s=40)
         timer.join()
         assert made.inspect_processes([job]).alive == (True,)
@@ -118,12 +118,12 @@ def test_an_ended_session_and_jobs_that_live_on(ssh_hosts: SshHosts) -> None:
         wait_for(lambda: made.inspect_processes([job]).alive == (False,), 10, "the job's end")
 
 
-# --- A person's terminal
+# --- The user's terminal
 
 SESSION = """
 import os, sys
 from llmctl.errors import LlmctlError
-from llmctl.remote import connect
+from llmctl.transport.ssh import connect
 made = connect(sys.argv[1], dict(os.environ))
 try:
     status = made.run_interactive(sys.argv[3:], cwd=sys.argv[2])
@@ -139,7 +139,7 @@ def set_size(terminal: int, rows: int, columns: int) -> None:
 
 
 class Session:
-    """llmctl on a terminal of its own, as far as ``run_interactive`` goes."""
+    """``run_interactive`` of llmctl on a terminal of its own."""
 
     def __init__(self, environ: dict[str, str], host: str, cwd: str, *argv: str) -> None:
         self.ours, theirs = pty.openpty()
@@ -172,7 +172,7 @@ class Session:
         os.write(self.ours, keys.encode())
 
     def sees_while_typing(self, keys: str, words: str) -> None:
-        """Type over and over: bash runs a trap after the line that it reads, and the new size may come after that."""
+        """Type repeatedly: bash runs a trap after the line that it reads, and the new size may come after that line."""
 
         def is_seen() -> bool:
             self.type(keys)

@@ -1,4 +1,4 @@
-"""RemoteTransport over real ssh: jump hosts, keys of all kinds, and every way a connection can fail."""
+"""RemoteTransport over real ssh: jump hosts, keys of all kinds, and failed connections."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ __all__ = ["ssh_hosts"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 
-# --- What works
+# --- Working connections
 
 
 def test_a_host_behind_a_jump_host(ssh_hosts: SshHosts, tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_a_proxy_command_and_the_profiles_own_jump_host(ssh_hosts: SshHosts, tmp
 def test_a_running_control_master_is_used_and_left_running(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     path = f"ControlPath {tmp_path}/cm-%n"
     environ = client_environ(ssh_hosts, tmp_path / "user", path)
-    # Without a key: what gets in has come through the master.
+    # Without a key, a connection can only come through the ControlMaster.
     keyless = client_environ(ssh_hosts, tmp_path / "keyless", path, without="IdentityFile")
-    assert "does not let root in" in refusal("h1", keyless, transient=False)
+    assert "refused user root" in refusal("h1", keyless, transient=False)
     with master(environ, "h1"):
         (tmp_path / "file").write_bytes(os.urandom(1_000_000))
         with transport("h1", keyless) as made:
@@ -84,7 +84,7 @@ def test_the_control_master_of_a_jump_host_is_used(ssh_hosts: SshHosts, tmp_path
     path = f"ControlPath {tmp_path}/cm-%n"
     lines = (path, "Host h1", f"  IdentityFile {ssh_hosts.key}")
     behind = client_environ(ssh_hosts, tmp_path / "behind", *lines, without="IdentityFile")
-    assert "gate: the host does not let root in" in refusal("h1", behind, transient=False)
+    assert "gate: the host refused user root" in refusal("h1", behind, transient=False)
     with master(client_environ(ssh_hosts, tmp_path / "user", path), "gate"), transport("h1", behind) as made:
         assert made.run(["hostname"], timeout_s=10).stdout == "h1\n"
         assert isinstance(made._connection, ParamikoConnection)
@@ -112,7 +112,7 @@ def test_a_login_shell_that_prints_and_a_host_without_sftp(ssh_hosts: SshHosts, 
         ssh_hosts.start_sshd("h3")
 
 
-# --- Who may come in
+# --- Authentication and host keys
 
 
 def test_an_unknown_host_key_is_never_taken(ssh_hosts: SshHosts, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_unknown_host_key_is_never_taken(ssh_hosts: SshHosts, tmp_path: Path)
     shown = subprocess.run(
         ["ssh-keygen", "-lf", f"{ssh_hosts.state}/keys/h2.pub"], capture_output=True, text=True, check=True
     ).stdout.split()[1]
-    assert told.startswith(f"h2: its host key is not known here: ED25519 {shown}\nrun `ssh h2` once")
+    assert told.startswith(f"h2: its host key is unknown: ED25519 {shown}\nrun `ssh h2` once")
     assert known.read_text() == before
 
 
@@ -154,7 +154,7 @@ def test_a_key_that_is_not_accepted(ssh_hosts: SshHosts, tmp_path: Path) -> None
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     environ = client_environ(ssh_hosts, tmp_path / "c", f"IdentityFile {key}", without=str(ssh_hosts.key))
     told = refusal("gate", environ, transient=False)
-    assert told.startswith(f"gate: the host does not let root in; it takes publickey; tried key {key}\n")
+    assert told.startswith(f"gate: the host refused user root; it accepts publickey; tried key {key}\n")
 
 
 def test_an_encrypted_key_is_asked_for_once(ssh_hosts: SshHosts, tmp_path: Path) -> None:
@@ -162,10 +162,12 @@ def test_an_encrypted_key_is_asked_for_once(ssh_hosts: SshHosts, tmp_path: Path)
     shutil.copy(ssh_hosts.key, key)
     subprocess.run(["ssh-keygen", "-q", "-p", "-N", "open sesame", "-f", str(key)], check=True, capture_output=True)
     environ = client_environ(ssh_hosts, tmp_path / "c", f"IdentityFile {key}", without=str(ssh_hosts.key))
-    assert "encrypted, and nobody to ask: add it to the agent with ssh-add" in refusal("h1", environ, transient=False)
+    assert "encrypted, and no terminal to ask on: add the key to the agent with ssh-add" in refusal(
+        "h1", environ, transient=False
+    )
     person = Person((f"Enter passphrase for key '{key}': ", "open sesame"))
     with transport("h1", environ, person.terminal) as made:
-        # Two hosts on the way, one question; and none again after the connection was lost.
+        # Two hosts on the route, one question, and no further question after the connection was lost.
         assert made.run(["hostname"], timeout_s=10).stdout == "h1\n"
         ssh_hosts.drop_sessions("gate")
         assert made.list_names(["/nonexistent"]) == [[]]
@@ -197,7 +199,7 @@ def test_keys_of_the_agent(ssh_hosts: SshHosts, tmp_path: Path) -> None:
 
 @pytest.fixture
 def asking_host(ssh_hosts: SshHosts) -> SshHosts:
-    """h4 wants a key, and then a password by keyboard-interactive from PAM."""
+    """h4 requires a key, and then a password by keyboard-interactive from PAM."""
     folder = ssh_hosts.state / "pam"
     folder.mkdir(exist_ok=True)
     hashed = subprocess.run(["openssl", "passwd", "-6", "s3cret"], capture_output=True, text=True, check=True).stdout
@@ -225,7 +227,7 @@ def asking_host(ssh_hosts: SshHosts) -> SshHosts:
 def test_a_code_on_top_of_the_key_is_asked_for_once_and_never_in_the_middle(asking_host: SshHosts) -> None:
     environ = asking_host.environ()
     told = refusal("h4", environ, transient=False)
-    assert "it takes keyboard-interactive" in told
+    assert "it accepts keyboard-interactive" in told
     assert "there is no terminal: log in beforehand, with `ssh -fNM h4`" in told
     person = Person(("(root@10.98.3.4) Password: ", "wrong"), ("Password: ", "s3cret"))
     with transport("h4", environ, person.terminal) as made:

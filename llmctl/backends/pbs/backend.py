@@ -1,6 +1,6 @@
-"""PBS Professional and OpenPBS, release 2020 and later: submitted with qsub, asked with qstat -f text.
+"""PBS Professional and OpenPBS, release 2020 and later: submits with qsub, parses the text of qstat -f.
 
-By qsub(1B), qstat(1B), qselect(1B), pbsnodes(8B) and the programs' source (https://github.com/openpbs/openpbs).
+Sources: qsub(1B), qstat(1B), qselect(1B), pbsnodes(8B) and the programs' source (https://github.com/openpbs/openpbs).
 """
 
 import base64
@@ -20,52 +20,52 @@ from llmctl.backends.base import (
     NodeReport,
     ProfileHints,
 )
-from llmctl.backends.pbs.interactive import ENTER, SUBMIT, VISIT
+from llmctl.backends.pbs.interactive import ATTACH, ENTER, SUBMIT
 from llmctl.backends.pbs.reports import parse_jobs, parse_nodes, plain_job_id
 from llmctl.errors import SchedulerError
 from llmctl.site.container import ContainerPlan
 
 _CHUNK = "-l select=:"
-"""An option that begins so is added to what every node is asked for, as in ``-l select=:ncpus=64:ngpus=4``."""
+"""Prefix of profile options that are added to the chunk of every node, as in ``-l select=:ncpus=64:ngpus=4``."""
 
-# Ids first: with -x also those that have finished. A server that keeps no history prints none, and says so.
+# Ids first; -x includes finished jobs. A server without history prints no ids then, and an error message.
 _FIND = """flag=-x
 ids=$(qselect -x -N "$0") || exit
 if [ -z "$ids" ]; then flag=; ids=$(qselect -N "$0") || exit; fi
 if [ -n "$ids" ]; then exec qstat $flag -E -f $ids; fi"""
 
 _ABOUT_ONE_JOB = re.compile(r"Unknown Job Id|Job has finished|PBS is not configured to maintain job history")
-# pbs_messages.c, and what the clients print where no server answers.
+# pbs_messages.c, and the clients' messages if no server answers.
 _TRANSIENT = re.compile(
     r"cannot connect to server|Couldn't connect to|No free connections|Server connection table full"
     r"|Connection (?:refused|reset|timed out)|Server shutting down|Batch protocol error|Premature end of message"
     r"|End of File|Resource temporarily unavailable|Request timed out"
 )
-# Said before anything is sent, or by a server that refuses; all else can come after the job was taken.
+# Printed before anything is sent, or by a server that refuses. All other errors can follow an accepted job.
 _NOT_TAKEN = re.compile(
     r"cannot connect to server|Couldn't connect to|No free connections|Server connection table full"
     r"|Connection refused|Server shutting down"
 )
 _PERHAPS_TAKEN = re.compile(r"Batch protocol error|Premature end of message|End of File|Request timed out")
 _ADVICE = (
-    (r"Unknown queue", "see `qstat -q` for the queues there are; give one with --queue or --resource-type"),
-    (r"Queue is not enabled", "the queue takes no jobs now; see `qstat -q`, or choose another with --queue"),
+    (r"Unknown queue", "`qstat -q` lists the queues; choose one with --queue or --resource-type"),
+    (r"Queue is not enabled", "the queue accepts no jobs now; see `qstat -q`, or choose another with --queue"),
     (r"Access to queue is denied", "your group may not use this queue or reservation; see --group and --queue"),
     (r"Unknown Reservation Id", "see `pbs_rstat` for your reservations; give the R number with --reservation"),
     (r"violates queue and/or server resource limits", "ask for fewer --nodes or a shorter --time; see `qstat -Qf`"),
-    (r"would exceed|Maximum number of jobs", "you have as many jobs as the site allows; wait for one to end"),
-    (r"Invalid Account|Bad GID|[Pp]roject", "give the group that pays with --group, or `llmctl clusters setup`"),
-    (r"Unknown resource|illegal -l value", "a resource that this PBS does not know stands in the profile's options"),
-    (r"Bad UID", "submit as an ordinary user: PBS runs no jobs of this one"),
+    (r"would exceed|Maximum number of jobs", "you have reached the site's limit of jobs; wait for one to end"),
+    (r"Invalid Account|Bad GID|[Pp]roject", "give the group to bill with --group or `llmctl clusters setup`"),
+    (r"Unknown resource|illegal -l value", "the profile's options name a resource that this PBS does not know"),
+    (r"Bad UID", "submit as an ordinary user: PBS runs no jobs of this user"),
     (r"Invalid Job Dependency", "the job to wait for has left the queue; submit without --after"),
-    (r"Unauthorized Request", "your account may not do this here; see --group and --queue"),
-    (r"cannot connect to server", "the PBS server does not answer; nothing is lost, try again later"),
+    (r"Unauthorized Request", "your account may not do this; see --group and --queue"),
+    (r"cannot connect to server", "the PBS server does not answer; no job was submitted or lost, try again later"),
 )
 
 
 @dataclass(frozen=True)
 class PbsBackend:
-    """Answers for jobs of a PBS server."""
+    """Backend for jobs of a PBS server."""
 
     name: str = "pbs"
     template: str = "pbs.sh.j2"
@@ -92,28 +92,28 @@ class PbsBackend:
         return DOCTOR_COMMANDS
 
     def priority_problem(self, priority: int) -> str:
-        """Empty for all: qsub itself refuses a priority that is not allowed."""
+        """Empty for any priority: qsub itself refuses those that are not allowed."""
         del priority
         return ""
 
     def options_problem(self, options: Sequence[str]) -> str:
-        """Empty for all: any directive may be in a profile."""
+        """Empty for any options: a profile may have any directive."""
         del options
         return ""
 
     def job_name(self, run_id: str) -> str:
-        """The run id itself: PBS takes up to 230 letters, digits and ``-_+.`` (pbs_ifl.h, ck_job_name.c)."""
+        """The run id itself: PBS accepts up to 230 letters, digits and ``-_+.`` (pbs_ifl.h, ck_job_name.c)."""
         return run_id
 
     def directives(self, request: JobRequest) -> list[str]:
-        """Resources, who pays, and that output is written as it comes, into one file."""
+        """Resources, the group to bill, and output into one file without delay."""
         return [
             f"-N {request.job_name}",
             *_resources(request),
-            # The script's own shell, whatever the user's login shell is.
+            # Independent of the user's login shell.
             "-S /bin/bash",
             "-j oe",
-            # "d": written to where it belongs from the start; else there is nothing to see before the job has ended.
+            # "d": write the output directly to its destination. Otherwise it appears only after the job's end.
             "-k oed",
             "-r y",
             *([f"-p {request.priority}"] if request.priority is not None else []),
@@ -121,49 +121,49 @@ class PbsBackend:
         ]
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
-        """Run in the run directory, so that both are names of files there."""
+        """``qsub`` in the run directory, with file names relative to that folder."""
         del request
         return [HostCommand(LOGIN, ("qsub", "-o", "job.log", "job.sh"))]
 
     def parse_job_id(self, output: str) -> str:
-        """``1234.server``: the last line that is an id, since sites print banners before it."""
+        """``1234.server``: the last line that is an id, because sites print banners before it."""
         ids = [found for line in output.splitlines() if (found := plain_job_id(line.strip())) is not None]
         if not ids:
             raise SchedulerError(f"qsub printed no job id but {output!r}", transient=False)
         return ids[-1]
 
     def status_argv(self, job_ids: Sequence[str]) -> list[str]:
-        """One request to the server (-E), which leaves out the jobs that it does not know."""
+        """``qstat`` with one request to the server (-E), which omits unknown jobs."""
         return ["qstat", "-E", "-f", *job_ids]
 
     def parse_status(self, output: str) -> dict[str, JobReport]:
-        """See pbs_reports."""
+        """See llmctl.backends.pbs.reports."""
         return parse_jobs(output)
 
     def is_answer(self, exit_status: int, stderr: str) -> bool:
-        """Those of one job are answers. The exit status is the last error modulo 256: 153 unknown, 35 ended."""
+        """True if all errors concern single jobs. Exit status: the last error modulo 256, 153 unknown, 35 ended."""
         if exit_status == 0:
             return True
         said = [line for line in stderr.splitlines() if line.startswith(("qstat:", "qselect:", "pbsnodes:"))]
         return bool(said) and all(_ABOUT_ONE_JOB.search(line) for line in said)
 
     def find_argv(self, job_name: str) -> list[str]:
-        """By name, among queued, running and finished jobs."""
+        """``qselect`` by name, among queued, running and finished jobs."""
         return ["sh", "-c", _FIND, job_name]
 
     def accounting_argv(self, job_ids: Sequence[str]) -> list[str]:
-        """The server's history: as long as the site keeps it (ABCI 3.0: 10 days)."""
+        """``qstat -x``: the server's history, as long as the site keeps it (ABCI 3.0: 10 days)."""
         return ["qstat", "-x", "-E", "-f", *job_ids]
 
     def parse_accounting(self, output: str) -> dict[str, JobReport]:
-        """See pbs_reports."""
+        """See llmctl.backends.pbs.reports."""
         return parse_jobs(output)
 
     def cancel_commands(self, job_ids: Sequence[str]) -> list[HostCommand]:
-        """TERM to all processes on the head node, and KILL after the queue's kill_delay.
+        """``qdel``: TERM to all processes on the head node, and KILL after the queue's kill_delay.
 
-        The shell that PBS puts around the script (start_exec.c) dies of TERM, and PBS kills the rest as soon as it has
-        gone: who wants the run to save tells it before, by attempts/K/cancel.
+        The shell that PBS runs around the script (start_exec.c) dies of TERM, and PBS then kills the rest at once. To
+        let a run save, llmctl tells it before, by attempts/K/cancel.
         """
         return [HostCommand(LOGIN, ("qdel", *job_ids))]
 
@@ -172,15 +172,28 @@ class PbsBackend:
         return [["pbsnodes", "-a"]]
 
     def parse_nodes(self, outputs: Sequence[str]) -> list[NodeReport]:
-        """See pbs_reports."""
+        """See llmctl.backends.pbs.reports."""
         return [node for output in outputs for node in parse_nodes(output)]
 
     def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
-        """By qsub -I; says what is asked for, then the scheduler's reason for as long as it waits."""
+        """``qsub`` -I; prints the request, then the scheduler's reason while the job waits."""
         options = [word for line in _resources(request) for word in shlex.split(line)]
         root = request.profile.runs_root or "."
         count = str(len(options))
-        return ["bash", "-c", SUBMIT, "bash", root, _asked(request), ENTER, count, *options, script, "bash", *command]
+        return [
+            "bash",
+            "-c",
+            SUBMIT,
+            "bash",
+            root,
+            _request_text(request),
+            ENTER,
+            count,
+            *options,
+            script,
+            "bash",
+            *command,
+        ]
 
     def attach_argv(
         self,
@@ -192,28 +205,28 @@ class PbsBackend:
         *,
         cores: int | None = None,
     ) -> list[str]:
-        """By ssh to the node: PBS's own way there (pbs_tmrsh) exists inside the job only."""
+        """``ssh`` to the node: PBS's own command (pbs_tmrsh) works inside the job only."""
         del job_id, container, cores
         words = b"".join(os.fsencode(word) + b"\0" for word in (script, "bash", *command))
-        line = VISIT.format(words=base64.b64encode(words).decode())
+        line = ATTACH.format(words=base64.b64encode(words).decode())
         choose = 'if [[ -t 0 ]]; then exec ssh -t "$@"; fi; exec ssh -T "$@"'
         return ["bash", "-c", choose, "bash", host, f"exec bash -lc {shlex.quote(line)}"]
 
     def is_transient(self, exit_status: int, stderr: str) -> bool:
-        """Whether the server was away or overloaded."""
+        """True if the server was unreachable or overloaded."""
         return exit_status != 0 and bool(_TRANSIENT.search(stderr))
 
     def was_not_taken(self, exit_status: int, stderr: str) -> bool:
-        """Whether qsub reached no server, or one that refuses."""
+        """True if qsub reached no server, or the server refused."""
         return exit_status != 0 and bool(_NOT_TAKEN.search(stderr)) and not _PERHAPS_TAKEN.search(stderr)
 
     def advice(self, stderr: str) -> str:
-        """For the refusals of qsub and qstat."""
+        """Advice for the refusals of qsub and qstat."""
         return next((advice for pattern, advice in _ADVICE if re.search(pattern, stderr)), "")
 
 
 def _resources(request: JobRequest) -> list[str]:
-    """What batch and interactive jobs ask for alike."""
+    """Options that batch and interactive jobs have in common."""
     resource = request.resource
     given = [*request.profile.options, *(resource.options if resource is not None else ())]
     chunk = "".join(option.removeprefix(_CHUNK[:-1]) for option in given if option.startswith(_CHUNK))
@@ -242,7 +255,7 @@ def _group(request: JobRequest) -> Iterable[str]:
 
 
 def _queue(request: JobRequest) -> Iterable[str]:
-    # A reservation R1234.server is a queue of the name R1234.
+    # The queue of a reservation R1234.server is named R1234.
     queue = request.reservation.partition(".")[0] if request.reservation is not None else request.queue
     if queue is None and request.resource is not None:
         queue = request.resource.queue
@@ -253,8 +266,8 @@ def _dependency(request: JobRequest) -> str:
     return ":".join(["afterany" if request.after_any else "afterok", *request.after])
 
 
-def _asked(request: JobRequest) -> str:
-    """In words, for a person who waits."""
+def _request_text(request: JobRequest) -> str:
+    """Text of the request for the user who waits."""
     kind = request.resource_type or request.queue or ("node" if request.nodes == 1 else "nodes")
     where = f" in reservation {request.reservation}" if request.reservation is not None else ""
     time = f" for {_clock(request.time_s)}" if request.time_s is not None else ""

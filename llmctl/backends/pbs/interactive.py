@@ -1,8 +1,8 @@
-"""A shell on a node of a PBS allocation: ``qsub -I`` as it is, and what it lacks. Pure.
+"""Shell on a node of a PBS allocation: ``qsub -I`` with a script, an exit code and reasons for waiting. Pure.
 
-qsub -I waits without a word on why, runs no script, and always leaves with 0 (qsub(1B), -I and -W block). So that the
-script, the command and its exit code travel, they stand in a folder that the nodes see; PBS itself is only told the
-path: what stands behind ``--`` everybody can read with qstat -f.
+qsub -I waits without a reason, runs no script, and always exits with 0 (qsub(1B), -I and -W block). The script, the
+command and its exit code are therefore files in a folder that the nodes see. PBS gets only the path, because everybody
+can read the words after ``--`` with qstat -f.
 """
 
 ENTER = r"""folder=${0%/*}
@@ -26,7 +26,7 @@ trap 'rm -rf "$folder"' EXIT
 printf '%s' "$enter" >"$folder/enter" && printf '%s\0' "$@" >"$folder/words" || exit 4
 name=llmctl-${folder##*.} interrupted=''
 
-# The scheduler's word on why it does not run, told when it changes.
+# Print the scheduler's reason for the wait whenever it changes.
 tell_why() {
     local ids why pause told=''
     trap 'kill "$pause"; exit' TERM
@@ -58,22 +58,22 @@ end_job() {
     if ((${#ids[@]} > 0)); then qdel "${ids[@]}"; else kill "$qsub" 2>/dev/null; fi
 }
 
-echo "llmctl: asks PBS for $asked and waits until it is free; Ctrl-C, then y, gives up" >&2
+echo "llmctl: requesting $asked from PBS, waiting until the nodes are free; press Ctrl-C, then y, to give up" >&2
 tell_why </dev/null &
 why=$!
 trap 'interrupted=yes' INT
 trap end_job TERM HUP
 qsub -I -N "$name" "${options[@]}" -- /bin/bash -l "$folder/enter" <&0 &
 qsub=$!
-# A signal ends the wait, and what is waited for may still be there.
+# A signal interrupts wait while qsub may still run.
 while wait "$qsub"; kill -0 "$qsub" 2>/dev/null; do :; done
 kill "$why" 2>/dev/null
 if [[ -s $folder/code ]]; then exit "$(<"$folder/code")"; fi
-if [[ -e $folder/begun ]]; then echo "llmctl: PBS ended the job before the command had come to its end" >&2; fi
+if [[ -e $folder/begun ]]; then echo "llmctl: PBS ended the job before the command ended" >&2; fi
 if [[ -n $interrupted ]]; then exit 130; fi
 exit 4
 """
 """Run on the login node with FOLDER ASKED ENTER COUNT, COUNT options of qsub, and the words for ``bash -c``."""
 
-VISIT = 'mapfile -d "" -t words < <(base64 -d <<<{words}); exec bash -c "${{words[@]}}"'
-"""Run on a node. One line of plain characters, for the user's login shell reads it first, and that may be a csh."""
+ATTACH = 'mapfile -d "" -t words < <(base64 -d <<<{words}); exec bash -c "${{words[@]}}"'
+"""Run on a node. One line of plain characters, because the user's login shell, perhaps a csh, reads it first."""

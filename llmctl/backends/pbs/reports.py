@@ -1,6 +1,6 @@
-"""What PBS Professional and OpenPBS print about jobs and nodes, read. Pure.
+"""Parser of the job and node reports of PBS Professional and OpenPBS. Pure.
 
-Formats and words by the programs' own source (https://github.com/openpbs/openpbs: src/cmds/qstat.c and pbsnodes.c,
+Formats and words from the programs' source (https://github.com/openpbs/openpbs: src/cmds/qstat.c and pbsnodes.c,
 src/include/job.h and pbs_internal.h) and the manual pages qstat(1B), pbs_job_attributes(7B), pbsnodes(8B).
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from llmctl.backends.base import JobReport, NodeReport
 from llmctl.job_state import JobState
 
-# Sequence number and server, with the index of an array's job between them.
+# Sequence number and server, with the array index between them.
 _JOB_ID = re.compile(r"(\d+)(?:\[[0-9,:-]*\])?(\.[A-Za-z0-9][A-Za-z0-9._-]*)")
 _JOB_LINE = re.compile(r"Job Id: (\S+)")
 _ATTRIBUTE = re.compile(r" +([A-Za-z_][\w.]*) = ?(.*)")
 _UNSET_TIMES = ("", "UNKNOWN")
 _SIGNAL_BASE = 256  # pbs_job_attributes(7B): killed by signal N is 256 + N
-_TERMINATED = "91"  # job.h: JOB_SUBSTATE_TERMINATED, what qdel leaves
+_TERMINATED = "91"  # job.h: JOB_SUBSTATE_TERMINATED, set by qdel
 
 _LIVING = {
     "Q": JobState.PENDING,
@@ -44,7 +44,7 @@ _HOLDS = {
     "s": "held by the system",
     "p": "held: the password has expired",
 }
-# job.h, JOB_EXEC_*: what PBS itself ended the job for, in place of an exit status.
+# job.h, JOB_EXEC_*: PBS's reason for ending the job, in place of an exit status.
 _INTERNAL_ENDS = {
     -1: (JobState.FAILED, "PBS could not start it"),
     -2: (JobState.FAILED, "PBS could not start it"),
@@ -73,13 +73,13 @@ _KIB = {"b": 1 / 1024, "kb": 1, "mb": 1024, "gb": 1024**2, "tb": 1024**3, "pb": 
 
 
 def plain_job_id(text: str) -> str | None:
-    """``1234.server`` of an id that PBS prints, without the index of an array's job; None if it is no id."""
+    """``1234.server``: a printed id without its array index; None if the text is not an id."""
     match = _JOB_ID.fullmatch(text)
     return f"{match[1]}{match[2]}" if match else None
 
 
 def parse_jobs(output: str) -> dict[str, JobReport]:
-    """The jobs in the output of ``qstat -f``, with or without ``-x``."""
+    """Jobs in the output of ``qstat -f``, with or without ``-x``."""
     jobs: dict[str, dict[str, str]] = {}
     attributes: dict[str, str] = {}
     for line in _unfolded(output):
@@ -95,7 +95,7 @@ def parse_jobs(output: str) -> dict[str, JobReport]:
 
 
 def parse_nodes(output: str) -> list[NodeReport]:
-    """The nodes in the output of ``pbsnodes -a``."""
+    """Nodes in the output of ``pbsnodes -a``."""
     nodes: list[tuple[str, dict[str, str]]] = []
     for line in output.split("\n"):
         match = _ATTRIBUTE.match(line)
@@ -107,7 +107,7 @@ def parse_nodes(output: str) -> list[NodeReport]:
 
 
 def _unfolded(output: str) -> Iterator[str]:
-    """Lines made whole: long values are broken, and what goes on begins with a tab."""
+    """Lines with their continuations joined: PBS breaks long values, and a continuation begins with a tab."""
     whole = ""
     for line in output.split("\n"):
         if line.startswith("\t"):
@@ -142,7 +142,7 @@ def _job_report(job_id: str, attributes: Mapping[str, str]) -> JobReport:
 
 
 def _waiting(letter: str, attributes: Mapping[str, str]) -> str:
-    """Why a job does not run: the scheduler's comment, or what its state and its attributes say."""
+    """Reason for a job's wait: the scheduler's comment, or its state and attributes in words."""
     comment = attributes.get("comment", "").removeprefix("Not Running: ")
     if comment and not comment.startswith("Job run at"):
         return comment
@@ -171,7 +171,7 @@ def _ending(attributes: Mapping[str, str]) -> tuple[JobState, str, int | None]:
         return JobState.CANCELLED, "", code
     if code in (128 + 15, 128 + 9) and _used_its_time(attributes):
         return JobState.TIMEOUT, "it reached its time limit", code
-    # Before there were substates, 271 (TERM) was all that qdel left behind.
+    # Versions without substates: qdel leaves only the exit status 271 (TERM).
     if status == _SIGNAL_BASE + 15 and "substate" not in attributes:
         return JobState.CANCELLED, "", code
     return JobState.FAILED, "", code

@@ -1,11 +1,12 @@
-"""Grid Engine: 8.1.9, and Univa's and Altair's as ABCI 2.0 and TSUBAME 4.0 run it. Only text, and no -xml: some
-builds print none.
+"""Grid Engine: 8.1.9, and the versions of Univa (ABCI 2.0) and Altair (TSUBAME 4.0).
+
+Parses text, never -xml: some builds do not print XML.
 
 Sources: submit(1), qstat(1), qacct(1), qhost(1), sge_status(5) of 8.1.9; for groups (-g), node types (-l TYPE=N) and
 the SIM messages https://docs.abci.ai/v2/en/job-execution/.
 
-Jobs do not ask to be warned (-notify): the warning ends every task that does not know it, at qdel as at the time limit.
-job.sh has a timer of its own.
+Jobs do not request a warning signal (-notify): at qdel and at the time limit the signal ends every task that does not
+handle it. job.sh has its own timer.
 """
 
 import re
@@ -37,10 +38,10 @@ ids=$(printf '%s\n' "$answer" | awk -v asked=" $* " '
 if [ -n "$ids" ]; then qstat -j "$ids" 2>/dev/null; fi
 exit 0
 """
-"""The user's jobs; and of those asked about that do not run, why. ``$user`` is qstat's own word for whoever asks."""
+"""The user's jobs, and reasons for the requested jobs that wait. ``$user`` is qstat's own word for the caller."""
 
 ACCOUNTING_S = 60
-"""For one look at the accounting: every qacct reads the whole file, which has gigabytes at large sites."""
+"""Limit for one query of the accounting: every qacct reads the whole file, which has gigabytes at large sites."""
 _ASK_ACCOUNTING = r"""end=$(($(date +%s) + $1)) status=0
 shift
 all=$#
@@ -66,39 +67,39 @@ _TRANSIENT = re.compile(
     r"failed receiving gdi request|got (?:send|select|no|read) (?:error|connection)|timeout|qmaster",
     re.IGNORECASE,
 )
-# The connection itself was not made; a master that is busy may carry out later what was sent to it.
+# The connection failed. A busy master may still carry out a request that was sent.
 _NOT_TAKEN = re.compile(r"connection refused|can'?t connect|cannot connect|can'?t resolve host", re.IGNORECASE)
 _PERHAPS_TAKEN = re.compile(r"failed receiving gdi request|got read error|timeout", re.IGNORECASE)
 _ADVICE = (
     (
         r'requested project "[^"]*" does not exist',
-        "the group is missing or not one of yours: give it by --group, LLMCTL_GROUP or `llmctl clusters setup`",
+        "the group is missing or not one of yours: give a group by --group, LLMCTL_GROUP or `llmctl clusters setup`",
     ),
     (
         r"no project assigned to job",
-        "this site runs no job without a group: give it by --group, LLMCTL_GROUP or `llmctl clusters setup`",
+        "this site runs no job without a group: give one by --group, LLMCTL_GROUP or `llmctl clusters setup`",
     ),
     (
         r'invalid option argument "?-g',
-        "this Grid Engine knows no groups (-g): leave the group out",
+        "this Grid Engine does not support groups (-g): leave the group out",
     ),
-    (r'unknown resource "', "this site has no such resource type; `llmctl clusters show` says which the profile knows"),
+    (r'unknown resource "', "this site has no such resource type; `llmctl clusters show` lists the profile's"),
     (r"unknown queue|no suitable queues", "there is no such queue for this job; leave --queue out or choose another"),
     (r"advance reservation id .* (?:is invalid|does not exist)", "there is no such reservation: see qrstat"),
     (r"is not a time value", "give the time as H:M:S"),
     (r"10 mins with this group", "without a group TSUBAME runs trials of up to 10 minutes only: give --group"),
-    (r"SIM0021", "the site does not take a value of the request: look at resource type, time and options"),
-    (r"SIM4403", "the group has too few points left for nodes x time: ask for less, or have points added"),
+    (r"SIM0021", "the site does not accept a value of the request: check resource type, time and options"),
+    (r"SIM4403", "the group has too few points left for nodes x time: request less, or have points added"),
     (r"SIM4702", "more than the site's limits allow: fewer nodes, less time, or fewer jobs at once"),
-    (r"could not be scheduled, try again later", "nothing is free at the moment: try again later or ask for less"),
-    (r"necessary privileges to delete", "the job belongs to somebody else"),
+    (r"could not be scheduled, try again later", "no nodes are free at the moment: try again later or request less"),
+    (r"necessary privileges to delete", "the job belongs to another user"),
 )
-"""(what is said, what to do). SIM messages: https://docs.abci.ai/v2/en/job-execution/."""
+"""(pattern of the error, advice). SIM messages: https://docs.abci.ai/v2/en/job-execution/."""
 
 
 @dataclass(frozen=True)
 class SgeBackend:
-    """Answers for Grid Engine."""
+    """Backend for Grid Engine."""
 
     name: str = "sge"
     template: str = "sge.sh.j2"
@@ -125,59 +126,59 @@ class SgeBackend:
         return DOCTOR_COMMANDS
 
     def priority_problem(self, priority: int) -> str:
-        """Empty for all: qsub itself refuses a priority that is not allowed."""
+        """Empty for any priority: qsub itself refuses those that are not allowed."""
         del priority
         return ""
 
     def options_problem(self, options: Sequence[str]) -> str:
-        """Empty for all: any directive may be in a profile."""
+        """Empty for any options: a profile may have any directive."""
         del options
         return ""
 
     def job_name(self, run_id: str) -> str:
-        """The run id; names may not begin with a digit (submit(1), -N and sge_types(1))."""
+        """The run id, with ``j`` before a digit: names may not begin with digits (submit(1), -N and sge_types(1))."""
         return f"j{run_id}" if run_id[0].isdecimal() else run_id
 
     def directives(self, request: JobRequest) -> list[str]:
-        """The head of job.sh: all but the group, which counts on the command line only."""
+        """Options for the head of job.sh: all but the group, which is accepted on the command line only."""
         directives = [
             f"-N {request.job_name}",
             *_allocation(request),
-            # The site's shell may be csh, and the first line of a script be ignored (queue_conf(5), shell_start_mode).
+            # The site's shell may be csh, and may ignore the first line of a script (queue_conf(5), shell_start_mode).
             "-S /bin/bash",
             "-cwd",
             "-j y",
             "-o job.log",
-            # When a node dies the job is queued again, and a new attempt goes on from the last checkpoint.
+            # If a node dies the job is requeued, and a new attempt continues from the last checkpoint.
             "-r y",
         ]
         if request.after:
-            # Grid Engine cannot ask how a job ended: it waits for any end.
+            # Grid Engine cannot wait for a success: it waits for any end.
             directives.append(f"-hold_jid {','.join(request.after)}")
         return directives
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
-        """Qsub in the run directory, without -V: the job takes nothing of our environment along."""
+        """``qsub`` in the run directory, without -V: the job gets none of our environment."""
         group = ("-g", request.group) if request.group is not None else ()
         return [HostCommand(LOGIN, ("qsub", *group, "job.sh"))]
 
     def parse_job_id(self, output: str) -> str:
-        """The id in ``Your job 1 ("x") has been submitted`` or -terse's ``1``, whatever the site prints around it."""
+        """Id in ``Your job 1 ("x") has been submitted`` or in -terse's ``1``; ignores the site's own lines."""
         match = re.search(r"^Your job(?:-array)? (\d+)", output, re.MULTILINE) or re.search(
             r"^(\d+)(?:\.\d+-\d+:\d+)?[ \t]*$", output, re.MULTILINE
         )
         if match is None:
-            raise SchedulerError(f"qsub gave no job id but {output.strip()[-500:]!r}", transient=False)
+            raise SchedulerError(f"qsub printed no job id but {output.strip()[-500:]!r}", transient=False)
         return match[1]
 
     def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
-        """Qrsh, which says at once where nothing is free. Its -N keeps odd characters out of the job's name."""
+        """``qrsh``, which reports at once if no node is free. Its -N keeps odd characters out of the job's name."""
         options = ["-N", request.job_name, *(["-g", request.group] if request.group is not None else [])]
         options += [word for option in _allocation(request) for word in shlex.split(option)]
         nodes = f"{request.nodes} node{'s' if request.nodes > 1 else ''}"
         kind = f" of {request.resource_type}" if request.resource_type is not None else ""
-        told = f"llmctl: asks Grid Engine for {nodes}{kind}; if nothing is free it says so"
-        return terminal.ask_argv(told, options, script, command)
+        announcement = f"llmctl: requesting {nodes}{kind} from Grid Engine, which refuses at once if none is free"
+        return terminal.allocate_argv(announcement, options, script, command)
 
     def attach_argv(
         self,
@@ -189,69 +190,69 @@ class SgeBackend:
         *,
         cores: int | None = None,
     ) -> list[str]:
-        """``qrsh -inherit``, or ssh where the job takes no tasks."""
+        """``qrsh -inherit``, or ssh if the job accepts no tasks."""
         del container, cores
         return terminal.attach_argv(job_id, host, script, command)
 
     def status_argv(self, job_ids: Sequence[str]) -> list[str]:
-        """All of the user's jobs, with their whole names."""
+        """``qstat`` for all of the user's jobs, with their whole names."""
         return ["sh", "-c", _ASK_QUEUE, "qstat", *job_ids]
 
     def parse_status(self, output: str) -> dict[str, JobReport]:
-        """See sge_reports."""
+        """See llmctl.backends.sge.reports."""
         return reports.parse_queue(output)
 
     def is_answer(self, exit_status: int, stderr: str) -> bool:
-        """A job that is not known, or not yet, is an answer; anything else that fails is none."""
+        """True if the job is unknown, or not yet known; any other failure is not an answer."""
         said = [line.strip() for line in stderr.splitlines() if line.strip()]
         return exit_status == 0 or (bool(said) and all(_NOT_KNOWN.search(line) for line in said))
 
     def find_argv(self, job_name: str) -> list[str]:
-        """All of the user's jobs: qstat cannot look for a name."""
+        """``qstat`` for all of the user's jobs, because qstat cannot search for a name."""
         del job_name
         return self.status_argv(())
 
     def accounting_argv(self, job_ids: Sequence[str]) -> list[str] | None:
-        """Qacct takes one job at a time: the newest first, as many as there is time for."""
+        """``qacct`` for one job at a time, the newest first, within ``ACCOUNTING_S``."""
         newest = sorted(job_ids, key=lambda job_id: (len(job_id), job_id), reverse=True)
         return ["sh", "-c", _ASK_ACCOUNTING, "qacct", str(ACCOUNTING_S), *newest]
 
     def parse_accounting(self, output: str) -> dict[str, JobReport]:
-        """See sge_reports. A job is there about a second after its end."""
+        """See llmctl.backends.sge.reports. A job's record appears about a second after its end."""
         return reports.parse_accounts(output)
 
     def cancel_commands(self, job_ids: Sequence[str]) -> list[HostCommand]:
-        """KILL at once; what had time to save has been told before."""
+        """``qdel``: KILL at once; a run that can save has been told before."""
         return [HostCommand(LOGIN, ("qdel", *job_ids))]
 
     def nodes_argv(self) -> list[list[str]]:
-        """Hosts with their queues and resources; and why queues are in error."""
+        """``qhost`` for hosts with queues and resources, qstat for the errors of queues."""
         return [["qhost", "-q", "-F"], ["qstat", "-f", "-explain", "E"]]
 
     def parse_nodes(self, outputs: Sequence[str]) -> list[NodeReport]:
-        """See sge_reports."""
+        """See llmctl.backends.sge.reports."""
         return reports.parse_hosts(*outputs)
 
     def is_transient(self, exit_status: int, stderr: str) -> bool:
-        """A master that cannot be reached may be there a little later."""
+        """True if the master was unreachable."""
         return exit_status != 0 and bool(_TRANSIENT.search(stderr))
 
     def was_not_taken(self, exit_status: int, stderr: str) -> bool:
-        """Whether qsub could not even connect."""
+        """True if qsub could not connect."""
         return exit_status != 0 and bool(_NOT_TAKEN.search(stderr)) and not _PERHAPS_TAKEN.search(stderr)
 
     def advice(self, stderr: str) -> str:
-        """What to change after a refusal."""
-        return next((told for pattern, told in _ADVICE if re.search(pattern, stderr)), "")
+        """Advice for the refusals of Grid Engine."""
+        return next((advice for pattern, advice in _ADVICE if re.search(pattern, stderr)), "")
 
 
 def _allocation(request: JobRequest) -> list[str]:
-    """What nodes, how many, for how long: the same for qsub and qrsh.
+    """Options for nodes, time, queue, reservation and priority: the same for qsub and qrsh.
 
-    No blank around ``=``: it would make the rest an unknown option (https://www.t4.cii.isct.ac.jp/docs/faq.en/scheduler/).
+    No blank around ``=``: a blank would make the rest an unknown option (https://www.t4.cii.isct.ac.jp/docs/faq.en/scheduler/).
 
     Raises:
-        ProfileError: several nodes, and no word in which to ask for them.
+        ProfileError: several nodes are requested without a resource type or -pe.
     """
     resource = request.resource
     own = [*request.profile.options, *(resource.options if resource is not None else ())]
@@ -260,7 +261,7 @@ def _allocation(request: JobRequest) -> list[str]:
         options.append(f"-l {request.resource_type}={request.nodes}")
     elif request.nodes > 1 and not any(option.startswith("-pe ") for option in own):
         raise ProfileError(
-            f"{request.profile.name}: resource_types: none is chosen, and Grid Engine gives nodes as -l TYPE=N; "
+            f"{request.profile.name}: resource_types: no type is chosen, and Grid Engine allocates nodes by -l TYPE=N; "
             "give --resource-type, or -pe in options"
         )
     if request.time_s is not None:

@@ -1,4 +1,4 @@
-"""What qstat, qacct and qhost print, read. Pure.
+"""Parser of the output of qstat, qacct and qhost. Pure.
 
 Sources: qstat(1), qacct(1), sge_status(5) (states, and the codes behind ``failed``), qhost(1), all of 8.1.9.
 """
@@ -26,7 +26,7 @@ FAILED_CODES: Mapping[int, tuple[JobState, str]] = {
     25: (JobState.UNKNOWN, "taken off its nodes, to be started again"),
     30: (JobState.UNKNOWN, "its exit code asked Grid Engine to start it again"),
 }
-"""What qacct's ``failed`` means, from sge_status(5), where it is neither 0, 37 nor 100."""
+"""Meaning of qacct's ``failed`` codes other than 0, 37 and 100, from sge_status(5)."""
 
 _JOB = re.compile(
     r"\s*(?P<id>\d+) +(?P<priority>\S+) +(?P<name>\S.*?) +(?P<user>\S+) +(?P<state>[a-zA-Z]{1,6}) +"
@@ -38,7 +38,7 @@ _ERROR = re.compile(r"^error reason +\d+: +(?:\S+ +[\d:]+ +)?(?:\[[^]]*\]: *)?(?
 
 
 def state_of(raw: str) -> tuple[JobState, str]:
-    """The neutral word for qstat's letters, and what they say beyond that. sge_status(5)."""
+    """Neutral state for qstat's letters, and a reason if the letters have one. See sge_status(5)."""
     if "E" in raw:
         return JobState.PENDING, "in error: Grid Engine will not start it; cancel it and submit again"
     if "q" in raw or "w" in raw:
@@ -50,7 +50,7 @@ def state_of(raw: str) -> tuple[JobState, str]:
 
 
 def parse_queue(text: str) -> dict[str, JobReport]:
-    """The jobs of ``qstat -r``, and behind them why some do not run, from ``qstat -j``."""
+    """Jobs of ``qstat -r``, with the reasons for waiting from the ``qstat -j`` after it."""
     listed, _, explained = text.partition(_FULL)
     reports: dict[str, JobReport] = {}
     last = ""
@@ -58,7 +58,7 @@ def parse_queue(text: str) -> dict[str, JobReport]:
         match = _JOB.match(line)
         if match:
             last = match["id"]
-            # An array has a line per part; what already runs says most.
+            # An array has a line per part; a running part decides.
             other = reports.get(last)
             if other is None or other.state is not JobState.RUNNING:
                 reports[last] = _listed(match)
@@ -77,7 +77,7 @@ def _listed(match: re.Match[str]) -> JobReport:
 
 
 def _with_detail(report: JobReport, line: str) -> JobReport:
-    """The lines below a job: its whole name, which the first line cuts off, and what it waits for."""
+    """The report with a detail line below the job: its whole name, or the jobs that it waits for."""
     key, _, value = (part.strip() for part in line.partition(":"))
     if key == "Full jobname":
         return replace(report, name=value)
@@ -87,7 +87,7 @@ def _with_detail(report: JobReport, line: str) -> JobReport:
 
 
 def _explanations(text: str) -> Iterator[tuple[str, str]]:
-    """(job, why it does not run) of each job that ``qstat -j`` describes."""
+    """Pairs (job id, reason for waiting) of the jobs that ``qstat -j`` describes."""
     job_id, in_info, errors, reasons = "", False, [""], [""]
     for line in [*text.splitlines(), "job_number: end"]:
         key, _, value = (part.strip() for part in line.partition(":"))
@@ -100,13 +100,13 @@ def _explanations(text: str) -> Iterator[tuple[str, str]]:
         elif key == "scheduling info" or (in_info and line.startswith(" ")):
             info = value if key == "scheduling info" else line.strip()
             in_info = True
-            reasons += [_told(info)] if _told(info) else []
+            reasons += [_reason(info)] if _reason(info) else []
         else:
             in_info = False
 
 
-def _told(info: str) -> str:
-    """A line of the scheduler's about one job; empty if it is only about one queue of many."""
+def _reason(info: str) -> str:
+    """Reason in a line of the scheduler about one job; empty if the line concerns one queue of many."""
     if "because it is full" in info or "because of overload or full" in info:
         return "waits for free nodes"
     return "" if _DROPPED.search(info) or "dependencies" in info else info
@@ -114,12 +114,12 @@ def _told(info: str) -> str:
 
 def _joined(report: JobReport, reason: str) -> str:
     if "E" in report.raw:
-        return f"in error: {reason}; cancel it, mend that and submit again"
+        return f"in error: {reason}; cancel it, fix the cause and submit again"
     return report.reason or reason
 
 
 def parse_accounts(text: str) -> dict[str, JobReport]:
-    """The jobs of ``qacct -j``. Of several records of one id the last, which is the newest."""
+    """Jobs of ``qacct -j``; of several records of one id the last, which is the newest."""
     reports: dict[str, JobReport] = {}
     for record in re.split(r"^=+$", text, flags=re.MULTILINE):
         pairs = re.finditer(r"^(\S+)[ \t]+(.*\S)[ \t]*$", record, re.MULTILINE)
@@ -151,7 +151,7 @@ def _account(job_id: str, fields: Mapping[str, str]) -> JobReport:
 
 
 def _ending(failed: int | None, exit_status: int | None, fields: Mapping[str, str]) -> tuple[JobState, str]:
-    """How a job ended, and why in words."""
+    """State of an ended job, and its reason in words."""
     if failed in (0, None):
         if exit_status == 0 and _was_forced(fields):
             return JobState.CANCELLED, "deleted by force while its node did not answer"
@@ -167,13 +167,13 @@ def _ending(failed: int | None, exit_status: int | None, fields: Mapping[str, st
 
 
 def _was_forced(fields: Mapping[str, str]) -> bool:
-    """Whether it was only taken out of the books (qdel -f): that looks like success, but for the time that it used."""
+    """True if the job was removed by force (qdel -f): the record looks like a success, but without any used time."""
     used = sum(_decimal(fields.get(name, "1")) for name in ("cpu", "ru_utime", "ru_stime"))
     return not used and not _seconds(fields) and fields.get("start_time") != fields.get("end_time")
 
 
 def _limit(fields: Mapping[str, str]) -> tuple[JobState, str]:
-    """One code stands for three limits; how long it ran tells which."""
+    """State and reason for an exceeded limit: one code stands for three limits, and the run time tells which."""
     asked = re.search(r"\bh_rt=(\d+)", fields.get("category", ""))
     ran_s = _seconds(fields)
     if asked is not None and ran_s and ran_s < 0.9 * int(asked[1]):
@@ -197,7 +197,7 @@ def _number(text: str) -> int | None:
 
 
 def parse_hosts(hosts: str, queues: str = "") -> list[NodeReport]:
-    """The nodes of ``qhost -q -F``, with the reasons of queues in error from ``qstat -f -explain E``."""
+    """Nodes of ``qhost -q -F``, with the queue errors of ``qstat -f -explain E``."""
     reasons = _queue_reasons(queues)
     nodes: list[NodeReport] = []
     for line in hosts.splitlines():
@@ -213,7 +213,7 @@ def parse_hosts(hosts: str, queues: str = "") -> list[NodeReport]:
 
 
 def _host(words: list[str]) -> NodeReport:
-    # MEMTOT stands fourth from the end; NSOC NCOR NTHR are not printed by every version.
+    # MEMTOT is fourth from the end; not every version prints NSOC NCOR NTHR.
     memory = re.fullmatch(r"([\d.]+)([KMGT]?)", words[-4])
     factor = {"": 2**-30, "K": 2**-20, "M": 2**-10, "G": 1.0, "T": 1024.0}
     return NodeReport(
@@ -233,7 +233,7 @@ def _with_queue(
 ) -> NodeReport:
     state = _queue_state(used, slots, letters)
     reason = reasons.get(f"{queue}@{node.name}") or _LETTERS.get(
-        next((one for one in "uEdac" if one in letters), ""), ""
+        next((letter for letter in "uEdac" if letter in letters), ""), ""
     )
     if node.queues and _STATES_BY_WEIGHT.index(node.state) >= _STATES_BY_WEIGHT.index(state):
         state, reason, letters = node.state, node.reason, node.raw
@@ -247,7 +247,7 @@ _LETTERS = {
     "a": "overloaded",
     "c": "its configuration is ambiguous",
 }
-"""Of a queue's state (qstat(1)), in words."""
+"""Letters of a queue's state (qstat(1)), in words."""
 
 
 def _queue_state(used: int, slots: int, letters: str) -> str:
@@ -259,7 +259,7 @@ def _queue_state(used: int, slots: int, letters: str) -> str:
 
 
 def _queue_reasons(text: str) -> dict[str, str]:
-    """Queue instance -> why it is in error; the reasons stand below its line, behind a tab."""
+    """Queue instance -> reason of its error; reasons follow its line, after a tab."""
     reasons: dict[str, str] = {}
     name = ""
     for line in text.splitlines():

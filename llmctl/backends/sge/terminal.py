@@ -1,7 +1,7 @@
-"""A shell on a node under Grid Engine: qrsh, and what it lacks. Pure.
+"""Shell on a node under Grid Engine: qrsh with a script and a terminal. Pure.
 
-A server-side check of submissions (JSV) reads the command line by line, and shells on the way read it once more or not
-at all. So everything that could hold a quote or a newline travels as base64, in one word that every shell takes alike.
+A server-side check of submissions (JSV) reads the command line by line, and shells on the way parse it again or not at
+all. Every text that could hold a quote or a newline is therefore base64, one word that all shells read alike.
 """
 
 import base64
@@ -9,9 +9,9 @@ import os
 import shlex
 from collections.abc import Sequence
 
-_ASK = r"""told=$1 words=$2
+_ALLOCATE = r"""announcement=$1 words=$2
 shift 2
-echo "$told" >&2
+echo "$announcement" >&2
 pty=no
 if [[ -t 0 && -t 1 ]]; then pty=yes; fi
 here=$(printf %s "$PWD" | base64 -w0)
@@ -21,11 +21,11 @@ if [[ ${SHELL-} =~ ^/[A-Za-z0-9/._-]+$ ]]; then shell=$SHELL; fi
 place="export SHELL=$shell; cd \"\$(echo $here | base64 -d)\" 2>/dev/null"
 exec qrsh -now yes -pty "$pty" "$@" "bash -c '$place; eval \"exec \$(echo $words | base64 -d)\"'"
 """
-"""Run on the login node with WHAT IS TOLD, WORDS and the options of qrsh."""
+"""Run on the login node with ANNOUNCEMENT, WORDS and the options of qrsh."""
 
 _ENTER = r"""words=$1 size=$2
 export TERM=$3 SHELL=$4
-# Our own standard error is left out: a shell tells the whole text of a command that was killed.
+# Without our own standard error: a shell prints the whole text of a killed command.
 exec 3>&2 2>/dev/null
 if [[ $size == none ]] || ! command -v script >/dev/null; then
     eval "$(echo "$words" | base64 -d) 2>&3 3>&-"
@@ -35,12 +35,12 @@ SHELL=/bin/bash script -qec "export SHELL=$SHELL
     bash -c 'stty rows ${size%,*} cols ${size#*,}; eval \"exec \$(echo $words | base64 -d)\"'" /dev/null 2>&3 3>&-
 exit "$?"
 """
-"""Run on the node of a visited job. Never becomes the command: Grid Engine ends the whole job when a task of it dies by
-a signal ("tightly integrated parallel task failed - killing job")."""
+"""Run on the node of the attached job. Never execs the command: Grid Engine ends the whole job if one of its tasks dies
+by a signal ("tightly integrated parallel task failed - killing job")."""
 
-_VISIT = r"""host=$1 enter=$2 words=$3
+_ATTACH = r"""host=$1 enter=$2 words=$3
 export JOB_ID=$4 SGE_TASK_ID=undefined
-# Were qrsh to die, with this terminal or by Ctrl-C, Grid Engine would end the whole job.
+# If qrsh died, with this terminal or by Ctrl-C, Grid Engine would end the whole job.
 trap '' HUP INT TERM
 size=none shell=/bin/bash
 if [[ -t 0 && -t 1 ]] && read -r rows columns < <(stty size); then
@@ -48,7 +48,7 @@ if [[ -t 0 && -t 1 ]] && read -r rows columns < <(stty size); then
 fi
 if [[ ${SHELL-} =~ ^/[A-Za-z0-9/._-]+$ ]]; then shell=$SHELL; fi
 enter="bash -c 'eval \"\$(echo $enter | base64 -d)\"' bash $words"
-# Jobs without a parallel environment, such as those on a part of a node, take no task from outside.
+# Jobs without a parallel environment, such as those on a part of a node, accept no tasks from outside.
 if ! qrsh -inherit -nostdin "$host" true 2>/dev/null; then
     trap - HUP INT TERM
     tty=-t
@@ -56,7 +56,7 @@ if ! qrsh -inherit -nostdin "$host" true 2>/dev/null; then
     exec ssh "$tty" "$host" "$enter none ${TERM:-dumb} $shell"
 fi
 if [[ $size == none ]]; then exec qrsh -inherit "$host" "$enter none ${TERM:-dumb} $shell"; fi
-# Tasks get no terminal of their own: the node makes one, and ours passes on every key.
+# Tasks get no terminal of their own: the node creates one, and ours passes on every key.
 saved=$(stty -g)
 stty raw -echo
 qrsh -inherit "$host" "$enter $size ${TERM:-dumb} $shell"
@@ -67,21 +67,26 @@ exit "$code"
 """Run on the login node with HOST, ENTER, WORDS and the job's id."""
 
 
-def ask_argv(told: str, options: Sequence[str], script: str, command: Sequence[str]) -> list[str]:
-    """Runs a script in a new allocation, in a folder called like our own, or says at once that nothing is free.
+def allocate_argv(announcement: str, options: Sequence[str], script: str, command: Sequence[str]) -> list[str]:
+    """Command that runs a script in a new allocation, in the folder with our own folder's name.
+
+    The command fails at once if no node is free.
 
     Args:
-        told: what is told first.
-        options: of qrsh: what is asked for.
+        announcement: line to print first.
+        options: of qrsh: the request.
         script: text for bash.
         command: its arguments.
     """
-    return ["bash", "-c", _ASK, "bash", told, _words(script, command), *options]
+    return ["bash", "-c", _ALLOCATE, "bash", announcement, _words(script, command), *options]
 
 
 def attach_argv(job_id: str, host: str, script: str, command: Sequence[str]) -> list[str]:
-    """Runs a script as a task of a job that runs, on one of its hosts; the login node must be a submit host."""
-    return ["bash", "-c", _VISIT, "bash", host, _base64(_ENTER), _words(script, command), job_id]
+    """Command that runs a script as a task of a running job, on one of its hosts.
+
+    The login node must be a submit host.
+    """
+    return ["bash", "-c", _ATTACH, "bash", host, _base64(_ENTER), _words(script, command), job_id]
 
 
 def _words(script: str, command: Sequence[str]) -> str:

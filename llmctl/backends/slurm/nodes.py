@@ -1,4 +1,4 @@
-"""Slurm's nodes, from one line each of ``scontrol --details --oneliner show nodes``: the only text with whole reasons.
+"""Parser of ``scontrol --details --oneliner show nodes``, the only text with untruncated reasons.
 
 Sources: scontrol(1), "NODE STATE CODES" of sinfo(1). ``sinfo -R`` cuts a reason off after 20 characters.
 """
@@ -30,24 +30,24 @@ _BASES = {
 }
 _IN_USE = ("allocated", "mixed")
 _IDLE_BUT = (
-    # A node that does not answer, is being switched off or is about to start again gets no job.
+    # Nodes that do not answer, power down or are about to reboot get no jobs.
     ("*%!@^", "NOT_RESPONDING REBOOT_ISSUED REBOOT_REQUESTED POWER_DOWN POWERING_DOWN INVALID_REG FAIL", "down"),
     ("$", "MAINT MAINTENANCE", "drained"),
-    # Kept for those who have the reservation, or being switched on for a job.
+    # Reserved, or powering up for a job.
     ("#", "COMPLETING RESERVED POWERING_UP BLOCKED", "allocated"),
 )
-"""What an idle node with one of these suffixes or flags truly is: the first that fits."""
+"""True state of an idle node with one of these suffixes or flags; the first match counts."""
 _SUFFIXES = "*~#!%$@^-+"
-"""What sinfo puts behind a state: * no answer, ~ # ! % off or being switched, $ maintenance, @ ^ reboot, - planned."""
+"""Suffixes of sinfo's states: * no answer, ~ # ! % powered down or changing, $ maintenance, @ ^ reboot, - planned."""
 
 
 def parse_nodes(output: str) -> list[NodeReport]:
-    """The nodes in the output; lines that name none are passed over."""
+    """Nodes in the output; other lines are skipped."""
     return [_parse_node(line) for line in output.splitlines() if line.startswith("NodeName=")]
 
 
 def node_state(raw: str) -> str:
-    """The neutral word for a state: ``MIXED+DRAIN``, ``down*``, ``IDLE+CLOUD+POWERED_DOWN``, ``drng``."""
+    """Neutral state for ``MIXED+DRAIN``, ``down*``, ``IDLE+CLOUD+POWERED_DOWN``, ``drng``."""
     base, *flags = raw.upper().split("+")
     word = _BASES.get(base.rstrip(_SUFFIXES), "unknown")
     if word == "down" or "DOWN" in flags:
@@ -83,14 +83,14 @@ def _parse_node(line: str) -> NodeReport:
 
 
 def _word(line: str, key: str) -> str:
-    # The reason is anybody's text and may look like a key: what stands before it counts.
+    # The reason is free text and may look like a key, so only the text before it is searched.
     match = re.search(rf"(?:^| ){key}=(\S*)", line.partition(" Reason=")[0])
     return match[1] if match else ""
 
 
 def _reason(line: str) -> str:
     text = line.partition(" Reason=")[2]
-    # Who set it and when ends it; other keys may follow.
+    # The reason ends with its author and time; other keys may follow.
     match = re.match(r"(.*?) \[([^\[\]@ ]+)@([0-9T:-]+|Unknown)\]", text)
     return f"{match[1]} ({match[2]}, {match[3]})" if match else text.strip()
 
@@ -100,8 +100,8 @@ def _number(text: str) -> int | None:
 
 
 def _gpus(gres: str) -> int:
-    """GPUs of ``gpu:a100:4(S:0-1),shard:8``, ``gpu:2(IDX:0-1)``; 0 where none are named."""
-    # Commas also stand in parentheses.
+    """GPUs of ``gpu:a100:4(S:0-1),shard:8``, ``gpu:2(IDX:0-1)``; 0 without any."""
+    # Parentheses may hold commas.
     entries = re.sub(r"\([^)]*\)", "", gres).split(",")
     counts = [re.fullmatch(r"gpu(?::[^:]+)?:(\d+)", entry) for entry in entries]
     return sum(int(match[1]) for match in counts if match)

@@ -1,4 +1,4 @@
-"""Slurm's own words in plain ones: states of jobs, reasons for waiting, refusals. Also how it writes lists of hosts.
+"""Slurm's words in plain ones: job states, reasons for waiting, refusals. Also parses Slurm's lists of hosts.
 
 Sources: "JOB STATE CODES" and "JOB REASON CODES" of squeue(1), https://slurm.schedmd.com/job_reason_codes.html (the
 whole list of reasons, 26.05), "JOB STATE CODES" of sacct(1), slurm_errno.h of 22.05, pyxis 0.24.
@@ -35,7 +35,7 @@ STATES = {
     "NODE_FAIL": JobState.NODE_FAIL,
     "BOOT_FAIL": JobState.NODE_FAIL,
 }
-"""Slurm's word -> ours. REVOKED is left out: in a federation the job then runs elsewhere, and may have ended or not."""
+"""Slurm's state -> ours. REVOKED is left out: in a federation the job then runs elsewhere, or has ended there."""
 
 STATE_REASONS = {
     "CONFIGURING": "its nodes are being made ready",
@@ -53,7 +53,7 @@ STATE_REASONS = {
     "BOOT_FAIL": "a node did not come up",
     "PREEMPTED": "another job took its nodes",
 }
-"""What a state says that ours does not."""
+"""Slurm's state -> the part of its meaning that our state lacks."""
 
 REASONS = {
     "None": "",
@@ -127,7 +127,7 @@ REASONS = {
     "SystemFailure": "Slurm itself, the network or a file system failed",
     "OutOfMemory": "it ran out of memory",
 }
-"""Slurm's reason -> words."""
+"""Slurm's reason -> plain words."""
 
 _LIMITS = (
     ("AssocGrp", "its account uses as much as it may use"),
@@ -137,7 +137,7 @@ _LIMITS = (
     ("QOSMin", "it asks for less than its quality of service wants"),
     ("Max", "its account uses as much as it may use"),
 )
-"""Slurm has a reason for every limit of every resource; those without words of their own are told by their kind."""
+"""Words for kinds of limits: Slurm has a reason for every limit of every resource, and REASONS only the common ones."""
 
 _BLOCKED = "Nodes required for job are DOWN, DRAINED or reserved"
 
@@ -174,9 +174,9 @@ _NOT_TAKEN = (
     "too many requests",
     "jobs are pending and configured to be limited",
 )
-"""Of _TRANSIENT, what is said before anything is sent, or by a controller that refuses (slurm_errno.c of 22.05)."""
+"""Errors of _TRANSIENT before anything is sent, or from a controller that refuses (slurm_errno.c of 22.05)."""
 
-# What munge does to the request ends in the same words as what it does to the answer, but for "decode".
+# Munge errors of the request and of the answer have the same words, except "decode".
 _OPEN = ("unable to contact slurm controller", 'failed to access "/run/munge', "protocol authentication error")
 _PERHAPS_TAKEN = (*(text for text in _TRANSIENT if text not in (*_NOT_TAKEN, *_OPEN)), "munge decode failed")
 
@@ -238,11 +238,11 @@ _ADVICE = (
 
 
 def in_words(reason: str, state: str = "") -> str:
-    """A reason for people. One without words comes back as it is, never lost.
+    """Reason in words for people. An unknown reason is returned unchanged.
 
     Args:
-        reason: as squeue prints it; may have details behind a comma.
-        state: Slurm's word for the job's state, which may say more.
+        reason: from squeue; may have details after a comma.
+        state: Slurm's word for the job's state, which may add to the reason.
     """
     code, _, detail = reason.strip().strip("()").replace("_", " ").partition(", ")
     words = REASONS.get(code)
@@ -257,37 +257,37 @@ def in_words(reason: str, state: str = "") -> str:
 
 
 def is_transient(stderr: str) -> bool:
-    """Whether what a failed command said is of a kind that passes."""
+    """True if the error message of a failed command is transient."""
     said = stderr.lower()
     return any(text in said for text in _TRANSIENT)
 
 
 def was_not_taken(stderr: str) -> bool:
-    """Whether what sbatch said proves that the job was not taken: one line that leaves it open outweighs all others."""
+    """True if sbatch's messages prove that the job was not accepted; one line in doubt outweighs all others."""
     said = stderr.lower()
     return any(text in said for text in _NOT_TAKEN) and not any(text in said for text in _PERHAPS_TAKEN)
 
 
 def advice(stderr: str) -> str:
-    """What to change, by what Slurm or pyxis said; empty if there is nothing to add."""
+    """Advice for an error message of Slurm or pyxis; empty without advice."""
     said = stderr.lower()
     return next((words for text, words in _ADVICE if text in said), "")
 
 
 def expand_hosts(text: str, limit: int = 65536) -> tuple[str, ...]:
-    """The hosts of ``rack[1-2]n[01-03,07],login``, in its order; empty for what is no list of hosts.
+    """Hosts of ``rack[1-2]n[01-03,07],login``, in order; empty if the text is not a list of hosts.
 
     Args:
-        text: as Slurm writes it.
-        limit: of hosts; a list that names more is not believed.
+        text: list in Slurm's notation.
+        limit: maximum number of hosts; a longer list gives an empty result.
     """
     found: list[str] = []
     if text.count("[") != text.count("]"):
         return ()
     for part in re.findall(r"(?:\[[^\]]*\]|[^,\[\]])+", text.strip()):
-        pieces = re.split(r"\[([^\]]*)\]", part)
-        # Every second piece stood in brackets.
-        choices = [_numbers(piece, limit) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+        tokens = re.split(r"\[([^\]]*)\]", part)
+        # Every second part was in brackets.
+        choices = [_numbers(token, limit) if index % 2 else [token] for index, token in enumerate(tokens)]
         count = 1
         for choice in choices:
             count *= len(choice)
@@ -306,6 +306,6 @@ def _numbers(text: str, limit: int) -> list[str]:
         first, last = int(match[1]), int(match[2] or match[1])
         if not 0 <= last - first < limit:
             return []
-        # Leading zeros belong to the name: 08 is followed by 09 and 10.
+        # Leading zeros belong to the name: 09 and 10 follow 08.
         numbers += [str(number).zfill(len(match[1])) for number in range(first, last + 1)]
     return numbers

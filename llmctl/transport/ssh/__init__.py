@@ -1,4 +1,4 @@
-"""Transport on machines that are reached by ssh: one connection each, made when it is first used."""
+"""Transport on machines that are reached by ssh: one connection each, made at its first use."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -19,15 +19,15 @@ def connect(
     terminal: "Terminal | None" = None,
     patience_s: tuple[float, float] | None = None,
 ) -> "RemoteTransport":
-    """Transport on a host. Nothing is connected yet: the first call does it, and says what is in the way.
+    """Transport on a host. The first call connects, and raises the error if the connection fails.
 
     Args:
-        host: as the ssh command knows it.
+        host: name of the host for the ssh command.
         environment: of the ssh client: HOME, PATH, SSH_AUTH_SOCK.
-        proxy_jump: host to go through, where the user's ssh configuration does not say.
-        python: Python 3.7 or later on the host. Unset: the first that is found there.
-        terminal: where passwords are asked; shared by hosts that are connected to at the same time.
-        patience_s: how long the first connection, and a lost one, is tried again. Unset: see RemoteTransport.
+        proxy_jump: jump host, if the user's ssh configuration names none.
+        python: Python 3.7 or later on the host. Unset: the first found on the host.
+        terminal: asks for passwords; shared by hosts that are connected to at the same time.
+        patience_s: seconds of attempts for the first connection, and for a reconnection. Unset: see RemoteTransport.
     """
     from llmctl.transport.ssh.route import Route
     from llmctl.transport.ssh.transport import FIRST_PATIENCE_S, RECONNECT_PATIENCE_S, RemoteTransport
@@ -38,10 +38,10 @@ def connect(
 
 
 def connect_hosts(profile: "ClusterProfile", environment: Mapping[str, str]) -> "Transport":
-    """Transport of all hosts that a profile lists, shown as one.
+    """Transport on all hosts of a profile, as one group.
 
     Raises:
-        ProfileError: the profile names no machine.
+        ProfileError: the profile lists no host.
     """
     from llmctl.transport.host_group import HostGroup
     from llmctl.transport.ssh.terminal import Terminal
@@ -55,7 +55,7 @@ def connect_hosts(profile: "ClusterProfile", environment: Mapping[str, str]) -> 
                 proxy_jump=login.proxy_jump,
                 python=login.python,
                 terminal=terminal,
-                # One of several: who else is there answers meanwhile, and what this one does is not known.
+                # Short: the other hosts of the group answer meanwhile, and the state of this host is unknown.
                 patience_s=(3.0, 10.0),
             )
             for host in profile.hosts

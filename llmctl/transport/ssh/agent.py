@@ -1,4 +1,4 @@
-"""The near end of the agent (see agent_program): starts it on a host, and calls it. One call is one round trip."""
+"""Client of the agent (see agent_program): starts the agent on a host and calls it. One call is one round trip."""
 
 import secrets
 import threading
@@ -15,18 +15,18 @@ from llmctl.transport.ssh.frames import FrameError, FrameReader, pack
 from llmctl.transport.ssh.program import program
 
 PING_S = 5.0
-"""While we wait for an answer we show that we are there, and want to hear the same."""
+"""Interval of the pings in both directions while the client waits for an answer."""
 SILENCE_S = 20.0
 """Silence after which the connection counts as lost."""
 START_PATIENCE_S = 60.0
-"""Starting Python from a busy network file system has been seen to take half a minute."""
+"""Starting Python from a busy network file system has taken half a minute."""
 
 _CANDIDATES = (
     "python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8 python3.7 /usr/libexec/platform-python"
 )
-# Run by whatever login shell the user has: one line, single quotes only, and in them nothing that csh or fish would
-# touch. Python 3.7 and later ends with 0 or 97 or by a signal; anything else is no Python, or too old a one.
-# -I -S: neither the user's variables nor the site's packages take part. -X utf8: paths are bytes, whatever the locale.
+# Runs in any login shell: one line, single quotes only, and inside the quotes nothing that csh or fish would expand.
+# Python 3.7 and later exits with 0 or 97 or by a signal. Any other exit status means no Python, or a Python too old.
+# -I -S: ignore the user's variables and the site's packages. -X utf8: paths are bytes, whatever the locale.
 _BOOT = (
     "import sys; sys.version_info < (3, 7) and sys.exit(99); import zlib; i = sys.stdin.buffer; "
     "exec(zlib.decompress(i.read(int(i.readline()))))"
@@ -43,11 +43,11 @@ COMMAND = (
 
 
 class AgentClient:
-    """An agent that runs.
+    """Connection to a running agent.
 
     Attributes:
-        home: the user's home directory there.
-        python: the interpreter that the agent found.
+        home: the user's home directory on the host.
+        python: the interpreter that runs the agent.
     """
 
     def __init__(self, channel: Channel, host: str, received: bytes) -> None:
@@ -65,16 +65,16 @@ class AgentClient:
 
     @classmethod
     def start(cls, connection: Connection, host: str, python: str | None = None) -> "AgentClient":
-        """Start the agent on the other side.
+        """Start the agent on the host.
 
         Raises:
-            SchedulerError: there is no Python that can run it, or the login shell is in the way.
+            SchedulerError: the host has no Python that can run the agent, or its login shell runs no commands.
         """
         channel = connection.start(COMMAND)
         try:
             marker = f"llmctl-agent-{secrets.token_hex(8)}"
             payload = zlib.compress(program("llmctl.transport.ssh.agent_program", marker))
-            # A shell that refuses may have left before it has read this; what it said is told below.
+            # A shell that refuses may have exited before it reads this. Its output is in the error below.
             with suppress(ConnectionLost):
                 channel.write(f"{python or ''}\n{marker}\n{len(payload)}\n".encode() + payload)
             before, after = wait_for(channel, f"{marker}".encode(), START_PATIENCE_S)
@@ -85,8 +85,8 @@ class AgentClient:
             if after.startswith(b" "):
                 wanted = f"{python} of login.python" if python else "python3"
                 raise SchedulerError(
-                    f"{host}: {wanted} is not there, or older than 3.7; load or install one, "
-                    "and name its path as login.python in the cluster's profile",
+                    f"{host}: {wanted} is missing, or older than 3.7; load or install Python 3.7 or later, "
+                    "and set login.python in the cluster's profile to its path",
                     transient=False,
                 )
             return cls(channel, host, after[1:])
@@ -96,19 +96,19 @@ class AgentClient:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be called, as far as is known here."""
+        """True if the agent can be called, as far as this side knows."""
         return not self._is_broken and self._channel.is_open
 
     def now(self) -> float:
-        """The time by the clock there, as it was with the last answer; asks nobody."""
+        """Time by the host's clock, extrapolated from the last answer without a round trip."""
         return self._time + time.monotonic() - self._time_came
 
     def call(self, act: str, *args: Any, **options: Any) -> Any:
-        """Have the agent do something, and return what it returns; one caller at a time.
+        """Call a function of the agent and return its result; one caller at a time.
 
         Raises:
-            OSError: what the act raised there.
-            ConnectionLost: no answer; whether it was done is not known.
+            OSError: raised by the function on the host.
+            ConnectionLost: no answer came; the function may or may not have run.
         """
         with self._lock:
             self._number += 1
@@ -116,7 +116,7 @@ class AgentClient:
             try:
                 self._send({"number": number, "act": act, "args": args, "options": options})
                 answer = self._receive(None)
-                while answer.get("number") != number:  # a sign of life, or the answer to a call that was given up
+                while answer.get("number") != number:  # a ping, or the answer to an abandoned call
                     answer = self._receive(None)
             except (ConnectionLost, FrameError):
                 self._is_broken = True
@@ -125,11 +125,11 @@ class AgentClient:
         if "os_error" in answer:
             raise OSError(*answer["os_error"])
         if "failure" in answer:
-            raise RuntimeError(f"{self._host}: {act} failed there:\n{answer['failure']}")
+            raise RuntimeError(f"{self._host}: {act} failed on the host:\n{answer['failure']}")
         return answer["value"]
 
     def close(self) -> None:
-        """The agent ends with its input."""
+        """End the agent by closing its input."""
         self._is_broken = True
         self._channel.close()
 
@@ -141,11 +141,11 @@ class AgentClient:
         try:
             self._channel.write(frame)
         except BaseException:
-            self._is_broken = True  # half a frame may have gone: nothing can follow it
+            self._is_broken = True  # half a frame may have been sent, and no further frame can follow
             raise
 
     def _receive(self, patience_s: float | None) -> Any:
-        """The next frame. None: as long as it takes, if only the other side shows that it lives."""
+        """Next frame. ``patience_s`` None: wait without limit, as long as the other side answers pings."""
         heard = time.monotonic()
         while (frame := self._reader.next()) is None:
             data = self._channel.read(PING_S)
@@ -162,7 +162,7 @@ class AgentClient:
     def _lost(self, is_silent: bool) -> ConnectionLost:
         self._is_broken = True
         if is_silent:
-            return ConnectionLost(f"{self._host}: connection lost: not a sign of life for {SILENCE_S:.0f} s")
+            return ConnectionLost(f"{self._host}: connection lost: no response for {SILENCE_S:.0f} s")
         said = self._channel.stderr_tail().splitlines()
         return ConnectionLost(
             f"{self._host}: connection lost: closed by the other side{': ' if said else ''}{said[-1] if said else ''}"
@@ -177,9 +177,10 @@ def _start_failure(channel: Channel, host: str, printed: bytes) -> SchedulerErro
     said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
     if channel.is_open:
         return SchedulerError(
-            f"{host}: Python did not start within {START_PATIENCE_S:.0f} s; last said: {said}", transient=True
+            f"{host}: Python did not start within {START_PATIENCE_S:.0f} s; its last output: {said}", transient=True
         )
     return SchedulerError(
-        f"{host}: the login shell runs no commands; it said: {said}\ndoes `ssh {host} echo hello` print hello?",
+        f"{host}: the login shell does not run commands; its output: {said}\n"
+        f"check that `ssh {host} echo hello` prints hello",
         transient=False,
     )

@@ -1,7 +1,7 @@
-"""What runs on the login node: one call after the other, each a frame on standard input. Standard library, Python 3.7.
+"""Agent on the login node: runs one call at a time, each a frame on standard input. Standard library, Python 3.7.
 
-It ends with its standard input, and with whoever asked: a caller that waits for an answer says so every few seconds,
-and when nobody waits any more, the command under way is ended too. What was started detached lives on.
+The agent ends when its standard input closes, or when it loses its caller. A caller that waits for an answer pings
+every few seconds. Without pings the agent ends the running command and exits. Detached processes live on.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from llmctl.transport.ssh.frames import FrameError, FrameReader, pack
 from llmctl.transport.ssh.login_environment import login_environment
 
 CALLER_LOST_S = 25.0
-"""Silence after which a caller that should be waiting for an answer is taken for lost."""
+"""Silence after which a caller that waits for an answer counts as lost."""
 IDLE_S = 3600.0
-"""Silence between two calls after which nobody is expected to come back."""
+"""Silence between two calls after which the agent ends."""
 CRASHED = 97
 
 
 class Agent:
-    """Answers calls.
+    """Server of the calls.
 
     Attributes:
-        output: file descriptor that frames go to.
+        output: file descriptor for the frames that are sent.
     """
 
     def __init__(self, output: int) -> None:
@@ -78,14 +78,14 @@ class Agent:
     def run(
         self, argv: Sequence[str], timeout_s: float, cwd: str | None, env: Mapping[str, str], stdin: bytes
     ) -> commands.CommandOutput:
-        """See commands.run_command; in the environment of a login shell."""
+        """Run a command in the environment of a login shell; see commands.run_command."""
         variables = {**self._environment(), **env}
         return commands.run_command(
             argv, env=variables, timeout_s=timeout_s, cwd=cwd or file_writes.home(), stdin=stdin
         )
 
     def start_detached(self, argv: Sequence[str], cwd: str, log: str) -> processes.ProcessIdentity:
-        """See commands.start_detached; in the environment of a login shell."""
+        """Start a command in the environment of a login shell; see commands.start_detached."""
         return commands.start_detached(argv, env=self._environment(), cwd=cwd, log=log)
 
     def _environment(self) -> dict[str, str]:
@@ -99,8 +99,8 @@ class Agent:
         try:
             return {"number": call["number"], "value": self._acts[call["act"]](*call["args"], **call["options"])}
         except OSError as error:
-            told = [error.errno, error.strerror, None if error.filename is None else str(error.filename)]
-            return {"number": call["number"], "os_error": told}
+            os_error = [error.errno, error.strerror, None if error.filename is None else str(error.filename)]
+            return {"number": call["number"], "os_error": os_error}
         except Exception:
             return {"number": call["number"], "failure": traceback.format_exc()}
 
@@ -115,12 +115,12 @@ class Agent:
                 view = view[os.write(self.output, view) :]
 
     def _listen(self, main_thread: int) -> None:
-        """In a thread of its own: calls go to the main thread, a caller's sign of life is answered at once."""
+        """Read frames in a thread of its own: pass calls to the main thread, answer pings at once."""
         try:
             self._hear_until_lost()
         finally:
             self._calls.put(None)
-            # In the middle of a command: the main thread ends it on its way out.
+            # If a command is running, the main thread ends the command before it exits.
             signal.pthread_kill(main_thread, signal.SIGTERM)
             time.sleep(10)
             os._exit(CRASHED)
@@ -148,7 +148,7 @@ class Agent:
 
 
 def archive_for(folder: str) -> str | None:
-    """Where to put the archive of a folder that is to be made; None if the folder is there already."""
+    """Path for the archive of a new folder; None if the folder exists."""
     if os.path.isdir(folder):  # noqa: PTH112
         return None
     parent, name = os.path.split(os.path.normpath(folder))
@@ -157,14 +157,14 @@ def archive_for(folder: str) -> str | None:
 
 
 def append(path: str, data: bytes) -> None:
-    """Add to the end of a file, which is made if it is not there."""
+    """Append to a file, which is created if missing."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
 
 
 def main(marker: str) -> None:
-    """Answer on what is standard output now; what anything else prints from here on goes to standard error."""
+    """Serve on the current standard output; later prints of any code go to standard error."""
     output = os.dup(1)
     os.dup2(2, 1)
     status = CRASHED

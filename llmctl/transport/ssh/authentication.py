@@ -1,6 +1,6 @@
-"""Proving to a host who we are: keys of the agent, key files, one-time codes and passwords, in the user's order.
+"""Authentication: keys of the agent, key files, one-time codes and passwords, in the user's order.
 
-A person is asked only when the connection is first made, never again in the middle of a command's work.
+The user is asked only when the connection is first made, never again while a command works.
 """
 
 import base64
@@ -23,13 +23,13 @@ from llmctl.transport.ssh.terminal import Terminal
 
 AUTH_TIMEOUT_S = 60.0
 _PERSON_TIMEOUT_S = 300.0
-"""A person may have to fetch a phone; sshd itself waits two minutes (LoginGraceTime)."""
+"""The user may have to fetch a phone; sshd itself waits two minutes (LoginGraceTime)."""
 _Questions = tuple[str, str, list[tuple[str, bool]]]
 _INTERACTIVE = ("keyboard-interactive", "password")
 
 
 class _UserAgent(AgentSSH):
-    """The user's ssh-agent, on a socket that is given and not looked for in the process's environment."""
+    """The user's ssh-agent on a given socket, not the socket of the process's environment."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -44,13 +44,13 @@ class _UserAgent(AgentSSH):
 
 @dataclass
 class Credentials:
-    """What a person has been asked for, kept for the length of one call of llmctl.
+    """The user's answers and keys, kept for the length of one call of llmctl.
 
     Attributes:
         environment: of the ssh client: SSH_AUTH_SOCK.
-        terminal: where is asked.
-        may_ask: whether asking is still in order.
-        keys: key files that have been read, by path; None for one that cannot be used.
+        terminal: asks the user.
+        may_ask: True as long as the user may be asked.
+        keys: key files that have been read, by path; None for an unusable key.
     """
 
     environment: Mapping[str, str]
@@ -73,7 +73,7 @@ class Login:
         """Authenticate.
 
         Raises:
-            SchedulerError: the host accepts nothing that we have, or a person would have to be asked.
+            SchedulerError: the host accepts none of our keys and answers, or the user would have to be asked.
         """
         transport, config = self._transport, self._config
         transport.auth_timeout = AUTH_TIMEOUT_S
@@ -86,7 +86,7 @@ class Login:
                 self._done.add(method)
                 further = self._try(method)
                 if further is not None:
-                    # Accepted, but the host wants another proof on top: a key, and then a one-time code.
+                    # Accepted, but the host requires another method as well: a key, and then a one-time code.
                     allowed, self._done = further, {method} if method == "publickey" else set()
         except (EOFError, paramiko.SSHException, TimeoutError) as error:
             if isinstance(error, paramiko.AuthenticationException) and transport.is_active():
@@ -98,14 +98,14 @@ class Login:
             ) from None
 
     def _allowed(self) -> set[str]:
-        # Asking for "none" is how a client learns what the host takes (RFC 4252, 5.2); some hosts let it pass.
+        # A request for "none" makes the host list its methods (RFC 4252, 5.2). Some hosts accept "none" itself.
         try:
             return set(self._transport.auth_none(self._config.user))
         except paramiko.BadAuthenticationType as error:
             return set(error.allowed_types)
 
     def _try(self, method: str) -> set[str] | None:
-        """One method: what the host wants on top when it accepted; None when it did not."""
+        """Try one method; the further methods that the host requires after success, None after a refusal."""
         if method == "publickey":
             for label, key in self._keys():
                 self._tried.append(label)
@@ -114,7 +114,7 @@ class Login:
             return None
         if not self._credentials.may_ask:
             raise PromptRefused(
-                f"{self._config.name}: the host asks for a password or code again; llmctl asks only at its beginning, "
+                f"{self._config.name}: the host asks for a password or code again; llmctl asks only when it starts, "
                 "so run the command again",
                 transient=True,
             )
@@ -133,7 +133,7 @@ class Login:
         return self._transport.auth_password(config.user, password, fallback=False)
 
     def _ask_questions(self) -> list[str]:
-        # paramiko asks in a thread of its own; a person is asked in this one, which Ctrl-C reaches.
+        # paramiko asks in a thread of its own. The user is asked in this thread, which Ctrl-C interrupts.
         asked: queue.SimpleQueue[_Questions | None] = queue.SimpleQueue()
         answers: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         outcome: list[Any] = []
@@ -168,7 +168,7 @@ class Login:
         return answers
 
     def _keys(self) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Keys in OpenSSH's order: of the agent those that the configuration names, its others, then key files."""
+        """Keys in OpenSSH's order: the agent's keys that the configuration names, its other keys, then key files."""
         files = [path for path in self._config.identity_files if Path(path).is_file()]
         public = {blob for path in self._config.identity_files if (blob := _public_part(path)) is not None}
         held = self._agent_keys()
@@ -186,7 +186,7 @@ class Login:
                 yield f"key {path}", loaded
             elif path not in self._credentials.keys:
                 encrypted.append(path)
-        # Last, so that nobody is asked for the passphrase of a key that is not needed.
+        # Last, so that the user is not asked for the passphrase of a key that is not needed.
         for path in encrypted:
             asked = self._load_encrypted(path)
             if asked is not None:
@@ -207,7 +207,7 @@ class Login:
             return []
 
     def _load(self, path: str) -> paramiko.PKey | None:
-        """A key file; None where it needs a passphrase that we do not have yet, or cannot be used."""
+        """Key from a file; None if the passphrase is not known yet, or the file is unusable."""
         if path not in self._credentials.keys:
             try:
                 self._credentials.keys[path] = _read_key(path, None, self._config)
@@ -220,35 +220,37 @@ class Login:
 
     def _load_encrypted(self, path: str) -> paramiko.PKey | None:
         if not self._credentials.may_ask or not self._credentials.terminal.is_there:
-            self._tried.append(f"key {path} (encrypted, and nobody to ask: add it to the agent with ssh-add)")
+            self._tried.append(
+                f"key {path} (encrypted, and no terminal to ask on: add the key to the agent with ssh-add)"
+            )
             return None
         phrase = self._credentials.terminal.ask(f"Enter passphrase for key '{path}': ")
         try:
             self._credentials.keys[path] = _read_key(path, phrase, self._config)
         except (OSError, paramiko.SSHException, ValueError):
             self._credentials.keys[path] = None
-            self._tried.append(f"key {path} (the passphrase does not open it)")
+            self._tried.append(f"key {path} (wrong passphrase)")
         return self._credentials.keys[path]
 
     def _refused(self, allowed: set[str]) -> SchedulerError:
         config = self._config
         wanted = ", ".join(sorted(allowed)) or "something else"
-        tried = ", ".join(self._tried) or "nothing: there is no key"
+        tried = ", ".join(self._tried) or "nothing: no key found"
         asks = bool(allowed & set(_INTERACTIVE)) and not self._credentials.terminal.is_there
         hint = (
-            "it asks for a password or code and there is no terminal: log in beforehand, with "
+            "the host asks for a password or code and there is no terminal: log in beforehand, with "
             f"`ssh -fNM {config.name}` and a ControlPath in ~/.ssh/config"
             if asks
-            else f"does `ssh {config.name}` work?"
+            else f"check that `ssh {config.name}` works"
         )
         return SchedulerError(
-            f"{config.name}: the host does not let {config.user} in; it takes {wanted}; tried {tried}\n{hint}",
+            f"{config.name}: the host refused user {config.user}; it accepts {wanted}; tried {tried}\n{hint}",
             transient=False,
         )
 
 
 def _public_part(path: str) -> bytes | None:
-    """The public key beside a private one."""
+    """Public key next to a private key file."""
     try:
         words = Path(path if path.endswith(".pub") else f"{path}.pub").read_text(encoding="ascii").split()
         return base64.b64decode(words[1], validate=True)
@@ -257,13 +259,13 @@ def _public_part(path: str) -> bytes | None:
 
 
 def _read_key(path: str, phrase: str | None, config: SshConfig) -> paramiko.PKey:
-    """A private key with its certificate.
+    """Private key with its certificate.
 
     Raises:
-        paramiko.PasswordRequiredException: it is encrypted.
-        paramiko.SSHException, OSError, ValueError: it cannot be read, or the passphrase is wrong.
+        paramiko.PasswordRequiredException: the file is encrypted.
+        paramiko.SSHException, OSError, ValueError: the file cannot be read, or the passphrase is wrong.
     """
-    problem: Exception = paramiko.SSHException("of a type that is not known")
+    problem: Exception = paramiko.SSHException("unknown key type")
     for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
         try:
             key = kind.from_private_key_file(path, phrase)

@@ -1,4 +1,4 @@
-"""The small interface that both kinds of connection have: a command on the other side, and files sent there."""
+"""Interface of both kinds of connection: run a command on the host, and send files."""
 
 import os
 import select
@@ -15,72 +15,72 @@ if TYPE_CHECKING:
     import paramiko
 
 SEND_PATIENCE_S = 25.0
-"""How long the other side may take nothing of what is sent before it counts as lost."""
+"""Seconds without any sent data accepted after which the connection counts as lost."""
 
 
 class Channel(Protocol):
-    """A command that runs on the other side."""
+    """A command that runs on the host."""
 
     def write(self, data: bytes) -> None:
-        """Send to its standard input.
+        """Send data to the command's standard input.
 
         Raises:
-            ConnectionLost: nobody takes it.
+            ConnectionLost: the host no longer accepts data.
         """
 
     def read(self, timeout_s: float) -> bytes | None:
-        """What its standard output holds: b"" at the end, None if nothing comes within the time."""
+        """Read from the command's standard output: b"" at its end, None after ``timeout_s`` without data."""
 
     @property
     def is_open(self) -> bool:
-        """Whether, as far as is known here, it still runs. Asks nobody."""
+        """True if the command still runs, as far as this side knows. No round trip."""
 
     def stderr_tail(self) -> str:
-        """The end of what it has said on standard error."""
+        """End of the command's standard error."""
 
     def close(self) -> None:
-        """Close its standard input, and forget it."""
+        """Close the command's standard input, and drop the channel."""
 
 
 class Connection(Protocol):
-    """A way to a host that has been authenticated."""
+    """An authenticated connection to a host."""
 
     @property
     def is_open(self) -> bool:
-        """Whether, as far as is known here, it still stands. Asks nobody."""
+        """True if the connection is open, as far as this side knows. No round trip."""
 
     def start(self, command: str) -> Channel:
-        """Have the user's login shell run a command line.
+        """Run a command line in the user's login shell.
 
         Raises:
-            SchedulerError: the host does not do it.
+            SchedulerError: the host refuses.
         """
 
     def sftp(self) -> "paramiko.SFTPClient":
-        """A client of the host's SFTP server; the caller closes it.
+        """Open a client of the host's SFTP server; the caller closes the client.
 
         Raises:
-            SchedulerError: the host has none.
+            SchedulerError: the host has no SFTP server.
         """
 
     def run_interactive(self, command: str) -> int:
-        """Run a command line on our own terminal; its exit status.
+        """Run a command line on our own terminal; return its exit status.
 
         Raises:
-            ConnectionLost: the connection went before the command ended.
+            ConnectionLost: the connection was lost before the command ended.
         """
 
     def close(self) -> None:
-        """End it, and all that runs over it."""
+        """End the connection, and all commands that run over it."""
 
 
 class ProcessChannel:
-    """A channel that is a process on this machine: an ssh client, or in tests a shell."""
+    """Channel to a process on this machine: an ssh client, or in tests a shell."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], host: str) -> None:
         self._host = host
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the channel)
-        # A session of its own: Ctrl-C is ours to handle, and ssh finds no terminal that it could ask on.
+        # A session of its own: llmctl handles Ctrl-C itself, and ssh finds no terminal on which to ask.
         self._process = subprocess.Popen(
             argv,
             env=dict(environment),
@@ -95,43 +95,43 @@ class ProcessChannel:
         os.set_blocking(self._input, False)
 
     def write(self, data: bytes) -> None:
-        """Send to its standard input.
+        """Send data to the command's standard input.
 
         Raises:
-            ConnectionLost: nobody takes it.
+            ConnectionLost: the host no longer accepts data.
         """
         rest = memoryview(data)
         try:
             while rest:
                 if not select.select([], [self._input], [], SEND_PATIENCE_S)[1]:
-                    raise ConnectionLost(f"{self._host}: takes nothing any more")
+                    raise ConnectionLost(f"{self._host}: connection lost: the host accepts no more data")
                 rest = rest[os.write(self._input, rest) :]
         except (OSError, ValueError) as error:
             raise ConnectionLost(f"{self._host}: connection closed: {error}") from None
 
     def read(self, timeout_s: float, limit: int = 1 << 18) -> bytes | None:
-        """What its standard output holds: b"" at the end, None if nothing comes within the time."""
+        """Read from the command's standard output: b"" at its end, None after ``timeout_s`` without data."""
         if not select.select([self._output], [], [], timeout_s)[0]:
             return None
         return os.read(self._output, limit)
 
     @property
     def is_open(self) -> bool:
-        """Whether the process lives."""
+        """True if the process lives."""
         return self._process.poll() is None
 
     @property
     def exit_status(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """Exit status of the process; None while it runs."""
         return self._process.poll()
 
     def stderr_tail(self) -> str:
-        """The end of what it has said on standard error."""
+        """End of the command's standard error."""
         self._stderr.seek(0)
         return self._stderr.read().decode("utf-8", errors="replace")[-2000:].strip()
 
     def close(self) -> None:
-        """Close its standard input, give it a moment to leave, and end it."""
+        """Close the process's standard input, wait a second for its end, then kill it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -146,9 +146,9 @@ class ProcessChannel:
 
 
 def wait_for(channel: Channel, marker: bytes, patience_s: float) -> tuple[bytes, bytes | None]:
-    """Read a channel until a line that begins with ``marker``; what came before, and what comes after the marker.
+    """Read a channel up to ``marker``; return the bytes before and after the marker.
 
-    None in its place: the channel ended, or the time was over.
+    The second value is None if the channel ended, or the time was over, before the marker came.
     """
     seen = b""
     deadline = time.monotonic() + patience_s

@@ -1,4 +1,4 @@
-"""What can go wrong on the way to a host, as one sentence each that says whether trying again can help."""
+"""Errors on the route to a host: one sentence each, and whether a retry can help."""
 
 import errno
 import socket
@@ -8,21 +8,21 @@ from llmctl.errors import SchedulerError
 
 
 class ConnectionLost(SchedulerError):
-    """A connection that was there and is gone. ``argv``: the command that was under way; it may or may not be done."""
+    """Loss of an open connection. ``argv``: the command under way, which may or may not have run to its end."""
 
     def __init__(self, message: str, *, argv: Sequence[str] = ()) -> None:
         super().__init__(message, transient=True, argv=argv)
 
 
 class PromptRefused(SchedulerError):
-    """A question that must not be asked now, or that nobody is there to answer."""
+    """A question that must not be asked now, or a missing terminal."""
 
     def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message, transient=transient)
 
 
 def unreachable(host: str, address: str, port: int, error: OSError, waited_s: float) -> SchedulerError:
-    """The failure to reach a host's ssh port. ``host`` is the user's word for it."""
+    """Error for an unreachable ssh port. ``host`` is the user's name for the host."""
     where = host if host == address else f"{host} ({address})"
     if isinstance(error, socket.gaierror):
         is_passing = error.errno in (socket.EAI_AGAIN, socket.EAI_SYSTEM)

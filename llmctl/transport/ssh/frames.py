@@ -1,7 +1,7 @@
-"""Values on their way to a login node and back: JSON for their shape, bytes beside it. Standard library, Python 3.7.
+"""Frames for values between here and a login node: JSON for their shape, then raw bytes. Standard library, Python 3.7.
 
-A frame is a header, JSON, and the bytes of all ``bytes`` values in the order in which they stand in the JSON; these are
-compressed where it pays. Nothing that is received is ever executed.
+A frame is a header, JSON, and the bytes of all ``bytes`` values in the order of the JSON. The bytes are compressed if
+they are large and shrink. Received data is never executed.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ _CLASSES: dict[str, Callable[..., Any]] = {
 
 
 class FrameError(Exception):
-    """What came is no frame, or what should go does not fit into one."""
+    """Received data is not a frame, or a value exceeds the frame limit."""
 
 
 def pack(value: Any) -> bytes:
-    """The frame of a value: None, numbers, text, bytes, lists, tuples, mappings, and the data classes named above.
+    """Frame of a value: None, numbers, text, bytes, lists, tuples, mappings, and the data classes of this protocol.
 
     Raises:
-        FrameError: it is larger than LIMIT.
+        FrameError: the value is larger than LIMIT.
     """
     blobs: list[bytes] = []
     shape = json.dumps(_flatten(value, blobs), separators=(",", ":")).encode("ascii")
     data = b"".join(blobs)
     if len(shape) + len(data) > LIMIT:
-        raise FrameError(f"{len(shape) + len(data)} bytes are more than the {LIMIT} that one answer may have")
-    # Level 1: text of logs shrinks to a fifth at 100 MB/s and more, faster than most ways to a cluster.
+        raise FrameError(f"{len(shape) + len(data)} bytes exceed the limit of {LIMIT} bytes for one answer")
+    # Level 1: log text shrinks to a fifth at 100 MB/s and more, faster than most connections to a cluster.
     sent = zlib.compress(data, 1) if len(data) > _WORTH_COMPRESSING else data
     sent = sent if len(sent) < len(data) else data
     return _HEADER.pack(_MAGIC, len(shape), len(sent), len(data)) + shape + sent
 
 
 class FrameReader:
-    """Puts frames together from what arrives, in pieces of any size."""
+    """Assembles frames from received data of any size."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Add received data."""
         self._pending += data
 
     def next(self) -> tuple[Any] | None:
-        """The next value, in a tuple of one; None until it is there whole.
+        """Next value, in a tuple of one; None until its frame is complete.
 
         Raises:
-            FrameError: what came is no frame.
+            FrameError: the received data is not a frame.
         """
         if len(self._pending) < _HEADER.size:
             return None
         magic, shape_size, sent_size, size = _HEADER.unpack_from(self._pending)
         if magic != _MAGIC or shape_size + size > LIMIT or sent_size > size:
-            raise FrameError(f"{bytes(self._pending[:60])!r} is no frame")
+            raise FrameError(f"{bytes(self._pending[:60])!r} is not a frame")
         begin, end = _HEADER.size + shape_size, _HEADER.size + shape_size + sent_size
         if len(self._pending) < end:
             return None
@@ -94,7 +94,7 @@ def _flatten(value: Any, blobs: list[bytes]) -> Any:
 
 
 class _Builder:
-    """Builds values again; takes the bytes from the data in the order of the shape."""
+    """Rebuilds values; takes the bytes from the data in the order of the shape."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
@@ -110,5 +110,5 @@ class _Builder:
         if "items" in shape:
             return {self.build(key): self.build(item) for key, item in shape["items"]}
         parts = [self.build(item) for item in shape["of"]]
-        # Sequences inside data classes are tuples: these are frozen.
+        # Sequences inside data classes are tuples, because the data classes are frozen.
         return _CLASSES[shape["kind"]](*(tuple(part) if isinstance(part, list) else part for part in parts))

@@ -1,4 +1,4 @@
-"""Host keys: what the user's known_hosts files say of a host. Nothing is ever added to them here.
+"""Host keys, checked against the user's known_hosts files. llmctl never adds a key to these files.
 
 Format: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT.
 """
@@ -16,17 +16,17 @@ from pathlib import Path
 from llmctl.errors import SchedulerError
 from llmctl.transport.ssh.ssh_config import SshConfig
 
-# A key type -> the algorithms that a host can prove it with (RFC 8332 for RSA).
+# Key type -> signature algorithms that prove it (RFC 8332 for RSA).
 _ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")}
 
 
 @dataclass(frozen=True)
 class KnownKey:
-    """One line that is about the host.
+    """One known_hosts line of the host.
 
     Attributes:
-        file: where it stands.
-        line: its number.
+        file: path of the known_hosts file.
+        line: line number in the file.
         marker: ``@revoked``, ``@cert-authority``, or empty.
         kind: type of the key.
         blob: the key.
@@ -40,7 +40,7 @@ class KnownKey:
 
 
 def known_keys(config: SshConfig) -> list[KnownKey]:
-    """Every line of the user's and the machine's known_hosts files that is about this host."""
+    """Every line for this host in the user's and the machine's known_hosts files."""
     name = config.host_key_alias or config.hostname.lower()
     names = [name] if config.port == 22 or config.host_key_alias else [f"[{name}]:{config.port}"]
     found = []
@@ -54,7 +54,7 @@ def known_keys(config: SshConfig) -> list[KnownKey]:
 
 
 def parse_known_hosts(text: str, file: str, names: Sequence[str]) -> list[KnownKey]:
-    """The lines of a known_hosts file that match one of the names; lines that cannot be read are passed over."""
+    """Lines of a known_hosts file that match one of the names; malformed lines are skipped."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -69,14 +69,14 @@ def parse_known_hosts(text: str, file: str, names: Sequence[str]) -> list[KnownK
 
 
 def preferred_algorithms(known: Sequence[KnownKey], offered: Sequence[str]) -> list[str]:
-    """Our algorithms, those first by which the host can show a key that is known, as OpenSSH orders them."""
+    """Offered algorithms, first those that can prove a known key, as OpenSSH orders them."""
     kinds = {key.kind for key in known if not key.marker}
     wanted = {algorithm for kind in kinds for algorithm in _ALGORITHMS.get(kind, (kind,))}
     return sorted(offered, key=lambda algorithm: algorithm not in wanted)
 
 
 def check_host_key(config: SshConfig, known: Sequence[KnownKey], kind: str, blob: bytes) -> None:
-    """Let a connection go on only to a host that has proved a key which is known for it.
+    """Check the proved key of a host against its known keys.
 
     Args:
         config: of the host.
@@ -85,7 +85,7 @@ def check_host_key(config: SshConfig, known: Sequence[KnownKey], kind: str, blob
         blob: that key.
 
     Raises:
-        SchedulerError: it is unknown, revoked, or another one than before.
+        SchedulerError: the key is unknown, revoked or changed.
     """
     revoked = next((key for key in known if key.marker == "@revoked" and key.blob == blob), None)
     if revoked is not None:
@@ -103,22 +103,22 @@ def check_host_key(config: SshConfig, known: Sequence[KnownKey], kind: str, blob
         raise SchedulerError(
             f"{config.name}: ITS HOST KEY HAS CHANGED: {before.file} line {before.line} holds "
             f"{_short(before.kind)} {fingerprint(before.blob)}, the host now shows {shown}; this may be an attack\n"
-            "ask the site whether the key was replaced; only then remove that line and run "
+            "ask the site whether the key was replaced; if so, remove that line and run "
             f"`ssh {config.name}` once",
             transient=False,
         )
     by_authority = any(key.marker == "@cert-authority" for key in known)
     remedy = (
-        "known_hosts trusts a certificate authority for it, which llmctl cannot check: open a connection that llmctl "
-        f"can use, with `ssh -fNM {config.name}` and a ControlPath"
+        "known_hosts trusts a certificate authority for the host, which llmctl cannot check: open a connection that "
+        f"llmctl can use, with `ssh -fNM {config.name}` and a ControlPath"
         if by_authority
-        else f"run `ssh {config.name}` once, compare the fingerprint with what the site publishes, and try again"
+        else f"run `ssh {config.name}` once, compare the fingerprint with the site's published one, and try again"
     )
-    raise SchedulerError(f"{config.name}: its host key is not known here: {shown}\n{remedy}", transient=False)
+    raise SchedulerError(f"{config.name}: its host key is unknown: {shown}\n{remedy}", transient=False)
 
 
 def fingerprint(blob: bytes) -> str:
-    """As OpenSSH shows it."""
+    """Fingerprint of a key, as OpenSSH shows it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
@@ -138,7 +138,7 @@ def _matches(patterns: str, name: str) -> bool:
     matched = False
     for pattern in patterns.split(","):
         negated, plain = pattern.startswith("!"), pattern.removeprefix("!").lower()
-        # [ and ] are no wildcards here, but part of [host]:port.
+        # [ and ] are not wildcards in known_hosts but part of [host]:port.
         if fnmatch.fnmatchcase(name.lower(), plain.replace("[", "[[]")):
             if negated:
                 return False

@@ -1,7 +1,7 @@
-"""The variables that a login shell has. Standard library only, Python 3.7; runs on the login node.
+"""Variables of a login shell. Standard library only, Python 3.7; runs on the login node.
 
-``ssh HOST COMMAND`` starts no login shell: what /etc/profile and its like set up is missing, on many sites the PATH to
-the scheduler's own commands.
+``ssh HOST COMMAND`` starts no login shell, so the settings of /etc/profile and similar files are missing: at many sites
+the PATH to the scheduler's own commands.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _PASSING = frozenset({"_", "PWD", "OLDPWD", "SHLVL"})
 
 
 def login_environment(plain: Mapping[str, str], timeout_s: float = 20.0) -> dict[str, str]:
-    """The variables of the user's login shell; ``plain`` where it cannot be asked.
+    """Variables of the user's login shell; ``plain`` if the shell fails.
 
-    A name that begins with a dash makes any shell a login shell (bash(1), zsh(1), tcsh(1), fish(1)).
+    An ``argv[0]`` that begins with a dash makes any shell a login shell (bash(1), zsh(1), tcsh(1), fish(1)).
     """
     shell = plain.get("SHELL") or pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     try:

@@ -1,6 +1,6 @@
-"""A connection that the user's own ssh has opened already (ControlMaster): used, never made and never ended here.
+"""Connection over the user's running ssh (ControlMaster). llmctl uses such a connection, and never opens or ends one.
 
-Sites with one-time passwords let nothing else in without a person at the keyboard.
+Sites with one-time passwords accept no other connection without a person at the keyboard.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _CHECK_S = 10.0
 _SFTP_PATIENCE_S = 60.0
-# Whatever the user's configuration wants done with a connection of its own is not done once more with ours.
+# Our client must not repeat what the user's configuration does for each new connection, such as forwarding ports.
 _OPTIONS = (
     "-o", "ControlMaster=no", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none",
     "-o", "PermitLocalCommand=no", "-o", "ForwardX11=no",
@@ -28,7 +28,7 @@ _OPTIONS = (
 
 
 class _PipeSocket:
-    """What paramiko's SFTP client asks of a channel, over a process."""
+    """Channel interface of paramiko's SFTP client, over a process."""
 
     def __init__(self, channel: ProcessChannel) -> None:
         self._channel = channel
@@ -38,7 +38,7 @@ class _PipeSocket:
         return len(data)
 
     def recv(self, size: int) -> bytes:
-        # Never more than asked for: the client reads lengths and contents one after the other.
+        # Never more than ``size`` bytes: the client reads lengths and contents one after the other.
         data = self._channel.read(_SFTP_PATIENCE_S, size)
         if data is None:
             raise EOFError
@@ -52,7 +52,7 @@ class _PipeSocket:
 
 
 class MasterConnection:
-    """OpenSSH's client over a ControlMaster that is running."""
+    """OpenSSH's client over a running ControlMaster."""
 
     def __init__(self, config: SshConfig, environment: Mapping[str, str]) -> None:
         self._config = config
@@ -62,18 +62,18 @@ class MasterConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether we have not let go of it."""
+        """True until ``close``."""
         return not self._is_closed
 
     def start(self, command: str) -> ProcessChannel:
-        """Have the user's login shell run a command line."""
+        """Run a command line in the user's login shell."""
         return self._client(["-T"], [command])
 
     def sftp(self) -> "paramiko.SFTPClient":
-        """A client of the host's SFTP server; the caller closes it.
+        """Open a client of the host's SFTP server; the caller closes the client.
 
         Raises:
-            SchedulerError: the host has none.
+            SchedulerError: the host has no SFTP server.
         """
         import paramiko
 
@@ -86,21 +86,23 @@ class MasterConnection:
             raise SchedulerError(f"{self._config.name}: has no SFTP server: {said}", transient=False) from None
 
     def run_interactive(self, command: str) -> int:
-        """Run a command line on our own terminal; its exit status.
+        """Run a command line on our own terminal; return its exit status.
 
         Raises:
-            ConnectionLost: the connection went before the command ended.
+            ConnectionLost: the connection was lost before the command ended.
         """
         terminal = "-t" if sys.stdin.isatty() else "-T"
         argv = [ssh_program(self._environment), *_OPTIONS, terminal, *self._words, command]
         status = LocalTransport(self._environment).run_interactive(argv)
-        # 255 is also ssh's own word for a connection that broke.
+        # ssh also exits with 255 if the connection broke.
         if status == 255 and not is_running(self._config, self._environment):
-            raise ConnectionLost(f"{self._config.name}: connection lost; what ran on the terminal may go on there")
+            raise ConnectionLost(
+                f"{self._config.name}: connection lost; the command on the terminal may still run on the host"
+            )
         return status
 
     def close(self) -> None:
-        """Let go of it; it is the user's."""
+        """Stop using the connection, which stays open for the user."""
         self._is_closed = True
 
     def _client(self, options: list[str], command: list[str]) -> ProcessChannel:
@@ -109,7 +111,7 @@ class MasterConnection:
 
 
 def is_running(config: SshConfig, environment: Mapping[str, str]) -> bool:
-    """Whether the user has a ControlMaster for a host."""
+    """True if the user has a running ControlMaster for a host."""
     if not config.has_control_path:
         return False
     argv = [ssh_program(environment), "-O", "check", *target_words(config)]
@@ -129,7 +131,7 @@ def is_running(config: SshConfig, environment: Mapping[str, str]) -> bool:
 
 
 def forward(hop: SshConfig, environment: Mapping[str, str], target: SshConfig) -> CommandSocket:
-    """A stream to a host behind a jump host that the user has a ControlMaster for."""
+    """Open a stream to a host through the user's ControlMaster for its jump host."""
     place = f"[{target.hostname}]:{target.port}"
     argv = [ssh_program(environment), "-o", "ControlMaster=no", "-o", "BatchMode=yes", "-W", place, *target_words(hop)]
     return CommandSocket(argv, environment)

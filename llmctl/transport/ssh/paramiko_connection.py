@@ -1,4 +1,4 @@
-"""A connection of our own, made with paramiko: through jump hosts if need be, each of them verified."""
+"""Connection of our own, made with paramiko: through jump hosts if needed, each of them verified."""
 
 import logging
 import sys
@@ -26,7 +26,7 @@ _SESSION_S = 30.0
 _WINDOW = 1 << 24
 """Bytes in flight: 16 MiB fill 1 Gbit/s over 130 ms."""
 
-# What goes wrong is told by exceptions; paramiko would also print tracebacks.
+# Exceptions report the errors; without this paramiko would also print tracebacks.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
@@ -39,19 +39,19 @@ class ParamikoChannel:
         self._stderr = b""
 
     def write(self, data: bytes) -> None:
-        """Send to its standard input.
+        """Send data to the command's standard input.
 
         Raises:
-            ConnectionLost: nobody takes it.
+            ConnectionLost: the host no longer accepts data.
         """
         self._channel.settimeout(SEND_PATIENCE_S)
         try:
             self._channel.sendall(data)
         except OSError as error:
-            raise ConnectionLost(f"{self._host}: connection lost: {error or 'nothing is taken any more'}") from None
+            raise ConnectionLost(f"{self._host}: connection lost: {error or 'the host accepts no more data'}") from None
 
     def read(self, timeout_s: float) -> bytes | None:
-        """What its standard output holds: b"" at the end, None if nothing comes within the time."""
+        """Read from the command's standard output: b"" at its end, None after ``timeout_s`` without data."""
         self._channel.settimeout(timeout_s)
         try:
             return self._channel.recv(1 << 18)
@@ -60,25 +60,25 @@ class ParamikoChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether it still runs, as far as is known here."""
+        """True if the command still runs, as far as this side knows."""
         transport = self._channel.get_transport()
         return not self._channel.closed and not self._channel.eof_received and transport.is_active()
 
     def stderr_tail(self) -> str:
-        """The end of what it has said on standard error."""
+        """End of the command's standard error."""
         while self._channel.recv_stderr_ready():
             self._stderr = (self._stderr + self._channel.recv_stderr(1 << 16))[-2000:]
         return self._stderr.decode("utf-8", errors="replace").strip()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the channel."""
         with suppress(OSError, EOFError, paramiko.SSHException):
             self._channel.shutdown_write()
         self._channel.close()
 
 
 class ParamikoConnection:
-    """An authenticated connection, and those to the jump hosts that it runs through."""
+    """An authenticated connection, with the connections to its jump hosts."""
 
     def __init__(
         self,
@@ -95,14 +95,14 @@ class ParamikoConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it still stands, as far as is known here."""
+        """True if all hops are open, as far as this side knows."""
         return all(transport.is_active() for transport in self._transports)
 
     def start(self, command: str) -> ParamikoChannel:
-        """Have the user's login shell run a command line.
+        """Run a command line in the user's login shell.
 
         Raises:
-            SchedulerError: the host does not do it.
+            SchedulerError: the host refuses.
         """
         channel = self._session()
         try:
@@ -112,10 +112,10 @@ class ParamikoConnection:
         return ParamikoChannel(channel, self._name)
 
     def sftp(self) -> paramiko.SFTPClient:
-        """A client of the host's SFTP server; the caller closes it.
+        """Open a client of the host's SFTP server; the caller closes the client.
 
         Raises:
-            SchedulerError: the host has none.
+            SchedulerError: the host has no SFTP server.
         """
         channel = self._session()
         channel.settimeout(_SESSION_S)
@@ -127,10 +127,10 @@ class ParamikoConnection:
             raise SchedulerError(f"{self._name}: has no SFTP server: {error}", transient=False) from None
 
     def run_interactive(self, command: str) -> int:
-        """Run a command line on our own terminal; its exit status.
+        """Run a command line on our own terminal; return its exit status.
 
         Raises:
-            ConnectionLost: the connection went before the command ended.
+            ConnectionLost: the connection was lost before the command ended.
         """
         channel = self._session()
         has_pty = sys.stdin.isatty()
@@ -156,7 +156,7 @@ class ParamikoConnection:
             channel.close()
 
     def close(self) -> None:
-        """End it, the last hop first."""
+        """Close the connection, the last hop first."""
         for transport in reversed(self._transports):
             transport.close()
         if self._proxy is not None:
@@ -172,15 +172,16 @@ class ParamikoConnection:
         if not self.is_open:
             return self._lost()
         return SchedulerError(
-            f"{self._name}: opens no session: {error or 'no answer'}; does it allow another one (MaxSessions)?",
+            f"{self._name}: cannot open a session: {error or 'no answer'}; "
+            "does the host allow another session (MaxSessions)?",
             transient=True,
         )
 
     def _lost(self) -> ConnectionLost:
-        return ConnectionLost(f"{self._name}: connection lost; what ran on the terminal may go on there")
+        return ConnectionLost(f"{self._name}: connection lost; the command on the terminal may still run on the host")
 
     def _status(self, channel: paramiko.Channel, watch: "_Liveness") -> int:
-        # -1 is paramiko's word for a command ended by a signal and for a connection that is gone.
+        # paramiko reports -1 both for a command ended by a signal and for a lost connection.
         channel.status_event.wait(_KEEPALIVE_S)
         status = channel.exit_status
         if status != -1:
@@ -191,7 +192,7 @@ class ParamikoConnection:
 
 
 class _TunnelSocket:
-    """A channel to the next host, as the socket of the connection to it."""
+    """Channel to the next host, as the socket of the connection to that host."""
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
@@ -202,17 +203,17 @@ class _TunnelSocket:
 
     @property
     def _closed(self) -> bool:
-        """Asked by paramiko, of whatever it takes for a socket."""
+        """True if closed; paramiko reads this attribute of its socket."""
         return self._channel.closed
 
     def close(self) -> None:
-        # In a thread of paramiko's, which would print a traceback where the connection below has gone first.
+        # Called in a paramiko thread, which would print a traceback if the connection below was lost first.
         with suppress(EOFError, OSError, paramiko.SSHException):
             self._channel.close()
 
 
 class _Liveness:
-    """Asks the other side for an answer every few seconds, as OpenSSH's ServerAliveInterval does."""
+    """Pings the host every few seconds, as OpenSSH's ServerAliveInterval does."""
 
     def __init__(self, transport: paramiko.Transport) -> None:
         self._transport = transport
@@ -221,16 +222,16 @@ class _Liveness:
         threading.Thread(target=self._ask, daemon=True).start()
 
     def is_alive(self) -> bool:
-        """Whether an answer has come within 20 s."""
+        """True if an answer has come within 20 s."""
         return self._transport.is_active() and time.monotonic() - self._heard < _SILENCE_S
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop the pings."""
         self._stopping.set()
 
     def _ask(self) -> None:
         while not self._stopping.wait(_KEEPALIVE_S):
-            # Refused by every server, and just that is the sign of life (OpenSSH, PROTOCOL 2.3).
+            # Every server refuses this request, and the refusal is the answer (OpenSSH, PROTOCOL 2.3).
             with suppress(Exception):
                 self._transport.global_request("keepalive@openssh.com", wait=True)
             if not self._transport.is_active():
@@ -244,16 +245,16 @@ def connect(
     environment: Mapping[str, str],
     through: Callable[[SshConfig], CommandSocket] | None = None,
 ) -> ParamikoConnection:
-    """Connect to the last host of a chain through all before it.
+    """Connect to the last host of a chain through all hosts before it.
 
     Args:
         chain: see ssh_config.resolve_chain.
         credentials: of the user.
         environment: of a ProxyCommand.
-        through: makes the stream to the first host, where something else has got that far already.
+        through: opens the stream to the first host, if a ControlMaster reaches the jump host before it.
 
     Raises:
-        SchedulerError: in one sentence, what is in the way and where.
+        SchedulerError: the connection failed; the message names the hop and the reason.
     """
     transports: list[paramiko.Transport] = []
     first = chain[0]
@@ -286,7 +287,7 @@ def _tunnel(transport: paramiko.Transport, hop: SshConfig, config: SshConfig) ->
         return cast(paramiko.Channel, _TunnelSocket(channel))
     except paramiko.ChannelException as error:
         # RFC 4254, 5.1: 1 is "administratively prohibited", 2 "connect failed".
-        what = "forwards no connections" if error.code == 1 else "cannot reach it"
+        what = "does not forward connections" if error.code == 1 else "cannot reach the host"
         raise SchedulerError(
             f"{config.name}: the jump host {hop.name} {what} ({config.hostname} port {config.port}): {error.text}",
             transient=error.code != 1,
@@ -300,7 +301,7 @@ def _tunnel(transport: paramiko.Transport, hop: SshConfig, config: SshConfig) ->
 
 
 def _secure(transport: paramiko.Transport, config: SshConfig, proxy: CommandSocket | None) -> None:
-    """Agree on keys with the host, and make sure that it is the right one."""
+    """Run the ssh handshake with a host and check its host key."""
     transport.banner_timeout = _HANDSHAKE_S
     transport.handshake_timeout = _HANDSHAKE_S
     known = known_keys(config)
@@ -309,9 +310,11 @@ def _secure(transport: paramiko.Transport, config: SshConfig, proxy: CommandSock
     try:
         transport.start_client(timeout=2 * _HANDSHAKE_S)
     except (paramiko.SSHException, EOFError, OSError) as error:
-        said = f"; the ProxyCommand says: {proxy.stderr_tail()}" if proxy is not None and proxy.stderr_tail() else ""
+        said = (
+            f"; output of the ProxyCommand: {proxy.stderr_tail()}" if proxy is not None and proxy.stderr_tail() else ""
+        )
         is_final = isinstance(error, paramiko.ssh_exception.IncompatiblePeer)
-        what = str(error) or "it closed the connection"
+        what = str(error) or "the host closed the connection"
         raise SchedulerError(
             f"{config.name}: no ssh connection to {config.hostname} port {config.port}: {what}{said}",
             transient=not is_final,

@@ -1,4 +1,4 @@
-"""Programs for the other side: the sources of the modules that they need, sent along; nothing is installed there."""
+"""Programs for a host, sent with the sources of all their modules. Nothing is installed on the host."""
 
 import base64
 import zlib
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llmctl.errors import SchedulerError
 
-# Each with those of our modules that it imports before it.
+# Program -> our modules that it needs, each after the modules that it imports.
 _MODULES = {
     "llmctl.transport.ssh.agent_program": (
         "file_reads",
@@ -23,7 +23,7 @@ _MODULES = {
 
 
 def program(module: str, *arguments: object) -> bytes:
-    """A Python program, complete in itself, that calls ``main`` of one of our modules.
+    """Self-contained Python program that calls ``main`` of one of our modules.
 
     Args:
         module: full name of the module.
@@ -50,14 +50,14 @@ sys.modules[{module!r}].main(*{arguments!r})
 
 
 def session_command(python: str, argv: Sequence[str], cwd: str | None) -> str:
-    """The command line, for any login shell, that runs ``argv`` on the terminal of the session.
+    """Command line, for any login shell, that runs ``argv`` on the session's terminal.
 
     Raises:
-        SchedulerError: the interpreter's path cannot stand in a command line of every shell.
+        SchedulerError: the interpreter's path cannot be quoted for every shell.
     """
     if any(letter in python for letter in "'\\!\n"):
         raise SchedulerError(f"{python}: login.python: name a path without quotes, ! and backslashes", transient=False)
-    # Letters, digits, - and _ only, which no shell touches: csh looks for ! even between quotes.
+    # Letters, digits, - and _ only, which no shell expands: csh expands ! even between quotes.
     payload = base64.urlsafe_b64encode(zlib.compress(program("llmctl.transport.ssh.session_program", list(argv), cwd)))
     start = "import sys,zlib,base64;exec(zlib.decompress(base64.urlsafe_b64decode(sys.argv[1])))"
     return f"exec '{python}' -I -S -X utf8 -c '{start}' {payload.decode()}"

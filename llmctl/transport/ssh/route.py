@@ -1,4 +1,4 @@
-"""The way to a host: a connection that the user has open already, if there is one, or one of our own."""
+"""Route to a host: over the user's open connection, if there is one, otherwise over a connection of our own."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Route:
-    """The way to a host. The user's configuration is asked once; what a person was asked for is kept.
+    """Route to a host. Resolves the user's ssh configuration once, and keeps the user's answers.
 
     Attributes:
-        host: as the ssh command knows it.
+        host: name of the host for the ssh command.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class Route:
         proxy_jump: str | None = None,
         terminal: Terminal | None = None,
     ) -> None:
-        """Take the host's name; nothing is asked yet.
+        """Store the host's name; ``open`` resolves and connects.
 
         Args:
-            host: as the ssh command knows it.
+            host: name of the host for the ssh command.
             environment: of the ssh client: HOME, PATH, SSH_AUTH_SOCK.
-            proxy_jump: host to go through, where the user's configuration does not say.
-            terminal: where passwords are asked.
+            proxy_jump: jump host, if the user's configuration names none.
+            terminal: asks for passwords.
         """
         self.host = host
         self._environment = environment
@@ -46,10 +46,10 @@ class Route:
         self._credentials: Credentials | None = None
 
     def open(self) -> Connection:
-        """Connect. Only the first connection may ask a person for anything.
+        """Connect. Only the first connection may ask the user for anything.
 
         Raises:
-            SchedulerError: in one sentence, what is in the way.
+            SchedulerError: the connection failed; the message gives the reason.
         """
         if not self._chain:
             self._chain = resolve_chain(self.host, self._environment, proxy_jump=self._proxy_jump)
@@ -58,11 +58,11 @@ class Route:
         return self._open_own(self._chain)
 
     def give_up_asking(self) -> None:
-        """Leave the terminal as it was, whoever still waits for an answer."""
+        """Restore the terminal, even if a thread still waits for an answer."""
         self._terminal.restore()
 
     def may_try_again(self, error: SchedulerError) -> bool:
-        """Whether a transient failure is worth another attempt at once: not where a person would have to be asked."""
+        """True if a transient failure is worth an immediate retry; False if the user would have to be asked."""
         return not isinstance(error, PromptRefused)
 
     def _open_own(self, chain: Sequence[SshConfig]) -> Connection:
@@ -74,8 +74,10 @@ class Route:
         for number in range(len(chain) - 2, -1, -1):
             hop = chain[number]
             if master_connection.is_running(hop, self._environment):
-                way = partial(master_connection.forward, hop, self._environment)
-                connection = paramiko_connection.connect(chain[number + 1 :], self._credentials, self._environment, way)
+                through = partial(master_connection.forward, hop, self._environment)
+                connection = paramiko_connection.connect(
+                    chain[number + 1 :], self._credentials, self._environment, through
+                )
                 break
         else:
             connection = paramiko_connection.connect(chain, self._credentials, self._environment)

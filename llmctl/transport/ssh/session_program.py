@@ -1,6 +1,7 @@
-"""What runs on the login node for a command on the user's terminal. Standard library only, Python 3.7.
+"""Program on the login node that runs a command on the user's terminal. Standard library only, Python 3.7.
 
-It stays beside the command and gives its end as an exit status: ssh has no portable word for the end by a signal.
+The program waits for the command and reports its end as an exit status, because ssh has no portable way to report an
+end by a signal.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from llmctl.transport.ssh.login_environment import login_environment
 
 
 def main(argv: Sequence[str], cwd: str | None) -> None:
-    """Run a command in the environment of a login shell, and end with its exit status."""
+    """Run a command in a login shell's environment, and exit with its exit status."""
     environment = login_environment(os.environ)
     terminal = os.environ.get("TERM")
     if terminal is not None:
-        environment["TERM"] = terminal  # of this session; a login shell without a terminal may say another
+        environment["TERM"] = terminal  # of this session; a login shell without a terminal may set another value
     try:
         status = run_on_terminal(argv, env=environment, cwd=cwd or os.path.expanduser("~"))  # noqa: PTH111
     except OSError as error:

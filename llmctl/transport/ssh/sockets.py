@@ -1,4 +1,4 @@
-"""The byte streams that ssh connections run over: TCP that notices a cut cable, and commands that connect for us."""
+"""Byte streams for ssh connections: TCP that detects a cut cable, and commands that connect for us."""
 
 import os
 import socket
@@ -17,13 +17,13 @@ _KEEPALIVE_S = 5
 
 
 def connect_tcp(config: SshConfig) -> socket.socket:
-    """A TCP connection to a host's ssh port.
+    """Open a TCP connection to a host's ssh port.
 
-    Data that the other side does not acknowledge for 15 s end it (TCP_USER_TIMEOUT, tcp(7)): without that a connection
-    whose cable was cut looks alive for a quarter of an hour and more.
+    The connection ends if the host does not acknowledge data for 15 s (TCP_USER_TIMEOUT, tcp(7)). Without this limit a
+    connection whose cable was cut looks alive for a quarter of an hour or more.
 
     Raises:
-        SchedulerError: it cannot be reached.
+        SchedulerError: the port cannot be reached.
     """
     patience = config.connect_timeout_s or CONNECT_TIMEOUT_S
     deadline = time.monotonic() + patience
@@ -48,7 +48,7 @@ def connect_tcp(config: SshConfig) -> socket.socket:
 
 
 class CommandSocket:
-    """A socket whose other end is the standard input and output of a command: ProxyCommand, or ``ssh -W``.
+    """Socket to the standard input and output of a command: ProxyCommand, or ``ssh -W``.
 
     Attributes:
         socket: our end.
@@ -68,7 +68,7 @@ class CommandSocket:
             )
 
     def stderr_tail(self) -> str:
-        """The last line of what the command has said on standard error."""
+        """Last line of the command's standard error."""
         self._stderr.seek(0)
         lines = self._stderr.read().decode("utf-8", errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
@@ -87,7 +87,7 @@ class CommandSocket:
 
 def _options() -> list[tuple[int, int, int]]:
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
-    # Not every system has every one of these; macOS lacks most.
+    # Not every system has all of these options; macOS lacks most.
     for name, value in (
         ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MS),
         ("TCP_KEEPIDLE", _KEEPALIVE_S),

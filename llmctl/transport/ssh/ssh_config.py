@@ -1,4 +1,4 @@
-"""The user's ssh configuration as OpenSSH itself resolves it, Include and Match too: ``ssh -G`` (ssh(1))."""
+"""The user's ssh configuration as OpenSSH itself resolves it, with Include and Match: ``ssh -G`` (ssh(1))."""
 
 import os
 import pwd
@@ -17,26 +17,26 @@ _DEFAULT_AGENT = "SSH_AUTH_SOCK"
 
 @dataclass(frozen=True)
 class SshConfig:
-    """What counts for one host. Paths are absolute, tokens are expanded.
+    """Resolved configuration of one host. Paths are absolute, tokens are expanded.
 
     Attributes:
-        name: as the user calls the host; goes to the ssh command, and into messages.
-        hostname: what is connected to.
+        name: the user's name for the host, for the ssh command and for messages.
+        hostname: name or address to connect to.
         port: TCP port.
-        user: the name there.
+        user: user name on the host.
         identity_files: private keys to try, in order.
         certificate_files: certificates of these keys.
-        identities_only: offer no keys of the agent but these.
-        identity_agent: socket of the agent; None: the one of SSH_AUTH_SOCK; empty: none at all.
-        proxy_jump: hosts to go through, as for ``ssh -J``; empty for none.
-        says_jump: whether the ssh command must be told of ``proxy_jump``: its configuration does not say.
+        identities_only: offer only these keys of the agent.
+        identity_agent: socket of the agent; None: SSH_AUTH_SOCK; empty: no agent.
+        proxy_jump: jump hosts, as for ``ssh -J``; empty for none.
+        says_jump: True if ssh needs ``proxy_jump`` as an option, because its configuration does not have it.
         proxy_command: command whose standard input and output are the connection; empty for none.
         known_hosts: files of known host keys, the user's first.
-        host_key_alias: the name that the host's key is known by; empty: its own.
-        has_control_path: whether a ControlMaster could be running.
-        connect_timeout_s: how long reaching it may take; None for our own default.
-        methods: ways to authenticate, in order of preference.
-        password_prompts: how often a password is asked for.
+        host_key_alias: name of the host in known_hosts; empty: ``hostname``.
+        has_control_path: True if a ControlMaster could be running.
+        connect_timeout_s: limit for connecting; None for our own default.
+        methods: authentication methods, in order of preference.
+        password_prompts: maximum number of password prompts.
     """
 
     name: str
@@ -59,15 +59,15 @@ class SshConfig:
 
 
 def resolve_chain(host: str, environment: Mapping[str, str], *, proxy_jump: str | None = None) -> list[SshConfig]:
-    """The host, last, and before it the hosts to go through, each with its own configuration.
+    """Configurations of the jump hosts, in order, and last of the host itself.
 
     Args:
-        host: as the ssh command knows it.
+        host: name of the host for the ssh command.
         environment: of the ssh command.
-        proxy_jump: hosts to go through, where the user's configuration names none.
+        proxy_jump: jump hosts, if the user's configuration names none.
 
     Raises:
-        SchedulerError: there is no ssh command, or it refuses the configuration.
+        SchedulerError: ssh is not installed, or refuses the configuration.
     """
     own = resolve(host, environment)
     if proxy_jump is not None and not own.proxy_jump and not own.proxy_command:
@@ -76,12 +76,12 @@ def resolve_chain(host: str, environment: Mapping[str, str], *, proxy_jump: str 
     while chain[0].proxy_jump:
         if len(chain) > _MAX_HOPS:
             raise SchedulerError(
-                f"{host}: more than {_MAX_HOPS} hosts to go through; does a ProxyJump lead in a circle?",
+                f"{host}: more than {_MAX_HOPS} jump hosts; does a ProxyJump lead in a circle?",
                 transient=False,
             )
         *before, last = chain[0].proxy_jump.split(",")
         hop = resolve(last, environment)
-        # ssh -J a,b: reach b through a, whatever b's own entry says; the first of them goes by its own entry.
+        # ssh -J a,b: reach b through a, whatever b's own entry says. Host a is reached by its own entry.
         if before:
             hop = replace(hop, proxy_jump=",".join(before), says_jump=True, proxy_command="")
         chain.insert(0, hop)
@@ -89,10 +89,10 @@ def resolve_chain(host: str, environment: Mapping[str, str], *, proxy_jump: str 
 
 
 def resolve(host: str, environment: Mapping[str, str]) -> SshConfig:
-    """What ``ssh -G`` says of one host; [user@]host[:port] and ssh:// are understood, as ProxyJump writes them.
+    """Resolve one host with ``ssh -G``; accepts [user@]host[:port] and ssh://, as ProxyJump writes them.
 
     Raises:
-        SchedulerError: there is no ssh command, or it refuses the configuration.
+        SchedulerError: ssh is not installed, or refuses the configuration.
     """
     argv = [ssh_program(environment), "-G", *_target_words(host)]
     try:
@@ -119,24 +119,24 @@ def resolve(host: str, environment: Mapping[str, str]) -> SshConfig:
 
 
 def ssh_program(environment: Mapping[str, str]) -> str:
-    """Where the ssh command is.
+    """Path of the ssh command.
 
     Raises:
-        SchedulerError: nowhere.
+        SchedulerError: ssh is not in PATH.
     """
     found = shutil.which("ssh", path=environment.get("PATH"))
     if found is None:
-        raise SchedulerError("there is no ssh command here; install OpenSSH's client", transient=False)
+        raise SchedulerError("ssh is not in PATH; install OpenSSH's client", transient=False)
     return found
 
 
 def parse(name: str, text: str, *, home: str, local_user: str) -> SshConfig:
-    """What ``ssh -G`` printed.
+    """Parse the output of ``ssh -G``.
 
     Args:
-        name: as the user calls the host.
-        text: what was printed: a key and its value per line, keys in lower case.
-        home: the user's home directory, of the password database as in OpenSSH.
+        name: the user's name for the host.
+        text: the output: a key and its value per line, keys in lower case.
+        home: the user's home directory, from the password database as in OpenSSH.
         local_user: the user's name on this machine.
     """
     values: dict[str, list[str]] = {}
@@ -193,7 +193,7 @@ def parse(name: str, text: str, *, home: str, local_user: str) -> SshConfig:
 
 
 def expand(text: str, tokens: Mapping[str, str]) -> str:
-    """Replace ssh's %-tokens (ssh_config(5)); one that is not known stays as it is."""
+    """Replace ssh's %-tokens (ssh_config(5)); unknown tokens stay."""
     return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
 
 
@@ -208,7 +208,7 @@ def _methods(preferred: str, first: Callable[..., str]) -> tuple[str, ...]:
 
 
 def _paths(value: str) -> list[str]:
-    # Printed without quotes: what begins neither with / nor ~ belongs to the path before it.
+    # ssh -G prints paths without quotes. A word that begins neither with / nor ~ belongs to the path before it.
     found: list[str] = []
     for word in value.split(" "):
         if found and not word.startswith(("/", "~")) and word != "none":
@@ -219,7 +219,7 @@ def _paths(value: str) -> list[str]:
 
 
 def _target_words(host: str) -> list[str]:
-    """The words for ssh's command line: a user and a port that stand in the name become options."""
+    """Words for ssh's command line: a user and a port in the name become options."""
     plain = host.removeprefix("ssh://")
     user, at, place = plain.rpartition("@")
     found = re.fullmatch(r"(\[[^\]]+\]|[^:]*)(?::(\d+))?", place)
@@ -231,7 +231,7 @@ def _target_words(host: str) -> list[str]:
 
 
 def target_words(config: SshConfig) -> list[str]:
-    """The words that name a host on the command line of ssh, ``--`` and the name last."""
+    """Words that name a host on ssh's command line, ``--`` and the name last."""
     return [*(["-J", config.proxy_jump] if config.says_jump else []), *_target_words(config.name)]
 
 

@@ -1,4 +1,4 @@
-"""The terminal that a person sits at: asking for a password, and lending it to a command on another machine."""
+"""The user's terminal: asks for passwords, and connects a command on another machine to the terminal."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ _TTY = "/dev/tty"
 
 
 class Terminal:
-    """Asks on the controlling terminal, one question at a time, whoever asks.
+    """Asks on the controlling terminal, one question at a time, from any thread.
 
     Attributes:
         path: the terminal.
@@ -32,7 +32,7 @@ class Terminal:
 
     @property
     def is_there(self) -> bool:
-        """Whether somebody can be asked."""
+        """True if the terminal can be opened."""
         try:
             os.close(os.open(self.path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
         except OSError:
@@ -40,11 +40,11 @@ class Terminal:
         return True
 
     def ask(self, question: str, *, shows_answer: bool = False) -> str:
-        """The answer to a question, without its line end.
+        """Ask a question; return the answer without its line end.
 
         Raises:
             PromptRefused: there is no terminal, or it was closed.
-            KeyboardInterrupt: the person does not want to.
+            KeyboardInterrupt: the user pressed Ctrl-C.
         """
         with self._asking:
             try:
@@ -57,7 +57,7 @@ class Terminal:
                 os.close(descriptor)
 
     def restore(self) -> None:
-        """Show again what is typed, also where a question was given up and whoever asked still waits in a thread."""
+        """Switch the echo on again, even if a thread still waits for an answer."""
         before, self._before = self._before, None
         if before is None:
             return
@@ -91,28 +91,28 @@ class Terminal:
 
 
 class InteractiveChannel(Protocol):
-    """What a session on a terminal asks of paramiko's channel."""
+    """Part of paramiko's channel that a session on a terminal uses."""
 
     def fileno(self) -> int:
-        """Readable when something has come."""
+        """Descriptor that is readable if output has come."""
 
     def recv(self, nbytes: int) -> bytes:
-        """Standard output; b"" at its end."""
+        """Read standard output; b"" at its end."""
 
     def recv_stderr_ready(self) -> bool:
-        """Whether standard error has come."""
+        """True if standard error has come."""
 
     def recv_stderr(self, nbytes: int) -> bytes:
-        """Standard error."""
+        """Read standard error."""
 
     def sendall(self, s: bytes) -> None:
-        """To standard input."""
+        """Send to standard input."""
 
     def shutdown_write(self) -> None:
-        """Standard input ends."""
+        """Close standard input."""
 
     def resize_pty(self, width: int, height: int) -> None:
-        """The window has another size."""
+        """Report a new size of the window."""
 
 
 def window_size(descriptor: int) -> tuple[int, int]:
@@ -123,7 +123,7 @@ def window_size(descriptor: int) -> tuple[int, int]:
 
 @contextmanager
 def raw_mode(descriptor: int) -> Iterator[None]:
-    """Every key goes to the other side; whatever happens, the terminal is afterwards as it was."""
+    """Pass every key to the host; restore the terminal at the end, also after an error."""
     before = termios.tcgetattr(descriptor)
     try:
         tty.setraw(descriptor)
@@ -133,12 +133,12 @@ def raw_mode(descriptor: int) -> Iterator[None]:
 
 
 def lend(channel: InteractiveChannel, *, has_pty: bool, is_alive: Callable[[], bool]) -> int | None:
-    """Hand our standard streams to a channel until its output ends; the signal that asked us to end, or None.
+    """Connect our standard streams to a channel until its output ends; return the signal that ended us, or None.
 
     Args:
         channel: of the command.
-        has_pty: our standard input is a terminal, and the command has one on its side.
-        is_alive: whether the other side still shows that it lives; asked about once a second.
+        has_pty: True if our standard input is a terminal, and the command has a terminal on the host.
+        is_alive: True as long as the host answers; called about once a second.
     """
     asked: list[int] = []
     descriptor = sys.stdin.fileno()
@@ -147,7 +147,7 @@ def lend(channel: InteractiveChannel, *, has_pty: bool, is_alive: Callable[[], b
     if has_pty:
 
         def resize(*_: object) -> None:
-            with suppress(Exception):  # a session that is ending takes no size any more
+            with suppress(Exception):  # a session that is ending accepts no size
                 channel.resize_pty(*window_size(descriptor))
 
         before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, resize)

@@ -1,4 +1,4 @@
-"""Transport on another machine: the same functions, run there by an agent (see agent_program) over one connection."""
+"""Transport on another machine: an agent (see agent_program) runs the same functions there, over one connection."""
 
 import sys
 import tarfile
@@ -24,9 +24,9 @@ from llmctl.transport.ssh.program import session_command
 from llmctl.transport.ssh.route import Route
 
 FIRST_PATIENCE_S = 10.0
-"""How long the first connection is tried again while what is in the way may pass."""
+"""Seconds of attempts for the first connection, as long as its error is transient."""
 RECONNECT_PATIENCE_S = 120.0
-"""The same for a connection that was there and was lost."""
+"""Seconds of attempts for a reconnection after a loss."""
 _READ_AT_ONCE = 1 << 26
 _CHUNK = 1 << 22
 _CLOSE_PATIENCE_S = 2.0
@@ -34,13 +34,13 @@ _DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 class RemoteTransport:
-    """Transport on a host that is reached by ssh (see llmctl.transport.protocol). Connected when it is first used.
+    """Transport on a host that is reached by ssh (see llmctl.transport.protocol). The first call connects.
 
-    A call that only looks is repeated once on a new connection when the old one is lost, and says so. What changes
-    something is never repeated here: whoever asked for it knows how to find out whether it was done.
+    If the connection is lost, a call that only reads is repeated once on a new connection, with a warning. A call that
+    changes something is never repeated here: its caller knows how to find out whether the change was made.
 
     Attributes:
-        host: as the ssh command knows it.
+        host: name of the host for the ssh command.
     """
 
     is_remote = True
@@ -54,12 +54,12 @@ class RemoteTransport:
         first_patience_s: float = FIRST_PATIENCE_S,
         reconnect_patience_s: float = RECONNECT_PATIENCE_S,
     ) -> None:
-        """Take the way there; nothing is connected yet.
+        """Store the route; the first call connects.
 
         Args:
-            route: the way to the host.
-            python: Python 3.7 or later on the host. Unset: the first that is found there.
-            warning: told what the user should know while work goes on. Unset: a line on standard error.
+            route: route to the host.
+            python: Python 3.7 or later on the host. Unset: the first found on the host.
+            warning: called with each warning. Unset: prints a line on standard error.
             first_patience_s: see FIRST_PATIENCE_S.
             reconnect_patience_s: see RECONNECT_PATIENCE_S.
         """
@@ -76,12 +76,12 @@ class RemoteTransport:
         self._guard = threading.RLock()
 
     def home(self) -> str:
-        """The user's home directory there."""
+        """The user's home directory on the host."""
         with self._guard:
             return self._ready().home
 
     def now(self) -> float:
-        """The time by the clock there; costs no round trip once there is a connection."""
+        """Time by the host's clock, in seconds since 1970; no round trip once connected."""
         with self._guard:
             return (self._agent or self._ready()).now()
 
@@ -97,7 +97,7 @@ class RemoteTransport:
         """Run a command to its end, in the environment of a login shell; any exit status is an answer.
 
         Raises:
-            SchedulerError: it cannot be started, was not done in time and ended, or the connection was lost.
+            SchedulerError: the command cannot be started or was ended at its time limit, or the connection was lost.
         """
         try:
             done = self._call("run", argv, timeout_s, cwd, dict(env or {}), stdin, argv=argv)
@@ -109,7 +109,7 @@ class RemoteTransport:
         """Run a command on our own terminal and return its exit status, 128 + N when signal N ended it.
 
         Raises:
-            ConnectionLost: the connection went before the command ended.
+            ConnectionLost: the connection was lost before the command ended.
         """
         with self._guard:
             agent = self._ready()
@@ -121,7 +121,7 @@ class RemoteTransport:
         """Start a command that outlives us and the connection.
 
         Raises:
-            SchedulerError: it cannot be started, or the connection was lost.
+            SchedulerError: the command cannot be started, or the connection was lost.
         """
         try:
             identity: ProcessIdentity = self._call("start_detached", argv, cwd, log, argv=argv)
@@ -130,7 +130,7 @@ class RemoteTransport:
         return identity
 
     def read_parts(self, reads: Sequence[FileRead]) -> list[FilePart | None]:
-        """See file_reads; one round trip for each 64 MiB wished."""
+        """See file_reads; one round trip for each 64 MiB requested."""
         parts: list[FilePart | None] = []
         for batch in _batches(reads):
             parts += self._look("read_parts", batch)
@@ -142,30 +142,30 @@ class RemoteTransport:
         return names
 
     def look_at(self, paths: Sequence[str]) -> list[PathFacts]:
-        """See file_acts."""
+        """See file_writes."""
         facts: list[PathFacts] = self._look("look_at", list(paths))
         return facts
 
     def write_files(self, files: Sequence[FileWrite]) -> None:
-        """See file_acts."""
+        """See file_writes."""
         self._call("write_files", list(files))
 
     def make_folder(self, path: str, *, mode: int = 0o777, exclusive: bool = False) -> None:
-        """See file_acts."""
+        """See file_writes."""
         self._call("make_folder", path, mode=mode, exclusive=exclusive)
 
     def remove(self, paths: Sequence[str]) -> None:
-        """See file_acts."""
+        """See file_writes."""
         self._call("remove", list(paths))
 
     def link(self, links: Mapping[str, str]) -> None:
-        """See file_acts."""
+        """See file_writes."""
         self._call("link", dict(links))
 
     def put_tree(self, folder: str, files: Mapping[str, Path]) -> None:
-        """Make ``folder`` of our own files, all or nothing; a folder that is there already is not even sent.
+        """Make ``folder`` from local files, all or nothing; an existing folder stays unchanged, and nothing is sent.
 
-        One archive, by SFTP where the host has it.
+        The files are sent as one archive, by SFTP if the host has it.
         """
         place: str | None = self._call("archive_for", folder)
         if place is None:
@@ -182,10 +182,10 @@ class RemoteTransport:
                 raise
 
     def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold a lock file there; it is free again when the agent ends, however it does.
+        """Hold a lock file on the host; the lock is released when the agent ends in any way.
 
         Raises:
-            RecordError: another llmctl holds it.
+            RecordError: another llmctl holds the lock.
         """
         return self._held(path)
 
@@ -205,9 +205,9 @@ class RemoteTransport:
         return left
 
     def close(self) -> None:
-        """End the agent and the connection; the next call makes another."""
+        """End the agent and the connection; the next call connects again."""
         self._route.give_up_asking()
-        # Another thread of ours may be waiting for somebody's password: then there is nothing yet that could be closed.
+        # Another thread may be waiting for a password. Then there is no connection to close yet.
         if not self._guard.acquire(timeout=_CLOSE_PATIENCE_S):
             return
         try:
@@ -235,19 +235,19 @@ class RemoteTransport:
             try:
                 return agent.call(act, *args, **options)
             except ConnectionLost:
-                what = f"`{program_of(argv)}` ran" if argv else f"{act.replace('_', ' ')} was under way"
+                what = f"`{program_of(argv)}` ran" if argv else f"{act.replace('_', ' ')} ran"
                 raise ConnectionLost(
-                    f"{self.host}: connection lost while {what}; whether it was done is not known", argv=argv
+                    f"{self.host}: connection lost while {what}; the outcome is unknown", argv=argv
                 ) from None
 
     def _ready(self, *, was_lost: bool = False) -> AgentClient:
-        """The agent, started if there is none, or on a new connection if the old one is gone."""
+        """The agent, started if needed; on a new connection after a loss."""
         if self._agent is not None and self._agent.is_open and not was_lost:
             return self._agent
         began = time.monotonic()
         if self._was_connected and self._agent is not None:
             self._lock_was_lost = bool(self._locks)
-            self._warning(f"connection to {self.host} lost; connecting again")
+            self._warning(f"connection to {self.host} lost; reconnecting")
             self.close()
             self._agent = self._start(self._patience[1])
             self._warning(f"reconnected to {self.host} after {time.monotonic() - began:.0f} s")
@@ -295,7 +295,7 @@ class RemoteTransport:
             yield
 
     def _send_by_sftp(self, place: str, archive: IO[bytes]) -> bool:
-        """Whether the archive has arrived; not where SFTP is refused, or sees other folders than a command does."""
+        """True if the archive has arrived; False if SFTP is refused, or shows other folders than a command sees."""
         with self._guard:
             self._ready()
             assert self._connection is not None

@@ -1,4 +1,4 @@
-"""Schedulers that an installed package adds, without a line of llmctl changed."""
+"""Schedulers that an installed package adds, without a change of llmctl."""
 
 import importlib.metadata
 
@@ -25,7 +25,7 @@ BACKEND = LsfBackend(name="lsf")
 
 @pytest.fixture
 def lsf(tmp_path, monkeypatch):
-    """An installed package with two entry points: lsf, and one whose module is not there; returns the user's folder."""
+    """Install a package with two entry points: lsf, and one with a missing module; returns the user's folder."""
     for name, value in {"XDG_CONFIG_HOME": "config", "XDG_STATE_HOME": "state", "HOME": "home"}.items():
         monkeypatch.setenv(name, str(tmp_path / value))
     for name in ("LLMCTL_RUNS_ROOT", "LLMCTL_GROUP", "LLMCTL_CLUSTER"):

@@ -1,4 +1,4 @@
-"""PBS: what is asked for, and what its programs print, read."""
+"""PBS: requests, and the parsed output of its programs."""
 
 import base64
 import os
@@ -64,7 +64,7 @@ def test_resources_group_and_queue_of_abci3():
 def test_a_reservation_is_a_queue_that_is_told_the_type_beside_the_sites_own_variables():
     asked = options(request(reservation="R1234.pbs1", queue="rt_HF"))
     assert asked["-q"] == "R1234"
-    # Once only: qsub takes the last -v and forgets those before.
+    # Once only: qsub uses the last -v and ignores the others.
     assert asked["-v"] == "USE_SSH=1,RTYPE=rt_HF"
 
 

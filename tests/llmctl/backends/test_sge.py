@@ -1,4 +1,4 @@
-"""Grid Engine: what is asked for, and what its programs print, read. tests/recorded/sge holds outputs of 8.1.9."""
+"""Grid Engine: requests, and the parsed output of its programs. tests/recorded/sge holds outputs of 8.1.9."""
 
 from pathlib import Path
 
@@ -127,7 +127,7 @@ def test_why_jobs_wait():
     assert LIFE["31"].reason == "waits for free nodes"
     assert LIFE["33"].reason == "waits for job 30"
     assert (LIFE["34"].raw, LIFE["34"].reason) == ("hqw", "held")
-    # Not asked about: its line alone.
+    # Not requested: its line alone.
     assert (LIFE["32"].state, LIFE["32"].reason) == (JobState.PENDING, "")
 
 
@@ -208,7 +208,7 @@ def test_ends_in_words():
 
 
 def changed(job_id, **fields):
-    """The recorded account of one job with other values."""
+    """Recorded account of one job with other values."""
     record = next(one for one in recorded("qacct_ended.txt").split("=" * 62) if f"jobnumber    {job_id} " in one)
     for name, value in fields.items():
         record = "\n".join(

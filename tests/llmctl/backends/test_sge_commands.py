@@ -13,7 +13,7 @@ from tests.llmctl.backends.test_sge import RECORDED, SGE, request
 
 
 def run_with(tmp_path, argv, **programs):
-    """Run a backend's command with programs of ours in the place of Grid Engine's."""
+    """Run a backend's command with stand-ins for Grid Engine's programs."""
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -79,7 +79,10 @@ def test_a_command_reaches_the_node_as_it_is(tmp_path, words):
     done = run_with(tmp_path, argv, qrsh=QRSH)
     assert done.stdout.decode().split("\0")[:-1] == words
     assert done.returncode == 7
-    assert done.stderr.decode() == "llmctl: asks Grid Engine for 1 node of rt_F; if nothing is free it says so\n"
+    assert (
+        done.stderr.decode()
+        == "llmctl: requesting 1 node of rt_F from Grid Engine, which refuses at once if none is free\n"
+    )
     options = (tmp_path / "options").read_text()
     assert "-g gaa50001\n" in options and "-l rt_F=1\n" in options and "-now yes\n" in options
 
@@ -88,7 +91,7 @@ def test_a_visitor_is_a_task_of_the_job(tmp_path):
     argv = SGE.attach_argv("41", "g0002", 'printf "%s\\0" "$@"; kill -KILL $$', ["a b", "it's"])
     done = run_with(tmp_path, argv, qrsh=QRSH)
     assert done.stdout.decode().split("\0")[:-1] == ["a b", "it's"]
-    # Not killed itself: Grid Engine would end the job.
+    # qrsh itself must survive: otherwise Grid Engine would end the job.
     assert done.returncode == 137
     assert "41\n" in (tmp_path / "options").read_text()
 

@@ -1,4 +1,4 @@
-"""Slurm's answers, on what it has really printed (tests/recorded/slurm)."""
+"""Slurm backend, tested on recorded output of Slurm (tests/recorded/slurm)."""
 
 import subprocess
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_it_is_the_backend_of_its_name() -> None:
     assert load_queue_backend("slurm") == BACKEND
 
 
-# --- What is asked for
+# --- Requests
 
 
 def test_whole_nodes_are_asked_for_whole() -> None:
@@ -239,11 +239,11 @@ def test_accounting_asks_once_for_all() -> None:
     assert argv is not None and "1,2" in argv and "--duplicates" in argv and "--allocations" in argv
 
 
-# --- What went wrong
+# --- Errors
 
 
 def refusals() -> list[tuple[str, str, int]]:
-    """(command, what it said, its exit status) of errors.txt and controller-down.txt."""
+    """Tuples (command, error message, exit status) of errors.txt and controller-down.txt."""
     found = []
     for block in (recorded("errors.txt") + recorded("controller-down.txt")).split("$ ")[1:]:
         command, _, rest = block.partition("\n")
@@ -264,7 +264,7 @@ def test_an_unknown_job_is_an_answer_and_a_lost_server_is_none() -> None:
 
 def test_refusals_come_with_advice() -> None:
     silent = [command for command, said, status in refusals() if status and not BACKEND.advice(said)]
-    # What was not there, or is no fault of the user's request, speaks for itself.
+    # Missing objects, and errors that are not the user's, need no advice.
     assert silent == [
         "sacct -n -P -X -j 1", "squeue -h -j 99999", "sbatch nosuchfile.sh", "scontrol requeue 99999",
         "srun --jobid=99999 --overlap hostname", "squeue -h --me", "sbatch /tmp/srec/ok.sh",
@@ -355,7 +355,7 @@ def test_lists_of_hosts(text: str, hosts: list[str]) -> None:
 
 
 def stand_ins(folder: Path) -> dict[str, str]:
-    """salloc and srun that write their words down and run what follows their options; the environment to find them."""
+    """Stand-ins for salloc and srun, which record their words and run their command; returns the environment."""
     for name in ("salloc", "srun"):
         body = f'printf "%s\\n" "$@" >{folder}/{name}.said\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
         (folder / name).write_text(f"#!/bin/bash\n{body}")
@@ -371,7 +371,7 @@ def test_a_shell_in_an_allocation_of_its_own(tmp_path: Path) -> None:
         argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=True
     )
     assert done.stdout == "a b $x\n"
-    assert done.stderr == "llmctl: asking for 2 nodes with 8 GPUs each; giving up after 60 s if nothing is free\n"
+    assert done.stderr == "llmctl: requesting 2 nodes with 8 GPUs each; giving up after 60 s if none is free\n"
     said = [set((tmp_path / f"{name}.said").read_text().split("\n")) for name in ("salloc", "srun")]
     assert {"--immediate=60", "--gpus-per-node=h100:8", "--nodes=2"} <= said[0]
     assert {"--overlap", "--nodes=1", "--cpus-per-task=96"} <= said[1] and "--pty" not in said[1]
@@ -392,7 +392,7 @@ def test_containers_are_entered_by_name(tmp_path: Path) -> None:
     argv = BACKEND.attach_argv("17", "n3", "true", (), plan)
     subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, timeout=20, check=True)
     said = (tmp_path / "srun.said").read_text().split("\n")
-    # What a visitor leaves behind is not written over the run's own image.
+    # An attached step must not overwrite the run's own image.
     assert "--container-name=llm:exec" in said and not [word for word in said if word.startswith("--container-save")]
     unnamed = profile.container.model_copy(update={"name": None})
     nameless = BACKEND.attach_argv("17", "n3", "true", (), ContainerPlan("pyxis", "/i.sqsh", None, (), unnamed))

@@ -1,4 +1,4 @@
-"""What Slurm is told: the command line alone, no other cluster, and the cores that a visitor may have."""
+"""Requests to Slurm: no variables of the user, no other cluster, and the cores of an attached step."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def test_a_visitor_gets_the_cores_that_the_job_has_on_a_node(
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """What a dry run of a profile is refused with; nothing if it is not."""
+    """Error message of a dry run with a profile; empty if accepted."""
     for name in ("CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))

@@ -1,4 +1,4 @@
-"""An agent on this machine, behind a pipe in the place of an ssh connection."""
+"""An agent on this machine, behind a pipe instead of an ssh connection."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from llmctl.transport.ssh.transport import RemoteTransport
 
 
 class PipeConnection:
-    """Runs what would be sent to a login node in a shell here."""
+    """Runs the command lines for a login node in a shell on this machine."""
 
     def __init__(self, shell, environment):
         self.shell, self.environment = shell, environment
@@ -34,7 +34,7 @@ class PipeConnection:
 
 
 class PipeRoute:
-    """The way to an agent on this machine; ``failures`` are raised, one by one, before a connection is made."""
+    """Route to an agent on this machine; raises ``failures``, one by one, before it connects."""
 
     host = "login"
 
@@ -54,14 +54,14 @@ class PipeRoute:
         return self.opened[-1]
 
     def give_up_asking(self):
-        """Nobody was asked."""
+        """Do nothing: the user was not asked."""
 
     def may_try_again(self, error):
         return error.transient
 
 
 def agent(route, **options):
-    """Transport through an agent; what it remarks is collected in ``warnings``."""
+    """Transport through an agent, with its warnings collected in ``warnings``."""
     warnings = []
     transport = RemoteTransport(route, warning=warnings.append, **options)
     transport.warnings = warnings

@@ -1,4 +1,4 @@
-"""How the agent begins and ends: login shells of all kinds, no Python, a lost connection, a caller who is gone."""
+"""Start and end of the agent: login shells of all kinds, no Python, a lost connection, a lost caller."""
 
 import os
 import shutil
@@ -63,7 +63,7 @@ def test_a_profile_that_breaks_leaves_the_plain_environment(tmp_path):
 
 
 def test_an_account_without_a_shell_is_told_with_its_own_words():
-    with pytest.raises(SchedulerError, match="it said: This account is currently not available") as caught:
+    with pytest.raises(SchedulerError, match="its output: This account is currently not available") as caught:
         agent(PipeRoute("sh", "-c", "echo This account is currently not available; exit 1")).home()
     assert not caught.value.transient
 
@@ -80,9 +80,9 @@ def test_a_python_that_is_too_old_or_broken_is_passed_over(tmp_path):
 
 def test_no_python_at_all(tmp_path):
     (tmp_path / "sh").symlink_to("/bin/sh")
-    with pytest.raises(SchedulerError, match="login: python3 is not there, or older than 3.7.*login.python"):
+    with pytest.raises(SchedulerError, match="login: python3 is missing, or older than 3.7.*login.python"):
         agent(PipeRoute(shutil.which("sh"), "-c", PATH=str(tmp_path))).home()
-    with pytest.raises(SchedulerError, match="~/none of login.python is not there"):
+    with pytest.raises(SchedulerError, match="~/none of login.python is missing"):
         agent(PipeRoute(), python="~/none").home()
 
 
@@ -112,7 +112,7 @@ def test_a_call_that_looks_is_repeated_after_a_lost_connection_and_says_so(tmp_p
     assert transport.read_parts([FileRead(str(tmp_path / "log"))])[0].data == b"abc"
     os.kill(agent_pid(transport), signal.SIGKILL)
     assert transport.read_parts([FileRead(str(tmp_path / "log"), 1)])[0].data == b"bc"
-    assert transport.warnings == ["connection to login lost; connecting again", "reconnected to login after 0 s"]
+    assert transport.warnings == ["connection to login lost; reconnecting", "reconnected to login after 0 s"]
     transport.close()
 
 
@@ -137,12 +137,12 @@ def test_what_changes_something_is_never_repeated(tmp_path):
     route = PipeRoute()
     transport = agent(route)
     script = f"echo once >>{tmp_path}/count; kill -9 $PPID; sleep 1"
-    with pytest.raises(ConnectionLost, match="lost while `sh` ran; whether it was done is not known") as caught:
+    with pytest.raises(ConnectionLost, match="lost while `sh` ran; the outcome is unknown") as caught:
         transport.run(["sh", "-c", script], timeout_s=10)
     assert (caught.value.transient, caught.value.exit_status, caught.value.argv[0]) == (True, None, "sh")
     assert (tmp_path / "count").read_text() == "once\n"
     assert len(route.opened) == 1
-    # Known to be gone before anything was sent: the next call is for a new connection.
+    # The loss is known before anything is sent, so the next call opens a new connection.
     transport.write_files([FileWrite(str(tmp_path / "file"), b"")])
     assert transport.warnings[-1].startswith("reconnected")
     transport.close()

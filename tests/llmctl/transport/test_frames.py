@@ -1,4 +1,4 @@
-"""Frames: every value comes back as it was, in whatever pieces it arrives."""
+"""Frames: every value survives the round trip, however its bytes arrive."""
 
 import os
 
@@ -65,5 +65,5 @@ def test_what_is_no_frame_or_too_large_is_refused(monkeypatch):
     with pytest.raises(FrameError, match="Last login"):
         reader.next()
     monkeypatch.setattr(frames, "LIMIT", 1000)
-    with pytest.raises(FrameError, match="more than the 1000"):
+    with pytest.raises(FrameError, match="exceed the limit of 1000"):
         pack(b"x" * 1001)

@@ -1,4 +1,4 @@
-"""Machines behind ssh without any network: what is started where, what is refused, and several hands as one."""
+"""Machines behind ssh, without a network: started commands, refused jobs, and several transports as one."""
 
 import shutil
 import subprocess
@@ -33,7 +33,7 @@ CONFIG = {
 
 
 class TransportBelow(LocalTransport):
-    """Transport of a stand-in for a host: paths are looked for below a folder of its own; it can be out of reach."""
+    """Transport of a stand-in for a host: paths lie below a folder of its own; the host can be unreachable."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__({"HOME": "/home/me"})
@@ -157,10 +157,10 @@ def test_shared_files_are_read_through_whoever_answers_but_never_past_a_refusal(
     assert group.read_parts([FileRead("/runs/x")])[0].data == b"g1"
     cut_off(transport["g1"])
     assert group.read_parts([FileRead("/runs/x")])[0].data == b"me@g2"
-    assert "llmctl: g1: no answer; going on through me@g2" in capsys.readouterr().err
+    assert "llmctl: g1: no answer; continuing through me@g2" in capsys.readouterr().err
     group.write_files([FileWrite("/runs/y", b"")])
     assert [bool(transport[host].list_names(["/runs"])[0].count("y")) for host in ("me@g2", "g3")] == [True, False]
-    with pytest.raises(SchedulerError, match="g1: no answer"):  # what is not shared belongs on every host
+    with pytest.raises(SchedulerError, match="g1: no answer"):  # files outside the shared folder go to every host
         group.write_files([FileWrite("/home/me/secret", b"")])
     refusing = HostGroup(transport, shared=True, runs_root="/runs")
     cut_off(transport["g1"], transient=False)
@@ -173,5 +173,5 @@ def test_a_host_out_of_reach_says_nothing_about_processes(transport):
     group = HostGroup(transport, shared=True, runs_root="/runs")
     assert group.inspect_processes([]).boot_id == own.boot_id
     assert group.called(own.host).host == "this machine"
-    with pytest.raises(SchedulerError, match="calls itself nobody"):
+    with pytest.raises(SchedulerError, match="has the host name nobody"):
         group.called("nobody")

@@ -1,4 +1,4 @@
-"""known_hosts files: what ssh-keygen of OpenSSH 9.2p1 hashed, and every kind of line of sshd(8)."""
+"""known_hosts files: names hashed by ssh-keygen of OpenSSH 9.2p1, and every kind of line of sshd(8)."""
 
 import base64
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_only_a_key_that_is_known_lets_the_connection_go_on():
     config = SshConfig("login", "10.0.0.1")
     check_host_key(config, known(), "ssh-ed25519", BLOB)
     for keys, words in (
-        ([], "login: its host key is not known here: ED25519 SHA256:TXiLzuywp.*\nrun `ssh login` once, compare"),
+        ([], "login: its host key is unknown: ED25519 SHA256:TXiLzuywp.*\nrun `ssh login` once, compare"),
         (known(OTHER), "login: ITS HOST KEY HAS CHANGED: /kh line 7 holds ED25519 SHA256:.* may be an attack\nask the"),
         (known(OTHER, kind="ssh-rsa"), "/kh line 7 holds RSA SHA256:"),
         (known() + known(marker="@revoked"), "marked as revoked in /kh line 7"),

@@ -1,4 +1,4 @@
-"""Truth about real processes: shells that are started here, and decoys that must survive."""
+"""Reports about real processes: shells that the tests start, and decoys that must survive."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from llmctl.transport.processes import boot_id, end_run, identify, is_alive, pro
 
 @contextmanager
 def started(*argv, **env):
-    """A process in a session of its own, ended with all of its session afterwards."""
+    """Process in a session of its own, ended with its whole session afterwards."""
     process = subprocess.Popen(argv, env={**os.environ, **env}, start_new_session=True, stdin=subprocess.DEVNULL)
     try:
         yield process

@@ -1,4 +1,4 @@
-"""What ``ssh -G`` of OpenSSH 9.2p1 printed, read; and chains of hops, asked of the real ssh."""
+"""Parsed output of ``ssh -G`` of OpenSSH 9.2p1, and chains of hops resolved by the real ssh."""
 
 import os
 import shutil
@@ -76,7 +76,7 @@ def test_names_as_the_ssh_command_takes_them(name, words):
 
 @pytest.fixture
 def environment(tmp_path):
-    """An ssh command that reads a configuration of the test's own."""
+    """An ssh command that reads the test's own configuration."""
     real = shutil.which("ssh")
     (tmp_path / "config").write_text(
         "Host inner\n HostName 10.0.0.5\n ProxyJump gate\n"
@@ -131,5 +131,5 @@ def test_what_is_wrong_with_a_configuration_is_told(environment, tmp_path):
     with pytest.raises(SchedulerError, match="ssh -G plain: .*terminating, 1 bad configuration options") as caught:
         resolve_chain("plain", environment)
     assert not caught.value.transient
-    with pytest.raises(SchedulerError, match="there is no ssh command here"):
+    with pytest.raises(SchedulerError, match="ssh is not in PATH"):
         resolve_chain("plain", {"PATH": str(tmp_path / "none")})

@@ -1,4 +1,4 @@
-"""One suite for all hands: what LocalTransport does here, an agent behind a pipe does in the same way."""
+"""One suite for all transports: LocalTransport and an agent behind a pipe behave alike."""
 
 import errno
 import os
@@ -73,7 +73,7 @@ def test_a_command_that_is_not_there(transport):
     assert (caught.value.transient, caught.value.exit_status) == (False, None)
 
 
-def test_a_detached_command_outlives_the_hands(transport, tmp_path):
+def test_a_detached_command_outlives_the_transport(transport, tmp_path):
     log = tmp_path / "log"
     log.write_text("before\n")
     identity = transport.start_detached(
