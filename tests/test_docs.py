@@ -39,7 +39,7 @@ def paths_in(text: str) -> list[str]:
 
 
 def test_paths_are_found_in_code_words() -> None:
-    text = "`llmctl/a.py: f`, llmctl/b.py, `cat tests/*`, `csrc/<op>/c.h`, `~/llmctl/d`, `tests/NAME`, `rm trainer/e.py`"
+    text = "`llmctl/a.py: f`, llmctl/b.py, `cat tests/*`, `csrc/<op>/c.h`, `~/llmctl/d`, `tests/NAME`, `a trainer/e.py`"
     assert paths_in(text) == ["llmctl/a.py", "trainer/e.py"]
 
 
