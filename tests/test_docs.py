@@ -1,9 +1,11 @@
-"""The documentation: links lead to files, and the index of each folder names every page."""
+"""The documentation: links, named files, indexes and the table of arrows."""
 
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.test_rooms import ALLOWED, GROUND
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [ROOT / "docs" / name for name in ("dev", "guide", "sites")]
@@ -11,6 +13,12 @@ PAGES = [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
 TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`\n]*`")
+TOPS = ("llmctl", "trainer", "csrc", "templates", "tests")
+PATH = re.compile(rf"(?<![\w./~>-])(?:{'|'.join(TOPS)})/[^\s`:,;]*")
+FILE = re.compile(r"[\w./-]+\.(?:py|j2|cpp|cu|cuh)\b")
+MAPS = [page for page in PAGES if page.stem in ("architecture", "glossary") or page.stem.startswith("walk-")]
+PLACEHOLDER = re.compile(r"[<>*{}]|NAME")
+ARROWS = re.compile(r"^\| `(\w+)` \| ([^|\n]*) \|$", re.MULTILINE)
 
 
 def links_of(page: Path) -> list[str]:
@@ -22,6 +30,36 @@ def links_of(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page: Path) -> None:
     assert [target for target in links_of(page) if not (page.parent / target).exists()] == []
+
+
+def paths_in(text: str) -> list[str]:
+    """Paths of this repository in the code words of a text, without placeholders."""
+    found = [path for word in CODE.findall(text) for path in PATH.findall(word)]
+    return [path for path in found if not PLACEHOLDER.search(path)]
+
+
+def test_paths_are_found_in_code_words() -> None:
+    text = "`llmctl/a.py: f`, llmctl/b.py, `cat tests/*`, `csrc/<op>/c.h`, `~/llmctl/d`, `tests/NAME`, `a trainer/e.py`"
+    assert paths_in(text) == ["llmctl/a.py", "trainer/e.py"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    assert [path for path in paths_in(page.read_text(encoding="utf-8")) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", MAPS, ids=lambda page: page.stem)
+def test_files_named_without_their_folder_exist(page: Path) -> None:
+    files = {f"/{path.relative_to(ROOT)}" for top in TOPS for path in (ROOT / top).rglob("*") if path.is_file()}
+    named = [file for word in CODE.findall(page.read_text(encoding="utf-8")) for file in FILE.findall(word)]
+    assert named and [name for name in named if not any(file.endswith(f"/{name}") for file in files)] == []
+
+
+@pytest.mark.parametrize("package", ["llmctl", "trainer"])
+def test_the_table_of_arrows_is_that_of_the_rooms(package: str) -> None:
+    rows = dict(ARROWS.findall((FOLDERS[0] / "architecture.md").read_text(encoding="utf-8")))
+    written = {room: set(re.findall(r"`(\w+)`", rows.get(room, ""))) for room in ALLOWED[package] if room != "__main__"}
+    assert written == {room: ALLOWED[package][room] - GROUND for room in written}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
