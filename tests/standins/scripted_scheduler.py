@@ -1,7 +1,7 @@
-"""A stand-in for a scheduler whose answers a test writes down: no real scheduler, and never shown as one.
+"""Stand-in for a scheduler whose answers the test writes.
 
-Its commands are real processes: they note that they were called, print a file that the test has written, and fail where
-the test says so. What true schedulers print is tested with recorded outputs and with the schedulers themselves.
+Its commands are real processes: they record their calls, print a file that the test has written, and fail if the test
+says so. The output of real schedulers is tested with recordings and with the schedulers themselves.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ if [[ -e $1/$2 ]]; then cat "$1/$2"; fi
 class ScriptedBackend:
     """Answers from ``folder``: ``queue``, ``accounting``, ``cancel``, ``nodes``.
 
-    A file X.error makes X fail with its words; X.do is run before it.
+    A file X.error makes X fail with the file's text; X.do runs before X.
     """
 
     folder: Path
@@ -46,22 +46,22 @@ class ScriptedBackend:
     tells_ends_apart: bool = True
 
     def calls(self, kind: str = "") -> list[str]:
-        """What was asked, as ``queue 17 18``."""
+        """Recorded calls, as ``queue 17 18``."""
         path = self.folder / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in lines if line.startswith(kind)]
 
     def says(self, kind: str, *lines: str) -> None:
-        """From now on ``kind`` is answered with these lines: ``id|WORD|name|reason|start|hosts|exit code|restarts``."""
+        """Set the answer to ``kind``: lines ``id|WORD|name|reason|start|hosts|exit code|restarts``."""
         (self.folder / f"{kind}.error").unlink(missing_ok=True)
         (self.folder / kind).write_text("".join(f"{line}\n" for line in lines))
 
     def fails(self, kind: str, words: str) -> None:
-        """From now on ``kind`` fails with these words; ``busy`` among them may pass."""
+        """Make ``kind`` fail with this text; a text with ``busy`` is a transient error."""
         (self.folder / f"{kind}.error").write_text(words + "\n")
 
     def does(self, kind: str, script: str) -> None:
-        """From now on asking for ``kind`` does this first."""
+        """Run this shell text before each answer to ``kind``."""
         (self.folder / f"{kind}.do").write_text(script + "\n")
 
     def _argv(self, kind: str, *words: str) -> list[str]:

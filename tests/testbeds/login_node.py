@@ -1,8 +1,8 @@
 """A real sshd on the login node of the test's Slurm cluster, behind a jump host, as a user's laptop reaches it.
 
-The sshd processes live in the login node's namespaces and end with it. One link, whose name and addresses are this
-run's own, leads to the jump host; the login node itself listens on the cluster's private network only. Root's home
-there is a folder of the test's, and its login shell alone knows of Slurm, as on sites that load it as a module.
+The sshd processes live in the login node's namespaces and end with it. One link, with a name and addresses for this run
+alone, leads to the jump host; the login node itself listens on the cluster's private network only. Root's home on the
+login node is a folder of the test, and only the login shell has Slurm in its PATH, as on sites with a Slurm module.
 """
 
 import os
@@ -52,13 +52,13 @@ Host *
 
 
 class LoginNode:
-    """The way to a Slurm cluster from elsewhere. It ends with the cluster; ``stop`` takes the link away.
+    """Access to a Slurm cluster from another machine. Ends with the cluster; ``stop`` removes the link.
 
     Attributes:
-        cluster: whose login node it is.
+        cluster: cluster of the login node.
         state: folder of everything that is written.
         home: root's home on the login node.
-        bin: a folder that goes before all others in the login shell's PATH.
+        bin: first folder of the login shell's PATH.
         link: name of our end of the link.
     """
 
@@ -72,7 +72,7 @@ class LoginNode:
         self._outside, self._jump = f"{block}.{fourth + 1}", f"{block}.{fourth + 2}"
 
     def start(self) -> None:
-        """Bring it up; the cluster is there already."""
+        """Start the access to the running cluster."""
         for folder in (self.home, self.bin, self.state / "client"):
             folder.mkdir(parents=True)
         self._set_home()
@@ -95,20 +95,20 @@ class LoginNode:
         ssh.chmod(0o755)
 
     def stop(self) -> None:
-        """Take the link away; it is gone already where the cluster is."""
+        """Remove the link, unless it has ended with the cluster."""
         subprocess.run(["ip", "link", "del", self.link], capture_output=True, check=False)
 
     def environ(self) -> dict[str, str]:
-        """The environment of a laptop, in which ``ssh`` knows the login node as ``hpc``; nothing of Slurm."""
+        """Environment of a laptop without Slurm, in which ``ssh`` knows the login node as ``hpc``."""
         return {**os.environ, "PATH": f"{self.state / 'client'}:{os.environ['PATH']}"}
 
     def say_at_login(self, *lines: str) -> None:
-        """What root's .bash_profile does there besides making Slurm known."""
+        """Set further lines of root's .bash_profile on the login node."""
         environment = f"export SLURM_CONF={self.cluster.state}/slurm.conf\nexport PATH={self.bin}:{_SEARCHED}\n"
         (self.home / ".bash_profile").write_text(environment + "".join(f"{line}\n" for line in lines))
 
     def drop_sessions(self) -> int:
-        """End every ssh session at once, and what hangs on it; how many processes that were."""
+        """End every ssh session and its processes at once; return the number of processes."""
         keep = {(self.state / f"{name}.pid").read_text().strip() for name in ("jump", "login")}
         pids = set(self.cluster.on_node(LOGIN, "sh", "-c", "pgrep -x sshd || true").split()) - keep
         self.cluster.on_node(LOGIN, "sh", "-c", f"kill -9 {' '.join(pids)} 2>/dev/null; true")
@@ -135,7 +135,7 @@ class LoginNode:
         config = self.state / f"sshd_config.{name}"
         config.write_text(_SSHD_CONFIG.format(address=address, state=self.state, name=name))
         self.cluster.on_node(LOGIN, "mkdir", "-p", "/run/sshd")
-        # The daemon must not inherit what the tests have in their environment.
+        # The daemon must not inherit the environment of the tests.
         clean = ["env", "-i", f"PATH={_SEARCHED}"]
         keys = ("-f", str(config), "-h", str(self.state / name), "-E", str(self.state / f"{name}.log"))
         self.cluster.daemon(f"sshd-{name}", *clean, "/usr/sbin/sshd", *keys, machine=LOGIN)
@@ -143,5 +143,5 @@ class LoginNode:
 
 
 def missing_programs() -> list[str]:
-    """What of it is not installed here."""
+    """Required programs that are not installed on this machine."""
     return [program for program in PROGRAMS if shutil.which(program, path=_SEARCHED) is None]

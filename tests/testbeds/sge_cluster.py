@@ -21,7 +21,7 @@ class SgeCluster:
     """The cluster.
 
     Attributes:
-        state: folder of everything that it writes.
+        state: folder of all its files.
         hosts: names of the execution hosts.
         groups: the groups (projects) that jobs can be billed to.
     """
@@ -32,7 +32,7 @@ class SgeCluster:
         self.groups = ("gaa50001", "gaa50002")
 
     def start(self) -> None:
-        """Bring everything up; if that fails, nothing is left."""
+        """Start all hosts; after a failure nothing is left."""
         done = subprocess.run(
             ["bash", SCRIPTS / "sge_up.sh", self.state, str(len(self.hosts))],
             stdin=subprocess.DEVNULL,
@@ -46,19 +46,19 @@ class SgeCluster:
             raise RuntimeError(f"sge_up.sh left with {done.returncode}: {done.stderr[-2000:]}")
 
     def stop(self) -> None:
-        """Ends every process of every host; their networks go with them."""
+        """End every process of every host, and with them their networks."""
         subprocess.run(["bash", SCRIPTS / "sge_down.sh", self.state], timeout=30, check=True)
 
     def argv(self, *command: str, host: str = LOGIN) -> list[str]:
-        """What runs a command on a host; TESTBED_KEEP names what it gets of our environment."""
+        """Command prefix for a host; TESTBED_KEEP names the variables of our environment to pass on."""
         return [str(self.state / "on"), host, *command]
 
     def environ(self) -> dict[str, str]:
-        """Variables of a user: none, a host has its own."""
+        """No variables of a user: a host has its own."""
         return {}
 
     def run(self, *command: str, host: str = LOGIN, timeout_s: float = 30) -> str:
-        """Run a command on a host to its end; all that it printed."""
+        """Run a command on a host to its end; return its output."""
         done = subprocess.run(
             self.argv(*command, host=host), stdin=subprocess.DEVNULL, capture_output=True, text=True,
             errors="replace", timeout=timeout_s, check=False,
@@ -67,7 +67,7 @@ class SgeCluster:
 
     def configure(self, key: str, value: str) -> None:
         """Set one line of the global configuration."""
-        # The file is called what the configuration is called.
+        # The file must have the name of the configuration.
         file = self.state / "conf" / "global"
         lines = self.run("qconf", "-sconf").splitlines()
         file.write_text("".join(f"{key} {value}\n" if line.split()[:1] == [key] else f"{line}\n" for line in lines))
@@ -75,18 +75,18 @@ class SgeCluster:
         assert "modified" in said, said
 
     def cut_power(self, host: str) -> None:
-        """Every process of a host is gone at once, and nobody is told."""
+        """Kill every process of a host at once, without notice to the other hosts."""
         subprocess.run([self.state / "power-cut", host], check=True, timeout=30)
 
     def restore_power(self, host: str) -> None:
-        """The host is back, with nothing running."""
+        """Start the host again, without any jobs."""
         subprocess.run(
             [self.state / "power-on", host], check=True, timeout=30, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, env=_without_session(os.environ),
         )  # fmt: skip
 
     def processes(self, word: str) -> list[str]:
-        """The processes of all hosts that have a word in their environment, as ``pid command``."""
+        """Processes of all hosts with a word in their environment, as ``pid command``."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -98,18 +98,18 @@ class SgeCluster:
 
 
 def _without_session(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a machine that has just been switched on knows of us."""
+    """Variables of our environment that reach a newly started host."""
     return {name: environ[name] for name in ("PATH", "LANG", "HOME") if name in environ}
 
 
 def missing_programs() -> list[str]:
-    """What of a cluster is not installed here."""
+    """Required programs that are not installed on this machine."""
     return [Path(program).name for program in PROGRAMS if shutil.which(program) is None]
 
 
 @pytest.fixture(scope="session")
 def sge_cluster() -> Iterator[SgeCluster]:
-    """One cluster for all tests of a session; skipped loudly where it cannot be brought up."""
+    """One cluster for all tests of a session; they are skipped with a warning if it cannot be started."""
     if os.geteuid() != 0:
         pytest.skip("real Grid Engine needs root")
     if missing_programs():

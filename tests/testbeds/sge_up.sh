@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Starts a small real Grid Engine cluster (Debian's gridengine-* 8.1.9) on one machine, for tests. Needs root.
 #
-#   sge_up.sh STATE [HOSTS]     keeps everything in the folder STATE; 4 execution hosts unless said otherwise
+#   sge_up.sh STATE [HOSTS]     keeps all files in the folder STATE; 4 execution hosts by default
 #   sge_down.sh STATE           ends all of it
 #   STATE/on HOST COMMAND...    runs a command on a host, in the current folder, in an environment of its own; what it
 #                               is to get of ours is named in TESTBED_KEEP, separated by blanks
@@ -63,7 +63,7 @@ exec env -i "\${own[@]}" nsenter -t "\$(cat "$state/nodes/\$host.pid")" -m -u -n
 ON
 cat >"$state/power-cut" <<CUT
 #!/bin/bash
-# The cable first, so that the others get no word from the dying processes.
+# The cable first, so that the other hosts get no message from the dying processes.
 "$state/on" es1 ip link del "to\$1" 2>/dev/null
 kill -KILL "\$(cat "$state/nodes/\$1.pid")"
 CUT
@@ -87,7 +87,7 @@ if [[ \$host == es1 ]]; then
 fi
 number=\$((10#\${host#g}))
 "$state/on" es1 ip link del "to\$host" 2>/dev/null || :
-# A fixed hardware address, so that what the others remember is right when the host comes back.
+# A fixed hardware address, so that the other hosts' ARP entries stay valid when the host comes back.
 "$state/on" es1 ip link add "to\$host" type veth peer name to_es1
 "$state/on" es1 ip link set to_es1 netns "/proc/self/fd/3" 3<"/proc/\$(cat "$state/nodes/\$host.pid")/ns/net"
 "$state/on" es1 ip link set "to\$host" master bond0 up
@@ -137,7 +137,7 @@ export SGE_ROOT=$state/root SGE_CELL=default
     "$engine/spooldefaults" managers root
 } >"$state/conf/init.log" 2>&1 || { cat "$state/conf/init.log" >&2; exit 1; }
 
-# --- the master, and what it is told
+# --- the master and its configuration
 "$state/power-on" es1
 "$state/on" es1 "$engine/sge_qmaster" >"$state/conf/qmaster.log" 2>&1 || { cat "$state/conf/qmaster.log" >&2; exit 1; }
 configure() { "$state/on" es1 "$engine/qconf" "$@"; }

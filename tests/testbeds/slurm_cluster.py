@@ -1,8 +1,8 @@
 """A real Slurm cluster on this machine, for root: a login node with controller and accounting, and compute nodes.
 
 Every machine is a set of namespaces with a network, a host name and process ids of its own. The login node's network
-is private too, so that nothing of a cluster (ports, interfaces, addresses) can meet another one or the machine's own,
-and ending one process ends all of it; the kernel does that also when the tests are killed.
+is private too, so that a cluster's ports, interfaces and addresses cannot collide with those of another cluster or of
+this machine. The end of one process ends the whole cluster; the kernel does so even if the tests are killed.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ _SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class SlurmCluster:
-    """The cluster. ``start`` brings it up, ``stop`` leaves nothing of it behind.
+    """The cluster. ``start`` starts all machines, ``stop`` removes everything.
 
     Attributes:
-        state: folder of everything that it writes.
+        state: folder of all its files.
         nodes: names of the compute nodes.
     """
 
@@ -46,10 +46,10 @@ class SlurmCluster:
         self._gpus, self._cpus, self._memory_mib, self._min_job_age_s = gpus, cpus, memory_mib, min_job_age_s
         self._machines: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
 
-    # --- Its life
+    # --- Start and stop
 
     def start(self) -> None:
-        """Bring everything up; if that fails, nothing is left."""
+        """Start all machines; after a failure nothing is left."""
         try:
             self._write_files()
             self._start_machine(LOGIN)
@@ -77,14 +77,14 @@ class SlurmCluster:
             raise
 
     def stop(self) -> None:
-        """End every process; network and mounts go with them."""
+        """End every process, and with them network and mounts."""
         for name in (*self.nodes, LOGIN):
             self._kill_machine(name)
 
-    # --- What tests do to it
+    # --- Actions of tests
 
     def argv(self, *command: str) -> list[str]:
-        """``command``, as it is run on the login node. The files are this machine's own."""
+        """Argv that runs ``command`` on the login node, with this machine's files."""
         return [
             "nsenter",
             f"--net=/proc/{self.pid_of(LOGIN)}/ns/net",
@@ -94,7 +94,7 @@ class SlurmCluster:
         ]
 
     def environ(self) -> dict[str, str]:
-        """What a user of the login node has in the environment on top."""
+        """Further environment variables of a user on the login node."""
         return {"SLURM_CONF": str(self.state / "slurm.conf"), "PATH": f"{_SEARCHED}:{os.environ['PATH']}"}
 
     def call(self, *command: str) -> "subprocess.CompletedProcess[str]":
@@ -122,12 +122,12 @@ class SlurmCluster:
         return done.stdout
 
     def cut_power(self, name: str) -> None:
-        """Every process of the node is gone at once; the cable first, so that its peers get no FIN or RST."""
+        """Kill every process of the node at once; the cable goes first, so that its peers get no FIN or RST."""
         self.run("ip", "link", "del", f"to-{name}")
         self._kill_machine(name)
 
     def restore_power(self, name: str) -> None:
-        """Bring a node back that was cut off."""
+        """Start a killed node again."""
         self._start_machine(name)
         self._connect(name)
         self._start_slurmd(name)
@@ -141,11 +141,11 @@ class SlurmCluster:
         self.run("scontrol", "update", f"nodename={name}", "state=resume")
 
     def load_plugins(self, lines: str) -> None:
-        """What plugstack.conf says: srun, sbatch and the step's daemon read it each time."""
+        """Write plugstack.conf, which srun, sbatch and the step's daemon read each time."""
         (self.state / "plugstack.conf").write_text(lines)
 
     def forget_jobs_after(self, seconds: int) -> None:
-        """How long the queue knows jobs that have ended; it looks once a minute."""
+        """Set the time for which the queue keeps ended jobs; it checks once a minute."""
         path = self.state / "slurm.conf"
         path.write_text(re.sub(r"MinJobAge=\d+", f"MinJobAge={seconds}", path.read_text()))
         self.run("scontrol", "reconfigure")
@@ -156,7 +156,7 @@ class SlurmCluster:
         wait_for(lambda: self.call("sacctmgr", "-n", "show", "cluster").returncode == 0, 30, "slurmdbd")
 
     def stop_accounting(self) -> None:
-        """End slurmdbd; the controller keeps what it would have told it."""
+        """End slurmdbd; the controller keeps its records until slurmdbd is back."""
         pid_file = self.state / "run" / "slurmdbd.pid"
         self.on_node(LOGIN, "kill", pid_file.read_text().strip())
         wait_for(lambda: self.call("sacctmgr", "-n", "show", "cluster").returncode != 0, 20, "the end of slurmdbd")
@@ -177,7 +177,7 @@ class SlurmCluster:
                     found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
         return found
 
-    # --- How it is made
+    # --- Set-up
 
     def _write_files(self) -> None:
         for folder in ("log", "ctld", "spool", "run", "db", "dev", "machines"):
@@ -213,7 +213,7 @@ class SlurmCluster:
         (self.state / "machines" / name).unlink(missing_ok=True)
         init = str(Path(__file__).parent / "slurm_node.sh")
         spaces = ["--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        # The kernel ends the machine together with the tests, however those end.
+        # The kernel ends the machine together with the tests, in whatever way they end.
         argv = ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, init, name, str(self.state)]
         with (self.state / "log" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -230,11 +230,11 @@ class SlurmCluster:
         process.wait(20)
 
     def _entered(self, name: str, *command: str) -> list[str]:
-        """``command``, as it is run on a machine."""
+        """Argv that runs ``command`` on a machine."""
         return ["nsenter", f"--target={self.pid_of(name)}", "--net", "--uts", "--mount", "--pid", "--", *command]
 
     def pid_of(self, name: str) -> int:
-        """The first process of a machine, as this one sees it."""
+        """Pid of a machine's first process, as this machine sees it."""
         return self._machines[name][1]
 
     def _prepare_network(self) -> None:
@@ -243,7 +243,7 @@ class SlurmCluster:
 
     def _connect(self, name: str) -> None:
         number = self.nodes.index(name) + 1
-        # A fixed address, so that the others' ARP entries stay right when the node comes back.
+        # A fixed address, so that the other nodes' ARP entries stay valid when the node comes back.
         peer = ["peer", "name", "eth0", "address", f"02:98:01:00:00:{number:02x}", "netns", str(self.pid_of(name))]
         self.run("ip", "link", "add", f"to-{name}", "type", "veth", *peer)
         self.run("ip", "link", "set", f"to-{name}", "master", "nodes", "up")
@@ -251,7 +251,7 @@ class SlurmCluster:
         self.on_node(name, "ip", "link", "set", "eth0", "up")
 
     def daemon(self, log: str, *argv: str, machine: str = LOGIN) -> None:
-        """Start a program that puts itself into the background. It inherits a log, not a pipe of ours."""
+        """Start a daemon that goes to the background itself. It inherits a log file, not one of our pipes."""
         with (self.state / "log" / f"{log}.start.log").open("ab") as output:
             done = subprocess.run(
                 self._entered(machine, *argv),
@@ -335,18 +335,18 @@ def _child_of(parent: int) -> int:
 
 
 def missing_programs() -> Sequence[str]:
-    """What of a cluster is not installed here."""
+    """Required programs that are not installed on this machine."""
     return [program for program in PROGRAMS if shutil.which(program, path=_SEARCHED) is None]
 
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[SlurmCluster]:
-    """One cluster for all tests of a session; skipped loudly where it cannot be brought up."""
+    """One cluster for all tests of a session; they are skipped with a warning if it cannot be started."""
     if os.geteuid() != 0:
         pytest.skip("real Slurm needs root")
     if missing_programs():
         pytest.skip(f"real Slurm needs {', '.join(missing_programs())}")
-    # Sockets have short names only (108 characters), so that pytest's own folder may be too deep.
+    # Socket paths have at most 108 characters, so pytest's own folder may be too deep.
     with tempfile.TemporaryDirectory(prefix="llmctl-slurm-") as folder:
         Path(folder).chmod(0o755)
         cluster = SlurmCluster(Path(folder))

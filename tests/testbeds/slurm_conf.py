@@ -1,4 +1,4 @@
-"""What the daemons of the test's Slurm cluster are configured with; slurm.conf(5), slurmdbd.conf(5)."""
+"""Configuration of the daemons of the test's Slurm cluster; slurm.conf(5), slurmdbd.conf(5)."""
 
 NETWORK = "10.98.1"
 LOGIN = "login"

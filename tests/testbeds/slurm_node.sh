@@ -6,7 +6,7 @@ name=$1 state=$2
 mount --make-rprivate /
 hostname "$name"
 mount --bind "$state/hosts" /etc/hosts
-# No DNS: a look-up would only wait for its time-out (10 s each in torch's rendezvous), and there is no way out anyhow.
+# No DNS: a look-up would only wait for its time-out (10 s each in torch's rendezvous); the network has no way out.
 mount --bind "$state/nsswitch.conf" /etc/nsswitch.conf
 mount --bind "$state/resolv.conf" /etc/resolv.conf
 mount -t tmpfs -o size=512m shm /dev/shm

@@ -1,8 +1,8 @@
 """Real sshd hosts on this machine, for root: h1 to hN in a network of their own, and ``gate``, the only way to it.
 
-Every machine is a set of namespaces with a network, a host name and process ids of its own. What runs the tests reaches
-gate alone, over one link whose name and addresses are this run's own; the kernel ends all of it together with the
-tests, however those end. All machines see the same files, but for the folder ``local``, which each has to itself.
+Every machine is a set of namespaces with a network, a host name and process ids of its own. The tests reach only
+gate, over one link with a name and addresses for this run alone. The kernel ends all machines together with the tests,
+in whatever way they end. All machines see the same files, except the folder ``local``, which each machine has alone.
 
     hosts.environ()          the environment of an ssh client (and of llmctl) that knows these hosts by their names
     hosts.shared             a folder that all machines see
@@ -25,7 +25,7 @@ from tests.testbeds.waiting import wait_for
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "ip", "iptables", "nsenter", "unshare", "setpriv")
 GATE = "gate"
 NETWORK = "10.98.3"
-"""Of the hosts; exists inside the namespaces only, so that two runs do not meet."""
+"""Network of the hosts; exists inside the namespaces only, so that two runs do not collide."""
 _SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"
 _SPACES = (("net", "net"), ("uts", "uts"), ("mount", "mnt"), ("pid", "pid"))
 
@@ -61,10 +61,10 @@ Host *
 
 
 class SshHosts:
-    """The machines. ``start`` brings them up, ``stop`` leaves nothing of them behind.
+    """The machines. ``start`` starts them, ``stop`` removes everything.
 
     Attributes:
-        state: folder of everything that is written.
+        state: folder of all files.
         names: of the hosts, without the gate.
         shared: a folder that all machines, and this one, see.
         local: a path behind which each machine has a folder of its own.
@@ -82,10 +82,10 @@ class SshHosts:
         self._outside, self._gate_address = "", ""
         self._machines: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
 
-    # --- Their life
+    # --- Start and stop
 
     def start(self) -> None:
-        """Bring everything up; if that fails, nothing is left."""
+        """Start all machines; after a failure nothing is left."""
         try:
             self._write_files()
             self._start_machine(GATE)
@@ -101,26 +101,26 @@ class SshHosts:
             raise
 
     def stop(self) -> None:
-        """End every process; networks and mounts go with them."""
+        """End every process, and with them networks and mounts."""
         for name in (*self.names, GATE):
             self._kill_machine(name)
         _call("ip", "link", "del", self._link)
 
-    # --- What clients need
+    # --- For clients
 
     def environ(self) -> dict[str, str]:
-        """Our own environment, in which ``ssh`` is the real one with these hosts' configuration."""
+        """Our own environment, in which ``ssh`` is the real ssh with these hosts' configuration."""
         return {**os.environ, "PATH": f"{self.state / 'bin'}:{os.environ['PATH']}"}
 
     def address(self, name: str) -> str:
-        """IPv4 address of a machine; the gate's is the one that it has for us."""
+        """IPv4 address of a machine; for the gate, the address on our link."""
         return self._gate_address if name == GATE else f"{NETWORK}.{self.names.index(name) + 1}"
 
     def local_of(self, name: str) -> Path:
-        """Where this machine sees the folder that is ``local`` on a host."""
+        """Path on this machine of a host's folder ``local``."""
         return self.state / f"local.{name}"
 
-    # --- What tests do to them
+    # --- Actions of tests
 
     def on_host(self, name: str, *command: str) -> str:
         """Run a command on a machine as root, without ssh; it must succeed."""
@@ -137,33 +137,33 @@ class SshHosts:
         self.on_host(name, "iptables", "-F")
 
     def cut_power(self, name: str) -> None:
-        """Every process of the host is gone at once; the cable first, so that its peers get no FIN or RST."""
+        """Kill every process of the host at once; the cable goes first, so that its peers get no FIN or RST."""
         self.on_host(GATE, "ip", "link", "del", f"to-{name}")
         self._kill_machine(name)
 
     def restore_power(self, name: str) -> None:
-        """Bring a host back that was cut off."""
+        """Start a killed host again."""
         self._start_machine(name)
         self._connect(name)
         self.start_sshd(name)
 
     def stop_sshd(self, name: str) -> None:
-        """The machine lives on, its sessions too, but port 22 refuses."""
+        """Stop sshd: the machine and its sessions live on, but port 22 refuses connections."""
         self.on_host(name, "sh", "-c", "kill $(cat /run/sshd.pid)")
         wait_for(lambda: not self._listens(name), 10, f"the end of sshd on {name}")
 
     def start_sshd(self, name: str, *lines: str) -> None:
-        """Start sshd; ``lines`` go before the configuration that it has otherwise (the first value of a key counts)."""
+        """Start sshd; ``lines`` go before its usual configuration (the first value of a key counts)."""
         config = self.state / "etc" / f"sshd_config.{name}"
         config.write_text("".join(f"{line}\n" for line in lines) + _SSHD_CONFIG.format(state=self.state))
         log = str(self.state / "log" / f"sshd.{name}.log")
-        # The daemon must not inherit what the tests have in their environment.
+        # The daemon must not inherit the environment of the tests.
         clean = ["env", "-i", f"PATH={_SEARCHED}"]
         self.on_host(name, *clean, "/usr/sbin/sshd", "-f", str(config), "-h", str(self._host_key(name)), "-E", log)
         wait_for(lambda: self._listens(name), 10, f"sshd on {name}")
 
     def drop_sessions(self, name: str) -> None:
-        """End every ssh session of a machine; what it has started and let go lives on, and sshd itself."""
+        """End every ssh session of a machine; detached processes and sshd itself live on."""
         self.on_host(
             name, "sh", "-c", "for p in $(pgrep -x sshd); do [ $p = $(cat /run/sshd.pid) ] || kill -9 $p; done"
         )
@@ -184,7 +184,7 @@ class SshHosts:
         self.start_sshd(name)
 
     def processes(self, needle: str) -> dict[str, list[str]]:
-        """Host -> command lines of its processes that hold ``needle`` in them or in their environment."""
+        """Host -> command lines of its processes with ``needle`` in the command line or the environment."""
         spaces = {
             (Path("/proc") / str(pid) / "ns" / "pid").readlink(): name for name, (_, pid) in self._machines.items()
         }
@@ -197,7 +197,7 @@ class SshHosts:
                     found.setdefault(name, []).append(command.replace(b"\0", b" ").decode(errors="replace"))
         return found
 
-    # --- How they are made
+    # --- Set-up
 
     def _write_files(self) -> None:
         for folder in ("etc", "log", "keys", "home", "shared", "local", "bin"):
@@ -217,7 +217,7 @@ class SshHosts:
             self._make_key(self._host_key(name), name)
 
     def _write_clients(self) -> None:
-        """The client's side: gate directly, all others through it; keys known by name and by address."""
+        """Write the client's configuration: gate directly, all others through it; keys known by name and by address."""
         through = "".join(
             f"Host {name} {self.address(name)}\n  HostName {self.address(name)}\n  ProxyJump {GATE}\n"
             for name in self.names
@@ -246,7 +246,7 @@ class SshHosts:
         ready.unlink(missing_ok=True)
         init = str(Path(__file__).parent / "ssh_node.sh")
         spaces = ["--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        # The kernel ends the machine together with the tests, however those end.
+        # The kernel ends the machine together with the tests, in whatever way they end.
         argv = ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, init, name, str(self.state)]
         with (self.state / "log" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -263,7 +263,7 @@ class SshHosts:
         process.wait(20)
 
     def _link_to_gate(self) -> None:
-        """One link from here to the gate, with two addresses of the block for measurements (RFC 2544) that are free."""
+        """Create the link to the gate, with two free addresses of the block for benchmarks (RFC 2544)."""
         pid = str(self._machines[GATE][1])
         for _ in range(20):
             third, fourth = secrets.randbelow(256), 4 * secrets.randbelow(64)
@@ -282,12 +282,12 @@ class SshHosts:
             "link set inside up",
         ):
             self.on_host(GATE, "ip", *words.split())
-        # Who wants to get further has to log in here.
+        # The other hosts can be reached only by logging in to the gate.
         self.on_host(GATE, "sh", "-c", "echo 0 >/proc/sys/net/ipv4/ip_forward")
 
     def _connect(self, name: str) -> None:
         number = self.names.index(name) + 1
-        # A fixed address, so that the others' ARP entries stay right when the host comes back.
+        # A fixed address, so that the other hosts' ARP entries stay valid when the host comes back.
         pid, mac = self._machines[name][1], f"02:98:03:00:00:{number:02x}"
         _run(
             "ip",
@@ -338,13 +338,13 @@ def _child_of(parent: int) -> int:
 
 
 def missing_programs() -> Sequence[str]:
-    """What of the hosts is not installed here."""
+    """Required programs that are not installed on this machine."""
     return [program for program in PROGRAMS if shutil.which(program, path=_SEARCHED) is None]
 
 
 @pytest.fixture(scope="session")
 def ssh_hosts() -> Iterator[SshHosts]:
-    """Four hosts behind a gate for all tests of a session; skipped loudly where they cannot be brought up."""
+    """Four hosts behind a gate for all tests of a session; skipped with a warning if they cannot be started."""
     if os.geteuid() != 0:
         pytest.skip("real sshd hosts need root")
     if missing_programs():

@@ -7,10 +7,10 @@ mount --make-rprivate /
 hostname "$name"
 # No DNS: a look-up would only wait for its time-out. Home directories are the test's own.
 for file in hosts nsswitch.conf resolv.conf passwd; do mount --bind "$state/etc/$file" "/etc/$file"; done
-# The same path on every machine, and another folder behind it on each.
+# The same path on every machine, with a different folder behind it.
 mkdir -p "$state/local.$name"
 mount --bind "$state/local.$name" "$state/local"
-# How this machine's own ssh finds the others.
+# Configuration of this machine's own ssh client for the other hosts.
 mount --bind "$state/etc/ssh_config" /etc/ssh/ssh_config
 mount -t tmpfs -o size=512m shm /dev/shm
 mount -t tmpfs -o mode=755 run /run

@@ -1,21 +1,21 @@
-"""Waiting, within bounds, for what a scheduler or a host is to do."""
+"""Bounded waits for a scheduler or a host."""
 
 import time
 from collections.abc import Callable
 
 PATIENCE = 3
-"""How many times longer than on an idle machine: other tests compute at the same time."""
+"""Factor on the waits of an idle machine, because other tests compute at the same time."""
 
 
 def deadline(patience_s: float) -> float:
-    """The monotonic time until which to wait for what takes at most ``patience_s`` seconds on an idle machine."""
+    """Monotonic time of the end of a wait that takes at most ``patience_s`` seconds on an idle machine."""
     return time.monotonic() + PATIENCE * patience_s
 
 
 def wait_for(condition: Callable[[], bool], patience_s: float, what: str | Callable[[], str]) -> None:
-    """Wait until something holds that takes ``patience_s`` seconds at most on an idle machine; fail with its name.
+    """Wait for a condition that takes at most ``patience_s`` seconds on an idle machine; fail with its name.
 
-    A name that is called is asked at the end of the wait, for what was there instead.
+    A callable name is called at the end of the wait, and returns the actual value.
     """
     end = deadline(patience_s)
     while not condition():

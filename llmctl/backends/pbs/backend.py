@@ -162,8 +162,8 @@ class PbsBackend:
     def cancel_commands(self, job_ids: Sequence[str]) -> list[HostCommand]:
         """``qdel``: TERM to all processes on the head node, and KILL after the queue's kill_delay.
 
-        The shell that PBS runs around the script (start_exec.c) dies of TERM, and PBS then kills the rest at once. To
-        let a run save, llmctl tells it before, by attempts/K/cancel.
+        The shell that PBS runs around the script (start_exec.c) dies of TERM, and PBS then kills the rest at once.
+        To let a run save, llmctl tells it before, by attempts/K/cancel.
         """
         return [HostCommand(LOGIN, ("qdel", *job_ids))]
 

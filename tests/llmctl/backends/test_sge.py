@@ -283,7 +283,7 @@ def test_what_is_refused_is_no_matter_of_time():
         ("Unable to run job: SIM4702: Specified resource(32) is over limitation(30).", "limits"),
         ("Unable to run job: SIM0021: invalid option value: -l rt_F=0", "request"),
         ("h_rt can not be longer than 10 mins with this group", "--group"),
-        ('Your "qrsh" request could not be scheduled, try again later.', "nothing is free"),
+        ('Your "qrsh" request could not be scheduled, try again later.', "no nodes are free"),
         ("something else", ""),
     ],
 )

@@ -69,7 +69,7 @@ def test_slurm_hears_the_command_line_alone(tmp_path: Path, name: str) -> None:
 def test_a_job_is_not_sent_where_nobody_finds_it_again(refused: Refused, option: str, *, of_kind: bool) -> None:
     options = {"resource_types": {"gpu": {"gpus": 1, "options": [option]}}} if of_kind else {"options": [option]}
     said = refused({"defaults": {"resource_type": "gpu"} if of_kind else {}, **options})
-    assert f"cluster site: options: '{option}' sends jobs to another cluster" in said
+    assert f"cluster site: options: '{option}' sends jobs to another Slurm cluster" in said
 
 
 def test_options_that_look_alike_are_taken(refused: Refused) -> None:

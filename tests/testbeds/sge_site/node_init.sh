@@ -8,7 +8,7 @@ for file in hosts nsswitch.conf resolv.conf; do mount --bind "$state/etc/$file" 
 # The site's module function comes only by sourcing this folder's modules.sh.
 mount --bind "$state/etc/profile.d" /etc/profile.d
 mount -t tmpfs -o size=512m shm /dev/shm
-# Of its own, as on machines: a job's folder has the same name on every host, and the first that is done removes it.
+# A /tmp of its own, as on real machines: a job's folder has the same name on all hosts, and the first to end removes it.
 mount -t tmpfs -o size=64m,mode=1777 jobs "$state/jobs"
 trap : CHLD
 touch "$state/nodes/$name.ready"

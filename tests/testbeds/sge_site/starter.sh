@@ -1,5 +1,5 @@
 #!/bin/bash
-# Run by the queue around each job, as its starter_method: what the site adds to a job's environment.
+# Run by the queue around each job, as its starter_method: adds the site's variables to a job's environment.
 export TMPDIR=${TMPDIR:-${TMP:-/tmp}}
 if [[ -r ${PE_HOSTFILE-} ]]; then cut -d' ' -f1 "$PE_HOSTFILE"; else hostname; fi >"$TMPDIR/hostlist"
 export SGE_JOB_HOSTLIST=$TMPDIR/hostlist

@@ -1,4 +1,4 @@
-"""Stand-in for what server, scheduler and MOM of PBS do with one batch job; see pbs_state.py."""
+"""Stand-in for server, scheduler and MOM of PBS, for one batch job; see pbs_state.py."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ KILL_DELAY_S = 10
 
 
 class Head:
-    """The top process of a job. MOM starts a login shell and hands it the script's name on its input (start_exec.c).
+    """Top process of a job. MOM starts a login shell and writes the script's name to its input (start_exec.c).
 
     A signal goes to all processes of the session, that shell included; when the shell has ended, MOM kills the rest.
     """
@@ -52,7 +52,7 @@ class Head:
 
 
 def run(job):
-    """Run a job to its end; what is to be written down of it."""
+    """Run a job to its end; return the changes of its record."""
     head = Head(job)
     told, ending = None, {}
     while head.process.poll() is None:

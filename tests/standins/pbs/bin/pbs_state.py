@@ -1,4 +1,4 @@
-"""State of the stand-in PBS: jobs and faults in a folder. No part of PBS itself, which Debian does not have.
+"""State of the stand-in PBS: jobs and faults in a folder. Contains no part of PBS, which Debian does not have.
 
 It does what OpenPBS's source and manual pages say that a server and its MOMs do, as far as llmctl meets it, for nodes
 that are names on this one machine. PBS_STANDIN_STATE names the folder:
@@ -70,7 +70,7 @@ def all_jobs():
 
 
 def find(job_id):
-    """The job of ``N``, ``N.server``; None if there is none."""
+    """Job of ``N`` or ``N.server``; None if unknown."""
     number = job_id.partition(".")[0]
     return load(number) if number.isdecimal() and path_of(number).exists() else None
 
@@ -94,7 +94,7 @@ def new_job(job):
 
 
 def is_ready(job):
-    """Whether the jobs that this one waits for have ended; None where they never can as it was asked."""
+    """True if the job's dependencies have ended as requested; None if they never can."""
     kind, _, ids = job["depend"].partition(":")
     for other in (find(job_id) for job_id in ids.split(":") if job_id):
         if other is None:
@@ -107,7 +107,7 @@ def is_ready(job):
 
 
 def take_nodes(number):
-    """Start of a job where enough nodes are free; the job as it is then."""
+    """Start a job if enough nodes are free; return its new state."""
     with locked():
         job = load(number)
         if job["state"] == "F":
@@ -130,7 +130,7 @@ def take_nodes(number):
 
 
 def job_environment(job):
-    """What a job finds: nothing of the submitter's but what qsub(1B) names."""
+    """Environment of a job: of the submitter's variables only those that qsub(1B) names."""
     node_file = STATE / f"{job['number']}.nodefile"
     node_file.write_text("".join(f"{host}\n" * job["mpiprocs"] for host in job["hosts"]))
     variables = dict(entry.partition("=")[::2] for entry in job["variables"].split(",") if entry)
@@ -150,7 +150,7 @@ def job_environment(job):
 
 
 def signal_processes(sent, *, session=None, variable=None):
-    """Send a signal to all processes of a session, or to all that carry a variable."""
+    """Send a signal to all processes of a session, or to all processes with a variable."""
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
         with contextlib.suppress(OSError):
