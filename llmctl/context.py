@@ -69,10 +69,10 @@ class Context:
             ProfileError: the profile names no machine.
         """
         if profile.name not in self.connections:
-            self.connections[profile.name] = self._reach(profile) if is_remote(profile) else self.transport
+            self.connections[profile.name] = self._open_transport(profile) if is_remote(profile) else self.transport
         return self.connections[profile.name]
 
-    def _reach(self, profile: ClusterProfile) -> Transport:
+    def _open_transport(self, profile: ClusterProfile) -> Transport:
         from llmctl.backends import capabilities_of
         from llmctl.transport.ssh import connect, connect_hosts
 

@@ -157,7 +157,7 @@ class _Session:
 
     def _round(self, sleep: Callable[[float], None]) -> RunView:
         # State first, then files: after the end, nothing is written that this round does not show.
-        view = self._look_at_run()
+        view = self._observe_run()
         self._choose_files()
         if self._output.shows_progress:
             if not self._has_metrics:
@@ -181,7 +181,7 @@ class _Session:
             sleep(self._pause_s)
         return view
 
-    def _look_at_run(self) -> RunView:
+    def _observe_run(self) -> RunView:
         with suppress(RecordError):
             self._record = RunRecord.load(self._record.run_dir, self._transport)
         view = observe_run(self._record, self._transport, self._scheduler, self._memory)

@@ -42,7 +42,7 @@ def check_ended(record: RunRecord, session: ClusterSession) -> None:
     names = ", ".join(f"{job.job_id} on {job.host}" for job in jobs) or "not recorded"
     leaders = leaders_of(record, newest_attempt(record, transport))
     is_unborn = view.state is JobState.UNKNOWN and not leaders
-    if is_unborn and not _was_taken(record, session):
+    if is_unborn and not _has_started_job(record, session):
         return  # submit was cut off before it started anything
     if view.state is JobState.UNKNOWN:
         raise RecordError(f"{record.run_id} may still be running (job {names}): {view.detail}")
@@ -52,7 +52,7 @@ def check_ended(record: RunRecord, session: ClusterSession) -> None:
     )
 
 
-def _was_taken(record: RunRecord, session: ClusterSession) -> bool:
+def _has_started_job(record: RunRecord, session: ClusterSession) -> bool:
     """True if a submission without a recorded job has started processes or a job."""
     if session.backend is None:
         return bool(session.transport.processes_of_run(str(record.run_dir), []))

@@ -36,7 +36,7 @@ class RunSurvey:
     context: Context
     interval_s: float = 0.0
     unreachable: dict[str, SchedulerError] = field(default_factory=dict)
-    _reaches: dict[str, tuple[ClusterSession, SchedulerWatch | None]] = field(default_factory=dict)
+    _sessions: dict[str, tuple[ClusterSession, SchedulerWatch | None]] = field(default_factory=dict)
     _away_until: dict[str, tuple[float, SchedulerError]] = field(default_factory=dict)
     _memory: DetailsMemory = field(default_factory=DetailsMemory)
     _ended: dict[str, RunView] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class RunSurvey:
         views = dict(self._ended)
         for cluster in dict.fromkeys(entry.cluster for entry in open_ones):
             group = [entry for entry in open_ones if entry.cluster == cluster]
-            views.update(zip((entry.run_id for entry in group), self._look_at(cluster, group, remember), strict=True))
+            views.update(zip((entry.run_id for entry in group), self._observe(cluster, group, remember), strict=True))
         self._ended = {run_id: view for run_id, view in views.items() if view.state.is_finished}
         return [views[entry.run_id] for entry in entries]
 
-    def _look_at(self, cluster: str, entries: Sequence[IndexEntry], remember: bool) -> list[RunView]:
+    def _observe(self, cluster: str, entries: Sequence[IndexEntry], remember: bool) -> list[RunView]:
         until, away = self._away_until.get(cluster, (0.0, None))
         try:
             if away is not None and time.monotonic() < until:
@@ -91,18 +91,18 @@ class RunSurvey:
     def _session(
         self, cluster: str, entries: Sequence[IndexEntry], remember: bool
     ) -> tuple[ClusterSession, SchedulerWatch | None]:
-        if cluster not in self._reaches:
+        if cluster not in self._sessions:
             session = ClusterSession.of(self.context, cluster, f"run {entries[0].run_id}")
             known = {
                 entry.run_id: (JobState(entry.last_state), entry.last_seen)
                 for entry in entries
                 if has_finished(entry) and entry.last_seen is not None
             }
-            self._reaches[cluster] = (
+            self._sessions[cluster] = (
                 session,
                 session.watch(interval_s=self.interval_s, remembered=known, asks_again=not remember),
             )
-        return self._reaches[cluster]
+        return self._sessions[cluster]
 
     def _note(self, entry: IndexEntry, view: RunView) -> None:
         now = time.time()

@@ -95,7 +95,7 @@ def attempt_numbers(record: RunRecord, transport: Transport) -> list[int]:
 
 
 @dataclass
-class _Kept:
+class _CachedDetails:
     """Heartbeats and errors read of one attempt."""
 
     had_ended: bool
@@ -111,9 +111,9 @@ class DetailsMemory:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[PurePosixPath, _Kept] = {}
+        self._kept: dict[PurePosixPath, _CachedDetails] = {}
 
-    def heartbeats(self, one: AttemptBeginning) -> _Kept | None:
+    def heartbeats(self, one: AttemptBeginning) -> _CachedDetails | None:
         """Cached heartbeats of an attempt; None if a new read is due."""
         kept = self._kept.get(one.directory)
         if kept is None or not kept.heartbeats or kept.had_ended != (one.ending is not None):
@@ -122,11 +122,11 @@ class DetailsMemory:
         interval_s = min(most, least + len(kept.heartbeats) / RANKS_PER_SECOND)
         return kept if time.monotonic() - kept.read < interval_s else None
 
-    def keep(self, one: AttemptBeginning, heartbeats: Sequence[Heartbeat | None]) -> _Kept:
+    def keep(self, one: AttemptBeginning, heartbeats: Sequence[Heartbeat | None]) -> _CachedDetails:
         """Cache heartbeats that were just read."""
         errors = self.errors(one)
         known = tuple(beat for beat in heartbeats if beat is not None)
-        self._kept[one.directory] = _Kept(one.ending is not None, time.monotonic(), known, errors)
+        self._kept[one.directory] = _CachedDetails(one.ending is not None, time.monotonic(), known, errors)
         return self._kept[one.directory]
 
     def errors(self, one: AttemptBeginning) -> dict[str, RankError]:
@@ -150,7 +150,7 @@ def read_details(
         memory: cache of earlier reads.
     """
     memory = memory or DetailsMemory()
-    wanted = [one for one in beginnings if one is not None and _tells_more(one)]
+    wanted = [one for one in beginnings if one is not None and _needs_details(one)]
     kept = [memory.heartbeats(one) for one in wanted]
     folders = [f"{one.directory}{name}" for one in wanted for name in ("", "/errors")]
     folders += [f"{one.directory}/heartbeat" for one, known in zip(wanted, kept, strict=True) if known is None]
@@ -207,7 +207,7 @@ def _attempts(
     return RunAttempts(beginning, len(numbers), len(own))
 
 
-def _tells_more(beginning: AttemptBeginning) -> bool:
+def _needs_details(beginning: AttemptBeginning) -> bool:
     """True if heartbeats and errors add information. False after a good or requested ending."""
     ending = beginning.ending
     return (

@@ -69,8 +69,8 @@ class SchedulerWatch:
         self._remembered = dict(remembered or {})
         self._asks_again = asks_again
         self._patience = patience if not interval_s else replace(patience, pauses_s=())
-        self._queue = _Kept()
-        self._accounting = _Kept()
+        self._queue = _LastAnswer()
+        self._accounting = _LastAnswer()
         self._attempts: dict[str, int | None] = {}
         self._found: dict[str, tuple[float, JobAnswer | None]] = {}
 
@@ -181,7 +181,7 @@ class SchedulerWatch:
         return JobAnswer(JobState.UNKNOWN, words, source="queue", has_left=True)
 
 
-class _Kept:
+class _LastAnswer:
     """The last answer, the job ids queried, and the time."""
 
     def __init__(self) -> None:
