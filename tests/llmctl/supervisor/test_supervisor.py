@@ -1,6 +1,6 @@
 """The supervisor of jobs with real processes: attempts, signals, ports, leftovers, and the Python that it needs.
 
-``LLMCTL_TEST_SUPERVISOR_PYTHON=/usr/bin/python3.6 python -m pytest tests/llmctl/test_supervisor.py`` takes another one.
+``LLMCTL_TEST_SUPERVISOR_PYTHON=/usr/bin/python3.6 python -m pytest tests/llmctl/supervisor`` takes another one.
 """
 
 import ast
