@@ -232,7 +232,7 @@ class Backend(Protocol):
 
     Attributes:
         name: the scheduler, as profiles name it.
-        template: file name of the job script's template.
+        template: file name of the job script's template; the whole path if a package of its own brings it along.
         job_keys: keys of the config's ``job`` section that mean something here; others are refused, not ignored.
         launchers: what can start the ranks here, the default first.
         capabilities: facts that llmctl decides by.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 ARGUMENT = "NAME"
 """What the commands that take a cluster as an argument call it."""
 BACKEND_ENTRY_POINTS = "llmctl.backends"
-"""Group of the entry points by which an installed package adds a scheduler, as ``lsf = "package.module:BACKEND"``."""
+"""Group of the entry points by which an installed package adds a scheduler, as ``flux = "package.module:BACKEND"``."""
 
 
 def cluster_names(folders: UserFolders) -> list[str]:
