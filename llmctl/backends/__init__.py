@@ -10,6 +10,7 @@ MODULES = {
     "slurm": "llmctl.backends.slurm.backend",
     "sge": "llmctl.backends.sge.backend",
     "pbs": "llmctl.backends.pbs.backend",
+    "lsf": "llmctl.backends.lsf.backend",
     "ssh": "llmctl.backends.ssh",
     "local": "llmctl.backends.local",
 }

@@ -232,7 +232,7 @@ class Backend(Protocol):
 
     Attributes:
         name: the scheduler, as named in profiles.
-        template: file name of the job script's template.
+        template: file name of the job script's template; the whole path if the backend's package brings the template.
         job_keys: supported keys of the config's ``job`` section; other keys are refused, not ignored.
         launchers: supported launchers, the default first.
         capabilities: facts by which llmctl decides.

@@ -22,7 +22,7 @@ from llmctl.paths import UserFolders, profile_files
 from llmctl.site.job import VARIABLE, JobError, parse_time
 from llmctl.site.profile_names import ARGUMENT, cluster_names, installed_backends
 
-SCHEDULERS = ("slurm", "sge", "pbs", "ssh", "local")
+SCHEDULERS = ("slurm", "sge", "pbs", "lsf", "ssh", "local")
 """Valid names for ``scheduler:``, besides those of installed packages; llmctl.backends has one row for each."""
 _SSH_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]{0,254}$"
 
@@ -245,8 +245,8 @@ class ClusterProfile(_Part):
     group: str | None = None
     """Group, project or account to bill."""
     group_required: bool = False
-    group_option: Literal["-P", "-A", "-W group_list"] | None = None
-    """PBS: option that names the group at this site. Unset: -P. The other schedulers have one way each."""
+    group_option: Literal["-P", "-A", "-G", "-W group_list"] | None = None
+    """PBS and LSF (-P, -G): option that names the group at this site. Unset: -P. The other schedulers have one way each."""
     work_area: str | None = None
     """The site's place for runs, offered by ``clusters setup``; ``{group}`` and ``{user}`` are filled in."""
     resource_types: dict[str, ResourceType] = {}

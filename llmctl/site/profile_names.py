@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 ARGUMENT = "NAME"
 """Metavar of commands that take a cluster as an argument."""
 BACKEND_ENTRY_POINTS = "llmctl.backends"
-"""Entry point group with which an installed package adds a scheduler, as ``lsf = "package.module:BACKEND"``."""
+"""Entry point group with which an installed package adds a scheduler, as ``flux = "package.module:BACKEND"``."""
 
 
 def cluster_names(folders: UserFolders) -> list[str]:

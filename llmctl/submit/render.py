@@ -273,10 +273,13 @@ def _fill(
     from llmctl.submit.template_cache import TemplateCache
 
     cache = TemplateCache(bundled("templates"), may_write=not sys.dont_write_bytecode)
-    environment = _environment(search_path(folders, "templates"), cache)
+    users, bundled_templates = search_path(folders, "templates")
+    own = Path(template)
+    brought = (own.parent,) if own.is_absolute() else ()
+    environment = _environment((users, *brought, bundled_templates), cache)
     try:
         if given is None:
-            return environment.get_template(template).render(variables)
+            return environment.get_template(own.name).render(variables)
         template = given["path"]
         return environment.from_string(given["text"]).render(variables)
     except UndefinedError as error:

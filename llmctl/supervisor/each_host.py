@@ -1,6 +1,6 @@
 """One command per host, for launchers that start one at a time.
 
-These are qrsh of Grid Engine, pbs_tmrsh of PBS, and this machine itself.
+These are qrsh of Grid Engine, pbs_tmrsh of PBS, blaunch of LSF, and this machine itself.
 """
 
 import shlex

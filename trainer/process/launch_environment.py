@@ -18,7 +18,10 @@ DEFAULT_PORT = 29500
 _PORT_RANGE = (20000, 29999)
 """Below Linux's ephemeral ports (net.ipv4.ip_local_port_range starts at 32768), so that no client socket uses them."""
 
-_JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
+_JOB_IDS = (
+    *("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"),
+    *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"),
+)
 
 
 class LaunchError(ValueError):

@@ -3,8 +3,6 @@
 Sources: qsub(1B), qstat(1B), qselect(1B), pbsnodes(8B) and the programs' source (https://github.com/openpbs/openpbs).
 """
 
-import base64
-import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -20,8 +18,9 @@ from llmctl.backends.base import (
     NodeReport,
     ProfileHints,
 )
-from llmctl.backends.pbs.interactive import ATTACH, ENTER, SUBMIT
+from llmctl.backends.pbs.interactive import ENTER, SUBMIT
 from llmctl.backends.pbs.reports import parse_jobs, parse_nodes, plain_job_id
+from llmctl.backends.ssh_attach import ssh_argv
 from llmctl.errors import SchedulerError
 from llmctl.site.container import ContainerPlan
 
@@ -207,10 +206,7 @@ class PbsBackend:
     ) -> list[str]:
         """``ssh`` to the node: PBS's own command (pbs_tmrsh) works inside the job only."""
         del job_id, container, cores
-        words = b"".join(os.fsencode(word) + b"\0" for word in (script, "bash", *command))
-        line = ATTACH.format(words=base64.b64encode(words).decode())
-        choose = 'if [[ -t 0 ]]; then exec ssh -t "$@"; fi; exec ssh -T "$@"'
-        return ["bash", "-c", choose, "bash", host, f"exec bash -lc {shlex.quote(line)}"]
+        return ssh_argv(host, script, command)
 
     def is_transient(self, exit_status: int, stderr: str) -> bool:
         """True if the server was unreachable or overloaded."""

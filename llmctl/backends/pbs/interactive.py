@@ -74,6 +74,3 @@ if [[ -n $interrupted ]]; then exit 130; fi
 exit 4
 """
 """Run on the login node with FOLDER ASKED ENTER COUNT, COUNT options of qsub, and the words for ``bash -c``."""
-
-ATTACH = 'mapfile -d "" -t words < <(base64 -d <<<{words}); exec bash -c "${{words[@]}}"'
-"""Run on a node. One line of plain characters, because the user's login shell, perhaps a csh, reads it first."""

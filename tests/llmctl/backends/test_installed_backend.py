@@ -10,64 +10,80 @@ from llmctl.errors import ProfileError
 from llmctl.site.profile import SCHEDULERS, ClusterProfile
 
 PACKAGE = """
+from pathlib import Path
 from llmctl.backends.base import ProfileHints
 from llmctl.backends.slurm.backend import SlurmBackend
 
-class LsfBackend(SlurmBackend):
+class FluxBackend(SlurmBackend):
     def profile_hints(self):
-        return ProfileHints("See `bhosts`.", "{gpus: 6}", "torchrun", "The project (bsub -P).")
+        return ProfileHints("See `flux resource list`.", "{gpus: 6}", "torchrun", "The bank (flux batch -B).")
     def priority_problem(self, priority):
-        return f"{priority} is too much for LSF" if priority > 10 else ""
+        return f"{priority} is too much for Flux" if priority > 10 else ""
 
-BACKEND = LsfBackend(name="lsf")
+BACKEND = FluxBackend(name="flux", template=str(Path(__file__).with_name("flux.sh.j2")))
+"""
+TEMPLATE = """#!/bin/bash
+{% for line in directives %}
+# flux: {{ line | raw }}
+{% endfor %}
+{% set job_id = '"$FLUX_JOB_ID"' %}
+{% set supervisor = "" %}
+{% include "_supervisor.sh.j2" %}
 """
 
 
 @pytest.fixture
-def lsf(tmp_path, monkeypatch):
-    """Install a package with two entry points: lsf, and one with a missing module; returns the user's folder."""
+def flux(tmp_path, monkeypatch):
+    """An installed package with two entry points: flux, and one whose module is missing; returns the user's folder."""
     for name, value in {"XDG_CONFIG_HOME": "config", "XDG_STATE_HOME": "state", "HOME": "home"}.items():
         monkeypatch.setenv(name, str(tmp_path / value))
     for name in ("LLMCTL_RUNS_ROOT", "LLMCTL_GROUP", "LLMCTL_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
-    info = tmp_path / "packages/llmctl_lsf-1.0.dist-info"
+    info = tmp_path / "packages/llmctl_flux-1.0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llmctl-lsf\nVersion: 1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llmctl-flux\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[llmctl.backends]\nlsf = llmctl_lsf:BACKEND\nbroken = no_such_module:BACKEND\n"
+        "[llmctl.backends]\nflux = llmctl_flux:BACKEND\nbroken = no_such_module:BACKEND\n"
     )
-    (info.parent / "llmctl_lsf.py").write_text(PACKAGE)
+    (info.parent / "llmctl_flux").mkdir()
+    (info.parent / "llmctl_flux/__init__.py").write_text(PACKAGE)
+    (info.parent / "llmctl_flux/flux.sh.j2").write_text(TEMPLATE)
     monkeypatch.syspath_prepend(info.parent)
     return tmp_path / "config/llmctl/clusters"
 
 
-def test_a_profile_may_name_it_and_jobs_go_through_it(lsf, tmp_path, capsys):
-    assert main(["clusters", "new", "lab", "--scheduler", "lsf", "--runs-root", str(tmp_path / "runs")]) == 0
-    text = (lsf / "lab.yaml").read_text()
-    assert "scheduler: lsf\n" in text and "See `bhosts`." in text and "# The project (bsub -P)." in text
+def test_a_profile_may_name_it_and_jobs_go_through_it(flux, tmp_path, capsys):
+    assert main(["clusters", "new", "lab", "--scheduler", "flux", "--runs-root", str(tmp_path / "runs")]) == 0
+    text = (flux / "lab.yaml").read_text()
+    assert "scheduler: flux\n" in text and "See `flux resource list`." in text and "# The bank (flux batch -B)." in text
     assert main(["clusters", "validate", "lab"]) == 0
     capsys.readouterr()
     assert main(["submit", "--cluster", "lab", "--priority", "11", "--dry-run", "--", "true"]) == 2
-    assert "--priority: 11 is too much for LSF" in capsys.readouterr().err
+    assert "--priority: 11 is too much for Flux" in capsys.readouterr().err
     assert main(["submit", "--cluster", "lab", "--priority", "3", "--dry-run", "--", "true"]) == 0
-    assert "#SBATCH --nice=-3" in capsys.readouterr().out
-    assert load_queue_backend("lsf").name == "lsf"
+    script = capsys.readouterr().out
+    assert "# flux: --nice=-3" in script and '--job-id "$FLUX_JOB_ID"' in script
+    assert load_queue_backend("flux").name == "flux"
+    (flux.parent / "templates").mkdir()
+    (flux.parent / "templates/flux.sh.j2").write_text("echo mine\n")
+    assert main(["submit", "--cluster", "lab", "--dry-run", "--", "true"]) == 0
+    assert "echo mine" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("lsf")
+@pytest.mark.usefixtures("flux")
 def test_one_that_cannot_be_imported_is_named():
     assert ClusterProfile(name="lab", scheduler="broken").scheduler == "broken"
     with pytest.raises(ProfileError, match="scheduler: broken: its backend no_such_module:BACKEND cannot be imported"):
         load_backend("broken")
 
 
-def test_an_unknown_scheduler_is_refused_with_those_there_are(lsf, capsys):
-    lsf.mkdir(parents=True)
-    (lsf / "lab.yaml").write_text("scheduler: lfs\n")
+def test_an_unknown_scheduler_is_refused_with_those_there_are(flux, capsys):
+    flux.mkdir(parents=True)
+    (flux / "lab.yaml").write_text("scheduler: fulx\n")
     assert main(["clusters", "validate", "lab"]) == 3
-    assert "the schedulers are slurm, sge, pbs, ssh, local, broken, lsf" in capsys.readouterr().err
-    with pytest.raises(ProfileError, match="scheduler: lfs: no installed package"):
-        load_backend("lfs")
+    assert "the schedulers are slurm, sge, pbs, lsf, ssh, local, broken, flux" in capsys.readouterr().err
+    with pytest.raises(ProfileError, match="scheduler: fulx: no installed package"):
+        load_backend("fulx")
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

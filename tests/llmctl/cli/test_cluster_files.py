@@ -144,7 +144,7 @@ def test_setup_names_the_machines_of_a_cluster_behind_ssh(folders):
     assert profile.runs_root == "/large/ada/llmctl-runs"
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "sge", "pbs", "ssh", "local"])
+@pytest.mark.parametrize("scheduler", ["slurm", "sge", "pbs", "lsf", "ssh", "local"])
 def test_new_writes_a_profile_for_every_scheduler(folders, capsys, scheduler):
     flags = ["--scheduler", scheduler, "--host", "a", "--host", "b", "--resource-type", "big", "--gpus-per-node", "4"]
     assert main(["clusters", "new", "lab", *flags, "--interface", "ib0", "--login", "gate", "--conda", "/c"]) == 0
@@ -157,10 +157,10 @@ def test_new_writes_a_profile_for_every_scheduler(folders, capsys, scheduler):
     assert not has_nodes or profile.resource_types["big"].gpus == 4
     assert profile.rendezvous.interface == "ib0"
     assert profile.hosts == (("a", "b") if scheduler == "ssh" else ())
-    assert profile.login.host == ("gate" if scheduler in ("slurm", "sge", "pbs") else None)
+    assert profile.login.host == ("gate" if scheduler in ("slurm", "sge", "pbs", "lsf") else None)
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "sge", "pbs", "ssh", "local"])
+@pytest.mark.parametrize("scheduler", ["slurm", "sge", "pbs", "lsf", "ssh", "local"])
 def test_every_comment_of_a_new_profile_would_hold_if_it_were_none(folders, scheduler):
     assert main(["clusters", "new", "bare", "--scheduler", scheduler]) == 0
     offers = []

@@ -43,7 +43,7 @@ def test_pyxis_joins_a_container_by_its_name_only(tmp_path, name, joins):
     assert ("set container.name" in session.warning) == (not joins)
 
 
-@pytest.mark.parametrize("scheduler", ["sge", "pbs", "slurm"])
+@pytest.mark.parametrize("scheduler", ["lsf", "sge", "pbs", "slurm"])
 @pytest.mark.parametrize("image", [None, "/images/one.sif"])
 def test_every_scheduler_takes_a_visitor_in_an_image_and_in_none(tmp_path, scheduler, image):
     session = session_of(tmp_path, scheduler, ContainerProfile(runtime="apptainer"), image)

@@ -83,6 +83,7 @@ WHOLE = {
     "leonardo__mpirun_in_image": ("leonardo__srun_in_image", "leonardo__torchrun_in_image"),
     "abci__torchrun": ("abci__mpirun", "abci__torchrun_in_image"),
     "abci3__torchrun": ("abci3__mpirun", "abci3__torchrun_in_image"),
+    "lsf__torchrun": ("lsf__mpirun",),
     "ssh__torchrun": ("ssh__mpirun",),
 }
 """Scripts that are kept whole -> those of which the difference to it is kept. Of every site there is the head."""
@@ -102,7 +103,7 @@ def head_of(cluster: str) -> str:
     lines: list[str] = []
     for case in found:
         lines = case.rendered().script.splitlines()
-        directives = [line for line in lines[1:] if line.startswith(("#SBATCH", "#PBS", "#$"))]
+        directives = [line for line in lines[1:] if line.startswith(("#SBATCH", "#PBS", "#BSUB", "#$"))]
         head += [f"# {case.launcher}", *(line for line in directives if line not in head)]
     if "load_environment() {" in lines:
         head += lines[lines.index("load_environment() {") : lines.index("if [[ $part == launch ]]; then") - 1]
@@ -159,7 +160,7 @@ def test_goldens_are_few_and_no_two_say_the_same() -> None:
 
 
 @pytest.mark.programs("shellcheck")
-@pytest.mark.parametrize("scheduler", ["local", "pbs", "sge", "slurm", "ssh"])
+@pytest.mark.parametrize("scheduler", ["local", "lsf", "pbs", "sge", "slurm", "ssh"])
 def test_shellcheck_has_nothing_to_say(scheduler: str, tmp_path: Path) -> None:
     texts = {case: script_of(case) for case in CASES} if scheduler == "local" else {}
     seen = set()
@@ -238,7 +239,7 @@ def test_only_the_sites_own_lines_are_taken_unquoted() -> None:
         meta.find_undeclared_variables(parser.parse(text))
     unquoted = {line.strip() for text in texts.values() for line in text.splitlines() if "raw }}" in line}
     # Directives are plain words, made by the backends, and lines of the profile's author too.
-    directives = {f"{prefix} {{{{ line | raw }}}}" for prefix in ("#SBATCH", "#PBS", "#$")}
+    directives = {f"{prefix} {{{{ line | raw }}}}" for prefix in ("#SBATCH", "#PBS", "#BSUB", "#$")}
     own_words = {line for line in unquoted if "line | raw" not in line}
     assert unquoted - directives - own_words == {"{{ line | raw }}"}
     # These are words of the templates themselves.
@@ -250,7 +251,7 @@ def test_only_the_sites_own_lines_are_taken_unquoted() -> None:
 
 def test_no_line_of_a_value_looks_like_a_directive() -> None:
     """Grid Engine obeys "#$" at the beginning of any line of a script."""
-    value = "a\n#$ -N hijacked\n#SBATCH --nodes=9\n#PBS -N x\n"
+    value = "a\n#$ -N hijacked\n#SBATCH --nodes=9\n#PBS -N x\n#BSUB -J x\n"
     for case in script_cases.CASES:
         rendered = case.rendered(env=(("NOTE", value),), command=("echo", value, f"{value}'"))
         plain = case.rendered(env=(("NOTE", "a"),), command=("echo", "a", "a"))

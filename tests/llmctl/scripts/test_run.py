@@ -24,7 +24,7 @@ LAUNCHERS = Path(__file__).parents[2] / "standins" / "launchers"
 PYTHON = str(LAUNCHERS / "python")
 SECRET = "s3cr3t-of-a-user"
 HOSTS = ("node1", "node2")
-STARTERS = {"slurm": "srun", "sge": "qrsh", "pbs": "pbs_tmrsh"}
+STARTERS = {"slurm": "srun", "sge": "qrsh", "pbs": "pbs_tmrsh", "lsf": "blaunch"}
 
 
 @dataclass
@@ -65,6 +65,8 @@ class Stage:
             "ARC": "none",
             "PBS_JOBID": "4242[7].pbs1",
             "PBS_NODEFILE": str(home / "nodes"),
+            "LSB_JOBID": "4242",
+            "LSB_MCPU_HOSTS": "".join(f"{host} 4 " for host in HOSTS),
             **self.environ,
         }
         return subprocess.run(
@@ -144,7 +146,7 @@ def check_case(case: ScriptCase, profile: ClusterProfile, stage: Stage, run_dir:
     assert hostfile == "".join(f"{host} slots={ranks}\n" for host in HOSTS[:nodes])
     assert json.loads((run_dir / "attempts" / "1" / "exit.json").read_text())["reason"] == "completed"
     started = json.loads((run_dir / "attempts" / "1" / "started.json").read_text())
-    known = {"slurm": "4242", "sge": "4242", "pbs": "4242.pbs1"}
+    known = {"slurm": "4242", "sge": "4242", "pbs": "4242.pbs1", "lsf": "4242"}
     assert profile.scheduler == "ssh" or started["job_id"] == known[profile.scheduler]
     starter = "mpirun" if case.launcher == "mpirun" else STARTERS.get(profile.scheduler)
     assert starter is None or starter in stage.names()
@@ -294,7 +296,7 @@ class HostileCase:
         )
         secrets = write_secret(place / "secrets" / f"s{hostile(rng, without='/')}", secret)
         rendered = render_case(profile, job, working_dir=working, secrets_file=secrets, ranks_per_node=1, python=PYTHON)
-        files = {"PE_HOSTFILE": "/none", "PBS_NODEFILE": str(folder / "one")}
+        files = {"PE_HOSTFILE": "/none", "PBS_NODEFILE": str(folder / "one"), "LSB_MCPU_HOSTS": "node1 4"}
         (folder / "one").write_text("node1\n")
         stage = Stage(folder, {"SLURM_JOB_NODELIST": "node1", **files})
         is_part = self.scheduler == "ssh" and self.launcher != "mpirun"
@@ -317,7 +319,7 @@ class HostileCase:
 
 def hostile_cases() -> Iterator[HostileCase]:
     runtimes = {"slurm": (None, "pyxis", "enroot"), "pbs": (None, "singularity"), "sge": (None, "apptainer")}
-    for scheduler in ("local", "pbs", "sge", "slurm", "ssh"):
+    for scheduler in ("local", "lsf", "pbs", "sge", "slurm", "ssh"):
         for launcher in load_backend(scheduler).launchers:
             for runtime in runtimes.get(scheduler, (None,)):
                 if runtime != "pyxis" or launcher != "mpirun":

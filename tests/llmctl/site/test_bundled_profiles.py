@@ -18,9 +18,9 @@ PATHS = sorted(bundled("clusters").glob("*.yaml"))
 NAMES = [path.stem for path in PATHS]
 WANTED = {
     *("abci", "abci3", "aws-p5", "azure-nd", "coreweave", "frontier", "gcp-a3", "juwels-booster", "leonardo", "local"),
-    *("lumi", "mdx", "miyabi", "perlmutter", "slurm", "slurm-pyxis", "ssh", "tsubame4"),
+    *("lsf", "lumi", "mdx", "miyabi", "perlmutter", "slurm", "slurm-pyxis", "ssh", "tsubame4"),
 }
-SITES = [name for name in NAMES if name not in ("local", "slurm", "slurm-pyxis", "ssh")]
+SITES = [name for name in NAMES if name not in ("local", "lsf", "slurm", "slurm-pyxis", "ssh")]
 NUMBER = re.compile(r"(?<![\w./:-])\d+(?:\.\d+)?(?![\w./])|\d+:\d\d:\d\d")
 TAG = re.compile(r"\[[A-Z0-9][A-Za-z0-9]*[,: \]]")
 

@@ -34,7 +34,7 @@ WRONG = [
     ("runs_roots: /big", ["runs_roots", "did you mean runs_root?"]),
     ("environment: {module: [a]}", ["environment.module", "did you mean environment.modules?"]),
     ("environment: {kind: venv}", ["environment", "kind and path go together"]),
-    ("scheduler: cron", ["scheduler", "'cron'", "the schedulers are slurm, sge, pbs, ssh, local"]),
+    ("scheduler: cron", ["scheduler", "'cron'", "the schedulers are slurm, sge, pbs, lsf, ssh, local"]),
     ("rendezvous: {ports: [5, 1]}", ["rendezvous.ports", "from 1 to 65535"]),
     ("stop_grace_s: 0", ["stop_grace_s", "greater than 0"]),
     ("env: {1A: x}", ["env", "'1A'"]),

@@ -7,7 +7,7 @@ from llmctl.site.job import JobSpec
 from tests.llmctl.scripts.script_cases import RUN_ID, ScriptCase, render_case
 from tests.llmctl.scripts.test_run import PYTHON, Stage
 
-SLURM, PBS, SGE = (load_queue_backend(name) for name in ("slurm", "pbs", "sge"))
+SLURM, PBS, SGE, LSF = (load_queue_backend(name) for name in ("slurm", "pbs", "sge", "lsf"))
 FAILED = "sbatch: error: Batch job submission failed: "
 AWAY = (
     "error: commlib error: got select error (Connection refused)\n"
@@ -24,6 +24,8 @@ AWAY = (
         (PBS, "Connection refused\nqsub: cannot connect to server pbs1 (errno=111)\n"),
         (PBS, "qsub: No free connections\n"),
         (SGE, AWAY),
+        (LSF, "Cannot connect to LSF. Please wait ...\n"),
+        (LSF, "Request from non-LSF host rejected\n"),
     ],
 )
 def test_what_was_never_sent_or_is_refused_may_be_sent_again(backend, said):
@@ -45,6 +47,7 @@ def test_what_was_never_sent_or_is_refused_may_be_sent_again(backend, said):
         (PBS, "qsub: Batch protocol error\n"),
         (PBS, "qsub: Request timed out\n"),
         (PBS, "qsub: Connection reset by peer\n"),
+        (LSF, "Contacting batch daemon: Communication timeout. Job not submitted.\n"),
         (SGE, "error: failed receiving gdi request response for mid=1 (got syncron message receive timeout error)."),
         (SGE, f'{AWAY}error: commlib error: got read error (closing "es1/qmaster/1")'),
     ],
@@ -53,7 +56,7 @@ def test_what_can_be_said_after_the_job_was_taken_is_not_sent_again(backend, sai
     assert backend.is_transient(1, said) and not backend.was_not_taken(1, said)
 
 
-@pytest.mark.parametrize("cluster", ["slurm", "sge", "pbs"])
+@pytest.mark.parametrize("cluster", ["slurm", "sge", "pbs", "lsf"])
 @pytest.mark.parametrize(
     ("claims", "starts"),
     [({}, True), ({1: "same"}, True), ({1: "4100"}, False), ({2: "4300"}, False), ({1: "same", 10: "4300"}, False)],
@@ -61,7 +64,7 @@ def test_what_can_be_said_after_the_job_was_taken_is_not_sent_again(backend, sai
 )
 def test_a_second_job_of_a_submission_starts_nothing(tmp_path, cluster, claims, starts):
     """Nor one that comes after a later submission."""
-    name = {"slurm": "slurm", "sge": "tsubame4", "pbs": "abci3"}[cluster]
+    name = {"slurm": "slurm", "sge": "tsubame4", "pbs": "abci3", "lsf": "lsf"}[cluster]
     profile = ScriptCase(name, "torchrun", in_container=False).profile()
     software = profile.environment.model_copy(update={"module_init": None, "modules": (), "setup": ()})
     profile = profile.model_copy(update={"runs_root": str(tmp_path / "runs"), "environment": software})

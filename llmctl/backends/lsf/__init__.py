@@ -1,0 +1,1 @@
+"""IBM Spectrum LSF."""

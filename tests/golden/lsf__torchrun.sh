@@ -1,0 +1,60 @@
+#!/bin/bash
+#BSUB -J gpt-261121-101500-ab12
+#BSUB -n 16
+#BSUB -R "span[ptile=8]"
+#BSUB -gpu "num=8:j_exclusive=yes"
+#BSUB -W 2:00
+#BSUB -env "PATH, LSF_BINDIR, LSF_ENVDIR, LSF_LIBDIR, LSF_SERVERDIR"
+#BSUB -o job.log
+#BSUB -r
+# Run gpt-261121-101500-ab12, submission 1. Written by llmctl VERSION.
+LLMCTL_RUN_ID=gpt-261121-101500-ab12 LLMCTL_RUN_DIR=/runs/gpt-261121-101500-ab12
+fail() { echo "llmctl: $*" >&2; exit 1; }
+
+# The scheduler, and the launcher on every node, start this script without a part. It hands over to llmctl's supervisor, a
+# Python program beside the run, which starts the parts below: "launch" on the first node, "rank" where ranks run. The
+# supervisor numbers the attempt, keeps logs, hands signals and secrets on, ends what is left and writes exit.json.
+part=${1-}
+if [[ $part != launch && $part != rank && $part != inside ]]; then
+    for python in python3 /usr/libexec/platform-python /home/ada/venv/bin/python; do
+        if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
+            exec "$python" -IB "$LLMCTL_RUN_DIR/code/supervisor" job --job "$LLMCTL_RUN_DIR/job.json" --job-id "$LSB_JOBID" --told-by file "$@"
+        fi
+    done
+    fail "$HOSTNAME has no python3 of version 3.6 or later, which starts and watches the ranks: ask the site for one"
+fi
+
+load_environment() { :; }
+
+if [[ $part == launch ]]; then
+    load_environment || exit 1
+    # LSB_MCPU_HOSTS: names of hosts, and slots behind each (Administering IBM Spectrum LSF, parallel jobs); this script runs
+    # on the first.
+    mapfile -t hosts < <(awk '{ for (i = 1; i < NF; i += 2) if (!seen[$i]++) print $i }' <<<"$LSB_MCPU_HOSTS")
+    ((${#hosts[@]} == 2)) || fail "asked for 2 nodes and given ${#hosts[@]}: ${hosts[*]}"
+    printf '%s slots=8\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"
+    # An address of this node that the others reach, and a port from the job's id, or one that the supervisor found free.
+    MASTER_ADDR=$("$LLMCTL_PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "${hosts[1]}" 2>/dev/null)
+    MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + LSB_JOBID % 10000))}
+    [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
+        fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
+    # Once per host: %h is its name, %n its number. The manual does not say what a signal to blaunch does to its task: so
+    # the nodes are told by a file.
+    exec "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" each-host --told-by file blaunch -z %h -no-shell \
+        bash "$LLMCTL_ATTEMPT_DIR/job.sh" node "$LLMCTL_ATTEMPT" "${MASTER_ADDR:--}" "${MASTER_PORT:--}" %n
+fi
+
+# On every node, or in every rank: the environment, unless the launcher has brought it along.
+[[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment || exit 1
+cd "$LLMCTL_RUN_DIR/code" || exit 1
+set -- /home/ada/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank "$NODE_RANK" --nproc-per-node 8 \
+    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --rdzv-id "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" --max-restarts 0 \
+    --log-dir "$LLMCTL_ATTEMPT_DIR/torchrun" -m trainer pretrain --config "$LLMCTL_RUN_DIR/config.yaml"
+if [[ /runs/.cache != "$HOME"/* ]]; then
+    export LLMCTL_CACHE_DIR=${LLMCTL_CACHE_DIR:-/runs/.cache/llmctl} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/runs/.cache/triton}
+    export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-/runs/.cache/torch_extensions}
+    [[ -n ${HF_HOME-}${XDG_CACHE_HOME-} || -d $HOME/.cache/huggingface ]] || export HF_HOME=/runs/.cache/huggingface
+fi
+export PYTHONPATH="$LLMCTL_RUN_DIR/code:$LLMCTL_RUN_DIR/code/user${PYTHONPATH:+:$PYTHONPATH}"
+export LLMCTL_GPUS_PER_NODE=8
+exec "$@"
