@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmctl.backends import capabilities_of
-from llmctl.backends.base import JobRequest
+from llmctl.backends.base import Capabilities, JobRequest
 from llmctl.site.profile import ClusterProfile
 from llmctl.supervisor.settings import JobSettings
 
@@ -31,7 +30,12 @@ OWN_VARIABLES = frozenset(
 
 
 def job_settings(
-    profile: ClusterProfile, place: "RunLayout", request: JobRequest, stop_after_s: int, command: Sequence[str]
+    profile: ClusterProfile,
+    place: "RunLayout",
+    request: JobRequest,
+    capabilities: Capabilities,
+    stop_after_s: int,
+    command: Sequence[str],
 ) -> str:
     """Content of job.json.
 
@@ -39,11 +43,11 @@ def job_settings(
         profile: of the cluster.
         place: where the submission runs.
         request: to the scheduler.
+        capabilities: of the scheduler.
         stop_after_s: seconds after which the run is told to stop; 0: never.
         command: COMMAND; empty for the trainer.
     """
     rule = profile.rendezvous.port_rule
-    capabilities = capabilities_of(profile.scheduler)
     is_local, is_ssh = capabilities.starts_in_place, capabilities.starts_on_hosts
     settings = JobSettings(
         run_id=place.run_id,

@@ -118,8 +118,8 @@ def plan_submission(context: Context, request: Request) -> Plan:
         before = jobs_before(context, spec.after, profile, asks_scheduler=not request.dry_run)
         job = replace(job, request=replace(job.request, after=before.ids, after_any=before.is_any))
         warnings += before.warnings
-    template = _read_template(context, request.template)
-    rendered = render(spec, job.profile, job.layout, context.folders, job.request, template=template)
+    template = _read_template(context, request.template) if request.template is not None else None
+    rendered = render(spec, job.profile, job.layout, context.folders, job.request, job.backend, template=template)
     record = RunRecord(
         run_id=run_id,
         name=spec.name,
@@ -198,7 +198,9 @@ def plan_resume(
         ),
         number=number,
         job=job,
-        rendered=render(spec, job.profile, job.layout, context.folders, job.request, template=record.template),
+        rendered=render(
+            spec, job.profile, job.layout, context.folders, job.request, job.backend, template=record.template
+        ),
         user_code=None,
         installed=record.code.get("trainer") is None,
         is_new=False,
@@ -263,10 +265,8 @@ def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
 
 
-def _read_template(context: Context, file: str | None) -> dict[str, str] | None:
+def _read_template(context: Context, file: str) -> dict[str, str]:
     """Path and text of the user's template for job.sh, which the record keeps for every resume."""
-    if file is None:
-        return None
     path = context.cwd / file
     try:
         return {"path": str(path), "text": path.read_text(encoding="utf-8")}

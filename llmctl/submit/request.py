@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from llmctl.backends import load_backend
 from llmctl.backends.base import Backend, JobRequest, QueueBackend
 from llmctl.context import ClusterSession, Context, secrets_file
 from llmctl.paths import UserFolders
@@ -174,7 +173,7 @@ def plan_job(
         cwd: where a COMMAND starts; None: where this call was typed, or on another machine the run directory.
     """
     profile, is_remote = session.profile, session.transport.is_remote
-    backend = session.backend or load_backend(profile.scheduler)
+    backend = session.backend or context.backend(profile)
     visible = None
     if backend.capabilities.starts_in_place:
         from llmctl.submit.environment_checks import visible_gpus

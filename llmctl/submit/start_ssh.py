@@ -9,9 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from llmctl.backends.base import HostCommand, JobRequest, SubmittedJob
-from llmctl.errors import LlmctlError, SchedulerError
+from llmctl.errors import LlmctlError, SchedulerError, SubmissionLost
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.start import SubmissionLost
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.host_group import HostGroup

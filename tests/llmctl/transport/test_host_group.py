@@ -91,7 +91,7 @@ def test_the_script_is_bash(shared, launcher, command, tmp_path):
     place = RunLayout("r", Path("/runs/r"), 1, "python3", (), 1, Path("/tmp"), Path("/home/me/a secret"))
     request = replace(REQUEST, profile=profile, launcher=launcher)
     folders = UserFolders.from_environment({"HOME": str(tmp_path)})
-    job = render(JobSpec(name="r", nodes=2, command=command), profile, place, folders, request)
+    job = render(JobSpec(name="r", nodes=2, command=command), profile, place, folders, request, BACKEND)
     assert subprocess.run(["bash", "-n"], input=job.script, text=True, check=False).returncode == 0
     if shutil.which("shellcheck"):
         checked = ["shellcheck", "-s", "bash", "-S", "error", "-"]
