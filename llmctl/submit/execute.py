@@ -91,9 +91,7 @@ def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
             raise
         except KeyboardInterrupt:  # perhaps after the start: a running job keeps its directory
             name = record.run_id
-            tell(
-                f"{name} may have been submitted before the interrupt: llmctl status {name}; llmctl cancel {name} ends it"
-            )
+            tell(f"{name} may have been submitted before the interrupt: llmctl status {name}; llmctl cancel {name}")
             raise
     except OSError as error:
         problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
