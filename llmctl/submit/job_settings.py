@@ -26,7 +26,7 @@ OWN_VARIABLES = frozenset(
         *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES"),
     }
 )
-"""Variables of the contract between job.sh and the trainer, which nobody else sets."""
+"""Variables of the contract between job.sh and the trainer; users cannot set them."""
 
 
 def job_settings(
@@ -41,10 +41,10 @@ def job_settings(
 
     Args:
         profile: of the cluster.
-        place: where the submission runs.
+        place: layout of the submission.
         request: to the scheduler.
         capabilities: of the scheduler.
-        stop_after_s: seconds after which the run is told to stop; 0: never.
+        stop_after_s: seconds until the run is asked to stop; 0 disables the request.
         command: COMMAND; empty for the trainer.
     """
     rule = profile.rendezvous.port_rule

@@ -213,7 +213,7 @@ def test_a_variable_that_is_not_supplied_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "templates" / "local.sh.j2").write_text("run {{ run_idd }}\n")
     job, profile, place = CASES["local__two_nodes_on_cpu"]
     with pytest.raises(
-        ConfigFileError, match=r"templates/local.sh.j2:1: 'run_idd' is undefined; a template knows: .*run_id"
+        ConfigFileError, match=r"templates/local.sh.j2:1: 'run_idd' is undefined; valid names: .*run_id"
     ):
         render.render(job, profile, place, folders, request_of(job, profile, place), BACKEND)
 

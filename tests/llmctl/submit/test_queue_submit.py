@@ -390,7 +390,7 @@ def test_after_waits_for_a_job_that_is_there_and_for_none_that_has_ended(place, 
         capsys.readouterr()
         assert submit("--dry-run", "--after", "first") == code
         assert submit("--after", "first") == code
-    assert "did not end well" in (said := capsys.readouterr().err) and "--after any:first" in said
+    assert "did not complete" in (said := capsys.readouterr().err) and "--after any:first" in said
     assert submit("--dry-run", "--after", "any:first") == 0
     assert "--dependency" not in capsys.readouterr().out
     assert submit("--cluster", "local", "--after", "first") == 2

@@ -120,7 +120,7 @@ def test_more_nodes_than_hosts_and_scattered_checkpoints_are_refused():
     one, two, four = (JobSpec(name="r", nodes=nodes) for nodes in (1, 2, 4))
     config = build_config(CONFIG)
     assert problems_of(four) == ["job.nodes 4 is above 3, the hosts of lab; lower it"]
-    assert problems_of(one, hosts=("g1", "g1")) == ["hosts g1 stands there twice; each machine is one node"]
+    assert problems_of(one, hosts=("g1", "g1")) == ["hosts g1 is listed twice; each machine is one node"]
     (said,) = problems_of(two, config, shared=False)
     assert said.startswith("checkpoint.save is unset: ") and "share no runs_root" in said
     assert problems_of(one, config, shared=False) == []
