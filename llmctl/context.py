@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from llmctl.errors import ProfileError
 from llmctl.paths import UserFolders
 
 if TYPE_CHECKING:
-    from llmctl.backends.base import QueueBackend
+    from llmctl.backends.base import Backend, QueueBackend
     from llmctl.job_state import JobState
     from llmctl.runs.job_status import SchedulerWatch
     from llmctl.runs.record import RunIndex, RunRecord
@@ -41,6 +41,7 @@ class Context:
         cwd: the working directory, absolute.
         folders: the user's folders.
         connections: transports to the clusters that this call has used, by name; ``close`` ends them.
+        backends: of the schedulers that this call has used, by name.
     """
 
     argv: tuple[str, ...]
@@ -49,6 +50,7 @@ class Context:
     cwd: Path
     folders: UserFolders
     connections: dict[str, Transport] = field(default_factory=dict, compare=False, repr=False)
+    backends: dict[str, Backend] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> Context:
@@ -69,17 +71,42 @@ class Context:
             ProfileError: the profile names no machine.
         """
         if profile.name not in self.connections:
-            self.connections[profile.name] = self._open_transport(profile) if is_remote(profile) else self.transport
+            self.connections[profile.name] = (
+                self._open_transport(profile) if self._is_remote(profile) else self.transport
+            )
         return self.connections[profile.name]
 
     def _open_transport(self, profile: ClusterProfile) -> Transport:
-        from llmctl.backends import capabilities_of
         from llmctl.transport.ssh import connect, connect_hosts
 
         login = profile.login
-        if login.host is None or capabilities_of(profile.scheduler).starts_on_hosts:
+        if login.host is None or self.backend(profile).capabilities.starts_on_hosts:
             return connect_hosts(profile, self.environment)
         return connect(login.host, self.environment, proxy_jump=login.proxy_jump, python=login.python)
+
+    def backend(self, profile: ClusterProfile) -> Backend:
+        """The backend of a cluster's scheduler, loaded once per call.
+
+        Raises:
+            ProfileError: no backend has this name, or the backend cannot be imported.
+        """
+        if profile.scheduler not in self.backends:
+            from llmctl.backends import load_backend
+
+            self.backends[profile.scheduler] = load_backend(profile.scheduler)
+        return self.backends[profile.scheduler]
+
+    def queue_backend(self, profile: ClusterProfile) -> QueueBackend | None:
+        """The backend of a scheduler with a queue; None for a scheduler that starts jobs directly.
+
+        Raises:
+            ProfileError: see ``backend``.
+        """
+        backend = self.backend(profile)
+        return cast("QueueBackend", backend) if backend.capabilities.has_queue else None
+
+    def _is_remote(self, profile: ClusterProfile) -> bool:
+        return profile.login.host is not None or self.backend(profile).capabilities.starts_on_hosts
 
     def close(self) -> None:
         """Close the connections of this call."""
@@ -107,7 +134,7 @@ class Context:
 
         profile = load_profile(self.folders, name, origin)
         root = self.environment.get("LLMCTL_RUNS_ROOT") or profile.runs_root
-        if root is not None and not is_remote(profile):
+        if root is not None and not self._is_remote(profile):
             root = os.path.normpath(self.cwd / expand(root, lambda: str(self.folders.home)))
         return profile.model_copy(update={"runs_root": root})
 
@@ -228,10 +255,8 @@ class ClusterSession:
             ProfileError: the cluster has no profile, or an invalid profile.
             UsageError: as above, and ``origin`` is a flag.
         """
-        from llmctl.backends import load_queue_backend
-
         profile = context.profile(cluster, origin)
-        return cls(profile, context.connect(profile), load_queue_backend(profile.scheduler))
+        return cls(profile, context.connect(profile), context.queue_backend(profile))
 
     @classmethod
     def for_jobs(cls, context: Context, cluster: str, origin: str) -> ClusterSession:
@@ -247,10 +272,8 @@ class ClusterSession:
             UsageError: as above, and ``origin`` is a flag.
             SchedulerError: the machine does not answer the question for the home directory.
         """
-        from llmctl.backends import load_queue_backend
-
         profile = resolve_profile_paths(context.profile(cluster, origin), context)
-        return cls(profile, context.connect(profile), load_queue_backend(profile.scheduler))
+        return cls(profile, context.connect(profile), context.queue_backend(profile))
 
     def watch(
         self,

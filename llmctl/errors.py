@@ -68,6 +68,10 @@ class SchedulerError(LlmctlError):
         self.stderr_tail = stderr_tail
 
 
+class SubmissionLost(SchedulerError):
+    """A submission that the scheduler may or may not have accepted; the run keeps its directory for a later search."""
+
+
 class RecordError(LlmctlError):
     """An unknown run, or a run record that cannot be read or written."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from llmctl.job_state import JobState
@@ -92,7 +93,7 @@ class JobRequest:
     after: tuple[str, ...] = ()
     after_any: bool = True
 
-    @property
+    @cached_property
     def resource(self) -> "ResourceType | None":
         """Entry of the profile for the kind of node."""
         return self.profile.resource_types.get(self.resource_type or "")
@@ -183,7 +184,7 @@ class Capabilities:
     starts_on_hosts: bool = False
     mpirun_carries_environment: bool = True
 
-    @property
+    @cached_property
     def starts_in_place(self) -> bool:
         """True if jobs start at once, on the machine where the cluster's commands run."""
         return not self.has_queue and not self.starts_on_hosts

@@ -17,7 +17,7 @@ from llmctl.doctor.probes import PYTHON_PROGRAM, Section, parse_gpus, parse_pyth
 from llmctl.doctor.python import Check, judge_driver, judge_node_python, judge_python
 from llmctl.errors import LlmctlError, ProfileError, SchedulerError
 from llmctl.paths import UserFolders
-from llmctl.submit.node_python import LOOK
+from llmctl.submit.execute import FIND_NODE_PYTHON
 from llmctl.submit.render import environment_script, job_python
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
         facts = transport.look_at([root])[0] if root is not None else None
         nearest = facts.nearest if facts is not None and facts.nearest_kind == "folder" else None
         began = time.time()
-        asked = [*probes(profile, nearest), ("supervisor", LOOK)]
+        asked = [*probes(profile, nearest), ("supervisor", FIND_NODE_PYTHON)]
         answer = transport.run(["bash", "-c", probe_script(asked)], timeout_s=_SCRIPT_TIMEOUT_S)
     except SchedulerError as error:
         again = "try again; if the problem persists, the node is overloaded"

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmctl.doctor.probes import Gpu, Section
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.node_python import MEND
+from llmctl.submit.execute import NODE_PYTHON_REMEDY
 
 # https://developer.nvidia.com/cuda-gpus and https://rocm.docs.amd.com (GPU hardware specifications).
 ARCHITECTURES = {
@@ -182,10 +182,12 @@ def judge_node_python(profile: ClusterProfile, section: Section) -> Check:
 
     Args:
         profile: of the cluster.
-        section: what LOOK answered.
+        section: the answer to FIND_NODE_PYTHON.
     """
     if section.status == 0:
         return Check("supervisor", "ok", f"runs with {section.text.strip()}, if nodes have the same as this one")
     if profile.environment.kind == "container":
-        return Check("supervisor", "warning", "no python3 of version 3.6 or later outside of the image", MEND)
+        return Check(
+            "supervisor", "warning", "no python3 of version 3.6 or later outside of the image", NODE_PYTHON_REMEDY
+        )
     return Check("supervisor", "note", "no python3 of version 3.6 or later: jobs take that of the environment")

@@ -246,7 +246,7 @@ class ClusterProfile(_Part):
     """Group, project or account to bill."""
     group_required: bool = False
     group_option: Literal["-P", "-A", "-G", "-W group_list"] | None = None
-    """PBS and LSF (-P, -G): option that names the group at this site. Unset: -P. The other schedulers have one way each."""
+    """PBS and LSF (-P, -G): option that names the group at this site. Unset: -P. Other schedulers have one option."""
     work_area: str | None = None
     """The site's place for runs, offered by ``clusters setup``; ``{group}`` and ``{user}`` are filled in."""
     resource_types: dict[str, ResourceType] = {}

@@ -1,7 +1,7 @@
 """Checks of a job before anything is written, queued or started.
 
-The cluster has to give what the job asks for. Checks take a job with every question answered, and yield problems;
-``check_job`` alone raises, once for all of them.
+The checks compare the job with the cluster's profile. They take a job with every value decided, and yield problems.
+Only ``check_job`` raises, once for all problems.
 """
 
 import difflib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmctl.transport.host_group import HostGroup
 
 MOST_LOCAL_NODES = 1024
-"""Far above what trains on one machine, far below what exhausts its process table by a slip of the pen."""
+"""Far above the useful number of ranks on one machine, and too low for a typo to exhaust its process table."""
 
 _Limits = ResourceType | LimitsProfile | QueueLimits
 _SIZE = ("job.nodes", "job.resource_type", "job.queue")
@@ -38,12 +38,12 @@ _PLURALS = {
     "mounts": "containers",
     "launcher": "launchers",
 }
-"""Key of the job that some schedulers have no word for -> its plural for people."""
+"""Key of the job that some schedulers do not support -> plural for messages."""
 
 
 @dataclass(frozen=True)
 class PathCheck:
-    """Paths to look at, and the judge of their facts."""
+    """Paths to inspect, and the function that judges their facts."""
 
     paths: tuple[str, ...]
     judge: Callable[[Mapping[str, PathFacts]], Problem | None]
@@ -58,21 +58,21 @@ def check_job(
     *,
     dry_run: bool,
 ) -> list[str]:
-    """Refuse a job with problems, telling all of them at once; returns warnings.
+    """Refuse a job with problems, reporting all of them at once; returns warnings.
 
-    All paths are looked at in one round trip. Another machine is reached only for a job without a problem so far, and
-    not for a dry run.
+    One round trip inspects all paths. Another machine is contacted only if the job has no other problem, and never for
+    a dry run.
 
     Args:
         context: of this call.
         session: of the cluster.
         resolved: the job's values with their origins.
-        job: with every question answered.
-        own_paths: of the run.
-        dry_run: look at no path of another machine.
+        job: with every value decided.
+        own_paths: checks of the run's own paths.
+        dry_run: inspect no path of another machine.
 
     Raises:
-        UsageError, ConfigFileError, ProfileError, RecordError: tells all problems; the first gives the kind.
+        UsageError, ConfigFileError, ProfileError, RecordError: lists all problems; the first decides the class.
         SchedulerError: the machine cannot be reached.
     """
     transport, profile = session.transport, job.profile
@@ -86,8 +86,8 @@ def check_job(
 
         paths = [*named_paths(job), *paths]
     if dry_run and job.is_remote:
-        looked_for = dict.fromkeys(path for check in paths for path in check.paths)
-        return [f"not looked at on {transport.host}: {', '.join(looked_for)}"]
+        unchecked = dict.fromkeys(path for check in paths for path in check.paths)
+        return [f"not checked on {transport.host}: {', '.join(unchecked)}"]
     if job.is_remote:
         transport = transport_for(transport, job.spec.nodes)
     if job.backend.capabilities.starts_on_hosts:
@@ -99,12 +99,12 @@ def check_job(
 
 
 def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactive: bool = False) -> Iterator[Problem]:
-    """Problems of a job that need no machine, the most basic first. Pure.
+    """Problems of a job that need no contact with a machine, the most basic first. Pure.
 
     Args:
-        job: with every question answered.
-        environment: variables of the user, which hold the values of secrets.
-        is_interactive: True for a job of ``llmctl interactive``, for which sites may have limits of their own.
+        job: with every value decided.
+        environment: variables of the user, with the values of secrets.
+        is_interactive: True for a job of ``llmctl interactive``, for which sites may have separate limits.
     """
     yield from _offer_problems(job)
     sized = list(_local_size_problems(job) if job.visible_gpus is not None else _size_problems(job))
@@ -119,7 +119,7 @@ def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactiv
         yield from _host_problems(job)
     for name in job.spec.secrets:
         if name not in environment:
-            text = "is not set in your environment; export it first, its value goes along"
+            text = "is not set in your environment; export the variable first"
             yield Problem(f"--secret {name}", text, of="flag")
     if job.config is not None:
         from llmctl.submit.config_checks import config_problems
@@ -128,13 +128,13 @@ def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactiv
 
 
 def python_problems(job: JobPlan) -> Iterator[Problem]:
-    """An interpreter on another machine that is neither named nor to be guessed."""
+    """An interpreter on another machine that the profile does not name."""
     profile = job.profile
     if not job.layout.python:
         host = profile.login.host or next(iter(profile.hosts), profile.name)
         yield Problem(
             "environment",
-            f"is unset, and which Python of {host} runs the job cannot be guessed\n"
+            f"is unset, and llmctl cannot guess the Python of {host} for the job\n"
             f"set environment: {{kind: venv, path: ...}} in {job.overlay}; llmctl clusters setup {profile.name} asks "
             "for it",
             of="profile",
@@ -142,14 +142,14 @@ def python_problems(job: JobPlan) -> Iterator[Problem]:
 
 
 def _offer_problems(job: AskedJob) -> Iterator[Problem]:
-    """Keys that mean nothing to the scheduler, a wrong launcher, a missing group."""
+    """Keys that the scheduler does not support, a wrong launcher, a missing group."""
     spec, profile, backend = job.spec, job.profile, job.backend
     for key, plural in _PLURALS.items():
         value = getattr(spec, key)
         if value and key not in backend.job_keys:
             shown = ", ".join(value) if isinstance(value, tuple) else value
             yield Problem(
-                f"job.{key}", f"{shown!r} means nothing on {profile.name}, which has no {plural}; leave it out"
+                f"job.{key}", f"{shown!r} is not supported on {profile.name}, which has no {plural}; leave it out"
             )
     launcher = job.request.launcher
     if launcher not in backend.launchers and (spec.launcher is None or "launcher" in backend.job_keys):
@@ -181,12 +181,12 @@ def _size_problems(job: AskedJob) -> Iterator[Problem]:
             advice = f"whole nodes are {', '.join(whole)}" if whole else "ask for one"
             yield Problem(
                 "job.nodes",
-                f"{job.spec.nodes} x {kind}: {kind} is a part of a node, and a job gets one of it; {advice}",
+                f"{job.spec.nodes} x {kind}: {kind} is a part of a node, and a job gets only one part; {advice}",
                 also=_SIZE,
             )
     elif kind is None and known:
         yield Problem("job.resource_type", f"is unset: {profile.name} has {known}; give --resource-type T")
-    elif known:  # without any, the kind is the site's own word, which only the scheduler knows
+    elif known:  # without resource_types in the profile, only the scheduler knows the valid names
         near = difflib.get_close_matches(str(kind), profile.resource_types, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         yield Problem("job.resource_type", f"{profile.name} has no {kind!r}; {hint}there are {known}")
@@ -214,9 +214,9 @@ def _local_size_problems(job: AskedJob) -> Iterator[Problem]:
 
 
 def _limit_problems(job: AskedJob, *, is_interactive: bool) -> Iterator[Problem]:
-    """More nodes, time or node-hours than the site gives.
+    """More nodes, time or node-hours than the site allows.
 
-    A reservation goes by rules of its own.
+    The limits do not apply to a reservation.
     """
     profile, request = job.profile, job.request
     resource = profile.resource_types.get(request.resource_type or "")
@@ -243,9 +243,9 @@ def _limit_problems(job: AskedJob, *, is_interactive: bool) -> Iterator[Problem]
 
 
 def _limits(job: AskedJob, resource: ResourceType | None, *, is_interactive: bool) -> list[tuple[_Limits, str]]:
-    """The limits that hold for a job, with their owners.
+    """Limits of a job, each with its owner.
 
-    A queue's own limits lie over the general ones, key by key.
+    A queue's limits override the general limits, key by key.
     """
     profile, request, general = job.profile, job.request, job.profile.limits
     found: list[tuple[_Limits, str]] = []
@@ -260,7 +260,7 @@ def _limits(job: AskedJob, resource: ResourceType | None, *, is_interactive: boo
         found.append((general.interactive, f"interactive jobs on {profile.name}"))
     if general.without_group is not None and not request.group:
         found.append((general.without_group, f"jobs without a group on {profile.name}"))
-    if own is None or own.max_time is None:  # a queue with a time of its own does not go by the number of nodes
+    if own is None or own.max_time is None:  # a queue's time limit replaces the limits by number of nodes
         for most, longest in general.time_by_nodes:
             if request.nodes <= most:
                 size = f"{request.nodes} node{'s' if request.nodes > 1 else ''}"
@@ -270,7 +270,7 @@ def _limits(job: AskedJob, resource: ResourceType | None, *, is_interactive: boo
 
 
 def _scheduler_problems(job: AskedJob, resource: ResourceType | None) -> Iterator[Problem]:
-    """A priority or options that the scheduler's backend cannot work with."""
+    """A priority or options that the scheduler's backend refuses."""
     if not job.backend.capabilities.has_queue:
         return
     queue, priority = cast("QueueBackend", job.backend), job.request.priority
@@ -283,20 +283,20 @@ def _scheduler_problems(job: AskedJob, resource: ResourceType | None) -> Iterato
 
 
 def _host_problems(job: AskedJob) -> Iterator[Problem]:
-    """Fewer hosts behind ssh than the job has nodes, or a host named twice."""
+    """Fewer ssh hosts than nodes, or a host listed twice."""
     hosts, nodes = job.profile.hosts, job.spec.nodes
     if not hosts:
-        yield Problem("hosts", "there are none; name the machines, the head first: hosts: [gpu1, gpu2]", of="profile")
+        yield Problem("hosts", "is empty; list the machines, the head node first: hosts: [gpu1, gpu2]", of="profile")
         return
     doubled = next((host for host in hosts if hosts.count(host) > 1), None)
     if doubled is not None:
-        yield Problem("hosts", f"{doubled} stands there twice; each machine is one node", of="profile")
+        yield Problem("hosts", f"{doubled} is listed twice; each machine is one node", of="profile")
     if nodes > len(hosts):
         yield Problem("job.nodes", f"{nodes} is above {len(hosts)}, the hosts of {job.profile.name}; lower it")
 
 
 def path_problems(checks: Sequence[PathCheck], transport: Transport) -> list[Problem]:
-    """Look at all paths in one round trip; returns problems in the checks' order.
+    """Inspect all paths in one round trip; returns problems in the order of the checks.
 
     Raises:
         SchedulerError: the machine cannot be reached.
@@ -307,15 +307,15 @@ def path_problems(checks: Sequence[PathCheck], transport: Transport) -> list[Pro
 
 
 def runs_root_name_problems(profile: ClusterProfile, folders: UserFolders) -> list[Problem]:
-    """A letter in runs_root that PYTHONPATH and hostfiles cannot carry."""
+    """A character in runs_root that PYTHONPATH or hostfiles cannot hold."""
     wrong = next((letter for letter in profile.runs_root or "" if letter == ":" or ord(letter) < 32), None)
     if wrong is None:
         return []
-    return [runs_root_problem(profile, folders, f"PYTHONPATH and hostfiles cannot carry {wrong!r}; name another")]
+    return [runs_root_problem(profile, folders, f"PYTHONPATH and hostfiles cannot hold {wrong!r}; name another")]
 
 
 def runs_root_path(profile: ClusterProfile, folders: UserFolders) -> PathCheck:
-    """The folder of the runs can be made and written."""
+    """Check that the folder of the runs can be created and written."""
     root = profile.runs_root or ""
 
     def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
@@ -332,10 +332,10 @@ def runs_root_problem(profile: ClusterProfile, folders: UserFolders, why: str) -
 
 
 def check_runs_root(profile: ClusterProfile, context: Context) -> None:
-    """Refuse a folder for the runs that cannot be made or written.
+    """Refuse a folder for the runs that cannot be created or written.
 
     Raises:
-        ProfileError: names the folder, what is wrong with it, and where it is set.
+        ProfileError: names the folder, the obstacle, and the file or variable that sets the folder.
         SchedulerError: the machine cannot be reached.
     """
     problems = runs_root_name_problems(profile, context.folders)
@@ -350,9 +350,9 @@ def why_unwritable(folder: str, facts: PathFacts) -> str:
     if facts.nearest_kind != "folder":
         return f"{facts.nearest} is not a folder"
     if not facts.can_write:
-        return f"{facts.nearest} is not writable for you"
+        return f"you cannot write to {facts.nearest}"
     if facts.is_read_only:
         return f"{facts.nearest} is on a file system mounted read-only"
     if facts.nearest != folder and facts.nearest.startswith(("/proc", "/sys")):
-        return f"{facts.nearest} is the kernel's and holds no files of yours"
+        return f"{facts.nearest} belongs to the kernel and cannot hold your files"
     return ""

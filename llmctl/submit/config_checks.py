@@ -1,4 +1,4 @@
-"""Checks of a training config against its job, and of named paths."""
+"""Checks of a training config against its job, and of the paths in the config."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,24 +13,24 @@ from trainer.planning.checks import check_world_size
 
 _DATA_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 _PAIR = "name the prefix of a .bin/.idx pair, which `llmctl data prepare` makes from text"
-_READ = "name one that is there, or leave it out"
+_READ = "name an existing path, or leave it out"
 
 
 def config_problems(job: AskedJob, config: TrainConfig, *, is_sized: bool) -> Iterator[Problem]:
-    """A layout, batch size or place of checkpoints that does not fit the job.
+    """A layout, batch size or checkpoint folder that does not fit the job.
 
     Args:
-        job: with every question answered.
+        job: with every value decided.
         config: of its training run.
-        is_sized: True if the number of ranks is known to be right.
+        is_sized: True if the number of ranks has passed its checks.
     """
     if is_sized:
         yield from _layout_problems(config, job.spec.nodes, job.request.ranks_per_node)
     if not (job.profile.shared or job.spec.nodes == 1 or config.checkpoint.save is not None):
         yield Problem(
             "checkpoint.save",
-            f"is unset: the hosts of {job.profile.name} share no runs_root (shared: false), and the parts of a "
-            "checkpoint belong together; name a folder that all of them see, or train on one node",
+            f"is unset: the hosts of {job.profile.name} share no runs_root (shared: false), but a "
+            "checkpoint needs one shared folder; name a folder that all hosts see, or train on one node",
             also=("checkpoint.save", "job.nodes"),
         )
     data = config.data
@@ -48,14 +48,14 @@ def config_problems(job: AskedJob, config: TrainConfig, *, is_sized: bool) -> It
 
 
 def named_paths(job: AskedJob) -> Iterator[PathCheck]:
-    """Paths that the user names.
+    """Checks of all paths that the user names.
 
-    Data, tokenizer, checkpoint and image have to be there; other folders have to be writable.
+    Data, tokenizer, checkpoint and image must exist; other folders must be writable.
     """
     if job.config is not None:
         yield from _config_paths(job, job.config)
     if job.request.container is not None and is_file(job.request.container.image):
-        remedy = "name one that is there, or an image of a registry"
+        remedy = "name an existing file, or an image of a registry"
         yield _present("job.container", (job.request.container.image,), remedy, (), kinds=("file", "folder"))
 
 
@@ -64,7 +64,7 @@ def _config_paths(job: AskedJob, config: TrainConfig) -> Iterator[PathCheck]:
     for key, prefix in _data_prefixes(config):
         if not config.data.streaming:
             yield _present(key, (f"{prefix}.bin", f"{prefix}.idx"), _PAIR, mounts, kinds=("file",))
-        # The matches of a pattern are not looked for there.
+        # The matches of a pattern are not checked.
         elif not set("*?[") & set(prefix):
             yield _present(key, (prefix,), "name a file or folder of text", mounts, kinds=("file", "folder"))
     for key, path in _read_paths(config):
@@ -74,13 +74,13 @@ def _config_paths(job: AskedJob, config: TrainConfig) -> Iterator[PathCheck]:
 
 
 def _present(key: str, paths: Sequence[str], remedy: str, mounts: Sequence[str], *, kinds: Sequence[str]) -> PathCheck:
-    """Paths that have to be there.
+    """Check that paths exist.
 
     Args:
         key: of the config.
-        paths: as the job sees them.
-        remedy: what to do where one is not there.
-        mounts: of the job's container.
+        paths: paths inside the job's container.
+        remedy: advice for a missing path.
+        mounts: mounts of the job's container.
         kinds: ``file`` or ``folder``, or both.
     """
     places = {on_host(path, mounts) or path: path for path in paths}
@@ -93,7 +93,7 @@ def _present(key: str, paths: Sequence[str], remedy: str, mounts: Sequence[str],
 
 
 def _writable(key: str, path: str, mounts: Sequence[str]) -> PathCheck:
-    """A folder that the job writes, and makes with its parents."""
+    """Check that the job can write a folder, or create the folder with its parents."""
     place = on_host(path, mounts) or path
 
     def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
@@ -104,7 +104,7 @@ def _writable(key: str, path: str, mounts: Sequence[str]) -> PathCheck:
 
 
 def _data_prefixes(config: TrainConfig) -> list[tuple[str, str]]:
-    """Key of the config and path, for everything of the data."""
+    """Key and prefix of every dataset in the config."""
     return [(f"data.{key}", part.prefix) for key in _DATA_KEYS for part in config.data.blend(key)]
 
 

@@ -12,7 +12,7 @@ from llmctl.submit.origins import Problem
 from llmctl.submit.request import AskedJob
 
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]*")
-"""[USER@][REGISTRY#]IMAGE[:TAG]; the # is pyxis' and enroot's, between registry and image."""
+"""[USER@][REGISTRY#]IMAGE[:TAG]; pyxis and enroot write # between registry and image."""
 _FLAGS = re.compile(r"[A-Za-z0-9_=+-]+")
 
 
@@ -21,12 +21,12 @@ def container_problems(job: AskedJob) -> Iterator[Problem]:
     image, mounts, runtime = job.image, job.spec.mounts, job.profile.container.runtime
     if image is None:
         if mounts:
-            yield Problem("job.mounts", f"{mounts[0]} means nothing without an image; give --container IMAGE too")
+            yield Problem("job.mounts", f"{mounts[0]} has no effect without an image; give --container IMAGE too")
         return
     if runtime is None:
         yield Problem(
             "job.container",
-            f"{image}: {job.profile.name} names nothing that runs containers; leave the image out, or set "
+            f"{image}: {job.profile.name} has no container runtime; leave the image out, or set "
             f"container.runtime (pyxis, enroot, apptainer, singularity) in {job.overlay}",
         )
         return
@@ -53,7 +53,7 @@ def _image_problems(image: str, *, is_remote: bool) -> Iterator[Problem]:
 
 
 def _own_mount_problems(job: AskedJob) -> Iterator[Problem]:
-    """Folders of the job whose names cannot be written as a mount."""
+    """Folders of the job whose names cannot appear in a mount."""
     runtime = job.profile.container.runtime
     root = job.profile.runs_root or ""
     if "," in root:
@@ -79,7 +79,7 @@ def _pyxis_problems(job: AskedJob) -> Iterator[Problem]:
         yield Problem(
             "job.nodes",
             f"{job.profile.name} keeps the container's end state in {save} (container.save), and {nodes} nodes would "
-            f"write over each other's; use one node, or unset container.save in {job.overlay}",
+            f"overwrite each other's state; use one node, or unset container.save in {job.overlay}",
         )
 
 

@@ -1,4 +1,4 @@
-"""``--after RUN`` and ``--after any:RUN``: the jobs that a new one waits for."""
+"""``--after RUN`` and ``--after any:RUN``: the jobs that a new job waits for."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ _ANY = "any:"
 
 @dataclass(frozen=True)
 class JobsBefore:
-    """What a new job waits for.
+    """Jobs that a new job waits for.
 
     Attributes:
-        ids: of the jobs of a run's last submission; none if there is nothing to wait for any more.
-        is_any: start however they end; otherwise only if they end well.
-        warnings: what the user should know.
+        ids: of the jobs of a run's last submission; empty if the run has already ended.
+        is_any: start after any end; otherwise only after completion.
+        warnings: for the user.
     """
 
     ids: tuple[str, ...] = ()
@@ -30,29 +30,27 @@ class JobsBefore:
 
 
 def jobs_before(context: Context, after: str, profile: ClusterProfile, *, asks_scheduler: bool) -> JobsBefore:
-    """The jobs of a run's last submission. Grid Engine cannot tell ends apart: any lets the job start.
+    """The jobs of a run's last submission. On Grid Engine any end of those jobs lets the new job start.
 
     Args:
         context: of this call.
-        after: run id, a unique prefix of one, a run's name or a job id; ``any:`` before it.
-        profile: of the cluster that the new job goes to.
-        asks_scheduler: otherwise only the run's own files say whether it has ended.
+        after: run id, unique prefix of a run id, name of a run or job id; may begin with ``any:``.
+        profile: of the new job's cluster.
+        asks_scheduler: False to read the run's own files only.
 
     Raises:
-        RecordError: there is no such run, or its record cannot be read.
-        UsageError: it is elsewhere, it ended otherwise, or it has no job.
+        RecordError: no such run, or its record cannot be read.
+        UsageError: the run is on another cluster, ended without completing, or has no job.
         SchedulerError: the cluster cannot be reached.
     """
     is_any, reference = after.startswith(_ANY), after.removeprefix(_ANY)
     if not reference:
-        raise UsageError(
-            f"--after {after}: names no run; give --after RUN, or --after any:RUN to start however it ends"
-        )
+        raise UsageError(f"--after {after}: names no run; give --after RUN, or --after any:RUN to start after any end")
     entry = context.index.find(reference)
     if entry.cluster != profile.name:
         raise UsageError(
             f"--after {after}: {entry.run_id} is on {entry.cluster}, and {profile.name} cannot wait for its jobs; "
-            "submit when it has ended"
+            "submit after the run has ended"
         )
     session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
     record = RunRecord.load(entry.run_dir, session.transport)
@@ -61,18 +59,16 @@ def jobs_before(context: Context, after: str, profile: ClusterProfile, *, asks_s
         return JobsBefore()
     if state is not None and state.is_finished:
         raise UsageError(
-            f"--after {after}: {entry.run_id} did not end well: {detail or state}\n"
-            f"llmctl resume {entry.run_id} goes on with it; to start all the same, give --after any:{entry.run_id}"
+            f"--after {after}: {entry.run_id} did not complete: {detail or state}\n"
+            f"llmctl resume {entry.run_id} continues the run; to start anyway, give --after any:{entry.run_id}"
         )
     jobs = record.submissions[-1].jobs if record.submissions else ()
     if not jobs:
-        raise UsageError(
-            f"--after {after}: {entry.run_id} has no job to wait for; llmctl status {entry.run_id} says how it is"
-        )
+        raise UsageError(f"--after {after}: {entry.run_id} has no job to wait for; see llmctl status {entry.run_id}")
     backend = load_queue_backend(profile.scheduler)
     warnings: tuple[str, ...] = ()
     if not is_any and backend is not None and not backend.tells_ends_apart:
-        warnings = (f"--after {after}: {profile.name} cannot tell how a job ended: this one starts however it ends",)
+        warnings = (f"--after {after}: {profile.name} cannot tell how a job ended: the new job starts after any end",)
     return JobsBefore(tuple(job.job_id for job in jobs), is_any, warnings)
 
 

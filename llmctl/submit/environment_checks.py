@@ -1,4 +1,4 @@
-"""Facts of the machine that submits a job: GPUs, torch, the container runtime."""
+"""Checks of the submitting machine: GPUs, torch and the container runtime."""
 
 import shutil
 import sys
@@ -31,7 +31,7 @@ _PROBE = (
 
 @dataclass(frozen=True)
 class TorchFound:
-    """The versions that a job will run with. ``built_for``: CUDA or ROCm; empty for CPUs only."""
+    """Versions of Python and torch for a job. ``built_for``: CUDA or ROCm version; empty for CPUs."""
 
     python: str
     torch: str
@@ -47,13 +47,13 @@ class TorchFound:
 def check_torch(
     profile: ClusterProfile, context: Context, transport: Transport, python: str, request: JobRequest
 ) -> TorchFound | None:
-    """Refuse to train with a Python without torch, or with a torch for CPUs on GPUs.
+    """Refuse a Python without torch, and a torch built for CPUs on GPU nodes.
 
     Returns:
-        The versions; None if torch of our own interpreter was found without being imported.
+        The versions; None if our own interpreter has a torch, which is not imported.
 
     Raises:
-        ProfileError: there is none, or no such Python; says what to do.
+        ProfileError: no torch, no such Python, or a torch built for CPUs; names the remedy.
         SchedulerError: the Python does not answer.
     """
     software = profile.environment
@@ -72,7 +72,7 @@ def check_torch(
 
 
 def judge_torch(python: str, answer: CommandResult, request: JobRequest) -> TorchFound | Problem:
-    """The versions in the answer of a Python that was asked for torch, or the problem with them. Pure."""
+    """Parse the output of the torch probe: versions, or the problem. Pure."""
     if answer.exit_status == 3:
         return _no_torch(python)
     words = answer.stdout.split()[-3:]
@@ -87,18 +87,18 @@ def judge_torch(python: str, answer: CommandResult, request: JobRequest) -> Torc
         kind = request.resource_type or f"the nodes of {request.profile.name}"
         return Problem(
             "environment",
-            f"{python} has torch {found.torch}, which is built for CPUs, and {kind} has GPUs: install one for GPUs, by "
-            "https://pytorch.org/get-started\nto train on CPUs all the same: --set training.device=cpu",
+            f"{python} has torch {found.torch}, built for CPUs, and {kind} has GPUs; install a torch for GPUs: "
+            "https://pytorch.org/get-started\nto train on CPUs instead: --set training.device=cpu",
             of="profile",
         )
     return found
 
 
 def check_job_python(profile: ClusterProfile, context: Context) -> None:
-    """Refuse an environment whose Python does not start, or has no torch. One in an image is not looked into.
+    """Refuse an environment whose Python does not start or has no torch. Images are not checked.
 
     Raises:
-        ProfileError: says what to do.
+        ProfileError: names the remedy.
         SchedulerError: the machine or the Python does not answer.
     """
     own = "" if is_remote(profile) else sys.executable
@@ -111,13 +111,13 @@ def check_job_python(profile: ClusterProfile, context: Context) -> None:
 def check_container_runtime(
     profile: ClusterProfile, context: Context, transport: Transport, request: JobRequest
 ) -> str:
-    """Refuse a container where nothing starts it: a Slurm without pyxis, or modules that cannot be loaded.
+    """Refuse a container without its runtime: a Slurm without pyxis, or modules that cannot be loaded.
 
     Returns:
-        A remark where a login node cannot tell what the nodes have; else nothing.
+        A warning if only the compute nodes may have the runtime; else empty.
 
     Raises:
-        ProfileError: says what else there is.
+        ProfileError: names the alternatives.
         SchedulerError: the machine does not answer.
     """
     if request.container is None:
@@ -140,12 +140,12 @@ def check_container_runtime(
 
 
 def judge_runtime(runtime: str, answer: CommandResult, host: str) -> Problem | None:
-    """The problem with a host that was asked for what starts containers. Pure.
+    """Parse a host's answer to the probe of the container runtime; None without a problem. Pure.
 
     Args:
         runtime: of the containers.
-        answer: of ``srun --help`` for pyxis; else of a look for the runtime in the jobs' environment.
-        host: in words.
+        answer: of ``srun --help`` for pyxis; else of ``command -v`` in the jobs' environment.
+        host: name for the message.
     """
     key = "container.runtime"
     if runtime == "pyxis":
@@ -162,12 +162,12 @@ def judge_runtime(runtime: str, answer: CommandResult, host: str) -> Problem | N
 
 
 def visible_gpus(context: Context) -> tuple[str, ...]:
-    """Ids of the GPUs that a job started from here may use, as CUDA_VISIBLE_DEVICES takes them."""
+    """Ids of the GPUs that a job on this machine may use, in the syntax of CUDA_VISIBLE_DEVICES."""
     visible = context.environment.get("CUDA_VISIBLE_DEVICES")
     found = _installed_gpus(context)
     if visible is None:
         return found
-    # CUDA stops at the first entry that names no device, which is how -1 and NoDevFiles hide all of them:
+    # CUDA stops at the first entry that names no device, so that -1 and NoDevFiles hide all devices:
     # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     listed = []
     for entry in (part.strip() for part in visible.split(",")):
@@ -189,7 +189,7 @@ def _last_words(answer: CommandResult) -> str:
 
 def _installed_gpus(context: Context) -> tuple[str, ...]:
     count = sum(1 for _ in _DRIVER.iterdir()) if _DRIVER.is_dir() else 0
-    # In some containers the driver's folder is hidden while its program works.
+    # Some containers hide the driver's folder while nvidia-smi works.
     if not count and shutil.which("nvidia-smi", path=context.environment.get("PATH")):
         try:
             answer = context.transport.run(["nvidia-smi", "-L"], timeout_s=_LOOK_TIMEOUT_S)

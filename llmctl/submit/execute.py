@@ -1,31 +1,51 @@
 """Execution of a plan: the run directory, the index, the job, in this order.
 
-The order of the acts is what makes a kill at any instant harmless: the run directory is complete and in the index
-before the job is started, and job.sh itself writes down who runs it (started.json).
+The order makes a kill at any instant harmless: the run directory is complete and in the index before the job is
+started, and job.sh itself records its process or job id (started.json).
+
+A scheduler's answer can be lost after the scheduler has accepted the job: the connection drops, the command exceeds
+its time limit, or the command prints no id. Then the queue is searched for the job's name, which holds the run id. A
+job is submitted again only if the scheduler's answer proves that the job was not accepted.
 """
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from llmctl.backends.base import SubmittedJob
+from llmctl.backends.base import HostCommand, QueueBackend, SubmittedJob
 from llmctl.context import Context, secrets_bytes
-from llmctl.errors import LlmctlError, RecordError, SchedulerError
+from llmctl.errors import LlmctlError, RecordError, SchedulerError, SubmissionLost
 from llmctl.runs.record import RunIndex, RunRecord, Submission
+from llmctl.runs.scheduler_query import Patience, find_job, said
 from llmctl.submit.checks import runs_root_problem
 from llmctl.submit.environment_checks import check_container_runtime, check_torch
-from llmctl.submit.node_python import warn_of_node_python
 from llmctl.submit.origins import profile_error
 from llmctl.submit.plan import Plan
 from llmctl.submit.request import JobPlan
-from llmctl.submit.start import QueueSubmission, SubmissionLost, start_here
 from llmctl.transport.file_writes import FileWrite
-from llmctl.transport.protocol import Transport, transport_for
+from llmctl.transport.protocol import CommandResult, Transport, program_of, transport_for
 
 if TYPE_CHECKING:
     from llmctl.transport.host_group import HostGroup
+
+SUBMIT_TIMEOUT_S = 120.0
+"""Above the minute for which Slurm's clients try to reach a controller, and above a site's submit filter."""
+SEARCH_PAUSES_S = (1.0, 3.0, 8.0, 20.0)
+"""Before each search for a job whose answer was lost: a slow scheduler may accept it long after its client has left."""
+RETRY_PAUSES_S = (2.0, 5.0, 15.0)
+"""Before each retry of a submission that the scheduler could not accept."""
+FIND_NODE_PYTHON = (
+    "for python in python3 /usr/libexec/platform-python; do "
+    '"$python" -c "import sys; sys.exit(sys.version_info < (3, 6))" 2>/dev/null && exec "$python" --version; '
+    "done; exit 1"
+)
+"""Shell line: prints the version of the python3 that job.sh would use (see templates/_supervisor.sh.j2)."""
+NODE_PYTHON_REMEDY = "ask the site for a python3 of version 3.6 or later on its nodes"
+"""Remedy where nodes have no python3."""
+_FIND_TIMEOUT_S = 60.0
 
 Tell = Callable[[str], None]
 
@@ -36,12 +56,12 @@ def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
     Args:
         plan: of the submission.
         context: of this call.
-        tell: says on standard error what was found and what is being waited for.
+        tell: prints findings and waits on standard error.
 
     Raises:
         ProfileError: the job's Python has no torch, or the run directory cannot be made or written.
-        RecordError: the run is there already, or its record or index entry cannot be written.
-        SubmissionLost: nobody can tell whether the job was accepted; the run stays as it is.
+        RecordError: the run exists, or its record or index entry cannot be written.
+        SubmissionLost: the scheduler may or may not have accepted the job; the run stays as it is.
         SchedulerError: the job was not accepted; a new run leaves nothing behind.
     """
     job = plan.job
@@ -56,7 +76,7 @@ def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
         files = _files(plan, context)
         if plan.is_new:
             _make_run_dir(str(plan.record.run_dir), transport)
-        try:  # whatever cuts this off, a Ctrl-C too, nothing of it is left
+        try:  # any interruption, Ctrl-C included, leaves nothing behind
             record = _write(plan, submission, files, transport)
             index.add(record)
         except BaseException:
@@ -69,21 +89,21 @@ def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
         except (LlmctlError, OSError):
             undo()
             raise
-        except KeyboardInterrupt:  # perhaps after the start: what runs keeps its directory
+        except KeyboardInterrupt:  # perhaps after the start: a running job keeps its directory
             name = record.run_id
-            tell(f"{name} may have been submitted all the same: llmctl status {name}; llmctl cancel {name} ends it")
+            tell(f"{name} may have been submitted before the interrupt: llmctl status {name}; llmctl cancel {name}")
             raise
     except OSError as error:
         problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
         raise profile_error(context, job.profile, [runs_root_problem(job.profile, context.folders, problem)]) from None
     record = record.with_submission(replace(submission, jobs=jobs))
-    index.add(record)  # first, since it is here: a connection may be lost before the record is written
+    index.add(record)  # before the record: the index is local, while the connection to the record may be lost
     _save(record, transport)
     return record
 
 
 def _save(record: RunRecord, transport: Transport) -> None:
-    """Note the jobs; over a new connection if the old one was lost."""
+    """Record the jobs; over a new connection if the old connection was lost."""
     try:
         record.save(transport)
     except SchedulerError:
@@ -98,14 +118,13 @@ def _save(record: RunRecord, transport: Transport) -> None:
 
 
 def _check_software(job: JobPlan, context: Context, transport: Transport, tell: Tell) -> None:
-    # Here and not in the plan: a job can be looked at where it cannot be run.
+    # Not in the plan: --dry-run works where the job cannot run.
     in_container = job.request.container is not None
     if in_container:
         warning = check_container_runtime(job.profile, context, transport, job.request)
         if warning:
             tell(warning)
-    is_command = bool(job.spec.command)
-    warning = warn_of_node_python(job.profile, transport, is_command=is_command, in_container=in_container)
+    warning = _node_python_warning(job, transport)
     if warning:
         tell(warning)
     if job.config is None or in_container:
@@ -115,11 +134,34 @@ def _check_software(job: JobPlan, context: Context, transport: Transport, tell: 
         tell(f"{transport.host}: {found}")
 
 
+def _node_python_warning(job: JobPlan, transport: Transport) -> str:
+    """A sentence if a job may find no Python for its supervisor; else empty.
+
+    A training job without a container has the Python of its environment, and a container hides its Python from the
+    supervisor outside.
+
+    Raises:
+        SchedulerError: the machine does not answer.
+    """
+    software, in_container = job.profile.environment, job.request.container is not None
+    has_environment = software.kind in ("venv", "conda") or software.python is not None
+    if job.backend.capabilities.starts_in_place or not (job.spec.command or in_container):
+        return ""
+    if has_environment and not in_container:
+        return ""
+    if transport.run(["sh", "-c", FIND_NODE_PYTHON], timeout_s=_FIND_TIMEOUT_S).exit_status == 0:
+        return ""
+    return (
+        f"{transport.host} has no python3 of version 3.6 or later, which starts the ranks; if the nodes have none: "
+        f"{NODE_PYTHON_REMEDY}"
+    )
+
+
 def _make_run_dir(run_dir: str, transport: Transport) -> None:
     try:
         transport.make_folder(run_dir, mode=0o700, exclusive=True)
     except FileExistsError:
-        raise RecordError(f"{run_dir} is there already; submit again for another run id") from None
+        raise RecordError(f"{run_dir} exists already; submit again for another run id") from None
 
 
 def _write(plan: Plan, submission: Submission, files: Sequence[FileWrite], transport: Transport) -> RunRecord:
@@ -178,7 +220,7 @@ def _start(plan: Plan, context: Context, transport: Transport, tell: Tell) -> tu
 def _undo(plan: Plan, index: RunIndex, transport: Transport, before: RunRecord | None) -> None:
     """Remove all traces of a submission that started nothing.
 
-    A run that was there gets its record back.
+    A run that existed before gets its record back.
     """
     with suppress(OSError, LlmctlError):
         if before is None:
@@ -189,3 +231,111 @@ def _undo(plan: Plan, index: RunIndex, transport: Transport, before: RunRecord |
         transport.remove([str(path) for path in made if path is not None])
         if before is not None:
             before.save(transport)
+
+
+@dataclass(frozen=True)
+class QueueSubmission:
+    """Submission of one job to a queue.
+
+    Attributes:
+        run_id: of the run, for messages.
+        run_dir: working directory of the command.
+        backend: of the scheduler.
+        transport: the machine where the scheduler's commands run.
+        known_ids: jobs of earlier submissions of the run, which have the same name.
+        tell: prints the reason of a wait.
+        sleep: waits.
+    """
+
+    run_id: str
+    run_dir: str
+    backend: QueueBackend
+    transport: Transport
+    known_ids: Collection[str]
+    tell: Tell
+    sleep: Callable[[float], None] = field(default=time.sleep)
+
+    def submit(self, command: HostCommand) -> SubmittedJob:
+        """Submit a job; returns the job that the scheduler accepted.
+
+        Raises:
+            SubmissionLost: the scheduler may or may not have accepted the job.
+            SchedulerError: the scheduler refused the job; the message quotes the scheduler.
+        """
+        for pause_s in RETRY_PAUSES_S:
+            job = self._try(command)
+            if isinstance(job, SubmittedJob):
+                return job
+            self.tell(f"{program_of(command.argv)}: {said(job)}; trying again in {pause_s:g} s")
+            self.sleep(pause_s)
+        job = self._try(command)
+        if isinstance(job, SubmittedJob):
+            return job
+        raise self._refusal(command, job)
+
+    def _try(self, command: HostCommand) -> SubmittedJob | CommandResult:
+        """The job; or the scheduler's answer if it proves that the job was not accepted and a retry may succeed."""
+        try:
+            result = self.transport.run(command.argv, timeout_s=SUBMIT_TIMEOUT_S, cwd=self.run_dir)
+        except SchedulerError as error:
+            if not error.transient:
+                raise  # the command could not even be started
+            return self._find(command, error.message)
+        if result.exit_status == 0:
+            try:
+                return SubmittedJob(command.host, self.backend.parse_job_id(result.stdout))
+            except SchedulerError as error:
+                return self._find(command, error.message)
+        if not self.backend.is_transient(result.exit_status, result.stderr):
+            raise self._refusal(command, result)
+        if not self.backend.was_not_taken(result.exit_status, result.stderr):
+            return self._find(command, said(result))
+        return result
+
+    def _find(self, command: HostCommand, why: str) -> SubmittedJob:
+        """Search the queue for the name of a job whose answer was lost."""
+        name = self.backend.job_name(self.run_id)
+        self.tell(
+            f"{program_of(command.argv)}: no job id came back: {why}\nsearching the queue for a job called {name}"
+        )
+        problem = ""
+        for pause_s in SEARCH_PAUSES_S:
+            self.sleep(pause_s)
+            patience = Patience(sleep=self.sleep)
+            report, answer = find_job(self.backend, name, self.transport, patience, known_ids=self.known_ids)
+            if report is not None:
+                self.tell(f"found it: job {report.job_id}")
+                return SubmittedJob(command.host, report.job_id)
+            problem = answer.problem or f"there is no job called {name}"
+        raise SubmissionLost(
+            f"{self.run_id}: unknown if it was submitted: {why}; then: {problem}\n"
+            f"llmctl status {self.run_id} finds a submitted job; without one, llmctl resume {self.run_id} submits it",
+            transient=True,
+            argv=command.argv,
+        )
+
+    def _refusal(self, command: HostCommand, result: CommandResult) -> SchedulerError:
+        lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
+        words = " ".join(lines)[-600:] or said(result)
+        advice = self.backend.advice(result.stderr)
+        return SchedulerError(
+            f"not submitted: {program_of(command.argv)}: {words}" + (f"\n{advice}" if advice else ""),
+            transient=self.backend.is_transient(result.exit_status, result.stderr),
+            argv=command.argv,
+            exit_status=result.exit_status,
+            stderr_tail=result.stderr,
+        )
+
+
+def start_here(commands: Sequence[HostCommand], run_dir: str, transport: Transport) -> tuple[SubmittedJob, ...]:
+    """Start job.sh on this machine, without a scheduler.
+
+    Raises:
+        SchedulerError: job.sh cannot be started.
+    """
+    started = []
+    for command in commands:
+        identity = transport.start_detached(command.argv, cwd=run_dir, log=f"{run_dir}/job.log")
+        pid = identity.pid
+        started.append(SubmittedJob(command.host, str(pid), pid, identity.start_time, identity.boot_id))
+    return tuple(started)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmctl.backends import capabilities_of
-from llmctl.backends.base import JobRequest
+from llmctl.backends.base import Capabilities, JobRequest
 from llmctl.site.profile import ClusterProfile
 from llmctl.supervisor.settings import JobSettings
 
@@ -27,23 +26,28 @@ OWN_VARIABLES = frozenset(
         *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES"),
     }
 )
-"""Variables of the contract between job.sh and the trainer, which nobody else sets."""
+"""Variables of the contract between job.sh and the trainer; users cannot set them."""
 
 
 def job_settings(
-    profile: ClusterProfile, place: "RunLayout", request: JobRequest, stop_after_s: int, command: Sequence[str]
+    profile: ClusterProfile,
+    place: "RunLayout",
+    request: JobRequest,
+    capabilities: Capabilities,
+    stop_after_s: int,
+    command: Sequence[str],
 ) -> str:
     """Content of job.json.
 
     Args:
         profile: of the cluster.
-        place: where the submission runs.
+        place: layout of the submission.
         request: to the scheduler.
-        stop_after_s: seconds after which the run is told to stop; 0: never.
+        capabilities: of the scheduler.
+        stop_after_s: seconds until the run is asked to stop; 0 disables the request.
         command: COMMAND; empty for the trainer.
     """
     rule = profile.rendezvous.port_rule
-    capabilities = capabilities_of(profile.scheduler)
     is_local, is_ssh = capabilities.starts_in_place, capabilities.starts_on_hosts
     settings = JobSettings(
         run_id=place.run_id,

@@ -22,7 +22,7 @@ _PROFILE_KEYS = {
     "job.time": "defaults.time",
     "job.container": "environment.path",
 }
-"""Key of the job -> key of the profile that answers for a job which leaves the former out."""
+"""Key of the job -> key of the profile with the default."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Origin:
-    """Source of a value: ``--nodes``, ``--set``, a file, LLMCTL_GROUP or ``profile``."""
+    """Origin of a value: ``--nodes``, ``--set``, a file, LLMCTL_GROUP or ``profile``."""
 
     text: str
     is_flag: bool = False
@@ -54,7 +54,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class ProfileOrigins:
-    """Sources of the keys of a cluster's profile.
+    """Origins of the keys of a cluster's profile.
 
     Attributes:
         context: folders of the profiles, and LLMCTL_RUNS_ROOT.
@@ -65,7 +65,7 @@ class ProfileOrigins:
     profile: ClusterProfile
 
     def message(self, key: str, text: str) -> str:
-        """The message on a key, with cluster and file that set the key."""
+        """Error message about a key, with the cluster and the file that sets the key."""
         name, folders = self.profile.name, self.context.folders
         if key == "runs_root":
             from_variable = self.context.environment.get("LLMCTL_RUNS_ROOT")
@@ -88,14 +88,14 @@ class ProfileOrigins:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The values of all layers together, nested as in a config file.
+    """The merged values of all layers, nested as in a config file.
 
     Attributes:
-        values: what build_config takes.
-        origins: dotted key of every value given -> where it came from.
-        source: the config file, or what stands in its place; names the culprit where a key has no origin.
+        values: input of build_config.
+        origins: dotted key of every given value -> its origin.
+        source: the config file, or "the command line"; named in messages about a key without an origin.
         cluster: origins of the profile's keys.
-        below_flags: the values without the command line's.
+        below_flags: the values without the flags.
     """
 
     values: Mapping[str, Any]
@@ -107,7 +107,7 @@ class Resolved:
     def error(self, problems: Iterable[Problem]) -> LlmctlError:
         """One error for all problems, the first as the main sentence.
 
-        The first gives the exit code; the others stand below, one line each.
+        The first decides the exit code; each other problem is one further line.
 
         Args:
             problems: at least one, the most basic first.
@@ -126,7 +126,7 @@ class Resolved:
         return self._config_error(problem)
 
     def _config_error(self, problem: Problem) -> LlmctlError:
-        """The error on a key of the config, by flag, file or profile."""
+        """Error about a key of the config, by flag, file or profile."""
         key = problem.key
         origin = self._origin(key)
         if origin is not None and origin.is_flag:
@@ -143,7 +143,7 @@ class Resolved:
         return UsageError(f"{', '.join(dict.fromkeys(flags))}: {error.message}") if flags else error
 
     def _origin(self, key: str) -> Origin | None:
-        """Source of a key's value, or of the section around; None for a default."""
+        """Origin of a key's value, or of its section; None for a default."""
         while key:
             if key in self.origins:
                 return self.origins[key]
@@ -151,14 +151,14 @@ class Resolved:
         return None
 
     def _flag(self, key: str) -> str:
-        """The flag that set a key, as typed; empty if no flag did."""
+        """The flag that set a key, as typed; empty without a flag."""
         origin = self._origin(key)
         if origin is None or not origin.is_flag:
             return ""
         return f"--set {key}" if origin.text == "--set" else origin.text
 
     def _flags_that_broke_the_file(self) -> list[str]:
-        """All flags, if the config file was valid without them; otherwise none."""
+        """All flags if the config file is valid without flags; otherwise none."""
         try:
             build_config(self.below_flags)
         except ConfigError:
@@ -167,5 +167,5 @@ class Resolved:
 
 
 def profile_error(context: Context, profile: ClusterProfile, problems: Iterable[Problem]) -> LlmctlError:
-    """The error for problems of a profile alone, without a job."""
+    """Error for problems of a profile, without a job."""
     return Resolved({}, {}, "the command line", ProfileOrigins(context, profile)).error(problems)

@@ -1,6 +1,6 @@
-"""Submit and resume as plans: checked, but nothing is written or started.
+"""Plans of submit and resume: checked, but nothing is written or started.
 
-llmctl.submit.execute carries them out. One direction:
+llmctl.submit.execute carries plans out. One direction:
 Request -> Resolved -> JobSpec -> JobPlan with its JobRequest -> problems -> RenderedJob -> Plan.
 """
 
@@ -33,18 +33,18 @@ class Request:
     """The command line of a submission.
 
     Attributes:
-        config: CONFIG as typed; None if it was left out.
-        cluster: name of the cluster and where the name came from.
+        config: CONFIG as typed; None without CONFIG.
+        cluster: name of the cluster and origin of the name.
         flags: flags that set a key of the job section.
         settings: ``key=value`` of every --set.
         env: ``NAME=VALUE`` of every --env.
         secrets: NAME of every --secret.
-        after: run that must have ended well before; ``any:RUN``: however.
+        after: RUN, to start after the run has completed; ``any:RUN``, to start after any end of the run.
         command: COMMAND; empty for the trainer.
-        run_id: as asked for, or None for a new one.
+        run_id: as typed; None for a new run id.
         installed: use the environment's trainer instead of a snapshot of llmctl's own.
         template: file of a template for job.sh; None: the scheduler's own.
-        dry_run: ask no scheduler, and of another machine nothing but what the script cannot be written without.
+        dry_run: query no scheduler, and another machine only for facts that the script needs.
     """
 
     config: str | None
@@ -63,16 +63,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """A submission that has passed every check: what is written, and what is run.
+    """A submission that has passed every check: files to write and commands to run.
 
     Attributes:
-        record: the run's record as it will be once the job is accepted, but for the jobs.
+        record: the run's record after the submission, without the jobs.
         number: of this submission of the run.
-        job: with every question answered.
+        job: the job plan.
         rendered: script and commands.
-        user_code: the user's project, if any of it is taken along.
+        user_code: the user's project; None without ``job.code``.
         installed: use the environment's trainer.
-        is_new: True if the run directory is to be made.
+        is_new: True if the run directory must be created.
         warnings: for the user, on standard error.
     """
 
@@ -87,7 +87,7 @@ class Plan:
 
 
 def plan_submission(context: Context, request: Request) -> Plan:
-    """Resolve, check and render; reads files, writes and starts nothing.
+    """Plan the first submission of a run; reads files, writes and starts nothing.
 
     Raises:
         UsageError, ConfigFileError, ProfileError: all problems, by flag, file and key, or profile.
@@ -97,7 +97,7 @@ def plan_submission(context: Context, request: Request) -> Plan:
     path, warning = (None, "") if is_command and request.config is None else find_config(context, request.config)
     default_name = _as_name(Path(request.command[0]).name if is_command else path.stem if path is not None else "run")
     resolved = resolve(context, session, path, _flags(request), job_only=is_command)
-    if request.after is not None:  # known to the command line only: it names a run, which no config can
+    if request.after is not None:  # only a flag, no config key: --after names a run
         resolved = replace(resolved, origins={**resolved.origins, "job.after": Origin("--after", is_flag=True)})
     config = None if is_command else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
@@ -118,8 +118,8 @@ def plan_submission(context: Context, request: Request) -> Plan:
         before = jobs_before(context, spec.after, profile, asks_scheduler=not request.dry_run)
         job = replace(job, request=replace(job.request, after=before.ids, after_any=before.is_any))
         warnings += before.warnings
-    template = _read_template(context, request.template)
-    rendered = render(spec, job.profile, job.layout, context.folders, job.request, template=template)
+    template = _read_template(context, request.template) if request.template is not None else None
+    rendered = render(spec, job.profile, job.layout, context.folders, job.request, job.backend, template=template)
     record = RunRecord(
         run_id=run_id,
         name=spec.name,
@@ -159,20 +159,20 @@ def plan_resume(
     settings: Sequence[str] = (),
     dry_run: bool = False,
 ) -> Plan:
-    """The next submission of a run, in its run directory and with its code.
+    """Plan the next submission of a run, in its run directory and with its code.
 
-    The run is taken to have ended.
+    The caller has checked that the run has ended.
 
     Args:
         context: environment (values of secrets), working directory and folders.
         record: of the run.
-        nodes: another number of nodes.
+        nodes: new number of nodes; None keeps the number.
         settings: ``key=value`` laid over the run's config.
-        dry_run: ask no scheduler, and look at no path of another machine.
+        dry_run: query no scheduler, and check no path of another machine.
 
     Raises:
         UsageError, ConfigFileError, ProfileError: all problems, by flag, file and key, or profile.
-        RecordError: the record's job cannot be understood, or the run's code is gone.
+        RecordError: the record's job is invalid, or the snapshot of the run's code is missing.
     """
     session = ClusterSession.for_jobs(context, record.cluster, f"run {record.run_id}")
     flags = [*parse_settings(settings), *([Flag("--nodes", "job.nodes", nodes)] if nodes is not None else [])]
@@ -198,7 +198,9 @@ def plan_resume(
         ),
         number=number,
         job=job,
-        rendered=render(spec, job.profile, job.layout, context.folders, job.request, template=record.template),
+        rendered=render(
+            spec, job.profile, job.layout, context.folders, job.request, job.backend, template=record.template
+        ),
         user_code=None,
         installed=record.code.get("trainer") is None,
         is_new=False,
@@ -207,29 +209,29 @@ def plan_resume(
 
 
 def _new_run(run_dir: str, run_id: str) -> PathCheck:
-    """A --run-id is not taken."""
+    """Check that no run has this --run-id."""
 
     def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
         if not facts[run_dir].kind:
             return None
         return Problem(
-            f"--run-id {run_id}", f"{run_dir} is there already; a run id is used once, leave the flag out", of="flag"
+            f"--run-id {run_id}", f"{run_dir} exists already; give another run id, or leave the flag out", of="flag"
         )
 
     return PathCheck((run_dir,), judge)
 
 
 def _trainer_snapshot(record: RunRecord) -> PathCheck:
-    """The snapshot of the trainer that a run began with is still there."""
+    """Check that the snapshot of the run's trainer still exists."""
     code = f"{record.run_dir}/code/trainer"
 
     def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
         if record.code.get("trainer") is None or facts[code].kind == "folder":
             return None
-        remedy = "submit its command anew"
+        remedy = "submit its command again as a new run"
         if record.config is not None:
             remedy = f"llmctl submit {record.run_dir}/config.yaml --set checkpoint.load={record.run_dir}/checkpoints"
-        return Problem("", f"{code}: the snapshot of the trainer that the run began with is gone\n{remedy}", of="run")
+        return Problem("", f"{code}: the snapshot of the run's trainer is missing\n{remedy}", of="run")
 
     return PathCheck((code,), judge)
 
@@ -239,7 +241,7 @@ def _flags(request: Request) -> list[Flag]:
     for entry in request.env:
         name, equals, value = entry.partition("=")
         if not equals or not name:
-            raise UsageError(f"--env {entry}: give NAME=VALUE; a value that must stay hidden goes by --secret NAME")
+            raise UsageError(f"--env {entry}: give NAME=VALUE, or --secret NAME for a value that must stay hidden")
         flags.append(Flag("--env", f"job.env.{name}", value))
     if request.secrets:
         flags.append(Flag("--secret", "job.secrets", list(request.secrets), adds=True))
@@ -247,7 +249,7 @@ def _flags(request: Request) -> list[Flag]:
 
 
 def _resolve_again(context: Context, session: ClusterSession, record: RunRecord, flags: Sequence[Flag]) -> Resolved:
-    """The record's values as a config file, with this resume's flags over them."""
+    """The record's values as a config file, overridden by the flags of this resume."""
     values = dict(record.config) if record.config is not None else {"job": _job_section(record.job)}
     over = resolve(context, session, None, flags, job_only=record.config is None)
     file = str(record.run_dir / "config.yaml")
@@ -263,10 +265,8 @@ def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
 
 
-def _read_template(context: Context, file: str | None) -> dict[str, str] | None:
-    """Path and text of the user's template for job.sh, which the record keeps for every resume."""
-    if file is None:
-        return None
+def _read_template(context: Context, file: str) -> dict[str, str]:
+    """Path and text of the user's template for job.sh; the record keeps both for every resume."""
     path = context.cwd / file
     try:
         return {"path": str(path), "text": path.read_text(encoding="utf-8")}
@@ -284,7 +284,7 @@ def _find_user_code(spec: JobSpec, context: Context) -> "UserCode":
 def _valid_run_id(asked: str) -> str:
     if not RUN_ID.fullmatch(asked):
         raise UsageError(
-            f"--run-id {asked}: is not valid: up to 128 letters, digits, dots, dashes and underscores, "
+            f"--run-id {asked}: is not valid: give up to 128 letters, digits, dots, dashes and underscores, "
             "beginning with a letter or digit"
         )
     return asked

@@ -1,7 +1,7 @@
 """JobSpec -> JobPlan: the request to the scheduler, and the layout of the run.
 
-Nothing is refused here. The profile answers the questions that the job leaves open, each once: first its kind of node,
-then its defaults.
+Nothing is refused here. The profile fills in every value that the job leaves open: first the kind of node, then the
+profile's defaults.
 """
 
 import sys
@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from llmctl.backends import load_backend
 from llmctl.backends.base import Backend, JobRequest, QueueBackend
 from llmctl.context import ClusterSession, Context, secrets_file
 from llmctl.paths import UserFolders
@@ -28,8 +27,8 @@ class NodeSize:
 
     Attributes:
         ranks: G, the ranks of each node.
-        gpus: GPUs that each node is asked for; 0 for a job on CPUs.
-        gpu_ids: the GPUs of each node, where this machine is the cluster and has GPUs.
+        gpus: GPUs requested of each node; 0 for a job on CPUs.
+        gpu_ids: ids of the GPUs of each node, if this machine is the cluster and has GPUs.
     """
 
     ranks: int
@@ -39,7 +38,7 @@ class NodeSize:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedJob:
-    """A job and its request: all that checks need to know.
+    """A job and its request: the input of the checks.
 
     Attributes:
         spec: the user's job.
@@ -49,9 +48,9 @@ class AskedJob:
         is_remote: True if the cluster is reached over the network.
         backend: of the scheduler.
         request: for the scheduler.
-        image: the image that the job runs in; None for a job on the nodes themselves.
-        own_mounts: folders that the job's container has to show; empty without a container.
-        visible_gpus: GPUs of this machine, where this machine is the cluster; else None.
+        image: image of the job; None for a job without a container.
+        own_mounts: folders that the job's container must mount; empty without a container.
+        visible_gpus: GPUs of this machine, if this machine is the cluster; else None.
     """
 
     spec: JobSpec
@@ -67,18 +66,18 @@ class AskedJob:
 
     @property
     def overlay(self) -> Path:
-        """The user's own file of the cluster's profile."""
+        """Path of the user's overlay of the cluster's profile."""
         return self.folders.clusters / f"{self.profile.name}.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlan(AskedJob):
-    """A job with every question answered.
+    """A job with every value decided.
 
     Attributes:
-        layout: where and with what the run runs.
-        queue: the backend, if the scheduler has a queue; None where jobs are started directly.
-        new_folders: folders to make first, because a container can mount only folders that are there.
+        layout: run layout.
+        queue: the backend, if the scheduler has a queue; else None.
+        new_folders: folders to create first, because a container can mount only existing folders.
     """
 
     layout: RunLayout
@@ -87,20 +86,20 @@ class JobPlan(AskedJob):
 
     @cached_property
     def cost(self) -> "JobCost | None":
-        """Size and charge at most; None where jobs are started directly."""
+        """Size and largest charge; None without a queue."""
         return JobCost.of(self.request) if self.queue is not None else None
 
 
 @dataclass(frozen=True)
 class JobCost:
-    """The size of a request, and what it costs at most.
+    """Size of a request and its largest charge.
 
     Attributes:
         nodes: number of nodes.
-        gpus_per_node: GPUs of each; 0 for a job on CPUs.
-        resource_type: the site's word for the kind of node; None where it has none.
+        gpus_per_node: GPUs of each node; 0 for a job on CPUs.
+        resource_type: the site's name of the kind of node; None if the site has no kinds.
         hours: time limit; None: the site's own default.
-        points: charge for the whole time; None where the rate or the time is not known.
+        points: charge for the whole time; None if the rate or the time is unknown.
         unit: of the points.
     """
 
@@ -125,7 +124,7 @@ class JobCost:
 
     @property
     def node_hours(self) -> float | None:
-        """Nodes x hours; None where the time is the site's own default."""
+        """Nodes x hours; None for the site's default time."""
         return None if self.hours is None else self.nodes * self.hours
 
     def __str__(self) -> str:
@@ -162,7 +161,7 @@ def plan_job(
     submission: int = 1,
     cwd: str | None = None,
 ) -> JobPlan:
-    """Answer every question that the job leaves open.
+    """Decide every value that the job leaves open.
 
     Args:
         context: of this call.
@@ -170,11 +169,11 @@ def plan_job(
         spec: the user's job.
         config: of a training run; None for a COMMAND.
         run_dir: of the run.
-        submission: its number.
-        cwd: where a COMMAND starts; None: where this call was typed, or on another machine the run directory.
+        submission: number of the submission.
+        cwd: working directory of a COMMAND; None: this call's working directory, or the run directory if remote.
     """
     profile, is_remote = session.profile, session.transport.is_remote
-    backend = session.backend or load_backend(profile.scheduler)
+    backend = session.backend or context.backend(profile)
     visible = None
     if backend.capabilities.starts_in_place:
         from llmctl.submit.environment_checks import visible_gpus
@@ -192,7 +191,7 @@ def plan_job(
     mounts, written = _own_mounts(spec, profile, config, run_dir, places) if image is not None else ((), ())
     container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=mounts) if image is not None else None
     request = build_request(spec, profile, backend, size, name=run_dir.name, run_dir=str(run_dir), container=container)
-    # Our own interpreter means nothing on another machine; a COMMAND needs one only to find where to meet.
+    # Our own interpreter means nothing on another machine; a COMMAND needs Python only for the rendezvous.
     own_python = sys.executable if not is_remote else "python3" if spec.command else ""
     layout = RunLayout(
         run_id=run_dir.name,
@@ -240,7 +239,7 @@ def build_request(
         size: of each node.
         name: of the job: the run id.
         run_dir: the run directory, absolute.
-        container: of the job; None for a job on the nodes themselves.
+        container: of the job; None for a job without a container.
     """
     defaults = profile.defaults
     kind = spec.resource_type or defaults.resource_type
@@ -267,15 +266,15 @@ def build_request(
 def node_size(
     spec: JobSpec, profile: ClusterProfile, visible_gpus: Sequence[str] | None = None, *, on_cpu: bool = False
 ) -> NodeSize:
-    """Size of each node, by the job or else by the kind of node.
+    """Size of each node, from the job or else from the kind of node.
 
     On this machine the visible GPUs are divided among the nodes.
 
     Args:
-        spec: gives nodes, kind of node and G.
+        spec: nodes, kind of node and ranks per node.
         profile: of the cluster.
-        visible_gpus: GPUs of this machine, where this machine is the cluster; else None.
-        on_cpu: True for a job that asks for no GPU.
+        visible_gpus: GPUs of this machine, if this machine is the cluster; else None.
+        on_cpu: True for a job without GPUs.
     """
     wanted = spec.gpus_per_node
     if visible_gpus is not None:
@@ -301,7 +300,7 @@ def image_of(spec: JobSpec, profile: ClusterProfile) -> str | None:
 def _own_mounts(
     spec: JobSpec, profile: ClusterProfile, config: TrainConfig | None, run_dir: Path, places: Sequence[Path]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Folders that a job's container has to show, ``places`` among them, and those that are written."""
+    """Folders that a job's container must mount, including ``places``; and the written folders among them."""
     shown = (*profile.container.mounts, *spec.mounts)
     written = (*_unshown(_written_paths(config), shown), cache_folder(str(run_dir.parent)))
     read = _unshown(_read_paths(config), shown)
@@ -327,7 +326,7 @@ def _read_paths(config: TrainConfig | None) -> list[str]:
 
 
 def _unshown(paths: Sequence[str], mounts: Sequence[str]) -> list[str]:
-    """Paths that no mount shows yet."""
+    """Paths that no mount covers yet."""
     return [path for path in paths if on_host(path, mounts) is None]
 
 

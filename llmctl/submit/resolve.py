@@ -1,4 +1,4 @@
-"""Layers of values laid over each other, each value with its origin.
+"""Merge of the layers of values, each value with its origin.
 
 The layers are the profile, the config file, the environment and the flags; the values become a training config and a
 JobSpec.
@@ -43,9 +43,9 @@ PATH_KEYS = frozenset(
         "job.code",
     }
 )
-"""Values that are paths: relative ones count from the folder of their file, or from where their flag is typed.
+"""Keys whose values are paths: relative to the folder of their file, or for flags to the working directory.
 
-On a cluster that is reached by ssh they are that cluster's, and relative ones, but for ``job.code``, stay as they are.
+On a remote cluster the paths are the cluster's: relative paths stay unchanged, except ``job.code``, which is read here.
 """
 
 
@@ -57,7 +57,7 @@ class Flag:
         flag: as typed.
         key: dotted key that the flag sets.
         value: for the key.
-        adds: True to add the value, a list, to the list of the config file.
+        adds: True to append the value, a list, to the list of the config file.
     """
 
     flag: str
@@ -67,10 +67,10 @@ class Flag:
 
 
 def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
-    """The config file, and a warning where the user named none.
+    """The config file, and a warning if the user named no file.
 
     Raises:
-        UsageError: the file named is not there.
+        UsageError: the named file does not exist.
     """
     if argument is not None:
         path = context.cwd / expand_home(argument, context.folders)
@@ -111,14 +111,14 @@ def parse_settings(settings: Sequence[str], flag: str = "--set") -> list[Flag]:
 def resolve(
     context: Context, session: ClusterSession, config: Path | None, flags: Sequence[Flag], *, job_only: bool
 ) -> Resolved:
-    """All layers, laid over each other. Nothing is checked but that they can be.
+    """Merge all layers. The merged values are not checked here.
 
     Args:
         context: environment, working directory and folders.
         session: of the cluster; its profile gives the group.
         config: the config file; None for a COMMAND without one.
-        flags: of the command line, the last one wins.
-        job_only: take nothing but the ``job`` section, as a COMMAND needs it.
+        flags: of the command line; the last flag wins.
+        job_only: read only the ``job`` section, for a COMMAND.
 
     Raises:
         ConfigFileError: the file cannot be read.
@@ -145,10 +145,10 @@ def resolve(
 
 
 def training_config(resolved: Resolved) -> TrainConfig:
-    """The training config, valid in itself.
+    """Build the training config.
 
     Raises:
-        UsageError, ConfigFileError: names the key, and the flag or file that it came from.
+        UsageError, ConfigFileError: names the key and its flag or file.
     """
     try:
         return build_config(resolved.values)
@@ -160,7 +160,7 @@ def job_section(resolved: Resolved) -> JobConfig:
     """The job section alone, for a COMMAND.
 
     Raises:
-        UsageError, ConfigFileError: names the keys, and the flag or file that each came from.
+        UsageError, ConfigFileError: names each key and its flag or file.
     """
     from pydantic import ValidationError
 
@@ -176,11 +176,11 @@ def job_spec(resolved: Resolved, section: JobConfig, default_name: str, **more: 
     Args:
         resolved: origins of the values.
         section: the values.
-        default_name: the run's name where the section gives none.
-        more: ``after`` and ``command``, which stand in no config.
+        default_name: the run's name if the section has no name.
+        more: ``after`` and ``command``, which no config contains.
 
     Raises:
-        UsageError, ConfigFileError: names the key, and the flag or file that it came from.
+        UsageError, ConfigFileError: names the key and its flag or file.
     """
     values = section.model_dump(exclude={"name", "time"})
     try:
@@ -206,20 +206,20 @@ def _section_problems(error: "ValidationError") -> Iterator[Problem]:
 
 
 class _Layers:
-    """Values and origins while layers are being laid over each other.
+    """Values and origins while layers are merged.
 
     Earlier values are never changed in place.
     """
 
     def __init__(self, folders: UserFolders, remote_home: Callable[[], str] | None) -> None:
-        """Begin without values; ``remote_home`` asks another machine for its home directory."""
+        """Start without values; ``remote_home`` asks another machine for its home directory."""
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
         self._folders = folders
         self._remote_home = remote_home
 
     def listed(self, key: str) -> list[Any]:
-        """The list under a key of a section; empty if there is none."""
+        """The list at a key of a section; empty without a list."""
         section, _, name = key.partition(".")
         values = self.values.get(section)
         there = values.get(name) if isinstance(values, Mapping) else None
@@ -232,7 +232,7 @@ class _Layers:
             under = under.get(part) if isinstance(under, Mapping) else None
             if under is not None and not isinstance(under, Mapping):
                 known = ".".join(parts[: number + 1])
-                raise UsageError(f"{origin.text} {key}: {known} is one value and has no keys below it; set {known}")
+                raise UsageError(f"{origin.text} {key}: {known} is a single value without keys below; set {known}")
         nested = self._absolute(key, value, base)
         if isinstance(nested, Mapping):
             nested = {name: self._absolute(f"{key}.{name}", inner, base) for name, inner in nested.items()}

@@ -1,7 +1,7 @@
-"""The code that a run goes on with: a snapshot of llmctl's own trainer, and of the user's project.
+"""Code of a run: a snapshot of llmctl's own trainer, and of the user's project.
 
-The trainer's snapshot is content-addressed: ``<runs_root>/.code/<sha256>/{trainer,csrc}``, made once and linked to from
-every run that uses it. Transport.put_tree makes it aside and renames it, so that a half-made one is never found.
+The trainer's snapshot is content-addressed: ``<runs_root>/.code/<sha256>/{trainer,csrc}``, written once and linked from
+every run that uses it. Transport.put_tree writes aside and renames, so that nobody sees half a snapshot.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ _GIT_TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class UserCode:
-    """The user's project as it is taken along.
+    """Copy of the user's project.
 
     Attributes:
-        files: (where it is, its name below code/user).
-        commit: of the project's git repository; None without one.
-        diff: sha256 of what differs from that commit, untracked files included; None if nothing does.
+        files: (path, name below code/user) of each file.
+        commit: of the project's git repository; None without a repository.
+        diff: sha256 of the changes since that commit, untracked files included; None without changes.
     """
 
     files: tuple[tuple[Path, str], ...] = ()
@@ -36,7 +36,7 @@ class UserCode:
 
 
 def own_code() -> dict[str, Path]:
-    """Every file of the snapshot of the trainer: its name below code/ -> where it is."""
+    """Files of the trainer's snapshot: name below code/ -> path."""
     found = {}
     for name, root in (("trainer", trainer_package()), ("csrc", bundled("csrc"))):
         found.update({f"{name}/{path.relative_to(root).as_posix()}": path for path in _files(root)})
@@ -52,10 +52,10 @@ def digest(files: dict[str, Path]) -> str:
 
 
 def store_own_code(runs_root: Path, transport: Transport) -> tuple[str, Path]:
-    """The content address of the trainer's snapshot, and its folder on a machine, made if it is not there yet.
+    """Store the trainer's snapshot on a machine unless it exists; returns its content address and folder.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the snapshot cannot be written.
     """
     files = own_code()
     address = digest(files)
@@ -65,19 +65,19 @@ def store_own_code(runs_root: Path, transport: Transport) -> tuple[str, Path]:
 
 
 def send_code(run_dir: Path, user_code: UserCode | None, transport: Transport, *, with_trainer: bool) -> str | None:
-    """Put the code of a new run in its place, below ``<run_dir>/code``.
+    """Copy the code of a new run to ``<run_dir>/code``.
 
     Args:
-        run_dir: of the run, made already.
-        user_code: the user's project, if any of it is taken along.
+        run_dir: of the run, which exists.
+        user_code: the user's project; None without ``job.code``.
         transport: to the machine of the run.
         with_trainer: False to leave out our own trainer.
 
     Returns:
-        The content address of the trainer's snapshot; None without one.
+        The content address of the trainer's snapshot; None without a snapshot.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the code cannot be written.
     """
     links: dict[str, str] = {}
     address = None
@@ -95,15 +95,15 @@ def send_code(run_dir: Path, user_code: UserCode | None, transport: Transport, *
 
 
 def own_code_links(run_dir: Path, address: str) -> dict[str, str]:
-    """Links that let ``<run_dir>/code`` show the snapshot, relative so that runs_root can be moved: path -> target."""
+    """Links from ``<run_dir>/code`` to the snapshot, relative so that runs_root can move: path -> target."""
     return {f"{run_dir}/code/{name}": f"../../.code/{address}/{name}" for name in ("trainer", "csrc")}
 
 
 def store_supervisor(runs_root: Path, transport: Transport) -> Path:
-    """The supervisor that job.sh hands over to, in a folder named by its content, made if it is not there yet.
+    """Store the supervisor of job.sh in a content-addressed folder unless the folder exists; returns its path.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the supervisor cannot be written.
     """
     root = PACKAGE / "supervisor"
     files = {f"supervisor/{path.relative_to(root).as_posix()}": path for path in _files(root)}
@@ -113,23 +113,23 @@ def store_supervisor(runs_root: Path, transport: Transport) -> Path:
 
 
 def link_supervisor(run_dir: Path, transport: Transport) -> None:
-    """Let ``<run_dir>/code/supervisor`` be the one that belongs to the job.sh written now.
+    """Link ``<run_dir>/code/supervisor`` to the supervisor of this llmctl, which fits the new job.sh.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the supervisor cannot be written.
     """
     address = store_supervisor(run_dir.parent, transport).parent.name
     transport.link({f"{run_dir}/code/supervisor": f"../../.code/{address}/supervisor"})
 
 
 def find_user_code(paths: Sequence[str], transport: Transport) -> UserCode:
-    """The files that ``job.code`` names; of a git repository the tracked and the untracked that it does not ignore.
+    """The files that ``job.code`` names; of a git repository all files except the ignored ones.
 
     A folder's own name is kept below code/user, so that ``code: [mypkg]`` is imported as ``mypkg``; with a
-    trailing ``/.`` its content stands there directly.
+    trailing ``/.`` its content is copied there directly.
 
     Raises:
-        ConfigFileError: a path is not there, two files want the same name, or they exceed the limit.
+        ConfigFileError: a path is missing, two files have the same name, or the files exceed the limit.
         SchedulerError: git does not answer.
     """
     named: dict[str, Path] = {}
@@ -159,7 +159,7 @@ def find_user_code(paths: Sequence[str], transport: Transport) -> UserCode:
 
 
 def _list_project(root: Path, transport: Transport) -> tuple[list[Path], str | None, bytes]:
-    """Files below ``root``, the commit checked out, and bytes that tell what differs from it."""
+    """Files below ``root``, the checked-out commit, and the changes since that commit as bytes."""
     folder = root if root.is_dir() else root.parent
     git = ["git", "-C", str(folder)]
     top = (

@@ -1,17 +1,16 @@
-"""Starting a run on several hosts without a scheduler: on all of them, or on none.
+"""Start of a run on several hosts without a scheduler: on all hosts, or on none.
 
-The head is started first: its job.sh settles where the ranks meet, and says so in attempts/K/rendezvous. Then the
-others are started, all at once, and each has to say in its started-NNNNN.json that it has begun. Whatever goes wrong on
-one host, what was started is ended again and nothing is left.
+The head node starts first: its job.sh chooses the rendezvous and writes attempts/K/rendezvous. Then the other hosts
+start, all at once, and each host must write its started-NNNNN.json. If one host fails, all started processes are ended
+and their files removed.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 
 from llmctl.backends.base import HostCommand, JobRequest, SubmittedJob
-from llmctl.errors import LlmctlError, SchedulerError
+from llmctl.errors import LlmctlError, SchedulerError, SubmissionLost
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.start import SubmissionLost
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.host_group import HostGroup
@@ -22,9 +21,9 @@ from llmctl.transport.ssh.failures import ConnectionLost
 from llmctl.transport.ssh.ssh_config import resolve
 
 HEAD_PATIENCE_S = 300.0
-"""For the head to load its environment and choose a port: modules on a busy network file system take minutes."""
+"""For the head node to load its environment and choose a port: modules on a busy file system take minutes."""
 BEGIN_PATIENCE_S = 60.0
-"""For a job.sh that was started to have begun: bash, two small files, and a network file system's caches (nfs(5):
+"""For a started job.sh to write started.json: bash, two small files, and a network file system's caches (nfs(5):
 acdirmax, 60 s)."""
 _POLL_S = (0.1, 1.0)
 _LOG_TAIL = 2000
@@ -39,18 +38,18 @@ def start_on_group(
     in_container: bool,
     peer: str | None,
 ) -> tuple[SubmittedJob, ...]:
-    """Start job.sh on each host; returns once all of them have begun.
+    """Start job.sh on each host; returns after all have written started.json.
 
     Args:
         commands: one per host, the head first.
         run_dir: the run directory, complete on all hosts.
-        attempt: the number that job.sh will give the attempt.
+        attempt: number of the attempt.
         group: the hosts of the run.
-        in_container: the head may fetch an image before it chooses a port; each host then waits for itself.
-        peer: address that the head is to reach the second host at; None: the name of the host.
+        in_container: the head node may import an image before it chooses a port; then each host waits by itself.
+        peer: address of the second host for the head node; None: the name of the host.
 
     Raises:
-        SchedulerError: it could not be started everywhere; names the host. What had been started is ended.
+        SchedulerError: a host failed; names the host. All started processes are ended.
     """
     start = _Start(commands, run_dir, attempt, group, in_container)
     try:
@@ -63,9 +62,9 @@ def start_on_group(
 
 
 def address_of_second(profile: ClusterProfile, request: JobRequest, environment: Mapping[str, str]) -> str | None:
-    """Where the second host is, by our own ssh configuration: its name there may be known to nobody else.
+    """Address of the second host by our own ssh configuration: only that file may know the host's name.
 
-    None where the head needs none: one node, an interface named by the profile, or mpirun, which has to know names.
+    None if the head node needs no address: one node, an interface in the profile, or mpirun, which needs names.
 
     Args:
         profile: of the cluster.
@@ -81,7 +80,7 @@ def address_of_second(profile: ClusterProfile, request: JobRequest, environment:
 
 
 class _Start:
-    """One start: the jobs that have been started so far, and the hosts where one may have been."""
+    """One start: the jobs started so far, and the hosts where a job may have started."""
 
     def __init__(
         self, commands: Sequence[HostCommand], run_dir: str, attempt: int, group: HostGroup, in_container: bool
@@ -98,16 +97,16 @@ class _Start:
     def run(self) -> tuple[SubmittedJob, ...]:
         head, *others = self._commands
         self._start(head, self._group.transport_of(head))
-        self._wait_for_beginning(head)
+        self._wait_for_start(head)
         if others:
-            self._meet(head, others)
+            self._share_rendezvous(head, others)
             self._group.on_each(others, self._start)
             for host in others:
-                self._wait_for_beginning(host)
+                self._wait_for_start(host)
         return tuple(self._jobs[host] for host in self._commands)
 
     def undo(self, cause: BaseException) -> None:
-        """End what was started; nothing is left but what could not be reached."""
+        """End all started processes and remove the attempt, except on unreachable hosts."""
         if not self._touched:
             return
         leaders = [_identity(job) for job in self._jobs.values()]
@@ -125,8 +124,8 @@ class _Start:
             run_id = self._run_dir.rpartition("/")[2]
             why = bare(cause) if isinstance(cause, SchedulerError) else str(cause) or type(cause).__name__
             raise SubmissionLost(
-                f"{run_id}: not started everywhere: {why}; what had been started may still run: {problem}\n"
-                f"llmctl cancel {run_id} ends it",
+                f"{run_id}: not started on all hosts: {why}; started processes may still run: {problem}\n"
+                f"llmctl cancel {run_id} ends them",
                 transient=True,
             ) from None
 
@@ -137,7 +136,7 @@ class _Start:
         try:
             identity = transport.start_detached(self._commands[host].argv, cwd=self._run_dir, log=log)
         except ConnectionLost:
-            raise  # it may have been started
+            raise  # job.sh may have started
         except (SchedulerError, OSError) as error:
             self._touched.discard(host)
             why = bare(error) if isinstance(error, SchedulerError) else error.strerror or str(error)
@@ -151,53 +150,53 @@ class _Start:
         if "No such file" not in why or not self._group.shared:
             return ""
         root = self._run_dir.rpartition("/")[0]
-        return f"\nis {root} one folder that all hosts see? If not, the profile says shared: false"
+        return f"\nis {root} one folder that all hosts see? If not, set shared: false in the profile"
 
-    def _meet(self, head: str, others: Sequence[str]) -> None:
-        """Wait until the head has settled where the ranks meet, and take that to hosts that cannot see it."""
+    def _share_rendezvous(self, head: str, others: Sequence[str]) -> None:
+        """Wait for the head node's rendezvous file, and copy the file to hosts that do not share its folder."""
         if self._in_container and self._group.shared:
-            return  # fetching the image may take long; each host waits for itself
+            return  # importing the image may take long; each host waits by itself
         path = f"{self._attempt_dir}/rendezvous"
-        data = self._wait_for_file(head, path, HEAD_PATIENCE_S, "has not said where the ranks meet")
+        data = self._wait_for_file(head, path, HEAD_PATIENCE_S, "has not written the rendezvous file")
         if not self._group.shared:
             self._group.on_each(others, lambda _, transport: transport.write_files([FileWrite(path, data)]))
 
-    def _wait_for_beginning(self, host: str) -> None:
+    def _wait_for_start(self, host: str) -> None:
         node = self._nodes[host]
         path = f"{self._attempt_dir}/started{f'-{node:05d}' if node else ''}.json"
-        self._wait_for_file(host, path, BEGIN_PATIENCE_S, "job.sh has not begun")
+        self._wait_for_file(host, path, BEGIN_PATIENCE_S, "job.sh has not written started.json")
 
     def _wait_for_file(self, host: str, path: str, patience_s: float, what: str) -> bytes:
-        """The content of a file that a host's job.sh writes.
+        """Wait for a file that a host's job.sh writes; returns its content.
 
         Raises:
-            SchedulerError: the job.sh has ended without it, or it does not come in time.
+            SchedulerError: job.sh has ended without the file, or the time is over.
         """
         transport, job = self._group.transport_of(host), self._jobs[host]
         deadline, pause_s = time.monotonic() + patience_s, _POLL_S[0]
         while True:
-            # First whether it lives: what it wrote before it ended is seen.
+            # Check the process before the file: a file written just before the end is then still read.
             (lives,) = transport.inspect_processes([_identity(job)]).alive
             (part,) = transport.read_parts([FileRead(path, limit=4096)])
             if part is not None and part.data:
                 return part.data
             if lives is False:
                 raise SchedulerError(
-                    f"{host}: job.sh ended at once: {self._last_words(host, transport)}", transient=False
+                    f"{host}: job.sh ended at once: {self._log_tail(host, transport)}", transient=False
                 )
             if time.monotonic() > deadline:
                 raise SchedulerError(f"{host}: {what} after {patience_s:.0f} s", transient=True)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S[1])
 
-    def _last_words(self, host: str, transport: Transport) -> str:
+    def _log_tail(self, host: str, transport: Transport) -> str:
         node = self._nodes[host]
         paths = [f"{self._attempt_dir}/node-{node:05d}.log", f"{self._run_dir}/job{f'-{node:05d}' if node else ''}.log"]
         for part in transport.read_parts([FileRead(path, -_LOG_TAIL, _LOG_TAIL) for path in paths]):
             text = part.data.decode(errors="replace").strip() if part is not None else ""
             if text:
                 return " | ".join(text.splitlines()[-3:])
-        return "it left no word"
+        return "its logs are empty"
 
 
 def _identity(job: SubmittedJob) -> ProcessIdentity:

@@ -14,7 +14,7 @@ from .settings import JobSettings
 
 
 class AttemptError(Exception):
-    """No attempt can be made; the message is a sentence for the job's log."""
+    """The attempt cannot start; the message is a sentence for the job's log."""
 
 
 class Attempt(NamedTuple):
@@ -22,8 +22,8 @@ class Attempt(NamedTuple):
 
     Attributes:
         number: K.
-        folder: its directory.
-        suffix: of started.json and exit.json where every machine writes its own; empty for the head's.
+        folder: directory of the attempt.
+        suffix: of started.json and exit.json where every machine writes its own files; empty on the head node.
     """
 
     number: int
@@ -33,7 +33,7 @@ class Attempt(NamedTuple):
     def write(self, name: str, values: Dict[str, Any]) -> None:
         """Write a JSON file aside and rename it.
 
-        Readers never see half of a file, and a full disk ends no run.
+        Readers never see half of a file. A full disk does not end the run.
         """
         aside = f"{self.folder}/.{name}"
         try:
@@ -44,7 +44,7 @@ class Attempt(NamedTuple):
             tell(f"{self.folder}/{name} cannot be written: {error.strerror}")
 
     def write_started(self, submission: int, job_id: str) -> None:
-        """Say who runs the attempt: this process."""
+        """Record that this process runs the attempt."""
         pid = os.getpid()
         values = {"attempt": self.number, "submission": submission, "job_id": job_id, "host": socket.gethostname()}
         values.update({"pid": pid, "pid_start_time": processes.start_time(pid), "boot_id": processes.boot_id()})
@@ -52,23 +52,23 @@ class Attempt(NamedTuple):
         self.write(f"started{self.suffix}.json", values)
 
     def write_exit(self, code: int, reason: str, signal: Optional[str]) -> None:
-        """Say how the attempt ended."""
+        """Record exit code, reason and signal of the attempt."""
         values = {"code": code, "reason": reason, "signal": signal, "time": int(time.time())}
         self.write(f"exit{self.suffix}.json", {**values, "node": socket.gethostname()})
 
     def has(self, name: str) -> bool:
-        """True if there is a file of this name."""
+        """True if the attempt directory has a file of this name."""
         return os.path.exists(f"{self.folder}/{name}")
 
 
 def claim_submission(job: JobSettings, job_id: str) -> None:
     """Make this job the only one of its submission.
 
-    A symbolic link decides, which only one job can make. A scheduler whose answer was lost may have been given the job
-    twice. A job that is started again keeps its id; one that comes after a later submission comes too late.
+    A symbolic link decides, because only one job can create the link. A scheduler whose answer was lost may have
+    accepted the job twice. A requeued job keeps its id. A job that starts after a later submission is too late.
 
     Raises:
-        AttemptError: another job is the submission's, or the run was submitted again.
+        AttemptError: another job owns the submission, or the run was submitted again.
     """
     folder = f"{job.run_dir}/attempts"
     prefix = ".submission-"
@@ -81,7 +81,7 @@ def claim_submission(job: JobSettings, job_id: str) -> None:
         owner = os.readlink(claim)
     if owner not in ("", job_id):
         raise AttemptError(
-            f"job {owner} is submission {job.submission} of {job.run_id} already; job {job_id} starts nothing"
+            f"job {owner} already is submission {job.submission} of {job.run_id}; job {job_id} starts nothing"
         )
     numbers = [name[len(prefix) :] for name in os.listdir(folder) if name.startswith(prefix)]
     later = max((int(number) for number in numbers if number.isdigit()), default=0)
@@ -90,12 +90,12 @@ def claim_submission(job: JobSettings, job_id: str) -> None:
 
 
 def new_attempt(job: JobSettings) -> Attempt:
-    """The next attempt of the run.
+    """Create the next attempt of the run.
 
-    mkdir decides who gets a number, also when the scheduler starts the job again.
+    mkdir is atomic, so that no two jobs get the same number, even if the scheduler starts the job again.
 
     Raises:
-        AttemptError: the directory cannot be made.
+        AttemptError: the directory cannot be created.
     """
     _make_folder(f"{job.run_dir}/attempts")
     number = 1
@@ -106,19 +106,19 @@ def new_attempt(job: JobSettings) -> Attempt:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise AttemptError(f"{folder} cannot be made: {error.strerror}") from None
+            raise AttemptError(f"{folder} cannot be created: {error.strerror}") from None
         else:
             _copy_into(job, folder, ("job.sh", "job.json", "config.yaml"))
             return Attempt(number, folder)
 
 
 def attempt_on_machine(job: JobSettings, node: int) -> Attempt:
-    """The attempt as one of several machines makes or finds it.
+    """Create or open the attempt on one of several machines without a scheduler.
 
-    It has the submission's number on all machines.
+    The attempt has the submission's number on all machines.
 
     Raises:
-        AttemptError: the head cannot make the directory, or it is there already.
+        AttemptError: the head node cannot create the directory, or the directory exists already.
     """
     folder = job.attempt_dir(job.submission)
     _make_folder(f"{job.run_dir}/attempts")
@@ -132,15 +132,15 @@ def attempt_on_machine(job: JobSettings, node: int) -> Attempt:
         if node == 0:
             _copy_into(job, folder, ("config.yaml",))
     except OSError as error:
-        raise AttemptError(f"{folder} cannot be made: {error.strerror}") from None
+        raise AttemptError(f"{folder} cannot be created: {error.strerror}") from None
     return Attempt(job.submission, folder, f"-{node:05d}" if node else "")
 
 
 def code_of_cause(folder: str, code: int) -> int:
     """The exit code of the first rank that failed by itself; else ``code``.
 
-    torchrun leaves with 1 whatever its ranks left with, and srun with the highest code of all, which is that of a rank
-    that srun has killed.
+    torchrun exits with 1 for any exit code of its ranks. srun exits with the highest code of all ranks, which is the
+    code of a rank that srun has killed.
     """
     causes: List[Tuple[float, int]] = []
     with suppress(OSError):
@@ -154,7 +154,7 @@ def code_of_cause(folder: str, code: int) -> int:
 
 
 def outcome_of_rank_0(folder: str) -> str:
-    """The reason that rank 0 left behind, completed or stopped; else empty."""
+    """The reason that rank 0 recorded: completed or stopped; else empty."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         with open(f"{folder}/outcome.json", encoding="utf-8", errors="replace") as file:
             return str(json.loads(file.read())["reason"])
@@ -177,21 +177,21 @@ def read_secrets(job: JobSettings) -> Dict[str, str]:
             raise AttemptError("the file of the secrets is gone; submit again") from None
         raise AttemptError(
             f"{socket.gethostname()} has no file of the secrets. Nodes must see {os.path.dirname(job.secrets_file)}: "
-            "is runs_root on a file system that they share? If they do, it was removed when the job ended before: "
+            "is runs_root on a file system that they share? If so, an earlier end of the job removed the file: "
             "submit again"
         ) from None
     return dict(zip(words[::2], words[1::2]))
 
 
 def remove_secrets(job: JobSettings) -> None:
-    """Remove the file of the secrets, if it is there."""
+    """Remove the file of the secrets if the file exists."""
     if job.secrets_file is not None:
         with suppress(OSError):
             os.unlink(job.secrets_file)
 
 
 def tell(sentence: str) -> None:
-    """Say something in the job's log."""
+    """Write a sentence to the job's log."""
     print(f"llmctl: {sentence}", file=sys.stderr, flush=True)
 
 
@@ -199,7 +199,7 @@ def _make_folder(folder: str) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise AttemptError(f"{folder} cannot be made: {error.strerror}") from None
+        raise AttemptError(f"{folder} cannot be created: {error.strerror}") from None
 
 
 def _copy_into(job: JobSettings, folder: str, names: Tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""One command per host, for launchers that start one at a time.
+"""One command per host, for launchers that start one process per call.
 
 These are qrsh of Grid Engine, pbs_tmrsh of PBS, blaunch of LSF, and this machine itself.
 """
@@ -15,7 +15,7 @@ from .tell import Teller
 from .watch import FAILURE_GRACE_S, KILL_GRACE_S
 
 HOST, NODE = "%h", "%n"
-"""Words of the command that stand for the name of the host and its number."""
+"""Words of the command that are replaced by the host's name and by its number."""
 
 
 def commands(words: Sequence[str], hosts: Sequence[str], *, through_shell: bool, first_here: bool) -> List[List[str]]:
@@ -23,9 +23,9 @@ def commands(words: Sequence[str], hosts: Sequence[str], *, through_shell: bool,
 
     Args:
         words: of the command, with HOST and NODE in place of a name and a number.
-        hosts: their names.
-        through_shell: the words behind HOST become one, quoted for the shell that the launcher hands it to.
-        first_here: the first host is this one, where no launcher is needed: its words begin behind HOST.
+        hosts: names of the hosts.
+        through_shell: join the words after HOST into one, quoted for the shell that the launcher passes the word to.
+        first_here: the first host is this host, which needs no launcher: its command begins after HOST.
     """
     begin = words.index(HOST) + 1 if HOST in words else 0
     found = []
@@ -42,13 +42,13 @@ def commands(words: Sequence[str], hosts: Sequence[str], *, through_shell: bool,
 
 
 class ByCommand(Teller):
-    """Another command through the same launcher.
+    """Ask by another command through the same launcher.
 
-    The launcher's own end would leave its command running unseen on the host.
+    Ending the launcher itself would leave its command running on the host, unwatched.
     """
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Run this command, in this environment, to ask."""
+        """Ask by running this command in this environment."""
         self._argv = list(argv)
         self._environ = dict(environ)
 
@@ -59,20 +59,20 @@ class ByCommand(Teller):
 
 
 def host_names(hostfile: str) -> List[str]:
-    """The first words of a hostfile's lines."""
+    """Host names of a hostfile: the first word of each line."""
     with open(hostfile, encoding="utf-8", errors="surrogateescape") as file:
         return [line.split()[0] for line in file if line.strip()]
 
 
 def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: Mapping[str, str]) -> int:
-    """Run the commands to their ends; the exit code of the first that failed.
+    """Run the commands to their ends; returns the exit code of the first command that failed.
 
-    A command that fails takes the others along.
+    A failed command ends the others.
 
     Args:
         argvs: the commands.
-        tellers: how each is asked to end.
-        environ: of all.
+        tellers: one per command, which asks the command to end.
+        environ: environment of all commands.
     """
     signals = Signals()
     running: Dict[int, "subprocess.Popen[bytes]"] = {}
@@ -80,7 +80,7 @@ def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: 
         running[number] = processes.start(argv, environ)
     code = 0
     deadline: Optional[float] = None
-    was_told = False
+    is_asked = False
     while True:
         failed = _take_ended(running)
         if failed and code == 0:
@@ -89,18 +89,18 @@ def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: 
             return code
         if deadline is not None and time.monotonic() >= deadline:
             for number, child in running.items():
-                if was_told and not tellers[number].can_do_more:
+                if is_asked and not tellers[number].can_do_more:
                     processes.signal_group(child.pid, signal.SIGKILL)
                 else:
                     tellers[number].tell(child.pid)
-            was_told, deadline = True, time.monotonic() + KILL_GRACE_S
+            is_asked, deadline = True, time.monotonic() + KILL_GRACE_S
         if {"TERM", "INT"} & set(signals.wait(0.5)):
             for number, child in running.items():
                 tellers[number].tell(child.pid)
 
 
 def _take_ended(running: Dict[int, "subprocess.Popen[bytes]"]) -> List[int]:
-    """Take those that have ended out; the exit codes of those that failed."""
+    """Remove the ended commands from ``running``; returns the exit codes of the failed ones."""
     ended = [number for number, child in running.items() if child.poll() is not None]
     codes = [processes.exit_code(running.pop(number).returncode) for number in ended]
     return [code for code in codes if code != 0]

@@ -1,4 +1,4 @@
-"""An image of a registry, fetched once for all nodes."""
+"""Import of a registry image, once for all nodes."""
 
 import fcntl
 import os
@@ -11,23 +11,23 @@ _PREFIX = {"apptainer": ("APPTAINER", "SINGULARITY"), "singularity": ("SINGULARI
 
 
 def import_image(runtime: str, source: str, target: str, environ: Mapping[str, str]) -> int:
-    """Fetch an image unless the file is there.
+    """Import an image unless the file exists.
 
-    Of a user's jobs the second one waits for the first.
+    If two jobs of a user import the same image, the second job waits for the first.
 
     Args:
         runtime: pyxis, enroot, apptainer or singularity.
-        source: as enroot import and apptainer pull take it.
-        target: the file.
-        environ: of the job.
+        source: the image, in the syntax of enroot import or apptainer pull.
+        target: path of the image file.
+        environ: environment of the job.
 
     Returns:
-        0, or 1 after a sentence on standard error.
+        0, or 1 after a message on standard error.
     """
     if os.path.exists(target):
         return 0
     folder = os.path.dirname(target)
-    # The lock and an unfinished image are each user's own: the folder may be that of a group.
+    # Each user has a separate lock and unfinished image: the folder may belong to a group.
     own = f"{target}.{os.getuid()}"
     aside = f"{own}.new"
     try:
@@ -36,7 +36,7 @@ def import_image(runtime: str, source: str, target: str, environ: Mapping[str, s
         with open(f"{own}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.exists(target):
-                # Aside and renamed: half an image is never found. The tools refuse to write to a file that is there.
+                # Write aside, then rename: nobody sees half an image. The tools refuse to overwrite a file.
                 with suppress(FileNotFoundError):
                     os.unlink(aside)
                 is_enroot = runtime in ("pyxis", "enroot")
@@ -44,7 +44,7 @@ def import_image(runtime: str, source: str, target: str, environ: Mapping[str, s
                 fetched = subprocess.call(
                     [*argv, aside, source], env=_beside_images(runtime, folder, environ), stdout=sys.stderr.fileno()
                 )
-                # Another user may have been faster.
+                # Another user may have imported the image meanwhile.
                 if os.path.exists(target):
                     os.unlink(aside)
                 elif fetched == 0:
@@ -58,9 +58,9 @@ def import_image(runtime: str, source: str, target: str, environ: Mapping[str, s
 
 
 def _beside_images(runtime: str, folder: str, environ: Mapping[str, str]) -> Dict[str, str]:
-    """The environment of an import, whose caches and scratch files go beside the images.
+    """The environment of an import, with caches and scratch files beside the images.
 
-    Both take tens of GB, and are in the home directory and in /tmp by default.
+    Both take tens of GB. By default they lie in the home directory and in /tmp.
     """
     cache = f"{folder}/.cache.{os.getuid()}"
     os.makedirs(f"{cache}/tmp", exist_ok=True)
@@ -69,11 +69,11 @@ def _beside_images(runtime: str, folder: str, environ: Mapping[str, str]) -> Dic
         scratch = f"{cache}/tmp"
     if runtime in ("pyxis", "enroot"):
         return {"ENROOT_CACHE_PATH": cache, "ENROOT_TEMP_PATH": scratch, **environ}
-    # apptainer takes the old names where the new ones are not set.
+    # apptainer reads the SINGULARITY_ names where the APPTAINER_ names are not set.
     prefixes = _PREFIX[runtime]
     own = {f"{prefixes[0]}_CACHEDIR": cache, f"{prefixes[0]}_TMPDIR": scratch}
     for kind in ("CACHEDIR", "TMPDIR"):
-        told = [environ[name] for name in (f"{prefix}_{kind}" for prefix in prefixes) if environ.get(name)]
-        if told:
-            own[f"{prefixes[0]}_{kind}"] = told[0]
+        given = [environ[name] for name in (f"{prefix}_{kind}" for prefix in prefixes) if environ.get(name)]
+        if given:
+            own[f"{prefixes[0]}_{kind}"] = given[0]
     return {**environ, **own}

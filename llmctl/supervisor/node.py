@@ -10,18 +10,18 @@ from .attempt import read_secrets
 from .settings import JobSettings
 from .signals import Signals
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 def end_file_of(attempt_dir: str) -> str:
-    """The file that asks all nodes of an attempt to end; see tell.ByFile."""
+    """Path of the file that asks all nodes of an attempt to end; see tell.ByFile."""
     return f"{attempt_dir}/.end"
 
 
 def rank_of_launcher(environ: Mapping[str, str]) -> int:
-    """The number of this process, by its launcher's variables.
+    """The rank of this process, from the variables of its launcher.
 
-    The innermost launcher counts: mpirun leaves Slurm's variables about.
+    The innermost launcher counts: mpirun leaves Slurm's variables in the environment.
     """
     text = environ.get("OMPI_COMM_WORLD_RANK") or environ.get("PMI_RANK")
     if not text and environ.get("SLURM_STEP_ID"):
@@ -44,14 +44,14 @@ def run_node(
     Args:
         job: settings.
         environ: of this process.
-        attempt: its number.
+        attempt: number of the attempt.
         address: MASTER_ADDR; "-" for none.
         port: MASTER_PORT; "-" for none.
-        node: number of this node; None: the launcher's variables say.
-        guarded: the launcher must not be signalled: wait for the command, and end it when a file says so.
+        node: number of this node; None: take the number from the launcher's variables.
+        guarded: the launcher must not be signalled: wait for the command, and end it when a file asks for the end.
 
     Returns:
-        The command's exit code, where it is guarded.
+        The command's exit code, if the command is guarded.
 
     Raises:
         AttemptError: this node does not see the file of the secrets.
@@ -70,7 +70,7 @@ def run_node(
     argv = ["bash", f"{folder}/job.sh", "rank"]
     if not guarded:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            # Python ignores these, and what it becomes would too.
+            # Python ignores these signals, and the program started by exec would inherit that.
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(argv[0], argv, variables)
     return guard(argv, variables, end_file_of(folder))
@@ -90,27 +90,27 @@ def attempt_variables(job: JobSettings, attempt: int) -> Dict[str, str]:
 
 
 def guard(argv: Sequence[str], environ: Mapping[str, str], end_file: str) -> int:
-    """Run a command, and end it when a file says so; its exit code.
+    """Run a command, and end the command when a file asks for that; returns its exit code.
 
-    This process itself never ends by a signal.
+    No signal ends this process itself.
     """
     signals = Signals()
     child = processes.start(argv, environ)
     folder, name = os.path.split(end_file)
-    was_told = False
+    is_asked = False
     while child.poll() is None:
         names = _names(folder)
         if f"{name}.now" in names:
             processes.signal_group(child.pid, signal.SIGKILL)
-        elif not was_told and name in names:
+        elif not is_asked and name in names:
             processes.signal_group(child.pid, signal.SIGTERM)
-            was_told = True
-        signals.wait(_LOOK_S)
+            is_asked = True
+        signals.wait(_POLL_S)
     return processes.exit_code(child.returncode)
 
 
 def _names(folder: str) -> Sequence[str]:
-    """Reading the directory makes a network file system look again."""
+    """List a folder: reading the directory makes a network file system refresh its cache."""
     with suppress(OSError):
         return os.listdir(folder)
     return ()

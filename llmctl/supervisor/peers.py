@@ -1,7 +1,7 @@
-"""Machines of one run without a scheduler, and how they know of each other.
+"""Heartbeats between the machines of one run without a scheduler.
 
-Each says every few seconds that it is there (beat-NNNNN), and at its end how its part ended (exit-NNNNN.json). Silence
-is counted in looks and not by the clock: a machine that hangs in a slow file system is not thought dead.
+Each machine writes a heartbeat every few seconds (beat-NNNNN), and its exit code when its part ends (exit-NNNNN.json).
+Silence is counted in polls and not by the clock: a slow file system delays both sides and must not look like a death.
 """
 
 import json
@@ -14,14 +14,14 @@ from typing import Dict, List, NamedTuple, Set
 from .attempt import Attempt
 from .settings import JobSettings
 
-LOOKS_PER_SECOND = 2
-_BEATS_TO_DIE = 10
-_LOOKS_TO_COME = 240
-"""A machine that has not begun at all gets 120 s."""
+POLLS_PER_SECOND = 2
+_MISSED_BEATS = 10
+_POLLS_TO_BEGIN = 240
+"""A machine gets 120 s to begin."""
 
 
-class PeerLoss(NamedTuple):
-    """A failed or silent part of a run on another machine."""
+class PeerFailure(NamedTuple):
+    """Failure or silence of a run's part on another machine."""
 
     node: int
     code: int
@@ -29,59 +29,59 @@ class PeerLoss(NamedTuple):
 
 
 class Peers:
-    """The other machines of a run, as one of them sees them."""
+    """The other machines of a run, seen from this machine."""
 
     def __init__(self, job: JobSettings, attempt: Attempt, node: int) -> None:
-        """Watch from the machine of this node."""
+        """Watch the peers of a node."""
         self._attempt = attempt
         self._hosts = job.hosts
         self._node = node
         self._nodes = job.nodes
-        self._looks = 0
-        self._looks_per_beat = min(job.stop_grace_s, 60) // 5 + 1
+        self._polls = 0
+        self._polls_per_beat = min(job.stop_grace_s, 60) // 5 + 1
         self._beats: Dict[int, str] = {}
         self._silence: Dict[int, int] = {}
         self._ended: Set[int] = set()
 
     @property
     def all_have_ended(self) -> bool:
-        """True if nothing more is to be heard of any other machine."""
+        """True if the part of every other machine has ended or failed."""
         return len(self._ended) >= self._nodes - 1
 
-    def look(self) -> List[PeerLoss]:
-        """Beat, and see which machines have failed since the last look.
+    def poll(self) -> List[PeerFailure]:
+        """Write a heartbeat if due; returns the failures since the last poll.
 
         Call twice a second.
         """
         names = set()
         with suppress(OSError):
-            # Reading the directory makes a network file system look again.
+            # Reading the directory makes a network file system refresh its cache.
             names = set(os.listdir(self._attempt.folder))
-        is_beat = self._looks % self._looks_per_beat == 0
+        is_beat = self._polls % self._polls_per_beat == 0
         if is_beat:
             with suppress(OSError), open(f"{self._attempt.folder}/beat-{self._node:05d}", "w") as file:
-                file.write(f"{self._looks}\n")
-        self._looks += 1
-        losses = []
+                file.write(f"{self._polls}\n")
+        self._polls += 1
+        failures = []
         for peer in range(self._nodes):
             if peer == self._node or peer in self._ended:
                 continue
             name = f"exit-{peer:05d}.json"
             if name in names:
-                losses += self._read_end(peer, name)
+                failures += self._read_end(peer, name)
             elif is_beat:
-                losses += self._hear(peer)
-        return losses
+                failures += self._read_beat(peer)
+        return failures
 
     def write_head_end(self, code: int) -> None:
-        """Tell the others how the head's own part ended.
+        """Write the exit code of the head's part for the other machines.
 
-        exit.json of the run comes when all parts have ended.
+        The run's exit.json follows when all parts have ended.
         """
         values = {"code": code, "time": int(time.time()), "node": socket.gethostname()}
         self._attempt.write("exit-00000.json", values)
 
-    def _read_end(self, peer: int, name: str) -> List[PeerLoss]:
+    def _read_end(self, peer: int, name: str) -> List[PeerFailure]:
         code = None
         with suppress(OSError, ValueError, KeyError, TypeError):
             with open(f"{self._attempt.folder}/{name}", encoding="utf-8") as file:
@@ -89,9 +89,9 @@ class Peers:
         if code is None:
             return []
         self._ended.add(peer)
-        return [PeerLoss(peer, code, self._sentence(peer, f"ended with exit code {code}"))] if code else []
+        return [PeerFailure(peer, code, self._sentence(peer, f"ended with exit code {code}"))] if code else []
 
-    def _hear(self, peer: int) -> List[PeerLoss]:
+    def _read_beat(self, peer: int) -> List[PeerFailure]:
         beat = ""
         with suppress(OSError), open(f"{self._attempt.folder}/beat-{peer:05d}", errors="replace") as file:
             beat = file.read()
@@ -99,12 +99,12 @@ class Peers:
             self._beats[peer], self._silence[peer] = beat, 0
             return []
         self._silence[peer] = self._silence.get(peer, 0) + 1
-        patience = _BEATS_TO_DIE if beat else _LOOKS_TO_COME // self._looks_per_beat + 1
+        patience = _MISSED_BEATS if beat else _POLLS_TO_BEGIN // self._polls_per_beat + 1
         if self._silence[peer] <= patience:
             return []
         self._ended.add(peer)
-        seconds = patience * self._looks_per_beat // LOOKS_PER_SECOND
-        return [PeerLoss(peer, 1, self._sentence(peer, f"has not been heard of for {seconds} s"))]
+        seconds = patience * self._polls_per_beat // POLLS_PER_SECOND
+        return [PeerFailure(peer, 1, self._sentence(peer, f"has sent no heartbeat for {seconds} s"))]
 
     def _sentence(self, peer: int, what: str) -> str:
         return f"node {peer} ({self._hosts[peer]}) {what}"

@@ -1,4 +1,4 @@
-"""Processes of an attempt on this machine, as /proc shows them; see proc(5)."""
+"""Processes of an attempt on this machine, from /proc; see proc(5)."""
 
 import os
 import signal
@@ -7,17 +7,17 @@ import time
 from contextlib import suppress
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-_LOOKS = 3
+_KILL_ROUNDS = 3
 _TORCHRUN = b"TORCHELASTIC_RUN_ID"
-_VISITOR = b"LLMCTL_INTERACTIVE"
-"""A person's shell in the environment of a run is no process of the run."""
+_ATTACHED_SHELL = b"LLMCTL_INTERACTIVE"
+"""Variable of a shell that a person attached to a run: not a process of the run."""
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start a command in a process group of its own, without input.
+    """Start a command in a new process group, without input.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
     """
     return subprocess.Popen(list(argv), env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=_lead_a_group)
 
@@ -32,19 +32,19 @@ def exit_code(status: int) -> int:
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Signal a process group; one that has gone is no error."""
+    """Signal a process group; a group that has ended is no error."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
 def start_time(pid: int) -> Optional[int]:
-    """Clock ticks from the machine's start to the process's; None if unknown."""
+    """Clock ticks from the boot to the start of a process; None if unknown."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
 
 
 def boot_id() -> Optional[str]:
-    """The kernel's id of this start of the machine; None if unknown."""
+    """The kernel's id of the current boot; None if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip() or None
@@ -53,13 +53,13 @@ def boot_id() -> Optional[str]:
 
 
 def kill_attempt(run_dir: str, attempt: int) -> None:
-    """Kill all that is left of an attempt on this machine.
+    """Kill all remaining processes of an attempt on this machine.
 
-    More than once, since a process may just start another. Taken are the processes that carry the attempt in their
-    environment (torchrun and mpirun put ranks into sessions of their own), the descendants of this process, and, where
-    it leads its session, the rest of that session.
+    Several rounds, since a process may start another meanwhile. Killed are the processes that carry the attempt in
+    their environment (torchrun and mpirun put ranks into separate sessions), the descendants of this process, and the
+    rest of this session if this process leads the session.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_KILL_ROUNDS):
         left = _members(run_dir, attempt)
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
@@ -72,11 +72,11 @@ def kill_attempt(run_dir: str, attempt: int) -> None:
 def ask_ranks_to_end(run_dir: str, attempt: int, node: int) -> None:
     """Send SIGTERM to the processes of one node of an attempt.
 
-    An agent of torchrun hands the signal on to its ranks.
+    An agent of torchrun forwards the signal to its ranks.
     """
     for pid, variables in _environments():
         is_rank = _belongs(variables, run_dir, attempt) and variables.get(b"NODE_RANK") == str(node).encode()
-        if is_rank and _TORCHRUN not in variables and _VISITOR not in variables:
+        if is_rank and _TORCHRUN not in variables and _ATTACHED_SHELL not in variables:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGTERM)
 
@@ -96,7 +96,7 @@ def _members(run_dir: str, attempt: int) -> Set[int]:
             break
         family |= children
     found |= family & living
-    return {pid for pid in found if _VISITOR not in variables[pid]} - {own}
+    return {pid for pid in found if _ATTACHED_SHELL not in variables[pid]} - {own}
 
 
 def _belongs(variables: Mapping[bytes, bytes], run_dir: str, attempt: int) -> bool:
@@ -107,7 +107,7 @@ def _belongs(variables: Mapping[bytes, bytes], run_dir: str, attempt: int) -> bo
 
 
 def _environments() -> Iterator[Tuple[int, Dict[bytes, bytes]]]:
-    """The processes whose environment this user may see."""
+    """Process id and environment of every process that this user may read."""
     names: List[str] = []
     with suppress(OSError):
         names = os.listdir("/proc")
@@ -122,9 +122,9 @@ def _environments() -> Iterator[Tuple[int, Dict[bytes, bytes]]]:
 
 
 def _stat(pid: int) -> Optional[List[str]]:
-    """Fields of /proc/PID/stat behind the name.
+    """Fields of /proc/PID/stat after the name.
 
-    The name stands in parentheses and may itself hold any character.
+    The name is in parentheses and may contain any character.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""The supervisor's command line, as job.sh writes it."""
+"""Command line of the supervisor, called by job.sh."""
 
 import argparse
 import os
@@ -31,14 +31,14 @@ _LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "TORCHELASTIC_")
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _HEAD_PATIENCE_S = 60.0
 _IMAGE_PATIENCE_S = 600.0
-"""Where the head may have to fetch an image first."""
+"""For a head node that may have to import an image first."""
 
 
 def main(arguments: Sequence[str], environ: Dict[str, str]) -> int:
-    """Do what job.sh asks for; returns the exit code.
+    """Run one act of the command line; returns the exit code.
 
     Args:
-        arguments: of the command line.
+        arguments: the command line without the program.
         environ: of this process.
     """
     options = _parse(arguments)
@@ -68,10 +68,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     acts = parser.add_subparsers(dest="act", metavar="ACT")
     job = acts.add_parser("job", help="run an attempt, or one node of it")
     job.add_argument("--job", required=True, metavar="FILE", help="job.json")
-    job.add_argument("--job-id", required=True, metavar="ID", help="of the scheduler, or a process id")
+    job.add_argument("--job-id", required=True, metavar="ID", help="the scheduler's id, or a process id")
     job.add_argument("--told-by", choices=("signal", "file", "step"), default="signal", help="see tell.py")
     job.add_argument("--never-exit", default="", metavar="CODES", help="exit codes that mean more to the scheduler")
-    job.add_argument("--end-time", default="", metavar="SECONDS", help="when the scheduler ends the job, since 1970")
+    job.add_argument(
+        "--end-time", default="", metavar="SECONDS", help="time at which the scheduler ends the job, since 1970"
+    )
     job.add_argument("words", nargs="*", help="none | NODE | node ATTEMPT ADDRESS PORT [NODE] | end ATTEMPT NODE")
     each = acts.add_parser("each-host", help="run a command once per host of LLMCTL_HOSTFILE")
     each.add_argument("--told-by", choices=("signal", "file", "command"), default="signal")
@@ -93,7 +95,7 @@ def _each_host(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if options.told_by == "file":
         tellers = [ByFile(end_file_of(environ["LLMCTL_ATTEMPT_DIR"])) for _ in hosts]
     elif options.told_by == "command":
-        # The words up to the script itself, and then what asks a node's ranks to end.
+        # The words up to the script, followed by the act that asks the ranks of a node to end.
         begin = words[: words.index("node")] if "node" in words else words
         ends = each_host.commands([*begin, "end", environ["LLMCTL_ATTEMPT"], each_host.NODE], hosts, **how)
         tellers = [BySignal(), *(each_host.ByCommand(argv, environ) for argv in ends[1:])]
@@ -101,7 +103,7 @@ def _each_host(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 class Supervisor:
-    """One attempt on its head node, or on one of several machines."""
+    """Supervisor of one attempt on its head node, or on one of several machines."""
 
     def __init__(self, job: JobSettings, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
         """Take over the signals of this process."""
@@ -111,17 +113,17 @@ class Supervisor:
         self._options = options
         self._environ = dict(environ)
         if job.forgets_launchers:
-            # A job on this machine is no task of an allocation, or rank of a launcher, that llmctl itself may run in.
+            # llmctl itself may run in an allocation or below a launcher. The job on this machine is no part of either.
             self._environ = {
                 name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS) and name not in _RANKS
             }
         self._node = int(options.words[0]) if options.words else 0
 
     def run(self) -> int:
-        """Make the attempt, run it and say how it ended.
+        """Create the attempt, run the launch line and record the end; returns the exit code.
 
         Raises:
-            AttemptError: no attempt can be made, or this job shall not make one.
+            AttemptError: the attempt cannot be created, or another job owns the submission.
         """
         job, options = self._job, self._options
         if job.hosts:
@@ -169,16 +171,16 @@ class Supervisor:
             if reserved is None and job.is_training:
                 return 1
             variables["LLMCTL_MASTER_PORT"] = "" if reserved is None else str(reserved)
-        # Told to stop before anything has begun: nothing begins.
+        # A stop that comes before the launch: launch nothing.
         if not watch.is_over:
             watch.run(processes.start(["bash", f"{attempt.folder}/job.sh", "launch"], variables))
         return watch.code
 
     def _rendezvous_of_head(self, attempt: Attempt) -> Sequence[str]:
-        """Address and port that the head has chosen.
+        """Address and port that the head node has chosen.
 
         Raises:
-            AttemptError: there is no word from it.
+            AttemptError: the head node has written no address in time.
         """
         path = f"{attempt.folder}/rendezvous"
         deadline = time.monotonic() + (_IMAGE_PATIENCE_S if self._job.in_image else _HEAD_PATIENCE_S)
@@ -189,9 +191,9 @@ class Supervisor:
                     return words
             time.sleep(0.5)
             with suppress(OSError):
-                # Reading the directory makes a network file system look again.
+                # Reading the directory makes a network file system refresh its cache.
                 os.listdir(attempt.folder)
-        raise AttemptError(f"no word from the head node in {path}")
+        raise AttemptError(f"the head node has written no address and port to {path}")
 
     def _leave(self, attempt: Attempt, watch: Watch, code: int) -> int:
         job = self._job
@@ -199,7 +201,7 @@ class Supervisor:
             if self._node == 0 or not job.shared:
                 remove_secrets(job)
         elif watch.signal != "TERM" or watch.is_cancelled:
-            # A job that the scheduler takes back and starts again needs its secrets again.
+            # A job that the scheduler requeues needs its secrets again.
             remove_secrets(job)
         processes.kill_attempt(job.run_dir, attempt.number)
         if code != 0 and job.is_training:
@@ -215,9 +217,9 @@ class Supervisor:
         return BySignal()
 
     def _stop_after_s(self) -> float:
-        """Seconds until the run is told to stop, by job.json or by the scheduler.
+        """Seconds until the run is asked to stop, from job.json or from the scheduler.
 
-        Where the time is the site's default, newer versions of Slurm say when it is over.
+        For the site's default time limit, newer versions of Slurm report the end time.
         """
         seconds, end = float(self._job.stop_after_s), self._options.end_time
         if seconds == 0 and end.isdigit():

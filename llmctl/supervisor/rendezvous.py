@@ -1,4 +1,4 @@
-"""A port for the ranks to meet at, reserved while this process lives."""
+"""Port for the rendezvous of the ranks, reserved while this process lives."""
 
 import fcntl
 import os
@@ -12,14 +12,14 @@ from .settings import JobSettings
 
 
 def reserve_port(job: JobSettings, job_id: str) -> Optional[int]:
-    """A port that is free and not reserved; None if all are taken.
+    """Reserve a free port; returns None if all ports are taken.
 
-    The first choice follows from the job's id, as job.sh states it; where that is taken, the next ports are tried. Must
+    The first choice follows from the job's id, as job.sh states. If that port is taken, the next ports are tried. Must
     run on the node that will listen. The lock is held until this process ends.
 
     Args:
         job: gives the range of ports, or the site's own rule.
-        job_id: of the scheduler, or a process id.
+        job_id: the scheduler's id, or a process id.
     """
     folder = _lock_folder()
     for port in _candidates(job, job_id):
@@ -45,8 +45,8 @@ def _candidates(job: JobSettings, job_id: str) -> Iterator[int]:
 def _is_free(port: int) -> bool:
     """True if the port can be bound on both wildcard addresses.
 
-    torch's store listens on one of them, IPv6 first. Without SO_REUSEADDR a port in TIME_WAIT counts as taken, which is
-    right: the store might not get it either.
+    torch's store listens on one of the two addresses, IPv6 first. Without SO_REUSEADDR a port in TIME_WAIT counts as
+    taken. That is right: the store might not get the port either.
     """
     for family, address in ((socket.AF_INET, ""), (socket.AF_INET6, "::")):
         try:
@@ -75,7 +75,7 @@ def _has_ipv6() -> bool:
 
 
 def _lock_folder() -> Optional[str]:
-    """Our own folder of locks; None if there is none, or another user's."""
+    """Folder of this user's locks; None if the folder is missing or another user's."""
     folder = f"/tmp/llmctl-ports-{os.getuid()}"
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""job.json: the values of one submission that the supervisor needs. It holds no secret."""
+"""job.json: the values of one submission that the supervisor needs, without secrets."""
 
 import json
 import os
@@ -10,22 +10,22 @@ class JobSettings(NamedTuple):
 
     Attributes:
         run_id: of the run.
-        run_dir: its directory.
+        run_dir: directory of the run.
         submission: number of this submission of the run.
         nodes: nodes of the job.
         ranks_per_node: ranks of each node.
         is_training: False for a COMMAND.
         one_process_per_rank: the launcher starts each rank; otherwise one process per node.
-        ports: first and last port that the ranks may meet at.
-        port_rule: base and modulus of the site's own rule; None where it has none.
-        stop_grace_s: seconds that ranks get to save once they are told to stop.
-        stop_after_s: seconds after which they are told; 0: never.
-        secrets_file: where the values of secrets are; None without secrets.
-        secrets_are_read_once: the first process reads them for all, and removes the file at once.
-        hosts: where job.sh is started on each machine: their names; empty where a scheduler starts it once.
-        shared: those machines see one run directory.
+        ports: first and last port for the rendezvous.
+        port_rule: base and modulus of the site's own rule; None without a rule.
+        stop_grace_s: seconds that ranks get to save after a stop request.
+        stop_after_s: seconds until the stop request; 0 disables the request.
+        secrets_file: file with the values of secrets; None without secrets.
+        secrets_are_read_once: the first process reads the secrets for all processes and removes the file at once.
+        hosts: names of the machines if job.sh starts on each machine; empty if a scheduler starts job.sh once.
+        shared: all machines see one run directory.
         in_image: the ranks run in a container.
-        forgets_launchers: variables of an allocation that llmctl itself runs in are none of the job's.
+        forgets_launchers: remove the variables of an allocation that llmctl itself runs in.
     """
 
     run_id: str
@@ -48,11 +48,11 @@ class JobSettings(NamedTuple):
 
     @classmethod
     def read(cls, path: str) -> "JobSettings":
-        """The settings in a file.
+        """Read the settings from a file.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError, TypeError: it is not job.json of this version.
+            OSError: the file cannot be read.
+            ValueError, TypeError: the file is not a job.json of this version.
         """
         with open(path, "rb") as file:
             values = json.loads(file.read().decode("utf-8", "surrogateescape"))
@@ -64,9 +64,9 @@ class JobSettings(NamedTuple):
 
 
 def _native(value: Any) -> Any:
-    """Text as this Python names files; lists as tuples.
+    """Text in this Python's file name encoding; lists as tuples.
 
-    The encoding of file names may be ASCII: Python 3.6 in the C locale.
+    The encoding may be ASCII: Python 3.6 in the C locale.
     """
     if isinstance(value, str):
         return os.fsdecode(value.encode("utf-8", "surrogateescape"))

@@ -1,4 +1,4 @@
-"""Signals as values, read where the program waits."""
+"""Signals as values, read in the main loop."""
 
 import os
 import select
@@ -10,13 +10,13 @@ _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Signals:
-    """The signals that this process gets.
+    """Signals that this process receives.
 
-    SIGHUP is ignored, here and in every process started from here.
+    SIGHUP is ignored in this process and in every process that it starts.
     """
 
     def __init__(self) -> None:
-        """Begin to watch."""
+        """Install the signal handlers."""
         self._reader, writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(writer, False)
@@ -26,7 +26,7 @@ class Signals:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def wait(self, seconds: float) -> List[str]:
-        """Names (TERM, INT, USR1, USR2) of the signals that came.
+        """Wait; returns the names (TERM, INT, USR1, USR2) of the signals received.
 
         Returns early for a signal and at the end of a child.
         """
@@ -39,4 +39,4 @@ class Signals:
 
 
 def _nothing(number: int, frame: Optional[FrameType]) -> None:
-    """The wake-up descriptor has the number already."""
+    """Do nothing: the wake-up descriptor already holds the number."""

@@ -1,6 +1,6 @@
 """Ways to ask a launch line to end.
 
-Launchers differ in what a signal to themselves does.
+Launchers react differently to a signal.
 """
 
 import signal
@@ -12,11 +12,11 @@ from . import processes
 
 
 class Teller:
-    """A way to ask a started command to end, once and once more."""
+    """Interface: ask a started command to end, repeatedly if necessary."""
 
     @property
     def can_do_more(self) -> bool:
-        """True if asking again does more than asking once."""
+        """True if another request does more than the first."""
         return False
 
     def tell(self, pid: int) -> None:
@@ -33,16 +33,16 @@ class BySignal(Teller):
 
 
 class ByFile(Teller):
-    """Files that the supervisor on each node looks for.
+    """Files that the supervisor on each node polls.
 
-    END_FILE asks the command of a node to end, END_FILE.now kills it.
+    END_FILE asks the command of a node to end, END_FILE.now kills the command.
 
-    For launchers whose own end takes their processes along at once: mpirun gives them one second, and Grid Engine ends
-    the whole job when a qrsh dies.
+    For launchers whose own end kills their processes at once: mpirun gives the processes one second, and Grid Engine
+    ends the whole job when a qrsh dies.
     """
 
     def __init__(self, end_file: str) -> None:
-        """Use files of this name."""
+        """Use END_FILE and END_FILE.now of this path."""
         self._files = [end_file, f"{end_file}.now"]
 
     @property
@@ -59,28 +59,28 @@ class ByFile(Teller):
 
 
 class ByStep(Teller):
-    """scancel to the run's own step of a Slurm job, and at last SIGTERM to srun.
+    """scancel to the run's own step of a Slurm job, and finally SIGTERM to srun.
 
-    srun kills its step when srun is told to end.
+    srun kills its step when srun receives SIGTERM.
     """
 
     def __init__(self, job_id: str, step_name: str) -> None:
-        """Look for the step by its name.
+        """Find the step by its name.
 
-        Another step of the job may be a person's shell (llmctl interactive --run).
+        Another step of the job may be an attached shell (llmctl interactive --run).
         """
         self._job_id = job_id
         self._step_name = step_name
-        self._told = False
+        self._is_asked = False
 
     def tell(self, pid: int) -> None:
         """See Teller."""
-        if self._told or not self._tell_step():
+        if self._is_asked or not self._ask_step():
             processes.signal_group(pid, signal.SIGTERM)
-        self._told = True
+        self._is_asked = True
 
-    def _tell_step(self) -> bool:
-        """False if there is no step yet."""
+    def _ask_step(self) -> bool:
+        """Ask the step to end; returns False if the step does not exist yet."""
         asked = subprocess.run(
             ["squeue", "--noheader", "--steps", f"--jobs={self._job_id}", "--format=%i|%j"], stdout=subprocess.PIPE
         )

@@ -1,4 +1,4 @@
-"""Watching a launch line: signals, the time limit, a cancel, and other machines."""
+"""Watch of a launch line: signals, time limit, cancel requests and other machines."""
 
 import os
 import re
@@ -10,26 +10,26 @@ from typing import Optional, Set
 
 from . import processes
 from .attempt import Attempt, outcome_of_rank_0, tell
-from .peers import LOOKS_PER_SECOND, Peers
+from .peers import POLLS_PER_SECOND, Peers
 from .settings import JobSettings
 from .signals import Signals
 from .tell import Teller
 
 CANCEL_GRACE_S = 10
-"""Seconds to save once cancelled, unless attempts/K/cancel says how many."""
+"""Seconds to save after a cancel, unless attempts/K/cancel holds a number of seconds."""
 FAILURE_GRACE_S = 10
-"""Seconds for a run to end by itself once a part of it has failed."""
+"""Seconds for a run to end by itself after a part of the run has failed."""
 KILL_GRACE_S = 10
 EARLY_WARNING_S = 300
-"""A warning of the time limit comes at most so long before our own timer: Slurm's by up to 60 s (sbatch(1))."""
+"""Longest time between a scheduler's warning of the time limit and our own timer: Slurm's is up to 60 s (sbatch(1))."""
 
 
 class Watch:
     """One attempt, from its launch line to the end of its processes.
 
     Attributes:
-        code: exit code so far: of the launch line, or of another machine's part that failed.
-        signal: the first signal that came; TERM for a USR1 or USR2 that is no warning of the time limit.
+        code: exit code so far: of the launch line, or of a failed part on another machine.
+        signal: the first signal received; TERM for a USR1 or USR2 that is no warning of the time limit.
         is_cancelled: attempts/K/cancel was read.
     """
 
@@ -48,12 +48,12 @@ class Watch:
 
         Args:
             job: settings.
-            attempt: that is run.
+            attempt: the attempt of the launch line.
             signals: of this process.
-            teller: how the launch line is asked to end.
-            stop_after_s: seconds from now after which the run is told to stop; 0: never.
-            peers: the other machines, where no scheduler watches them.
-            is_head: this machine's end is the run's.
+            teller: asks the launch line to end.
+            stop_after_s: seconds from now until the run is asked to stop; 0 disables the timer.
+            peers: the other machines, if no scheduler watches them.
+            is_head: True on the head node, whose end is the run's end.
         """
         self.code = 0
         self.signal: Optional[str] = None
@@ -67,25 +67,25 @@ class Watch:
         self._began = time.monotonic()
         self._stop_after_s = stop_after_s
         self._deadline: Optional[float] = None
-        self._was_told = False
+        self._is_asked = False
         self._has_launched = False
         self._is_timeout = False
-        self._is_second_look = False
+        self._is_second_poll = False
         self._child: Optional["subprocess.Popen[bytes]"] = None
 
     @property
     def is_over(self) -> bool:
-        """True if the run was told to end before anything was started."""
+        """True if a signal came before the launch."""
         for name in self._signals.wait(0):
             self._on_signal(name)
         return self.signal is not None
 
     def run(self, child: "subprocess.Popen[bytes]") -> None:
-        """Watch the launch line to its end; the head waits for all machines."""
+        """Watch the launch line to its end; the head node waits for all machines."""
         self._child = child
         while child.poll() is None:
-            self._look()
-            for name in self._signals.wait(1 / LOOKS_PER_SECOND):
+            self._poll()
+            for name in self._signals.wait(1 / POLLS_PER_SECOND):
                 self._on_signal(name)
         self._note_launch()
         status = processes.exit_code(child.returncode)
@@ -96,14 +96,14 @@ class Watch:
         if self._peers is not None and self._is_head:
             self._peers.write_head_end(self.code)
             while not self._peers.all_have_ended:
-                self._look_at_peers(self._peers, set())
-                for name in self._signals.wait(1 / LOOKS_PER_SECOND):
+                self._poll_peers(self._peers, set())
+                for name in self._signals.wait(1 / POLLS_PER_SECOND):
                     self._on_signal(name)
 
     def reason(self, code: int) -> str:
-        """The word of exit.json for the cause of the end.
+        """The reason of the end for exit.json.
 
-        The user's wish comes first, then the outcome of rank 0, then the exit code.
+        A request of the user comes first, then the outcome of rank 0, then the exit code.
         """
         outcome = outcome_of_rank_0(self._attempt.folder)
         if self._attempt.has("cancel"):
@@ -116,47 +116,47 @@ class Watch:
             return "stopped"
         return "completed" if code == 0 else "failed"
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now = time.monotonic()
         if self._stop_after_s > 0 and now - self._began >= self._stop_after_s and self.signal is None:
-            tell(f"told to stop at the time limit, after {self._stop_after_s:.0f} s")
+            tell(f"asked to stop at the time limit, after {self._stop_after_s:.0f} s")
             self._on_signal("USR1")
         names: Set[str] = set()
-        if self._is_second_look:
-            # A cancel may come as a file alone: from another machine, or after the run was told to stop. Reading the
-            # directory makes a network file system look again, which remembers for a minute that a file was not there.
+        if self._is_second_poll:
+            # A cancel may come as a file alone: from another machine, or after a stop request. A network file system
+            # caches the absence of a file for a minute; reading the directory refreshes the cache.
             with suppress(OSError):
                 names = set(os.listdir(self._attempt.folder))
-        self._is_second_look = not self._is_second_look
+        self._is_second_poll = not self._is_second_poll
         if self._peers is not None:
-            self._look_at_peers(self._peers, names)
+            self._poll_peers(self._peers, names)
         if "cancel" in names and not self.is_cancelled:
             if self.signal is None:
                 self._on_signal("TERM")
             else:
                 self._read_cancel()
         if self._deadline is not None and now >= self._deadline:
-            if self._was_told and not self._teller.can_do_more:
+            if self._is_asked and not self._teller.can_do_more:
                 self._kill()
             else:
-                self._tell_child()
-            self._was_told = True
+                self._ask_child()
+            self._is_asked = True
             self._deadline = now + KILL_GRACE_S
 
-    def _look_at_peers(self, peers: Peers, names: Set[str]) -> None:
+    def _poll_peers(self, peers: Peers, names: Set[str]) -> None:
         if "stop" in names and self.signal is None:
             self._on_signal("TERM")
-        for loss in peers.look():
-            tell(loss.sentence)
-            self.code = self.code or loss.code
+        for failure in peers.poll():
+            tell(failure.sentence)
+            self.code = self.code or failure.code
             if self._deadline is None:
                 self._deadline = time.monotonic() + FAILURE_GRACE_S
 
     def _on_signal(self, name: str) -> None:
-        """Begin the end of the run, or hasten it.
+        """Begin the end of the run, or hasten the end.
 
-        Told to stop, the trainer saves at its next step and leaves. Told again, the run ends at once. A second warning
-        of the time limit counts for nothing: one comes from the scheduler and one from our own timer.
+        After a first signal the trainer saves at its next step and exits. A second signal ends the run at once. A
+        second warning of the time limit is ignored: the scheduler and our own timer each send a warning.
         """
         now = time.monotonic()
         is_warning = name.startswith("USR")
@@ -165,8 +165,8 @@ class Watch:
                 self._deadline = now
             return
         self.signal = name
-        # Schedulers announce the end of the time by USR1 or USR2, any other end by TERM. A warning long before our own
-        # timer is of another job that takes the nodes (Slurm: send_user_signal), and this one may be started again.
+        # Schedulers announce the time limit by USR1 or USR2, and any other end by TERM. A warning long before our own
+        # timer means preemption (Slurm: send_user_signal), after which the scheduler may requeue this job.
         if is_warning and self._stop_after_s > now - self._began + EARLY_WARNING_S:
             self.signal = "TERM"
         elif is_warning:
@@ -175,7 +175,7 @@ class Watch:
             return
         self._note_launch()
         if not self._has_launched:
-            # Nothing has begun: nothing begins.
+            # The launch line has not started any rank yet.
             self._kill()
             return
         with suppress(OSError), open(f"{self._attempt.folder}/stop", "a"):
@@ -184,10 +184,10 @@ class Watch:
         if self._attempt.has("cancel"):
             self._read_cancel()
         if not self._job.is_training:
-            self._tell_child()
+            self._ask_child()
 
     def _read_cancel(self) -> None:
-        """attempts/K/cancel holds the seconds that the trainer gets to save."""
+        """Read the seconds that the trainer gets to save from attempts/K/cancel."""
         text = ""
         with suppress(OSError), open(f"{self._attempt.folder}/cancel", errors="replace") as file:
             text = file.readline().strip()
@@ -196,10 +196,10 @@ class Watch:
         self.is_cancelled = True
 
     def _note_launch(self) -> None:
-        """The launch line comes right behind the hostfile."""
+        """Note if ranks may run: the launch line follows right after the hostfile."""
         self._has_launched = self._has_launched or self._attempt.has("hostfile")
 
-    def _tell_child(self) -> None:
+    def _ask_child(self) -> None:
         if self._child is not None and self._child.poll() is None:
             self._teller.tell(self._child.pid)
 

@@ -122,7 +122,7 @@ def test_a_host_that_dies_ends_the_run_and_is_refused_afterwards(site: Site) -> 
     assert site.status("dies")["state"] == "running"
     run = site.ended("dies", 60)
     assert (run["state"], run["exit_code"]) == ("failed", 1), site.logs("dies")
-    assert "node 3 (h4) has not been heard of" in site.llmctl("logs", "dies", "--job")
+    assert "node 3 (h4) has sent no heartbeat" in site.llmctl("logs", "dies", "--job")
     assert not site.hosts.processes(str(site.path("dies")))
     try:
         refused = site.call("submit", "--cluster", "lab", "--nodes", "4", "--run-id", "never", "--", "true")

@@ -99,7 +99,7 @@ def test_a_run_does_not_go_on_with_other_code(home, capsys):
     wait_until_ended(run_dir, 1)
     shutil.rmtree(home / "runs" / ".code")
     assert main(["resume", "once"]) == 5
-    assert "the snapshot of the trainer that the run began with is gone" in capsys.readouterr().err
+    assert "the snapshot of the run's trainer is missing" in capsys.readouterr().err
     assert not (run_dir / "attempts" / "2").exists()
 
 

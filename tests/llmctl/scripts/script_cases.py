@@ -67,7 +67,7 @@ def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> Ren
     container = plan_container(job, profile, cwd="/", own_mounts=(run_dir,))
     backend = load_backend(profile.scheduler)
     request = build_request(job, profile, backend, size, name=RUN_ID, run_dir=run_dir, container=container)
-    return render(job, profile, place, FOLDERS, request)
+    return render(job, profile, place, FOLDERS, request, backend)
 
 
 def install(rendered: RenderedJob, run_dir: Path) -> Path:

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, meta
 
 from llmctl import __version__
 from llmctl.backends.base import JobRequest
+from llmctl.backends.local import BACKEND
 from llmctl.errors import ConfigFileError
 from llmctl.paths import UserFolders, bundled
 from llmctl.site.job import JobSpec
@@ -61,7 +62,7 @@ CASES = {
 
 def script_of(case: str) -> str:
     job, profile, place = CASES[case]
-    return render.render(job, profile, place, FOLDERS, request_of(job, profile, place)).script
+    return render.render(job, profile, place, FOLDERS, request_of(job, profile, place), BACKEND).script
 
 
 def request_of(job: JobSpec, profile: ClusterProfile, place: RunLayout) -> JobRequest:
@@ -213,9 +214,9 @@ def test_a_variable_that_is_not_supplied_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "templates" / "local.sh.j2").write_text("run {{ run_idd }}\n")
     job, profile, place = CASES["local__two_nodes_on_cpu"]
     with pytest.raises(
-        ConfigFileError, match=r"templates/local.sh.j2:1: 'run_idd' is undefined; a template knows: .*run_id"
+        ConfigFileError, match=r"templates/local.sh.j2:1: 'run_idd' is undefined; valid names: .*run_id"
     ):
-        render.render(job, profile, place, folders, request_of(job, profile, place))
+        render.render(job, profile, place, folders, request_of(job, profile, place), BACKEND)
 
 
 def test_the_users_own_template_goes_before_ours(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_the_users_own_template_goes_before_ours(tmp_path: Path) -> None:
     (tmp_path / "templates" / "local.sh.j2").write_text("echo {{ env | map('last') | list | last }}\n")
     job, profile, place = CASES["local__two_nodes_on_cpu"]
     rendered = render.render(
-        replace(job, env=(("X", NASTY),)), profile, place, folders, request_of(job, profile, place)
+        replace(job, env=(("X", NASTY),)), profile, place, folders, request_of(job, profile, place), BACKEND
     )
     assert rendered.script == "echo 'a b'\"'\"'$(x)'\n"
 

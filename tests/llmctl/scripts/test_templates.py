@@ -60,7 +60,7 @@ def test_a_run_keeps_its_template(place, capsys):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("#!/bin/bash\nrun {{ run_idd }}\n", "mine.sh.j2:2: 'run_idd' is undefined; a template knows: "),
+        ("#!/bin/bash\nrun {{ run_idd }}\n", "mine.sh.j2:2: 'run_idd' is undefined; valid names: "),
         ("#!/bin/bash\n\n{% if %}\n", "mine.sh.j2:3: "),
         ('{% include "_ranks.sh" %}', "mine.sh.j2:1: "),
     ],

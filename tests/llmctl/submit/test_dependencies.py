@@ -1,4 +1,4 @@
-"""``--after`` where the scheduler cannot tell how a job ended: Grid Engine, with stand-ins for its programs."""
+"""``--after`` on Grid Engine, which cannot tell how a job ended, with fake programs."""
 
 import yaml
 
@@ -26,5 +26,5 @@ def test_grid_engine_waits_for_any_end_and_says_so_where_a_good_one_is_asked_for
         assert main(["submit", "--cluster", "bed", "--dry-run", "--after", after, "--", "true"]) == 0
         output = capsys.readouterr()
         assert "#$ -hold_jid 7\n" in output.out
-        told[after] = "--after first: bed cannot tell how a job ended: this one starts however it ends" in output.err
+        told[after] = "--after first: bed cannot tell how a job ended: the new job starts after any end" in output.err
     assert told == {"first": True, "any:first": False}

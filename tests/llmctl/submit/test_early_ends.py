@@ -131,4 +131,4 @@ def test_a_submit_cut_off_in_the_middle_of_the_start_says_what_to_do(place, caps
     monkeypatch.setattr(execute, "_start", cut_off)
     assert main(["submit", "--run-id", "r", "--", "true"]) == 130
     assert (place / "runs/r/run.json").exists()
-    assert "r may have been submitted all the same: llmctl status r" in capsys.readouterr().err
+    assert "r may have been submitted before the interrupt: llmctl status r" in capsys.readouterr().err

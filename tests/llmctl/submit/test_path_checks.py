@@ -1,4 +1,4 @@
-"""Folders whose names a mount or a job's environment cannot carry are refused before anything is queued."""
+"""Folders whose names a mount or a job's environment cannot hold are refused before anything is queued."""
 
 import pytest
 import yaml
@@ -68,7 +68,7 @@ def test_a_folder_that_ends_a_mount_is_refused_by_its_name(bed, tmp_path, capsys
 @pytest.mark.parametrize("letter", ["\n", "\t", "\x01", ":"])
 def test_runs_do_not_stand_where_job_scripts_cannot_name_them(bed, tmp_path, capsys, letter):
     bed(runs_root=f"{tmp_path}/a{letter}b")
-    assert f"cannot carry {letter!r}" in refused(capsys, "--", "true", code=3)
+    assert f"cannot hold {letter!r}" in refused(capsys, "--", "true", code=3)
 
 
 def test_a_comma_in_runs_root_keeps_only_containers_out(bed, tmp_path, capsys):

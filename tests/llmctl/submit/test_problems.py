@@ -69,7 +69,7 @@ def test_paths_are_told_together_with_the_rest(place, capsys):
         "llmctl: --time: 9:30:00 is above 8:00:00, the longest time of bed",
         f"also: {place}/c.yaml: data.data_path: there is no {place}/text.bin; name the prefix of a .bin/.idx pair, "
         "which `llmctl data prepare` makes from text",
-        f"also: {place}/c.yaml: checkpoint.load: there is no {place}/gone; name one that is there, or leave it out",
+        f"also: {place}/c.yaml: checkpoint.load: there is no {place}/gone; name an existing path, or leave it out",
     ]
 
 

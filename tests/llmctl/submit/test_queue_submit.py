@@ -13,10 +13,10 @@ import yaml
 from llmctl.backends import load_queue_backend
 from llmctl.backends.base import LOGIN, HostCommand, SubmittedJob
 from llmctl.cli.main import main
-from llmctl.errors import SchedulerError
+from llmctl.errors import SchedulerError, SubmissionLost
 from llmctl.runs.record import RunIndex, RunRecord
-from llmctl.submit import start
-from llmctl.submit.start import QueueSubmission, SubmissionLost
+from llmctl.submit import execute
+from llmctl.submit.execute import QueueSubmission
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.run_directories import HANDS
 
@@ -80,8 +80,8 @@ def place(tmp_path, monkeypatch):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
     monkeypatch.setenv("LLMCTL_GROUP", "g1")
-    monkeypatch.setattr(start, "LOOK_PAUSES_S", (0.0, 0.0))
-    monkeypatch.setattr(start, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(execute, "SEARCH_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(execute, "RETRY_PAUSES_S", (0.0, 0.0))
     write_profile(tmp_path)
     (tmp_path / "bin").mkdir()
     for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE)):
@@ -182,7 +182,7 @@ def test_a_scheduler_that_stays_away_takes_nothing_and_leaves_nothing(place, cap
 
 def test_a_request_that_was_sent_and_not_answered_is_not_sent_again(place, capsys, monkeypatch):
     """A controller that is busy carries it out later than its client waits."""
-    monkeypatch.setattr(start, "LOOK_PAUSES_S", (0.0, 2.0))
+    monkeypatch.setattr(execute, "SEARCH_PAUSES_S", (0.0, 2.0))
     mood(place, "late")
     assert submit("--run-id", "r") == 0
     assert "found it: job 100" in capsys.readouterr().err
@@ -192,7 +192,7 @@ def test_a_request_that_was_sent_and_not_answered_is_not_sent_again(place, capsy
 def test_a_run_whose_job_may_come_yet_keeps_its_directory(place, capsys):
     mood(place, *["cut"] * 9)
     assert submit("--run-id", "r") == 4
-    assert "nobody can tell whether it was submitted" in capsys.readouterr().err
+    assert "unknown if it was submitted" in capsys.readouterr().err
     assert (len((place / "bin/argv").read_text().splitlines()), (place / "runs/r/job.sh").exists()) == (1, True)
 
 
@@ -200,7 +200,7 @@ def test_a_job_whose_id_was_not_printed_is_found_by_its_name_and_not_submitted_a
     mood(place, "silent")
     assert submit("--run-id", "r") == 0
     said = capsys.readouterr().err
-    assert "looking for a job called r" in said and "found it: job 100" in said
+    assert "searching the queue for a job called r" in said and "found it: job 100" in said
     assert (len(queued(place)), jobs_of(place)) == (1, [SubmittedJob(LOGIN, "100")])
 
 
@@ -251,7 +251,7 @@ def test_a_dropped_connection_is_no_reason_to_submit_twice(place):
 def test_the_job_of_an_earlier_submission_is_not_taken_for_a_lost_one(place):
     (place / "bin/taken").write_text("55|COMPLETED|N/A||None|r\n")
     mood(place, "vanished")
-    with pytest.raises(SubmissionLost, match="nobody can tell"):
+    with pytest.raises(SubmissionLost, match="unknown if it was submitted"):
         submission(place, known=("55",)).submit(HostCommand(LOGIN, ("sbatch", "--parsable", "job.sh")))
     assert len((place / "bin/argv").read_text().splitlines()) == 1
 
@@ -390,7 +390,7 @@ def test_after_waits_for_a_job_that_is_there_and_for_none_that_has_ended(place, 
         capsys.readouterr()
         assert submit("--dry-run", "--after", "first") == code
         assert submit("--after", "first") == code
-    assert "did not end well" in (said := capsys.readouterr().err) and "--after any:first" in said
+    assert "did not complete" in (said := capsys.readouterr().err) and "--after any:first" in said
     assert submit("--dry-run", "--after", "any:first") == 0
     assert "--dependency" not in capsys.readouterr().out
     assert submit("--cluster", "local", "--after", "first") == 2

@@ -147,7 +147,7 @@ def test_a_dry_run_touches_the_other_machine_only_for_its_home(context, tmp_path
     context.connections["far"] = NoMachine()
     dry = plan(context, dry_run=True)
     assert "/work/runs/r" in dry.rendered.script
-    assert dry.warnings == (f"not looked at on {HOST}: /work/runs, /work/runs/r",)
+    assert dry.warnings == (f"not checked on {HOST}: /work/runs, /work/runs/r",)
     with pytest.raises(AssertionError, match="look_at was asked for"):
         plan(context)
     write_profile(tmp_path / "here")
@@ -157,7 +157,7 @@ def test_a_dry_run_touches_the_other_machine_only_for_its_home(context, tmp_path
 
 def test_our_own_python_means_nothing_there(context, tmp_path):
     write_profile(tmp_path / "here", environment={})
-    with pytest.raises(ProfileError, match="which Python of login.example runs the job cannot be guessed"):
+    with pytest.raises(ProfileError, match="llmctl cannot guess the Python of login.example for the job"):
         plan(context)
     command = plan(context, command=("hostname",))
     assert command.job.layout.working_dir == tmp_path / "there/runs/r"

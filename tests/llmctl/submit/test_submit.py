@@ -264,7 +264,7 @@ def test_a_job_told_to_stop_ends_and_says_so(place):
 def test_the_time_limit_ends_a_job(place):
     assert main(["submit", "--run-id", "t", "--time", "0:0:1", "--", "sleep", "400"]) == 0
     assert ending(place, "t")["signal"] == "USR1"
-    assert "told to stop at the time limit, after 1 s" in (place / "runs" / "t" / "job.log").read_text()
+    assert "asked to stop at the time limit, after 1 s" in (place / "runs" / "t" / "job.log").read_text()
 
 
 def test_killing_the_client_leaves_the_run_alone(place):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
-from llmctl.submit.template_cache import TemplateCache
+from llmctl.submit.render import TemplateCache
 
 
 def fill(folder: Path, *, may_write: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""The supervisor of jobs with real processes: attempts, signals, ports, leftovers, and the Python that it needs.
+"""The supervisor of jobs with real processes: attempts, signals, ports, leftovers, and the oldest Python.
 
 ``LLMCTL_TEST_SUPERVISOR_PYTHON=/usr/bin/python3.6 python -m pytest tests/llmctl/supervisor`` takes another one.
 """
@@ -26,7 +26,7 @@ from llmctl.supervisor.settings import JobSettings
 
 PYTHON = os.environ.get("LLMCTL_TEST_SUPERVISOR_PYTHON", sys.executable)
 FILES = sorted((PACKAGE / "supervisor").glob("*.py"))
-# All that the supervisor takes of the standard library; each of these modules is as old as Python 3.6.
+# All standard modules that the supervisor imports; each of them exists in Python 3.6.
 STANDARD = {
     *("argparse", "contextlib", "fcntl", "importlib", "json", "os", "re", "select", "shlex", "shutil", "signal"),
     *("socket", "stat", "subprocess", "sys", "time", "types", "typing"),
@@ -57,7 +57,7 @@ def settings(run_dir: Path, **changes: object) -> JobSettings:
 
 
 def run_job(run_dir: Path, script: str, *arguments: str, **changes: object) -> "subprocess.Popen[str]":
-    """A job whose launch part is ``script``, behind the line that hands over to the supervisor."""
+    """A job whose launch part is ``script``, after the line that starts the supervisor."""
     run_dir.mkdir(exist_ok=True)
     (run_dir / "job.json").write_text(json.dumps(settings(run_dir, **changes)._asdict()))
     supervisor = shlex.join([PYTHON, "-IB", str(PACKAGE / "supervisor")])
@@ -67,7 +67,7 @@ def run_job(run_dir: Path, script: str, *arguments: str, **changes: object) -> "
 
 
 def start(run_dir: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """The job.sh of a directory once more."""
+    """Start the job.sh of a directory again."""
     argv = ["bash", str(run_dir / "job.sh"), "", *arguments]
     return subprocess.Popen(argv, text=True, stderr=subprocess.PIPE, start_new_session=True)
 
@@ -90,7 +90,7 @@ def test_it_needs_nothing_that_python_3_6_lacks(path):
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
     assert imported <= STANDARD
-    # Annotations are evaluated there: built-in types take no parameters, and there is no "|" between types.
+    # Python 3.6 evaluates annotations: built-in types take no parameters, and types have no "|".
     annotations = [node.annotation for node in ast.walk(tree) if isinstance(node, (ast.arg, ast.AnnAssign))]
     annotations += [node.returns for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     for annotation in filter(None, annotations):
@@ -116,7 +116,7 @@ def test_a_job_says_who_runs_it_and_how_it_ended(tmp_path):
 
 
 def test_nothing_of_an_attempt_outlives_it(tmp_path):
-    """Not what has a session of its own, nor what has cleared its environment."""
+    """Neither a process with a new session nor a process with an empty environment survives."""
     program = (
         'touch "$LLMCTL_HOSTFILE"\n'
         "setsid sleep 987 & env -i sleep 986 & (exec env -i bash -c 'sleep 985 & exec sleep 984') &\n"
@@ -144,14 +144,14 @@ def test_a_job_told_to_end_saves_and_is_ended_when_it_does_not(tmp_path, is_trai
     began = time.monotonic()
     job.send_signal(signal.SIGTERM)
     assert job.wait(40) == 137
-    # The grace to save, and then the grace before it is killed.
+    # The seconds to save, and then the seconds until the kill.
     assert time.monotonic() - began > 10
     assert (tmp_path / "attempts/1/stop").exists()
     assert ending(tmp_path)["reason"] == ("failed" if is_training else "stopped")
 
 
 def test_a_launcher_that_must_not_be_killed_sees_its_nodes_killed_first(tmp_path):
-    """Grid Engine ends the whole job, and its supervisor, when a qrsh dies."""
+    """Grid Engine ends the whole job, supervisor included, when a qrsh dies."""
     program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/.end.now ]]; do sleep 0.1; done; exit 9\n'
     job = run_job(tmp_path, program, "--told-by", "file", is_training=True, stop_grace_s=1)
     wait_for(tmp_path / "attempts/1/hostfile")
@@ -172,7 +172,7 @@ def test_a_cancel_may_come_as_a_file_alone(tmp_path):
 def test_the_time_limit_is_kept(tmp_path):
     program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/stop ]]; do sleep 0.1; done; exit 5\n'
     job = run_job(tmp_path, program, is_training=True, stop_after_s=1)
-    assert "told to stop at the time limit, after 1 s" in job.communicate(timeout=30)[1]
+    assert "asked to stop at the time limit, after 1 s" in job.communicate(timeout=30)[1]
     assert (job.returncode, ending(tmp_path)["reason"], ending(tmp_path)["signal"]) == (5, "timeout", "USR1")
 
 
@@ -184,7 +184,7 @@ def test_codes_that_mean_more_to_the_scheduler_are_not_left_with(tmp_path):
 def test_one_job_is_one_submission(tmp_path):
     claim_submission(settings(tmp_path), "7")
     claim_submission(settings(tmp_path), "7")
-    with pytest.raises(AttemptError, match="job 7 is submission 1 of r already; job 8 starts nothing"):
+    with pytest.raises(AttemptError, match="job 7 already is submission 1 of r; job 8 starts nothing"):
         claim_submission(settings(tmp_path), "8")
     claim_submission(settings(tmp_path, submission=12), "9")
     with pytest.raises(AttemptError, match="submitted again since .submission 12."):
@@ -198,7 +198,7 @@ def test_ports_are_free_and_of_one_run_only(tmp_path):
     with socket.socket() as listener:
         listener.bind(("", 29735))
         assert reserve_port(job, "1") == 29736
-    # Reserved by this process, as another run's supervisor would find it.
+    # Reserved by this process, as by another run's supervisor.
     program = "from tests.llmctl.supervisor.test_supervisor import *; print(reserve_port(settings(Path('/')), '1'))"
     held = reserve_port(settings(tmp_path), "1")
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -268,8 +268,8 @@ def test_a_machine_that_falls_silent_is_lost_and_one_that_failed_says_so(tmp_pat
     peers = Peers(job, attempt, 0)
     Path(attempt.folder, "beat-00001").write_text("0\n")
     Path(attempt.folder, "exit-00002.json").write_text('{"code": 4}')
-    found = [loss for _ in range(20) for loss in peers.look()]
-    assert [(loss.node, loss.code) for loss in found] == [(2, 4), (1, 1)]
+    found = [failure for _ in range(20) for failure in peers.poll()]
+    assert [(failure.node, failure.code) for failure in found] == [(2, 4), (1, 1)]
     assert found[0].sentence == "node 2 (c) ended with exit code 4"
-    assert found[1].sentence == "node 1 (b) has not been heard of for 5 s"
+    assert found[1].sentence == "node 1 (b) has sent no heartbeat for 5 s"
     assert peers.all_have_ended

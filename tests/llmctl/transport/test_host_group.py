@@ -91,7 +91,7 @@ def test_the_script_is_bash(shared, launcher, command, tmp_path):
     place = RunLayout("r", Path("/runs/r"), 1, "python3", (), 1, Path("/tmp"), Path("/home/me/a secret"))
     request = replace(REQUEST, profile=profile, launcher=launcher)
     folders = UserFolders.from_environment({"HOME": str(tmp_path)})
-    job = render(JobSpec(name="r", nodes=2, command=command), profile, place, folders, request)
+    job = render(JobSpec(name="r", nodes=2, command=command), profile, place, folders, request, BACKEND)
     assert subprocess.run(["bash", "-n"], input=job.script, text=True, check=False).returncode == 0
     if shutil.which("shellcheck"):
         checked = ["shellcheck", "-s", "bash", "-S", "error", "-"]
@@ -120,7 +120,7 @@ def test_more_nodes_than_hosts_and_scattered_checkpoints_are_refused():
     one, two, four = (JobSpec(name="r", nodes=nodes) for nodes in (1, 2, 4))
     config = build_config(CONFIG)
     assert problems_of(four) == ["job.nodes 4 is above 3, the hosts of lab; lower it"]
-    assert problems_of(one, hosts=("g1", "g1")) == ["hosts g1 stands there twice; each machine is one node"]
+    assert problems_of(one, hosts=("g1", "g1")) == ["hosts g1 is listed twice; each machine is one node"]
     (said,) = problems_of(two, config, shared=False)
     assert said.startswith("checkpoint.save is unset: ") and "share no runs_root" in said
     assert problems_of(one, config, shared=False) == []
