@@ -131,7 +131,7 @@ def checksums(folder: Path, name: str) -> dict[str, str]:
 
 
 def record_formats(megatron: Path, work: Path) -> dict[str, np.ndarray]:
-    """Indexed datasets of every dtype, with empty documents and sequences, a multimodal and a merged one: file -> bytes."""
+    """Indexed datasets of every dtype, with empty documents, a multimodal and a merged one: file -> bytes."""
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
     def write(prefix: Path, dtype: Any, documents: list[tuple[list[int], list[int]]], modes: bool = False) -> None:

@@ -2,8 +2,8 @@
 
 One command: ``python -m tests.resume_torture --seeds 20``. Each seed draws a layout and one to three interruptions:
 SIGKILL to all ranks after some step, while a checkpoint is written, or right when the checkpoint is renamed; or
-SIGTERM to one rank, after which the run must save and exit by itself. The run is then resumed to its end. Its metrics except
-the times, and its last checkpoint byte for byte, must equal those of an uninterrupted run.
+SIGTERM to one rank, after which the run must save and exit by itself. The run is then resumed to its end. Its metrics
+except the times, and its last checkpoint byte for byte, must equal those of an uninterrupted run.
 """
 
 import argparse

@@ -67,7 +67,7 @@ def job_of(place: Path, run_id: str) -> int:
 REFUSED = [
     (["--set", "model.num_layer=3"], 2, ["--set model.num_layer", "did you mean model.num_layers?"]),
     (["--set", "nothing=1"], 2, ["--set nothing", "the sections are job, model"]),
-    (["--set", "model.num_layers.x=1"], 2, ["--set model.num_layers.x", "one value"]),
+    (["--set", "model.num_layers.x=1"], 2, ["--set model.num_layers.x", "single value"]),
     (["--set", "model.num_layers=[1"], 2, ["--set model.num_layers", "not YAML"]),
     (["--set", "x"], 2, ["--set x", "key=value"]),
     (["--nodes", "3"], 2, ["--nodes", "c.yaml: training.global_batch_size", "use 6 or 12"]),
@@ -81,7 +81,7 @@ REFUSED = [
     (["--set", "model.num_attention_heads=6"], 2, ["--set model.num_attention_heads", "use one of 1, 2, 4, 8"]),
     (["--set", "parallel.pipeline_model_parallel_size=11"], 2, ["8 layers", "use at most 10"]),
     (["--set", "model.group_query_attention=true"], 2, ["--set model.group_query_attention", "model.num_query_groups"]),
-    (["--set", "data.mock_data=false"], 2, ["data.data_path", "is unset", "preprocess"]),
+    (["--set", "data.mock_data=false"], 2, ["data.data_path", "is unset", "data prepare"]),
     (["--set", "data.mock_data=false", "--set", "data.data_path=toks"], 2, ["--set data.data_path", "/work/toks.bin"]),
     (["--gpus-per-node", "2"], 2, ["--gpus-per-node", "no GPU", "raise nodes"]),
     (["--queue", "q"], 2, ["--queue", "no queues", "leave it out"]),
@@ -116,7 +116,7 @@ def test_bad_flags_are_refused_in_two_lines_with_nothing_touched(place, capsys, 
 FILES = [
     ({"model": {**CONFIG["model"], "hiden_size": 1}}, ["c.yaml: model.hiden_size", "did you mean model.hidden_size?"]),
     ({"parallel": {"tensor_model_parallel_size": 2}}, ["c.yaml: parallel.tensor_model_parallel_size", "world size 1"]),
-    ({"data": {"data_path": ["toks"]}}, ["c.yaml: data.data_path", "/work/toks.bin", "preprocess"]),
+    ({"data": {"data_path": ["toks"]}}, ["c.yaml: data.data_path", "/work/toks.bin", "data prepare"]),
     ({"data": {"data_path": "0.3 toks 0.7 more"}}, ["c.yaml: data.data_path", "/work/toks.bin"]),
     ({"data": {"data_path": [0, "gone", 2, "toks"]}}, ["c.yaml: data.data_path", "/work/toks.bin"]),
     (
@@ -239,7 +239,7 @@ def test_the_record_says_what_was_asked_and_where_it_came_from(place, capsys, mo
     assert (entry.run_id, entry.job_ids) == ("r", (job["job_id"],))
     code = place / "runs" / "r" / "code"
     assert (code / "trainer").resolve().parent.name == values["code"]["trainer"]
-    assert (code / "trainer" / "config.py").is_file()
+    assert (code / "trainer" / "__main__.py").is_file()
 
 
 def test_a_failing_node_takes_the_others_along_and_gives_its_code(place):
