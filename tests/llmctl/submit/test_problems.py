@@ -1,4 +1,4 @@
-"""All problems of a job, told at once, each by its flag, file or profile."""
+"""All problems of a job, reported at once, each with its flag, file or profile."""
 
 from pathlib import Path
 

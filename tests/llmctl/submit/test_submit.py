@@ -1,4 +1,4 @@
-"""``llmctl submit`` on the local cluster: what it refuses, what it prints, and real processes that it starts."""
+"""``llmctl submit`` on the local cluster: refusals, output, and real processes."""
 
 import json
 import os
