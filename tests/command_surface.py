@@ -1,4 +1,4 @@
-"""The command line's surface as text: ``python -m tests.command_surface > tests/command_surface.txt`` after a change.
+"""Command line surface as text: ``python -m tests.command_surface > tests/command_surface.txt`` after a change.
 
 Commands, arguments and flags are a contract with users and their scripts: they are added to, never renamed.
 """

@@ -1,4 +1,4 @@
-"""What every test stands on: a home of its own, no process left behind, and GPU tests that are skipped out loud."""
+"""Fixtures of all tests: an empty home, a check for leftover processes, and reported skips of GPU tests."""
 
 import os
 import signal
@@ -52,7 +52,7 @@ LONGEST = (
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Point HOME and the XDG folders at an empty place, and drop the LLMCTL_* settings of whoever runs the tests.
+    """Point HOME and the XDG folders at an empty folder, and remove the LLMCTL_* settings of the user.
 
     Package caches stay where they are, so that the test of the wheel need not download everything again; so does the
     cache of kernels, which take a minute to build.
@@ -76,9 +76,9 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> Iterator[None]:
-    """Let programs under test be interrupted also where a shell runs the tests in the background.
+    """Let programs under test receive SIGINT even if a shell runs the tests in the background.
 
-    POSIX has such a shell ignore SIGINT for what it starts, and a program inherits that.
+    By POSIX such a shell starts programs with SIGINT ignored, and children inherit that.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -86,7 +86,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _processes_of(mark: str, patience_s: float = 10.0) -> list[str]:
-    """Processes started by this session that outlive it, one line each; those about to end are waited for."""
+    """Processes that outlive this session, one line each; waits for processes that are about to end."""
     wanted = f"{SESSION_MARK}={mark}".encode()
     end = time.monotonic() + patience_s
     while True:
@@ -113,7 +113,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A tier that did not run must not look like one that passed."""
+    """Fail with --require-real if a tier was skipped: a skip must not look like a pass."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     # A worker of pytest-xdist has none: whoever started it looks at the results of all.
     if reporter is None or not session.config.getoption("--require-real") or os.geteuid() != 0:
@@ -126,19 +126,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, so that none of them is left alone at the end, and skip what needs a GPU."""
+    """Run the longest files first, so that no long file runs alone at the end; skip GPU tests."""
     items.sort(key=lambda item: _turn(item.path))
     _skip_without_gpu(items)
 
 
 def _turn(path: Path) -> int:
-    """Which files come first. The sort is stable: the others keep their order."""
+    """Sort key that puts the longest files first. The sort is stable: other files keep their order."""
     place = f"/{path.as_posix()}"
     return next((rank for rank, end in enumerate(LONGEST) if place.endswith(f"/{end}")), len(LONGEST))
 
 
 def _skip_without_gpu(items: list[pytest.Item]) -> None:
-    """Skip tests marked ``gpu`` where there can be none; torch is imported only when there are any."""
+    """Skip tests marked ``gpu`` without a GPU; torch is imported only if such tests exist."""
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     lack = lack_of_gpu() if on_gpu else None
     for item in on_gpu:
@@ -147,7 +147,7 @@ def _skip_without_gpu(items: list[pytest.Item]) -> None:
 
 
 def lack_of_gpu() -> str | None:
-    """Why nothing runs on a GPU here; None where it should: what torch cannot use though it is there is a failure."""
+    """Reason to skip GPU tests; None with a GPU, even if torch cannot use the GPU: that is a failure."""
     import torch
 
     if torch.version.cuda is None:
@@ -158,7 +158,7 @@ def lack_of_gpu() -> str | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests were skipped, and why: a skip that nobody sees is a test that nobody runs."""
+    """Print the number of skipped tests and the reasons, so that no skip goes unnoticed."""
     reasons: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

@@ -1,4 +1,4 @@
-"""``python -m trainer`` in processes forked from the rank server: what a command does, without importing torch anew."""
+"""``python -m trainer`` in processes forked from the rank server, without importing torch again."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ _LIMIT_S = 240.0
 
 
 def run_trainer(*words: str, cwd: Path, environment: Mapping[str, str]) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of ``python -m trainer WORDS``; ``environment`` is all that it has."""
+    """Exit code, stdout and stderr of ``python -m trainer WORDS``; ``environment`` is its whole environment."""
     with tempfile.TemporaryDirectory(prefix="forked-command-") as folder:
         out, err = (Path(folder, name) for name in ("out", "err"))
         process = rank_context().Process(target=_be_trainer, args=(words, cwd, dict(environment), out, err))

@@ -2,7 +2,7 @@
 
 Every mesh of tests.trainer.parity.covering_array and its wider ones, and every model (on 8 ranks three of them), with
 every schedule, way of recomputing and ZeRO stage that the config allows: thousands of cases. Prints one line per case
-with the worst deviations, and leaves with 1 if any is too large. Each FILTER keeps the lines that contain it, such as
+with the worst deviations, and exits with 1 if any is too large. Each FILTER keeps the lines that contain it, such as
 ``mixtral`` or ``tp=2``; --shard 2/5 runs every fifth case from the second on. --levels runs all of it at each
 instruction level of tests.trainer.parity.instruction_levels that the processor has, on torch's operations and on
 native kernels.
@@ -53,7 +53,7 @@ _ALWAYS_TAKEN = {name: _PLAIN[name] for name in ("documents", "overlap", "micro_
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Every allowed combination of mesh, model, schedule, recompute and ZeRO stage, each with a choice of the rest.
+    """Every allowed combination of mesh, model, schedule, recompute and ZeRO stage, with one choice of the rest.
 
     The choice is one of all that are allowed, drawn by the combination's number: the same in every run, and following
     no rule by which one factor would meet the same value of another each time.

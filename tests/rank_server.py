@@ -1,4 +1,4 @@
-"""The one process from which tests fork their ranks: what a rank needs is imported once per session.
+"""Rank server: the process from which tests fork their ranks, with all imports done once per session.
 
 Importing torch and the trainer, and what torch itself imports at the first training step, takes a rank three seconds;
 forking it takes milliseconds. tests.conftest ends the server with the session; without pytest it ends with its parent.
@@ -32,7 +32,7 @@ _IMPORTED = [
 
 
 def rank_context() -> ForkServerContext:
-    """What starts processes; the server runs when this returns, with one CPU thread unless the environment has more."""
+    """Start the server; returns its multiprocessing context. One CPU thread unless the environment sets more."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     threads = os.environ.get("OMP_NUM_THREADS", "1")
@@ -42,5 +42,5 @@ def rank_context() -> ForkServerContext:
 
 
 def stop_rank_server() -> None:
-    """Wait for the server to end; without one, nothing."""
+    """Wait for the server to end, if a server runs."""
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Writes tests/recorded/megatron_data: what Megatron-LM makes of the text in corpus.jsonl there, and its sample orders.
+"""Record tests/recorded/megatron_data: Megatron-LM's output for the text in corpus.jsonl, and its sample orders.
 
 Run from the checkout with a Python 3.12 that has megatron-core 0.19.2, transformers 5.23.0 and sentencepiece 0.2.3,
-which the tests need not, on Megatron-LM at d98e8a64 with the helpers_cpp*.so of megatron-core in megatron/core/datasets
-(both have the same helpers.cpp):
+none of which the tests need, on Megatron-LM at d98e8a64 with the helpers_cpp*.so of megatron-core in
+megatron/core/datasets (both have the same helpers.cpp):
 
     python -m tests.record_megatron_data --megatron ~/Megatron-LM --gpt2 ~/gpt2
 
@@ -52,7 +52,7 @@ def gpt2_flags(folder: Path) -> tuple[str, ...]:
 
 
 def record_gpt2(megatron: Path, full: Path, work: Path) -> dict[str, str]:
-    """The pairs by GPT-2's vocabulary, and the part of it that makes the same of this text."""
+    """Indexed datasets by GPT-2's vocabulary, and the part of the vocabulary that this text needs."""
     # The tokenizer asks for the model "gpt2" by name, even where it is given files: a folder of that name will do.
     (work / "gpt2").mkdir()
     (work / "gpt2/config.json").write_text('{"model_type": "gpt2"}')
@@ -74,7 +74,7 @@ def record_gpt2(megatron: Path, full: Path, work: Path) -> dict[str, str]:
 def reduce_gpt2(full: Path, ids: set[int], target: Path) -> None:
     """The merges that lead to the tokens ``ids``, in their order, and the tokens that those need.
 
-    A merge that is never the first that applies can go without changing anything.
+    A merge that never applies first can be removed without any change.
     """
     vocabulary: dict[str, int] = json.loads((full / "vocab.json").read_text(encoding="utf-8"))
     header, *lines = (full / "merges.txt").read_text(encoding="utf-8").splitlines()
@@ -98,7 +98,7 @@ def reduce_gpt2(full: Path, ids: set[int], target: Path) -> None:
 
 
 def train_pieces() -> None:
-    """A small SentencePiece model of this very text, with bytes for what it has not seen, as Llama's has."""
+    """A small SentencePiece model of this text, with byte fallback like Llama's."""
     import sentencepiece
 
     sentences = [sentence for line in CORPUS.open(encoding="utf-8") for sentence in json.loads(line)["sentences"]]
@@ -117,7 +117,7 @@ def train_pieces() -> None:
 
 
 def record_pieces(megatron: Path, work: Path, name: str, model: Path) -> dict[str, str]:
-    """The pairs by a SentencePiece model."""
+    """Indexed datasets by a SentencePiece model."""
     preprocess(megatron, work / name, "--tokenizer-type", "GPTSentencePieceTokenizer", "--tokenizer-model", str(model))
     return checksums(work, name)
 
@@ -131,7 +131,7 @@ def checksums(folder: Path, name: str) -> dict[str, str]:
 
 
 def record_formats(megatron: Path, work: Path) -> dict[str, np.ndarray]:
-    """Pairs of every dtype, with empty documents and sequences, a multimodal one, and two merged: file -> bytes."""
+    """Indexed datasets of every dtype, with empty documents, a multimodal and a merged one: file -> bytes."""
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
     def write(prefix: Path, dtype: Any, documents: list[tuple[list[int], list[int]]], modes: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""The part of tests/record_megatron_data.py that records in which order Megatron-LM serves samples, and masked ones.
+"""Record Megatron-LM's sample orders and masked samples, for tests/record_megatron_data.py.
 
-Token i of a GPT corpus is i (of the second corpus of a blend 100,000 + i, and so on), so that a sample tells where it
-was taken from.
+Token i of a GPT corpus is i (of the second corpus of a blend 100,000 + i, and so on), so that a sample shows its
+position in the corpus.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORDS = 200
 
 
 def lengths_of_documents(count: int, seed: int) -> np.ndarray:
-    """Of a few tokens mostly, and some of hundreds."""
+    """Document lengths: mostly a few tokens, some hundreds."""
     return (np.random.RandomState(seed).lognormal(3.0, 1.0, count).astype(np.int32) + 1).astype(np.int32)
 
 
@@ -146,13 +146,13 @@ def record_blend(work: Path) -> Arrays:
 
 
 def masked_vocabulary() -> list[str]:
-    """Pieces by id, BERT's way: what begins with ## goes on with a word."""
+    """Vocabulary by id, like BERT's: ## marks the continuation of a word."""
     words = [f"##{number}" if number % 3 == 0 else f"word{number}" for number in range(WORDS)]
     return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, *[f"<extra_id_{number}>" for number in range(50)]]
 
 
 class MaskedTokenizer:
-    """What Megatron-LM's masked datasets ask of a tokenizer."""
+    """Tokenizer interface of Megatron-LM's masked datasets."""
 
     pad, cls, sep, mask, bos, eos, eod = 0, 2, 3, 4, 2, 3, 3
     unique_identifiers = {"kind": "recorded"}
@@ -187,7 +187,7 @@ MASKING: dict[str, dict[str, Any]] = {
 
 
 def record_masked(work: Path) -> Arrays:
-    """build_mapping for several settings, and samples of BERT and T5; the settings stand in ``settings`` as JSON."""
+    """build_mapping for several settings, and samples of BERT and T5; ``settings`` holds the settings as JSON."""
     import torch
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{work}/rendezvous", rank=0, world_size=1)

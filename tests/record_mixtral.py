@@ -1,6 +1,6 @@
-"""Writes tests/recorded/mixtral.npz: a small Mixtral of Hugging Face's transformers, its logits, loss and gradients.
+"""Record tests/recorded/mixtral.npz: a small Mixtral of Hugging Face's transformers, its logits, loss and gradients.
 
-Run from the checkout with a Python that has transformers (5.23.0 when this was recorded), which the tests need not:
+Run from the checkout with a Python that has transformers (5.23.0 when this was recorded), which the tests do not need:
 
     ~/.cache/llmctl-benchmarks/trainers/bin/python -m tests.record_mixtral
 """

@@ -1,9 +1,9 @@
 """Kill a two-rank training run at random instants, resume it, and compare every bit.
 
 One command: ``python -m tests.resume_torture --seeds 20``. Each seed draws a layout and one to three interruptions:
-SIGKILL to all ranks after some step, while a checkpoint is being written, or right when it gets its name; or SIGTERM
-to one rank, after which the run must save and leave by itself. The run is then resumed to its end. Its metrics but for
-the times, and its last checkpoint byte for byte, must be those of a run that nobody touched.
+SIGKILL to all ranks after some step, while a checkpoint is written, or right when the checkpoint is renamed; or
+SIGTERM to one rank, after which the run must save and exit by itself. The run is then resumed to its end. Its metrics
+except the times, and its last checkpoint byte for byte, must equal those of an uninterrupted run.
 """
 
 import argparse
@@ -75,14 +75,14 @@ def config_of(variant):
 
 
 def free_port():
-    """A port that the kernel calls free."""
+    """A free port, chosen by the kernel."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def run_rank(run, number, rank, port):
-    """Be one rank: what ``python -m trainer pretrain`` does in a process of its own."""
+    """Run one rank, like ``python -m trainer pretrain`` in a separate process."""
     from trainer.__main__ import main
 
     os.environ |= {
@@ -102,7 +102,7 @@ def run_rank(run, number, rank, port):
 
 
 class Attempt:
-    """Two ranks of one attempt. A context manager: nobody survives it."""
+    """Two ranks of one attempt. A context manager that kills the ranks at its end."""
 
     def __init__(self, run, number):
         self.run = run
@@ -120,18 +120,18 @@ class Attempt:
 
     @property
     def is_over(self):
-        """Whether any rank has ended."""
+        """True if any rank has ended."""
         return any(rank.exitcode is not None for rank in self.ranks)
 
     def kill(self):
-        """SIGKILL to all ranks, without a moment's notice."""
+        """Send SIGKILL to all ranks."""
         for rank in self.ranks:
             rank.kill()
         for rank in self.ranks:
             rank.join(timeout=DEADLINE_S)
 
     def finish(self):
-        """Wait for an end in good order; the reason it gave."""
+        """Wait for a regular end; returns its reason."""
         end = time.monotonic() + DEADLINE_S
         for rank in self.ranks:
             rank.join(timeout=max(1.0, end - time.monotonic()))
@@ -140,7 +140,7 @@ class Attempt:
         return json.loads((self.run / "attempts" / str(self.number) / "outcome.json").read_text())["reason"]
 
     def logs(self):
-        """What the ranks had to say."""
+        """Output of the ranks."""
         return "\n".join(
             f"--- {path.name}\n{path.read_text()[-2000:]}"
             for path in sorted((self.run / "attempts" / str(self.number)).glob("rank-*.log"))
@@ -148,9 +148,9 @@ class Attempt:
 
 
 def wait_until(attempt, condition, pause_s=0.005):
-    """Whether ``condition()`` came true before the attempt ended.
+    """True if ``condition()`` became true before the attempt ended.
 
-    ``pause_s``: between two looks, which take the time of what is looked at.
+    ``pause_s``: pause between two polls; a poll itself takes time.
     """
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end:
@@ -171,7 +171,7 @@ def pointer(run):
 
 
 def rows(run):
-    """Last row per iteration and kind, without what is measured."""
+    """Last row per iteration and kind, without measured times."""
     kept = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -187,14 +187,14 @@ def last_checkpoint(run):
 
 @dataclass
 class Torture:
-    """Runs the seeds, keeping one untouched run per variant to compare with."""
+    """Run the seeds, with one uninterrupted run per variant for comparison."""
 
     folder: Path
     landed: Counter = field(default_factory=Counter)
     references: dict = field(default_factory=dict)
 
     def reference(self, variant):
-        """Metrics and checkpoint of the untouched run."""
+        """Metrics and checkpoint of the uninterrupted run."""
         if variant not in self.references:
             run = self.start(f"reference {variant}", variant)
             with Attempt(run, 1) as attempt:
@@ -272,7 +272,7 @@ class Torture:
 
     @staticmethod
     def check_checkpoints(run):
-        """Whatever was killed, every checkpoint with a complete one's name is whole, and one can be found."""
+        """Require every checkpoint under a final name to be complete, and the latest to be found."""
         root = run / "checkpoints"
         for iteration in complete_iterations(root):
             assert damage(checkpoint_path(root, iteration)) is None
@@ -291,7 +291,7 @@ def names(folder, target):
 
 
 def last_row(run):
-    """The last row of metrics.jsonl; one of iteration and attempt 0 where there is none."""
+    """Last row of metrics.jsonl; iteration and attempt 0 without a row."""
     try:
         content = (run / "metrics.jsonl").read_bytes()
     except OSError:
@@ -301,7 +301,7 @@ def last_row(run):
 
 
 def main():
-    """Run the seeds that the command line asks for."""
+    """Run the seeds of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")

@@ -1,4 +1,4 @@
-"""The walls of the house, held over the real import graph: who may import whom, and what a file may look like."""
+"""Architecture rules on the real import graph: allowed imports, and limits of files and functions."""
 
 import ast
 import re
@@ -116,7 +116,7 @@ def test_trainer_never_imports_llmctl() -> None:
 
 
 def loaded_by(modules: list[str]) -> set[str]:
-    """The modules that a fresh Python has loaded after importing the given ones."""
+    """Modules loaded by a fresh Python after importing the given modules."""
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program, *modules], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
@@ -173,7 +173,7 @@ def test_every_scheduler_of_a_profile_has_a_backend() -> None:
 
 
 def decisions_by_scheduler_name(tree: ast.AST) -> Iterator[ast.AST]:
-    """Comparisons, cases, subscripts and dicts in which the name of a scheduler stands as text."""
+    """Comparisons, cases, subscripts and dicts that contain a scheduler's name as text."""
     from llmctl.site.profile import SCHEDULERS
 
     for node in ast.walk(tree):
@@ -252,7 +252,7 @@ def test_nothing_is_left_for_later() -> None:
 
 
 def test_command_surface_is_frozen() -> None:
-    """A new command or flag is added by running tests.command_surface and reading the difference; none is renamed."""
+    """Add a new command or flag by running tests.command_surface and reading the difference; never rename."""
     from tests.command_surface import surface
 
     assert surface() == (ROOT / "tests/command_surface.txt").read_text(encoding="utf-8")

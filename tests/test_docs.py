@@ -22,7 +22,7 @@ ARROWS = re.compile(r"^\| `(\w+)` \| ([^|\n]*) \|$", re.MULTILINE)
 
 
 def links_of(page: Path) -> list[str]:
-    """Targets of links to files of this repository, without the place on the page."""
+    """Targets of links to files of this repository, without the anchor."""
     targets = LINK.findall(CODE.sub("", page.read_text(encoding="utf-8")))
     return [target.partition("#")[0] for target in targets if not re.match(r"\w+:|#", target)]
 

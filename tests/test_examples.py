@@ -1,4 +1,4 @@
-"""The bundled configs can be trained with, and the demo prepares, starts anew, resumes and tells."""
+"""The bundled configs train, and the demo prepares data, starts, resumes and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel: pure Python, with everything bundled, and a base install that is the command line alone."""
+"""The wheel: pure Python, with everything bundled, and a base install with the command line alone."""
 
 import os
 import subprocess
@@ -83,7 +83,7 @@ def test_installed_commands_work_outside_the_checkout(installed: Path, tmp_path:
 
 
 def test_installed_submit_without_torch(installed: Path, tmp_path: Path) -> None:
-    """A dry run and a command need no torch; a training run is refused in one sentence that says what to install."""
+    """A dry run and a command need no torch; a training run is refused with the package to install."""
     argv = (installed / "bin/llmctl", "submit", "--cluster", "local", "--run-id", "wheel-test")
     for more in ((), ("--", "echo", "hello")):
         shown = run(*argv, "--dry-run", *more, cwd=tmp_path, HOME=str(tmp_path))

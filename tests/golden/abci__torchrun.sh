@@ -11,9 +11,9 @@
 LLMCTL_RUN_ID=gpt-261121-101500-ab12 LLMCTL_RUN_DIR=/runs/gpt-261121-101500-ab12
 fail() { echo "llmctl: $*" >&2; exit 1; }
 
-# The scheduler, and the launcher on every node, start this script without a part. It hands over to llmctl's supervisor, a
-# Python program beside the run, which starts the parts below: "launch" on the first node, "rank" where ranks run. The
-# supervisor numbers the attempt, keeps logs, hands signals and secrets on, ends what is left and writes exit.json.
+# The scheduler, and the launcher on every node, start this script without a part. The script starts llmctl's supervisor, a
+# Python program in the run directory, which starts the parts below: "launch" on the first node, "rank" on every node. The
+# supervisor numbers the attempt, keeps logs, forwards signals and secrets, ends leftover processes and writes exit.json.
 part=${1-}
 if [[ $part != launch && $part != rank && $part != inside ]]; then
     for python in python3 /usr/libexec/platform-python /home/ada/venv/bin/python; do
@@ -33,27 +33,27 @@ load_environment() {
 if [[ $part == launch ]]; then
     [[ ${RESTARTED-0} == 0 ]] || echo "llmctl: Grid Engine has started the job again" >&2
     load_environment || exit 1
-    # The head first in both files. Only some sites set SGE_JOB_HOSTLIST; jobs on one node may have neither.
+    # Both files list the head node first. Only some sites set SGE_JOB_HOSTLIST; jobs on one node may have neither file.
     # sge_pe(5): host, slots, queue, processors
     list=${SGE_JOB_HOSTLIST:-${PE_HOSTFILE-}}
     [[ -r $list ]] || list=${PE_HOSTFILE-}
     mapfile -t hosts < <(if [[ -r $list ]]; then awk '!seen[$1]++ { print $1 }' "$list"; else echo "$HOSTNAME"; fi)
-    ((${#hosts[@]} == 2)) || fail "asked for 2 nodes and given ${#hosts[@]}: ${hosts[*]}"
+    ((${#hosts[@]} == 2)) || fail "requested 2 nodes but got ${#hosts[@]}: ${hosts[*]}"
     printf '%s slots=4\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"
-    # An address of this node that the others reach, and a port from the job's id, or one that the supervisor found free.
+    # An address of this node that the other nodes reach, and a port: from the supervisor, or else from the job's id.
     MASTER_ADDR=$(PATH=$PATH:/usr/sbin:/sbin; ip -4 -o address show dev bond0 | awk '{ split($4, part, "/"); print part[1]; exit }')
     MASTER_PORT=${LLMCTL_MASTER_PORT:-$((10000 + JOB_ID % 50000))}
     [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
         fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
-    # Once per host: %h is its name, %n its number. When qrsh dies, or what it runs dies by a signal, Grid Engine ends the
-    # whole job at once. So neither is ever signalled: the nodes are told by a file.
+    # Once per host: %h is its name, %n its number. When qrsh or its command dies by a signal, Grid Engine ends the whole
+    # job at once. So neither is ever signalled: a file asks the nodes to end.
     qrsh=$SGE_ROOT/bin/$ARC/qrsh
     [[ -x $qrsh ]] || qrsh=qrsh
     exec "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" each-host --told-by file --through-shell "$qrsh" -inherit -nostdin %h \
         bash "$LLMCTL_ATTEMPT_DIR/job.sh" node "$LLMCTL_ATTEMPT" "${MASTER_ADDR:--}" "${MASTER_PORT:--}" %n
 fi
 
-# On every node, or in every rank: the environment, unless the launcher has brought it along.
+# On every node, or in every rank: load the environment, unless the launcher has passed the environment on.
 [[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment || exit 1
 cd "$LLMCTL_RUN_DIR/code" || exit 1
 set -- /home/ada/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank "$NODE_RANK" --nproc-per-node 4 \

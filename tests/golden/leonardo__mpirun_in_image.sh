@@ -17,9 +17,9 @@
 LLMCTL_RUN_ID=gpt-261121-101500-ab12 LLMCTL_RUN_DIR=/runs/gpt-261121-101500-ab12
 fail() { echo "llmctl: $*" >&2; exit 1; }
 
-# The scheduler, and the launcher on every node, start this script without a part. It hands over to llmctl's supervisor, a
-# Python program beside the run, which starts the parts below: "launch" on the first node, "rank" where ranks run. The
-# supervisor numbers the attempt, keeps logs, hands signals and secrets on, ends what is left and writes exit.json.
+# The scheduler, and the launcher on every node, start this script without a part. The script starts llmctl's supervisor, a
+# Python program in the run directory, which starts the parts below: "launch" on the first node, "rank" on every node. The
+# supervisor numbers the attempt, keeps logs, forwards signals and secrets, ends leftover processes and writes exit.json.
 part=${1-}
 if [[ $part != launch && $part != rank && $part != inside ]]; then
     for python in python3 /usr/libexec/platform-python; do
@@ -34,17 +34,17 @@ load_environment() { :; }
 
 if [[ $part == launch ]]; then
     load_environment || exit 1
-    command -v singularity >/dev/null || fail singularity" is not there on $HOSTNAME; add its module to environment.modules of the profile"
+    command -v singularity >/dev/null || fail singularity" is missing on $HOSTNAME; add its module to environment.modules of the profile"
     "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" import-image singularity docker://nvcr.io/nvidia/pytorch:25.09-py3 /runs/.images/nvcr.io+nvidia+pytorch+25.09-py3.sif || exit 1
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-    ((${#hosts[@]} == 2)) || fail "asked for 2 nodes and given ${#hosts[@]}: ${hosts[*]}"
+    ((${#hosts[@]} == 2)) || fail "requested 2 nodes but got ${#hosts[@]}: ${hosts[*]}"
     printf '%s slots=4\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"
-    # An address of this node that the others reach, and a port from the job's id, or one that the supervisor found free.
+    # An address of this node that the other nodes reach, and a port: from the supervisor, or else from the job's id.
     MASTER_ADDR=$(PATH=$PATH:/usr/sbin:/sbin; ip -4 -o address show dev ib0 | awk '{ split($4, part, "/"); print part[1]; exit }')
     MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
     [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
         fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
-    export SLURM_EXPORT_ENV=ALL # steps get what this script has, not what sbatch was told to take along
+    export SLURM_EXPORT_ENV=ALL # steps get the environment of this script, not the environment of sbatch
     export LLMCTL_ENVIRONMENT="$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT"
     options=()
     for name in PATH LD_LIBRARY_PATH LLMCTL_ENVIRONMENT; do [[ -z ${!name+set} ]] || options+=(-x "$name"); done
@@ -52,7 +52,7 @@ if [[ $part == launch ]]; then
         bash "$LLMCTL_ATTEMPT_DIR/job.sh" node "$LLMCTL_ATTEMPT" "${MASTER_ADDR:--}" "${MASTER_PORT:--}"
 fi
 
-# In the container: everything below. The launcher has set the variables of the rank.
+# Everything below runs in the container. The launcher has set the variables of the rank.
 if [[ $part == rank ]]; then
     [[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment || exit 1
     exec singularity exec --bind /runs/gpt-261121-101500-ab12:/runs/gpt-261121-101500-ab12 --bind /leonardo_scratch:/leonardo_scratch --bind /leonardo_work:/leonardo_work --nv \

@@ -3,9 +3,9 @@
 LLMCTL_RUN_ID=gpt-261121-101500-ab12 LLMCTL_RUN_DIR=/runs/gpt-261121-101500-ab12
 fail() { echo "llmctl: $*" >&2; exit 1; }
 
-# The scheduler, and the launcher on every node, start this script without a part. It hands over to llmctl's supervisor, a
-# Python program beside the run, which starts the parts below: "launch" on the first node, "rank" where ranks run. The
-# supervisor numbers the attempt, keeps logs, hands signals and secrets on, ends what is left and writes exit.json.
+# The scheduler, and the launcher on every node, start this script without a part. The script starts llmctl's supervisor, a
+# Python program in the run directory, which starts the parts below: "launch" on the first node, "rank" on every node. The
+# supervisor numbers the attempt, keeps logs, forwards signals and secrets, ends leftover processes and writes exit.json.
 part=${1-}
 if [[ $part != launch && $part != rank && $part != inside ]]; then
     for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
@@ -20,18 +20,18 @@ load_environment() { :; }
 
 if [[ $part == launch ]]; then
     load_environment || exit 1
-    # One agent per node, each with its part of the GPUs.
+    # One agent per node, each with its share of the GPUs.
     for ((node = 0; node < 2; node++)); do echo "127.0.0.1 slots=2"; done >"$LLMCTL_HOSTFILE"
     export MASTER_ADDR=127.0.0.1 LLMCTL_ENVIRONMENT="$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT"
-    # A port from the job's process id, or one that the supervisor found free.
+    # A port: from the supervisor, or else from the job's process id.
     export MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + PPID % 10000))}
-    # Once per node: %n is its number.
+    # Once per node: %n is the number of the node.
     exec "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" each-host \
         bash "$LLMCTL_ATTEMPT_DIR/job.sh" node "$LLMCTL_ATTEMPT" "$MASTER_ADDR" "$MASTER_PORT" %n
 fi
 
 LLMCTL_GPUS=(0,1 2,3 )
-# On every node, or in every rank: the environment, unless the launcher has brought it along.
+# On every node, or in every rank: load the environment, unless the launcher has passed the environment on.
 [[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment || exit 1
 cd "$LLMCTL_RUN_DIR/code" || exit 1
 set -- /usr/bin/python3 -m torch.distributed.run --nnodes 2 --node-rank "$NODE_RANK" --nproc-per-node 2 \

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Run gpt-261121-101500-ab12 on machines behind ssh, submission 1. Written by llmctl VERSION.
-# job.sh NODE runs on each machine and is that node's part of the run. No scheduler tells one of the other.
+# job.sh NODE runs on each machine and is that node's part of the run. No scheduler connects the parts.
 LLMCTL_RUN_ID=gpt-261121-101500-ab12 LLMCTL_RUN_DIR=/runs/gpt-261121-101500-ab12
 fail() { echo "llmctl: $*" >&2; exit 1; }
 
-# The scheduler, and the launcher on every node, start this script without a part. It hands over to llmctl's supervisor, a
-# Python program beside the run, which starts the parts below: "launch" on the first node, "rank" where ranks run. The
-# supervisor numbers the attempt, keeps logs, hands signals and secrets on, ends what is left and writes exit.json.
+# The scheduler, and the launcher on every node, start this script without a part. The script starts llmctl's supervisor, a
+# Python program in the run directory, which starts the parts below: "launch" on the first node, "rank" on every node. The
+# supervisor numbers the attempt, keeps logs, forwards signals and secrets, ends leftover processes and writes exit.json.
 part=${1-}
 if [[ $part != launch && $part != rank && $part != inside ]]; then
     for python in python3 /usr/libexec/platform-python /home/ada/venv/bin/python; do
@@ -23,11 +23,11 @@ if [[ $part == launch ]]; then
     load_environment || exit 1
     hosts=(node1 node2)
     [[ $LLMCTL_NODE != 0 ]] || printf '%s slots=8\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"
-    # The first machine settles where the ranks meet; the others have MASTER_ADDR and MASTER_PORT from it.
+    # The first machine chooses MASTER_ADDR and MASTER_PORT; the other machines read both.
     if [[ $LLMCTL_NODE == 0 ]]; then
-        # llmctl may know the second machine by an address that its name here does not have.
+        # llmctl may know an address of the second machine that its name does not resolve to here.
         if [[ -s $LLMCTL_RUN_DIR/second-host ]]; then read -r "hosts[1]" <"$LLMCTL_RUN_DIR/second-host"; fi
-        # An address of this node that the others reach, and a port from the job's id, or one that the supervisor found free.
+        # An address of this node that the other nodes reach, and a port: from the supervisor, or else from the job's id.
         MASTER_ADDR=$("$LLMCTL_PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "${hosts[1]}" 2>/dev/null)
         MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + PPID % 10000))}
         [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
@@ -39,7 +39,7 @@ if [[ $part == launch ]]; then
     exec bash "$LLMCTL_ATTEMPT_DIR/job.sh" node "$LLMCTL_ATTEMPT" "${MASTER_ADDR:--}" "${MASTER_PORT:--}" "$LLMCTL_NODE"
 fi
 
-# On every node, or in every rank: the environment, unless the launcher has brought it along.
+# On every node, or in every rank: load the environment, unless the launcher has passed the environment on.
 [[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment || exit 1
 cd "$LLMCTL_RUN_DIR/code" || exit 1
 set -- /home/ada/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank "$NODE_RANK" --nproc-per-node 8 \

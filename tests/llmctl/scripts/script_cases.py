@@ -1,5 +1,4 @@
-"""The job scripts that tests look at: every bundled profile, with every launcher of its scheduler, with and without an
-image."""
+"""Job scripts under test: every bundled profile and launcher of its scheduler, with and without an image."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ CLUSTERS = tuple(sorted(path.stem for path in bundled("clusters").glob("*.yaml")
 
 @dataclass(frozen=True)
 class ScriptCase:
-    """One script: a profile, what starts the ranks, and whether in an image."""
+    """One script: a profile, a launcher, and with or without an image."""
 
     cluster: str
     launcher: str
@@ -49,7 +48,7 @@ class ScriptCase:
 
 
 def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> RenderedJob:
-    """The script of a job, placed as a submission would place it."""
+    """Render the script of a job with the layout of a submission."""
     resource = profile.resource_types.get(profile.defaults.resource_type or "")
     ranks = resource.gpus if resource is not None and resource.gpus else 4
     place = RunLayout(
@@ -71,7 +70,7 @@ def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> Ren
 
 
 def install(rendered: RenderedJob, run_dir: Path) -> Path:
-    """job.sh and what it needs beside it, as a submission would leave them."""
+    """Write job.sh and the files beside it, as a submission does."""
     (run_dir / "code").mkdir(parents=True, exist_ok=True)
     (run_dir / "job.json").write_text(rendered.settings)
     (run_dir / "job.sh").write_bytes(rendered.script.encode("utf-8", "surrogateescape"))
@@ -95,6 +94,6 @@ CASES = cases()
 
 
 def with_everything(profile: ClusterProfile, nasty: str) -> ClusterProfile:
-    """A profile whose environment holds what is hard to quote."""
+    """A profile whose environment is hard to quote."""
     software = EnvironmentProfile(modules=("cuda/12.8", nasty), setup=("ulimit -n 65536",), kind="venv", path=nasty)
     return profile.model_copy(update={"environment": software})

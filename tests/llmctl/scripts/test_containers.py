@@ -1,4 +1,4 @@
-"""What the scripts of jobs in containers hand on, with stand-ins for launchers and containers."""
+"""Variables that the scripts of container jobs pass on, with fake launchers and containers."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def test_a_job_says_which_program_its_node_has_not(tmp_path):
 
 
 def without_images(folder):
-    """A PATH on which all is but what runs images."""
+    """A PATH with every program except container runtimes."""
     links = folder / "links"
     links.mkdir()
     for path in LAUNCHERS.iterdir():
@@ -61,7 +61,7 @@ def without_images(folder):
 
 
 def imported_with(folder, runtime, environ):
-    """The environment that an image is imported in."""
+    """Environment of an image import."""
     site = ContainerProfile(runtime=runtime, image_folder=str(folder / "images"))
     profile = ClusterProfile(name="site", scheduler="slurm", container=site)
     stage = run_job(folder, profile, launcher="torchrun", image="ubuntu:24.04", environ=environ)
@@ -89,7 +89,7 @@ def test_an_import_fills_neither_home_nor_tmp(tmp_path, runtime, kept, scratch):
 
 @pytest.mark.parametrize("runtime", ["enroot", "apptainer"])
 def test_two_users_import_the_same_image_into_the_folder_of_a_group(tmp_path, runtime):
-    """The other user's files cannot be opened, and the other's image is there before ours is."""
+    """Another user's files cannot be opened, and that user's import ends before ours."""
     images = tmp_path / "images"
     image = images / f"ubuntu+24.04.{'sqsh' if runtime == 'enroot' else 'sif'}"
     for name in (f"{image}.lock", f"{image}.new"):

@@ -1,4 +1,4 @@
-"""The job's exit code is that of the first rank to fail by its own fault, whatever the launcher makes of it."""
+"""Exit code of a job: that of the first rank that failed by itself, for every launcher."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def nobody_knows_why(run: RunDirectory) -> None:
 
 
 WHAT = {all_refuse: (1, 3), one_refuses: (137, 3), one_breaks_before_one_refuses: (3, 1), nobody_knows_why: (137, 137)}
-"""What the ranks leave behind -> (the launcher's code, the job's)."""
+"""Error files of the ranks -> (the launcher's exit code, the job's)."""
 
 
 def code_of_job(case: ScriptCase, launchers_code: int, records: Path, folder: Path) -> tuple[int, int]:
-    """The code that exit.json names, and that the job leaves with."""
+    """Exit code of the job, which exit.json must hold too."""
     folder.mkdir(parents=True)
     python = folder / "failing_python"
     python.write_text(FAILING_PYTHON.format(records=records, code=launchers_code))
@@ -101,7 +101,7 @@ def test_the_first_cause_gives_the_code(tmp_path: Path, what: Callable[[RunDirec
 
 
 def test_torchrun_and_a_mistake_in_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the real torchrun, which leaves with 1."""
+    """With the real torchrun, which exits with 1."""
     for name in ("CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))

@@ -1,4 +1,4 @@
-"""What job scripts and the supervisor look for in files: words that come from another machine, and secrets."""
+"""Files that job scripts and the supervisor read: messages of another machine, and secrets."""
 
 import subprocess
 from pathlib import Path
@@ -13,7 +13,7 @@ def case_called(name):
 
 
 def test_folders_are_read_before_a_file_in_them_is_looked_for(tmp_path):
-    """A network file system remembers for up to a minute that a file was not there, unless its folder is read."""
+    """A network file system caches the absence of a file for up to a minute, unless its folder is read."""
     program = (
         "import os, sys\n"
         "read = os.listdir\n"

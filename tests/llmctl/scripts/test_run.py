@@ -1,4 +1,4 @@
-"""Job scripts in real bash, with stand-ins for launchers, containers and Python that write down what they are given.
+"""Job scripts in real bash, with fake launchers, containers and Python that record their arguments.
 
 Whole scripts of every profile and launcher first; then values that are hard to quote, through every template.
 """
@@ -29,7 +29,7 @@ STARTERS = {"slurm": "srun", "sge": "qrsh", "pbs": "pbs_tmrsh", "lsf": "blaunch"
 
 @dataclass
 class Stage:
-    """A folder in which one script is run, and what was written down there."""
+    """A folder in which one script runs, and the records of the fake programs."""
 
     folder: Path
     environ: dict[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Stage:
         assert done.returncode == code, (done.stdout, done.stderr, logs)
 
     def run_to_end(self, rendered: RenderedJob, run_dir: Path, arguments: tuple[str, ...] = ()) -> int:
-        """The exit code, whatever it is."""
+        """Run the script; returns its exit code."""
         return self._run(rendered, run_dir, arguments).returncode
 
     def _run(
@@ -238,7 +238,7 @@ def hostile(rng: random.Random, *, without: str = "") -> str:
 
 
 def hostile_text(rng: random.Random, *, without: str = "") -> str:
-    """What a profile can hold: text, no bytes that are none."""
+    """Text that a profile can hold, without undecodable bytes."""
     return hostile(rng, without=without + "\udcff\udc80\udcfe")
 
 

@@ -1,4 +1,4 @@
-"""What Slurm's job.sh does when it is told to end; stand-ins for srun, squeue and scancel know one step."""
+"""End of Slurm's job.sh on a signal, with fake srun, squeue and scancel that know one step."""
 
 import json
 import subprocess

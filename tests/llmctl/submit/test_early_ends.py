@@ -1,4 +1,4 @@
-"""What is left of a job that ends before its ranks have begun, and of a submit that fails or is interrupted."""
+"""Leftovers of a job that ends before its ranks start, and of a submit that fails or is interrupted."""
 
 import json
 import os
@@ -22,7 +22,7 @@ data: {mock_data: true}
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A home of its own, whose jobs call a program ``gate`` while their environment is loaded."""
+    """An empty home whose jobs call a program ``gate`` while their environment is loaded."""
     for name in ("CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))

@@ -1,4 +1,4 @@
-"""All problems of a job, told at once, each by its flag, file or profile."""
+"""All problems of a job, reported at once, each with its flag, file or profile."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_every_problem_is_told_with_the_place_it_came_from(place, capsys, monkey
         "--priority: 5 is above 0",
         f"{place}/c.yaml: job.nodes: 20 nodes are above 16",
         "cluster bed: defaults.time: 9:00:00 is above 8:00:00",
-        "--secret TOKEN: is not set in your environment; export it first",
+        "--secret TOKEN: is not set in your environment; export the variable first",
         f"{place}/c.yaml: data.data_path: is unset: give the prefix of a .bin/.idx pair",
     ]
     assert f"(set in {profile})" in said[4]

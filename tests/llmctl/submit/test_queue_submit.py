@@ -208,7 +208,7 @@ def test_where_nobody_can_tell_the_run_stays_and_resume_submits_it_only_if_it_is
     mood(place, "vanished")
     assert submit("--run-id", "r") == 4
     said = capsys.readouterr().err
-    assert "llmctl status r finds it" in said and "trying again later can help" in said
+    assert "llmctl status r finds a submitted job" in said and "trying again later can help" in said
     assert (jobs_of(place), len((place / "bin/argv").read_text().splitlines())) == ([], 1)
     record = RunRecord.load(place / "runs/r", HANDS)
     aged = [replace(one, time=one.time - 3600) for one in record.submissions]

@@ -1,4 +1,4 @@
-"""The code that goes along with a run: our trainer by content, the user's project by git."""
+"""Code snapshots of a run: our trainer by content, the user's project by git."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""``llmctl submit`` on the local cluster: what it refuses, what it prints, and real processes that it starts."""
+"""``llmctl submit`` on the local cluster: refusals, output, and real processes."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def job_of(place: Path, run_id: str) -> int:
 REFUSED = [
     (["--set", "model.num_layer=3"], 2, ["--set model.num_layer", "did you mean model.num_layers?"]),
     (["--set", "nothing=1"], 2, ["--set nothing", "the sections are job, model"]),
-    (["--set", "model.num_layers.x=1"], 2, ["--set model.num_layers.x", "one value"]),
+    (["--set", "model.num_layers.x=1"], 2, ["--set model.num_layers.x", "single value"]),
     (["--set", "model.num_layers=[1"], 2, ["--set model.num_layers", "not YAML"]),
     (["--set", "x"], 2, ["--set x", "key=value"]),
     (["--nodes", "3"], 2, ["--nodes", "c.yaml: training.global_batch_size", "use 6 or 12"]),

@@ -1,4 +1,4 @@
-"""A submission is one job: what may be sent again, and what a second job of the same submission does."""
+"""One job per submission: safe retries, and a second job of the same submission."""
 
 import pytest
 
@@ -63,8 +63,8 @@ def test_what_can_be_said_after_the_job_was_taken_is_not_sent_again(backend, sai
     ids=["first", "requeued", "taken twice", "late", "requeued late"],
 )
 def test_a_second_job_of_a_submission_starts_nothing(tmp_path, cluster, claims, starts):
-    """Nor one that comes after a later submission."""
-    name = {"slurm": "slurm", "sge": "tsubame4", "pbs": "abci3", "lsf": "lsf"}[cluster]
+    """A job that starts after a later submission starts nothing either."""
+    name = {"slurm": "slurm", "sge": "tsubame4", "pbs": "abci3"}[cluster]
     profile = ScriptCase(name, "torchrun", in_container=False).profile()
     software = profile.environment.model_copy(update={"module_init": None, "modules": (), "setup": ()})
     profile = profile.model_copy(update={"runs_root": str(tmp_path / "runs"), "environment": software})

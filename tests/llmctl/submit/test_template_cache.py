@@ -1,4 +1,4 @@
-"""Compiled templates beside the bundled ones: never stale, never in the way."""
+"""Cache of compiled templates: never stale, never an obstacle."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from llmctl.submit.render import TemplateCache
 
 
 def fill(folder: Path, *, may_write: bool = True) -> str:
-    """What a fresh process makes of the template."""
+    """Render the template as a new process does."""
     cache = TemplateCache(folder, may_write=may_write)
     return Environment(loader=FileSystemLoader(folder), bytecode_cache=cache).get_template("a.j2").render(x=1)
 

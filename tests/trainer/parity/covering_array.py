@@ -1,6 +1,6 @@
-"""The covering array of the parity matrix: few cases in which every two choices that can meet, meet.
+"""Covering array of the parity matrix: few cases that contain every allowed pair of choices.
 
-    python -m tests.trainer.parity.covering_array        writes covering_array.jsonl anew
+    python -m tests.trainer.parity.covering_array        writes covering_array.jsonl again
 
 A row chooses one value of each factor. Rows that the training config refuses cannot be; two values meet where at least
 one row with both is allowed, and every such pair is in the array. Meshes of 8 ranks, which cost most, are combined with
@@ -38,7 +38,7 @@ MODELS_ON_8_RANKS = ("llama", "mixtral")
 
 
 def mesh_name(mesh: Mapping[str, int]) -> str:
-    """A mesh in one word, as rows have it."""
+    """Name of a mesh in the rows."""
     return "x".join(f"{axis}{size}" for axis, size in mesh.items()) or "serial"
 
 
@@ -73,7 +73,7 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
 
 def case_of(row: Mapping[str, Any]) -> Case:
-    """The case that a row of factors describes."""
+    """Parity case of a row of factors."""
     values = {key: value for key, value in row.items() if key not in ("mesh", "zero", "ep")}
     mesh = _MESH_OF[row["mesh"]]
     ranks_of_data = mesh.get("dp", 1) * mesh.get("cp", 1)
@@ -88,9 +88,9 @@ def case_of(row: Mapping[str, Any]) -> Case:
 
 
 def is_meaningful(row: Mapping[str, Any]) -> bool:
-    """Whether every choice of the row makes a difference: a schedule needs a pipeline, and so on.
+    """True if every choice of the row makes a difference: a schedule needs a pipeline, and so on.
 
-    Other rows would run, and compute what another row computes.
+    Other rows would repeat the computation of an allowed row.
     """
     mesh = _MESH_OF[row["mesh"]]
     copies = mesh.get("dp", 1) * mesh.get("cp", 1)
@@ -105,13 +105,13 @@ def is_meaningful(row: Mapping[str, Any]) -> bool:
 
 
 def is_affordable(row: Mapping[str, Any], models_on_8_ranks: Sequence[str]) -> bool:
-    """Whether the row has fewer than 8 ranks, or one of the models that are run on so many."""
+    """True if the row has fewer than 8 ranks, or a model that is tested on 8 ranks."""
     return math.prod(_MESH_OF[row["mesh"]].values()) < 8 or row["model"] in models_on_8_ranks
 
 
 @functools.cache
 def refusal(case: Case) -> str | None:
-    """The sentence with which the config refuses a case; None where it can be."""
+    """Error message of the config for a case; None for an allowed case."""
     try:
         check_world_size(case.config(), case.world_size)
     except ConfigError as error:
@@ -120,17 +120,17 @@ def refusal(case: Case) -> str | None:
 
 
 def is_allowed(row: Mapping[str, Any], models_on_8_ranks: Sequence[str] = MODELS_ON_8_RANKS) -> bool:
-    """Whether the row means something, does not cost too much and can be."""
+    """True if the row makes a difference, is affordable and is a valid config."""
     return is_meaningful(row) and is_affordable(row, models_on_8_ranks) and refusal(case_of(row)) is None
 
 
 def pairs_of(row: Mapping[str, Any]) -> Iterator[Pair]:
-    """Every two choices of a row."""
+    """All pairs of choices of a row."""
     yield from itertools.combinations(row.items(), 2)
 
 
 def complete(fixed: Mapping[str, Any], requested: set[Pair], chance: random.Random) -> dict[str, Any] | None:
-    """An allowed row with the choices of ``fixed`` and as many wanted pairs as greed finds; None: there is none."""
+    """An allowed row with the choices of ``fixed`` and, greedily, many wanted pairs; None without such a row."""
     best: dict[str, Any] | None = None
     most = -1
     for _ in range(12):
@@ -224,7 +224,7 @@ def generate(seed: int = 0) -> list[dict[str, Any]]:
 
 
 def committed() -> list[dict[str, Any]]:
-    """The rows of the committed file."""
+    """Rows of the committed file."""
     return [json.loads(line) for line in FILE.read_text().splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""How far a case of the parity matrix is from its reference, and how far it may be."""
+"""Deviation of a parity case from its reference, and the limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration of a case, put together over its ranks. The fields are those of Held and Report."""
+    """One iteration of a case, assembled from its ranks. The fields are those of Held and Report."""
 
     loss: float
     grad_norm: float
@@ -58,7 +58,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far a case is from its reference, worst over iterations and parameters.
+    """Deviation of a case from its reference, worst over iterations and parameters.
 
     Attributes:
         loss: absolute, per token.
@@ -66,7 +66,7 @@ class Deviation:
         update: of masters after a step, relative to the largest element of the parameter.
         grad_norm: relative.
         names: the parameters with the worst gradient and update.
-        is_bit_equal: whether all losses and gradients are the same bits.
+        is_bit_equal: True if all losses and gradients are bit-identical.
     """
 
     loss: float
@@ -87,7 +87,7 @@ def deviation(case: Case, serial: Sequence[Reference], found: Outcome) -> Deviat
     """Compare a case with one rank on the same weights, and with plain optimizers on the same gradients.
 
     Raises:
-        AssertionError: the two do not even hold the same parameters of the same shapes.
+        AssertionError: the two have different parameters or shapes.
     """
     pairs = list(zip(serial, found.iterations, strict=True))
     order = math.inf if case.precision == "fp32" else 2
@@ -114,7 +114,7 @@ def excesses(case: Case, found: Deviation) -> dict[str, float]:
 
 
 def plain_steps(case: Case, found: Outcome) -> Iterator[Tensors]:
-    """Masters after each iteration, as torch's optimizers make them in float64 of what the case had before the step."""
+    """Masters after each iteration, by torch's optimizers in float64 from the case's values before the step."""
     taken = itertools.groupby(zip(OPTIMIZERS, found.iterations, strict=True), key=lambda pair: pair[0])
     for options, group in taken:
         config = case.config(options)

@@ -1,6 +1,6 @@
-"""Levels of instruction sets at which parity is proved: those of torch, MKL, oneDNN and the native kernels together.
+"""Instruction-set levels at which parity is proved: of torch, MKL, oneDNN and the native kernels together.
 
-Each is chosen when a process first computes, by the variables of its environment; so a level has processes of its own.
+Environment variables choose the level when a process first computes. So each level needs separate processes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class InstructionLevel:
     """A level.
 
     Attributes:
-        name: by which the command line calls it.
-        torch: as torch.backends.cpu.get_cpu_capability() says.
+        name: on the command line.
+        torch: value of torch.backends.cpu.get_cpu_capability().
         kernels: one of trainer.ops.dispatch.library.LEVELS.
-        variables: of the environment, which bring the libraries down to it.
+        variables: environment variables that restrict the libraries to the level.
     """
 
     name: str
@@ -60,7 +60,7 @@ LEVELS = (
 
 
 def offered() -> tuple[InstructionLevel, ...]:
-    """The levels that this processor has, the best last."""
+    """Levels of this processor, the best last."""
     names = [level.torch for level in LEVELS]
     best = torch.backends.cpu.get_cpu_capability()
     # Other processors name their own instruction sets; the portable level is everybody's.
@@ -74,7 +74,7 @@ def command_at(level: InstructionLevel, arguments: Sequence[str]) -> tuple[list[
 
 
 def run_at_every_level(arguments: Sequence[str]) -> int:
-    """``python -m tests.parity`` with these arguments at each level that there is; the worst exit status."""
+    """``python -m tests.parity`` with these arguments at each level of this processor; the worst exit status."""
     status = 0
     for level in LEVELS:
         has = level in offered()

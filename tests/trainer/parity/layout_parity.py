@@ -1,6 +1,6 @@
 """Parallel training against serial training: a few iterations of the same tiny model in any case of the matrix.
 
-Every rank reports the pieces it updates and the parameters it holds; here they are put together, by the boxes of their
+Every rank reports the shards it updates and the parameters it holds; here they are put together, by the boxes of their
 ParameterLayout, into whole tensors. Copies are required to be equal bit for bit, every element to be there, vocabulary
 padding to be zero, and nothing but the optimizer to change weights.
 
@@ -54,14 +54,14 @@ Mutation = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Held:
-    """A rank's share of one parameter.
+    """A rank's part of one parameter.
 
     Attributes:
-        start: where its piece begins in the rank's flattened part.
-        before: the piece's masters before each iteration.
-        gradient: of the piece in each iteration, before clipping.
-        after: the piece's masters after each iteration.
-        whole: the rank's whole flattened part after the last one; None where no rank keeps it whole.
+        start: begin of the rank's shard in its flattened part.
+        before: masters of the shard before each iteration.
+        gradient: of the shard in each iteration, before clipping.
+        after: masters of the shard after each iteration.
+        whole: the rank's whole flattened part after the last iteration; None if no rank keeps the whole part.
     """
 
     layout: ParameterLayout
@@ -141,13 +141,13 @@ def _loss_sum(model: ParallelModel, case: Case, number: int, scale: float) -> fl
 
 
 def _masters(model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> dict[str, np.ndarray]:
-    """Of each piece what the optimizer updates: the weights themselves, unless they are of 16 bits."""
+    """Master weights of each shard: the weights themselves, except weights of 16 bits."""
     masters = optimizer.tensors().get("master", {})
     return {shard.name: _numbers(masters.get(shard.name, shard.weight)) for shard in model.gradients.parameter_shards}
 
 
 def references(rank: int, world_size: int, case: Case, weights: Mapping[int, Tensors | None]) -> list[Reference]:
-    """Loss and gradients of the serial case in some iterations, on the weights given for each; None: the first ones."""
+    """Loss and gradients of the serial case in some iterations, on the given weights; None: the initial weights."""
     model = _build(rank, world_size, case)
     scale = LossScaler.build(case.config().training).scale
 
@@ -187,7 +187,7 @@ def _whole_part(model: ParallelModel, name: str) -> np.ndarray | None:
 
 @torch.no_grad()
 def disturb_vectors(model: ParallelModel) -> None:
-    """Move biases from 0 and norms from 1, where a bias that is added twice or a lost scale would not show."""
+    """Move biases from 0 and norms from 1, so that a bias added twice or a lost scale shows."""
     for shard in model.gradients.parameter_shards:
         layout = model.layouts[shard.name]
         if not layout.decay:
@@ -198,16 +198,16 @@ def disturb_vectors(model: ParallelModel) -> None:
 
 
 def run_case(ranks: Ranks, case: Case, mutation: Mutation | None = None) -> Outcome:
-    """Train the case and put the ranks' reports together."""
+    """Train the case and assemble the reports of all ranks."""
     return assemble(case, ranks.run(train, case, mutation, world_size=case.world_size))
 
 
 def assemble(case: Case, reports: list[Report]) -> Outcome:
-    """Whole tensors and losses per token out of the reports of all ranks.
+    """Assemble whole tensors and losses per token from the reports of all ranks.
 
     Raises:
         AssertionError: copies that should be the same differ, an element is missing, vocabulary padding moved, or
-            weights are not those that the optimizer left.
+            weights differ from the optimizer's result.
     """
     assert len({tuple(report.grad_norms) for report in reports}) == 1, "ranks disagree about the gradient's norm"
     sums = np.zeros(len(OPTIMIZERS))
@@ -235,14 +235,14 @@ def assemble(case: Case, reports: list[Report]) -> Outcome:
 
 
 def _check_weights(left: Tensors, found: Tensors, *dtypes: torch.dtype) -> None:
-    """Require weights to be, in one of these dtypes, those that the optimizer left."""
+    """Require weights to equal the optimizer's result in one of these dtypes."""
     for name, weights in found.items():
         rounded = [torch.from_numpy(left[name]).to(dtype).float().numpy() for dtype in dtypes]
         assert any(np.array_equal(weights, one) for one in rounded), f"{name} is not what the optimizer left"
 
 
 def _put_together(name: str, what: str, reports: list[Report], number: int | None = None) -> np.ndarray:
-    """The global tensor, NaN where nobody has anything; without vocabulary padding. ``number``: of the iteration."""
+    """Global tensor without vocabulary padding, NaN at missing elements. ``number``: of the iteration."""
     whole: np.ndarray | None = None
     for report in reports:
         held = report.held.get(name)
@@ -271,15 +271,15 @@ def _put_together(name: str, what: str, reports: list[Report], number: int | Non
 
 
 def held_rows(name: str, reports: list[Report]) -> int | None:
-    """Rows of a parameter that mean something; None: all."""
+    """Number of rows of a parameter without padding; None: all rows."""
     return next(report.held[name].layout.valid_rows for report in reports if name in report.held)
 
 
 def keeps_order(case: Case) -> bool:
-    """Whether every sum of the case is made in the serial order, so that it must give the same bits.
+    """True if every sum of the case has the serial order, so that the result must be bit-identical.
 
-    That is so where only the pipeline divides the model: the micro-batches pass one after another, and each gradient is
-    accumulated in their order. A tied table is the exception, since head and embedding accumulate apart.
+    This holds if only the pipeline divides the model: the micro-batches pass one after another, and each gradient is
+    accumulated in their order. A tied table is the exception, since head and embedding accumulate separately.
     """
     axes = case.tp * case.cp * case.dp
     untied = case.config().model.untie_embeddings_and_output_weights
@@ -291,8 +291,8 @@ def problems(case: Case, found: Deviation, *, same_operations: bool = True) -> l
 
     Args:
         case: the layout.
-        found: how far it is from its reference.
-        same_operations: whether the case ran on the operations of its reference, so that bits can be the same.
+        found: deviation of the case from its reference.
+        same_operations: True if case and reference ran on the same operations, so that bits can be equal.
     """
     wrong = [
         f"{what} is off by {getattr(found, what):.2e}, allowed {LIMITS[case.precision][what]:.0e}"

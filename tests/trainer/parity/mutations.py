@@ -1,6 +1,6 @@
-"""Faults that trainers have had, put into ours on purpose: each a context manager that breaks one thing.
+"""Known faults of trainers, injected on purpose: each a context manager that breaks one thing.
 
-They are entered inside the ranks, before the model is built. A fault gives wrong numbers and no error of its own.
+The ranks enter a fault before they build the model. A fault gives wrong numbers without an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer.pipeline.weight_gradients import WeightGradientQueue
 
 
 def _changed_options(change: Callable[..., dict[str, Any]]) -> AbstractContextManager[object]:
-    """Let forward_backward be called with other arguments than it should."""
+    """Call forward_backward with wrong arguments."""
 
     def changed(model: Any, micro_batches: Any, **options: Any) -> Any:
         return forward_backward(model, **change(model, {"micro_batches": micro_batches, **options}))
@@ -82,7 +82,7 @@ def _without_group(axis: str) -> Iterator[None]:
 
 
 def tied_embedding_sum_dropped() -> AbstractContextManager[object]:
-    """Embedding and LM head go ways of their own."""
+    """The gradients of tied embedding and LM head are not summed."""
     return _without_group("embedding")
 
 
@@ -158,13 +158,13 @@ def dropout_mask_of_the_first_shard() -> AbstractContextManager[object]:
 
 
 def clipped_per_stage() -> AbstractContextManager[object]:
-    """Every rank clips by the norm of what it holds itself."""
+    """Every rank clips by the norm of its own parameters."""
     # Its own name for torch.distributed: the other rooms must go on summing.
     return mock.patch.object(clipping, "dist", SimpleNamespace(all_reduce=lambda *_, **__: None))
 
 
 def gradient_not_clipped() -> AbstractContextManager[object]:
-    """The norm is measured and forgotten."""
+    """The gradient norm is computed but not used for clipping."""
     return mock.patch.object(mixed_precision, "clip_divisor", lambda *_: 1.0)
 
 
@@ -223,7 +223,7 @@ def weights_not_gathered() -> Iterator[None]:
 
 @contextmanager
 def gathered_weights_kept() -> Iterator[None]:
-    """What was gathered for the last backward is used in the next forward, as it was before the step."""
+    """The next forward uses the weights gathered before the step."""
 
     def keep(_: Any, chunk: Any, *, is_last: bool) -> None:
         chunk.set_is_last_backward(is_last)
@@ -240,7 +240,7 @@ def shards_not_summed() -> AbstractContextManager[object]:
 
 
 def put_off_weight_gradients_forgotten() -> AbstractContextManager[object]:
-    """The weight gradients of the first micro-batch, put off by the schedule, are never made."""
+    """The deferred weight gradients of the first micro-batch are never computed."""
     run = WeightGradientQueue.run
 
     def forgetful(self: WeightGradientQueue, micro_batch: int) -> None:
@@ -258,7 +258,7 @@ def auxiliary_loss_of_every_tp_rank() -> AbstractContextManager[object]:
 
 @contextmanager
 def other_masks_when_recomputed() -> Iterator[None]:
-    """Dropout draws on where it stopped, so that what is computed again is not what was computed."""
+    """Dropout continues its random stream in recompute, so that the recomputed values differ."""
     drawn: dict[tuple[Any, ...], int] = {}
     seed = MicroBatchRandomness.dropout_seed
 

@@ -16,11 +16,11 @@ from trainer.parallel_model import build_model
 
 @contextmanager
 def on_native_kernels(library: Path, level: str | None = None) -> Iterator[None]:
-    """All operations on the library, however small the tensors are.
+    """Run all operations on the native library, for tensors of any size.
 
     Args:
-        library: its file.
-        level: instruction set of the kernels from now on in this process; None: the best that there is.
+        library: file of the library.
+        level: instruction set of the kernels for the rest of this process; None: the best available.
     """
     loaded = load_library(library)
     if level is not None:

@@ -1,4 +1,4 @@
-"""A case of the parity matrix: a layout, a model and a batch, as one value from which the config follows."""
+"""Case of the parity matrix: layout, model and batch as one value, from which the config follows."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Case:
         """The training config of this case.
 
         Raises:
-            ConfigError: there is no such combination.
+            ConfigError: the config refuses the combination.
         """
         return build_config(
             {
@@ -235,9 +235,9 @@ class Case:
         return batch
 
     def valid_tokens(self, iteration: int) -> int:
-        """Labels that count in the global batch."""
+        """Number of unmasked labels in the global batch."""
         return int(sum(part.loss_mask.sum() for part in self.batch(iteration) if part.loss_mask is not None))
 
     def but(self, **changes: Any) -> Case:
-        """The same with changes."""
+        """A copy with changes."""
         return replace(self, **changes)

@@ -1,4 +1,4 @@
-"""Parity does not hang on the processor: few cases at every instruction level below its best."""
+"""Parity on every processor: few cases at every instruction level below the best."""
 
 import subprocess
 

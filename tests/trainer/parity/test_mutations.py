@@ -1,4 +1,4 @@
-"""The covering array can fail: each of the faults of tests.trainer.parity.mutations is caught by one of its cases."""
+"""The covering array can fail: its cases catch every fault of tests.trainer.parity.mutations."""
 
 import functools
 
@@ -23,7 +23,7 @@ def ranks():
 
 @pytest.fixture(scope="module")
 def serials():
-    """Serial outcomes, each computed once."""
+    """Cache of serial outcomes."""
     return {}
 
 
@@ -33,7 +33,7 @@ def test_there_are_as_many_faults_as_promised():
 
 @pytest.fixture(scope="module")
 def unbroken(ranks, serials):
-    """What is wrong with a case by itself; several faults meet the same case, which is run once."""
+    """Problems of a case without a fault; several faults use the same case, which runs once."""
     return functools.cache(lambda case: problems(case, compare(ranks, serials, case)))
 
 

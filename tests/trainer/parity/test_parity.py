@@ -1,4 +1,4 @@
-"""Every way of dividing the work computes the same: the committed covering array of tests.parity, run.
+"""All parallel layouts compute the same: the cases of the committed covering array.
 
 ``make parity`` runs the matrix in full. tests.trainer.parity.test_mutations shows that these cases can fail.
 """
@@ -36,7 +36,7 @@ def ranks():
 
 @pytest.fixture(scope="module")
 def serials():
-    """Serial outcomes, each computed once."""
+    """Cache of serial outcomes."""
     return {}
 
 
@@ -66,7 +66,7 @@ def test_the_array_is_small_allowed_and_covers_every_pair_that_can_meet():
 
 
 def test_in_the_matrix_in_full_every_two_choices_meet():
-    """A rule by which the factors that are not varied in full follow the others would hide what breaks that rule."""
+    """The factors that are drawn must not follow the others by a rule, which could hide a fault."""
     rows = list(rows_in_full())
     cases = [case_of(row) for row in rows]
     assert len(set(cases)) == len(cases)
@@ -82,7 +82,7 @@ def test_in_the_matrix_in_full_every_two_choices_meet():
 def test_what_can_meet_is_found_among_random_rows_too():
     chance = random.Random(5)
     known = meeting_pairs()
-    rows = [{name: chance.selection(values) for name, values in FACTORS.items()} for _ in range(30_000)]
+    rows = [{name: chance.choice(values) for name, values in FACTORS.items()} for _ in range(30_000)]
     allowed = [row for row in rows if is_allowed(row)]
     assert len(allowed) > 100
     assert {pair for row in allowed for pair in pairs_of(row)} <= known
