@@ -1,4 +1,4 @@
-"""A command beside the ranks of a job by ssh, for schedulers that have no way of their own from outside the job."""
+"""Attach to the node of a job by ssh, for schedulers without a way of their own."""
 
 import base64
 import os

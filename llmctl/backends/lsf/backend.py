@@ -103,7 +103,7 @@ class LsfBackend:
         return ""
 
     def job_name(self, run_id: str) -> str:
-        """The run id itself: LSF takes up to 4094 characters (bsub -J), and a run id has no ``[`` or ``*``."""
+        """The run id itself: bsub -J takes up to 4094 characters."""
         return run_id
 
     def directives(self, request: JobRequest) -> list[str]:
@@ -144,7 +144,7 @@ class LsfBackend:
         return parse_jobs(output)
 
     def is_answer(self, exit_status: int, stderr: str) -> bool:
-        """A job that is not known is an answer; sites choose between 0 and 255 for that."""
+        """True also for unknown jobs; sites choose between exit status 0 and 255."""
         said = [line for line in stderr.splitlines() if line.strip()]
         return exit_status == 0 or (bool(said) and all(_ABOUT_ONE_JOB.search(line) for line in said))
 
@@ -196,11 +196,11 @@ class LsfBackend:
         return ssh_argv(host, script, command)
 
     def is_transient(self, exit_status: int, stderr: str) -> bool:
-        """Whether LSF's daemons were away or overloaded."""
+        """True if LSF's daemons were away or overloaded."""
         return exit_status != 0 and bool(_TRANSIENT.search(stderr))
 
     def was_not_taken(self, exit_status: int, stderr: str) -> bool:
-        """Whether bsub reached no daemon, or one that refuses."""
+        """True if bsub reached no daemon, or one that refuses."""
         return exit_status != 0 and bool(_NOT_TAKEN.search(stderr)) and not _PERHAPS_TAKEN.search(stderr)
 
     def advice(self, stderr: str) -> str:
@@ -209,7 +209,7 @@ class LsfBackend:
 
 
 def _resources(request: JobRequest) -> list[str]:
-    """What batch and interactive jobs ask for alike. Slots are cores where the profile says how many a node has."""
+    """Resources of batch and interactive jobs; slots are cores, where the profile gives cores."""
     resource = request.resource
     slots = request.cores_per_node or request.ranks_per_node
     lines = [f"-n {request.nodes * slots}", f'-R "span[ptile={slots}]"']

@@ -151,7 +151,7 @@ def _unfolded(output: str) -> Iterator[str]:
 
 
 def _history_report(job_id: str, name: str | None, events: Sequence[str]) -> JobReport | None:
-    """How a job has ended by its last start's events; None if no event says that."""
+    """The end of a job by the events of its last start; None: no end."""
     state: JobState | None = None
     reason, code, raw, hosts, is_killed = "", None, "", tuple[str, ...](), False
     for event in events:

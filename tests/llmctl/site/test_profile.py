@@ -134,7 +134,7 @@ def test_completion_offers_clusters_and_runs(folders, capsys, monkeypatch):
     monkeypatch.setenv("COMP_WORDS", "llmctl submit --cluster l")
     monkeypatch.setenv("COMP_CWORD", "3")
     assert main([]) == 0
-    assert capsys.readouterr().out.split() == ["lab", "leonardo", "local", "lumi"]
+    assert capsys.readouterr().out.split() == ["lab", "leonardo", "local", "lsf", "lumi"]
     monkeypatch.setenv("COMP_WORDS", "llmctl sta")
     monkeypatch.setenv("COMP_CWORD", "1")
     assert main([]) == 0
