@@ -64,7 +64,7 @@ def test_what_can_be_said_after_the_job_was_taken_is_not_sent_again(backend, sai
 )
 def test_a_second_job_of_a_submission_starts_nothing(tmp_path, cluster, claims, starts):
     """A job that starts after a later submission starts nothing either."""
-    name = {"slurm": "slurm", "sge": "tsubame4", "pbs": "abci3"}[cluster]
+    name = {"slurm": "slurm", "sge": "tsubame4", "pbs": "abci3", "lsf": "lsf"}[cluster]
     profile = ScriptCase(name, "torchrun", in_container=False).profile()
     software = profile.environment.model_copy(update={"module_init": None, "modules": (), "setup": ()})
     profile = profile.model_copy(update={"runs_root": str(tmp_path / "runs"), "environment": software})
