@@ -102,10 +102,8 @@ def plan_submission(context: Context, request: Request) -> Plan:
     config = None if is_command else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
     spec = job_spec(resolved, section, default_name, after=request.after, command=request.command)
-    if request.run_id is None:
-        run_id = new_run_id(spec.name, time.strftime("%y%m%d-%H%M%S"))
-    else:
-        run_id = _valid_run_id(request.run_id)
+    now = time.strftime("%y%m%d-%H%M%S")
+    run_id = new_run_id(spec.name, now) if request.run_id is None else _valid_run_id(request.run_id)
     run_dir = Path(str(profile.runs_root)) / run_id
     job = plan_job(context, session, spec, config, run_dir)
     own_paths = [_new_run(str(run_dir), run_id)] if request.run_id is not None else []
