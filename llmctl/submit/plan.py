@@ -102,7 +102,8 @@ def plan_submission(context: Context, request: Request) -> Plan:
     config = None if is_command else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
     spec = job_spec(resolved, section, default_name, after=request.after, command=request.command)
-    run_id = _valid_run_id(request.run_id) if request.run_id is not None else new_run_id(spec.name, _timestamp())
+    now = time.strftime("%y%m%d-%H%M%S")
+    run_id = new_run_id(spec.name, now) if request.run_id is None else _valid_run_id(request.run_id)
     run_dir = Path(str(profile.runs_root)) / run_id
     job = plan_job(context, session, spec, config, run_dir)
     own_paths = [_new_run(str(run_dir), run_id)] if request.run_id is not None else []
@@ -276,10 +277,6 @@ def _find_user_code(spec: JobSpec, context: Context) -> "UserCode":
     from llmctl.submit.snapshot import find_user_code
 
     return find_user_code(spec.code, context.transport)
-
-
-def _timestamp() -> str:
-    return time.strftime("%y%m%d-%H%M%S")
 
 
 def _valid_run_id(asked: str) -> str:
