@@ -11,9 +11,9 @@
 LLMCTL_RUN_ID=gpt-261121-101500-ab12 LLMCTL_RUN_DIR=/runs/gpt-261121-101500-ab12
 fail() { echo "llmctl: $*" >&2; exit 1; }
 
-# The scheduler, and the launcher on every node, start this script without a part. It hands over to llmctl's supervisor, a
-# Python program beside the run, which starts the parts below: "launch" on the first node, "rank" where ranks run. The
-# supervisor numbers the attempt, keeps logs, hands signals and secrets on, ends what is left and writes exit.json.
+# The scheduler, and the launcher on every node, start this script without a part. The script starts llmctl's supervisor, a
+# Python program in the run directory, which starts the parts below: "launch" on the first node, "rank" on every node. The
+# supervisor numbers the attempt, keeps logs, forwards signals and secrets, ends leftover processes and writes exit.json.
 part=${1-}
 if [[ $part != launch && $part != rank && $part != inside ]]; then
     for python in python3 /usr/libexec/platform-python /home/ada/venv/bin/python; do
@@ -31,9 +31,9 @@ if [[ $part == launch ]]; then
     # LSB_MCPU_HOSTS: names of hosts, and slots behind each (Administering IBM Spectrum LSF, parallel jobs); this script runs
     # on the first.
     mapfile -t hosts < <(awk '{ for (i = 1; i < NF; i += 2) if (!seen[$i]++) print $i }' <<<"$LSB_MCPU_HOSTS")
-    ((${#hosts[@]} == 2)) || fail "asked for 2 nodes and given ${#hosts[@]}: ${hosts[*]}"
+    ((${#hosts[@]} == 2)) || fail "requested 2 nodes but got ${#hosts[@]}: ${hosts[*]}"
     printf '%s slots=8\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"
-    # An address of this node that the others reach, and a port from the job's id, or one that the supervisor found free.
+    # An address of this node that the other nodes reach, and a port: from the supervisor, or else from the job's id.
     MASTER_ADDR=$("$LLMCTL_PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "${hosts[1]}" 2>/dev/null)
     MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + LSB_JOBID % 10000))}
     [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
@@ -44,7 +44,7 @@ if [[ $part == launch ]]; then
         bash "$LLMCTL_ATTEMPT_DIR/job.sh" node "$LLMCTL_ATTEMPT" "${MASTER_ADDR:--}" "${MASTER_PORT:--}" %n
 fi
 
-# On every node, or in every rank: the environment, unless the launcher has brought it along.
+# On every node, or in every rank: load the environment, unless the launcher has passed the environment on.
 [[ ${LLMCTL_ENVIRONMENT-} == "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" ]] || load_environment || exit 1
 cd "$LLMCTL_RUN_DIR/code" || exit 1
 set -- /home/ada/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank "$NODE_RANK" --nproc-per-node 8 \

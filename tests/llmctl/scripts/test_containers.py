@@ -46,7 +46,7 @@ def test_a_job_says_which_program_its_node_has_not(tmp_path):
     profile = ClusterProfile(name="site", scheduler="slurm", container=site)
     lost = profile.environment.model_copy(update={"setup": (f"hash -r; export PATH={without_images(tmp_path)}",)})
     profile = profile.model_copy(update={"environment": lost})
-    with pytest.raises(AssertionError, match="singularity is not there .* add its module to environment.modules"):
+    with pytest.raises(AssertionError, match="singularity is missing .* add its module to environment.modules"):
         run_job(tmp_path, profile, launcher="srun")
 
 
