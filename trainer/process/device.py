@@ -48,7 +48,7 @@ def choose_device(config: TrainingConfig, launch: LaunchEnvironment) -> torch.de
 def _refuse_silent_cpu(config: TrainingConfig, launch: LaunchEnvironment) -> None:
     if config.device == "cuda" or launch.gpus_per_node:
         build = "is built without CUDA" if torch.version.cuda is None else "finds no usable GPU (driver or permissions)"
-        has = f"the job has {launch.gpus_per_node} GPUs per node" if launch.gpus_per_node else "training.device is cuda"
+        has = f"the job has {launch.gpus_per_node} GPUs per node" if launch.gpus_per_node else "cuda is requested"
         raise ConfigError(
             "training.device",
             f"{has}, but torch {torch.__version__} {build}; install a CUDA build, or set training.device: cpu",

@@ -102,7 +102,9 @@ def test_a_number_without_a_source_is_found():
 def test_every_number_has_its_source_beside_it(path):
     text = path.read_text(encoding="utf-8")
     if path.stem == "local":
-        assert "Rendezvous: the job takes a free port" in text  # its numbers are llmctl's own, explained beside each number
+        assert (
+            "Rendezvous: the job takes a free port" in text
+        )  # its numbers are llmctl's own, explained beside each number
         return
     assert unsourced(text) == []
     assert set(re.findall(r"\[([A-Z][A-Z0-9]{1,3})[]:,]", text)) <= legend(text)

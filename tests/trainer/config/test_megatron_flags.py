@@ -214,7 +214,7 @@ def test_flags_go_over_the_file(tmp_path):
         (["--swiglu", "true", "x"], "takes no value"),
         (["--data-path"], "one or more"),
         (["--rope-theta", "1", "2"], "takes one value"),
-        (["pretrain_gpt.py"], "only flags"),
+        (["pretrain_gpt.py"], "use flags only"),
         (["--vocabulary-of-no-known-kind-at-all-xyz", "1"], "unknown flag"),
     ],
 )

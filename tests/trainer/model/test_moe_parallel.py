@@ -191,7 +191,7 @@ def tokens_back_in_the_order_of_arrival():
         (Layout(cp=2), "losses", choices_of_this_rank_only, "is off"),
         (Layout(cp=2), "losses", mean_over_this_rank_only, "is off"),
         (Layout(cp=2), "drops-by-position", capacity_of_this_rank_only, "is off"),
-        (Layout(tp=2), "losses", no_sum_of_token_gradients, "input gradients|tp ranks disagree"),
+        (Layout(tp=2), "losses", no_sum_of_token_gradients, "input gradients|tp ranks differ"),
         (Layout(tp=2), "losses", router_declared_complete, "copies of router.weight differ"),
         (Layout(dp=2, ep=2), "losses", experts_declared_dense, "experts.* is off"),
         (Layout(dp=2, ep=2), "losses", tokens_back_in_the_order_of_arrival, "is off"),

@@ -82,8 +82,8 @@ def test_the_bias_of_a_small_layer_is_left_to_the_matrix_product(monkeypatch: py
             patch.setattr(
                 ColumnParallelLinear,
                 "forward",
-                lambda self, inputs, in_region=False, *, with_bias=True: (
-                    told.append(with_bias) or forward(self, inputs, in_region, with_bias=with_bias)
+                lambda self, inputs, inside_tp_region=False, *, adds_bias=True: (
+                    told.append(adds_bias) or forward(self, inputs, inside_tp_region, adds_bias=adds_bias)
                 ),
             )
             check_same(outcome(own), expected)

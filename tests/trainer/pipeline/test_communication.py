@@ -191,5 +191,5 @@ def test_the_way_is_chosen_by_backend_and_table(ranks):
 
 def test_a_missing_output_is_a_fault_of_the_caller():
     messenger = Messenger(())
-    with pytest.raises(AssertionError, match="nothing to send as F0 for virtual stage 1 from rank 0 to rank 1"):
+    with pytest.raises(AssertionError, match="gave no tensor to send as F0 for virtual stage 1 from rank 0 to rank 1"):
         messenger._keep_local(next(e.send for e in exchanges(one_f_one_b(2, 1), 0)), None)

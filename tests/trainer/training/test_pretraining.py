@@ -120,7 +120,7 @@ def test_gpus_are_not_silently_left_out(tmp_path):
     run = tmp_path / "run"
     with start(run, training={"device": "cuda"}) as attempt:
         assert end(attempt) == [3, 3]
-    assert "training.device: GPUs were asked for, but torch" in log(run)
+    assert "training.device: cuda is requested, but torch" in log(run)
     assert "training.device: cpu" in log(run)
 
 

@@ -155,7 +155,7 @@ def test_what_a_run_cannot_go_on_with_is_a_mistake_in_its_config(tmp_path: Path,
 
     assert attempt("training", train_iters=4)[0] == [0]
     refusals = (attempt("model", vocab_size=260), attempt("training", seq_length=16))
-    says = ("of shape [251, 64], this model [261, 64]", "training.seq_length")
+    says = ("of shape [251, 64], but this model needs [261, 64]", "training.seq_length")
     for (codes, log), told in zip(refusals, says, strict=True):
         assert codes == [3] and told in log and "Traceback" not in log
 
