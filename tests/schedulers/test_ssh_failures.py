@@ -41,7 +41,7 @@ def test_hosts_that_are_not_there(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     ssh_hosts.stop_sshd("h3")
     try:
         told = refusal("h3", environ, transient=True, first_patience_s=0.5)
-        assert "h3: the jump host gate cannot reach it (10.98.3.3 port 22): " in told
+        assert "h3: the jump host gate cannot reach the host (10.98.3.3 port 22): " in told
     finally:
         ssh_hosts.start_sshd("h3")
     ssh_hosts.cut_network("h3")
