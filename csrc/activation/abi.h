@@ -1,7 +1,7 @@
 /* Activations of feed-forward layers: activated = weight * f(gate + bias) * (up + bias) of packed pairs of gates and
  * ups, or weight * f(inner + bias). f: SiLU x / (1 + exp(-x)); GeLU x * Phi(x), or its tanh approximation (Hendrycks
- * and Gimpel 2016, arXiv:1606.08415, section 2). Pairs: SwiGLU and GeGLU of Shazeer 2020 (arXiv:2002.05202), equation
- * 6.
+ * and Gimpel 2016, arXiv:1606.08415, section 2); ReLU max(x, 0), or its square (So et al. 2021, arXiv:2109.08668,
+ * section 3). Pairs: SwiGLU and GeGLU of Shazeer 2020 (arXiv:2002.05202), equation 6.
  *
  * inner, grad_inner: [rows, 2 * width] (a row's gates, then its ups) where `gated`, else [rows, width]; activated and
  * its gradient [rows, width]; bias as long as a row of inner, or NULL; all of `dtype`. row_weight [rows], or NULL, and
@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-/* Rows [first, stop). `past_caches`: all results together would not fit into the caches; results of 16 bits are then
+/* Rows [first, stop). `past_caches`: all results together would not fit in the caches; results of 16 bits are then
  * stored past them. */
 void llmctl_cpu_activation(int dtype, int kind, int gated, const void *inner, const void *bias, const void *row_weight,
                            void *activated, int64_t width, int64_t first, int64_t stop, int past_caches);

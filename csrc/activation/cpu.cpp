@@ -18,10 +18,10 @@ using llmctl::wide;
  * caches are thus spread among the loads. */
 constexpr int64_t kTogether = llmctl::kCacheLine / 2;
 
-/* Bytes between the element that is read and the element that is prefetched: results take so long to compute that a
- * core does not look ahead far enough by itself. On one core of an AMD EPYC, forward and backward of 4096 x 2 x 4096
- * elements of float32 take 4% longer without prefetching, and of 1024 x 2 x 11008 elements of bfloat16 5%. With
- * 32768 bytes the first case takes another 6% less, but rows of 11008 elements of float32 take 15% more. */
+/* Bytes from the element that is read to the element that is prefetched. The computation is so long that a core's own
+ * prefetching does not reach far enough. On one core of an AMD EPYC, forward and backward of 4096 x 2 x 4096 elements of
+ * float32 take 4% longer without prefetching, and of 1024 x 2 x 11008 elements of bfloat16 5%. With 32768 bytes the
+ * first case takes another 6% less, but rows of 11008 elements of float32 take 15% more. */
 constexpr int64_t kAhead = 512;
 
 template <typename T>
@@ -30,7 +30,7 @@ LLMCTL_FN void fetch_ahead_of(const T *from) {
   for (int64_t i = 0; i < kTogether; i += llmctl::kCacheLine / kSize) __builtin_prefetch(from + kAhead / kSize + i);
 }
 
-/* `count` elements, widened, with their bias; the elements are not copied where neither changes them. */
+/* `count` elements, widened, with their bias; elements that are neither widened nor biased are not copied. */
 template <typename T>
 LLMCTL_FN const wide<T> *read(const T *from, const T *bias, wide<T> *buffer, int64_t count) {
   using W = wide<T>;
@@ -48,14 +48,14 @@ LLMCTL_FN const wide<T> *read(const T *from, const T *bias, wide<T> *buffer, int
   }
 }
 
-/* True if a row is worked on kTogether elements at a time. In the caches, where nothing is to be widened or rounded,
- * this takes 4% longer. */
+/* True if a row is processed kTogether elements at a time. Within the caches and without widening or rounding this
+ * takes 4% longer. */
 template <typename T>
 bool in_lines(const T *bias, bool past_caches) {
   return !std::is_same_v<T, wide<T>> || bias != nullptr || past_caches;
 }
 
-/* The memory in which the results for `to` are computed: `to` itself where they need neither rounding nor lines. */
+/* The memory in which the results for `to` are computed: `to` itself if they need neither rounding nor whole lines. */
 template <typename T>
 LLMCTL_FN wide<T> *target(T *to, wide<T> *buffer, bool in_lines) {
   if constexpr (std::is_same_v<T, wide<T>>) {
@@ -74,7 +74,7 @@ struct Storing {
       : past_caches(past_caches_in && reinterpret_cast<uintptr_t>(row) % llmctl::kCacheLine == 0),
         by_instruction(llmctl::rounds_by_instruction<T>()) {}
 
-  /* Stores `count` results, kTogether of them if kIsWhole, from the place that `target` has for them. */
+  /* Stores `count` results, kTogether of them if kIsWhole, from the memory that `target` returned. */
   template <bool kIsWhole>
   LLMCTL_FN void store(T *to, const wide<T> *computed, int64_t count) const {
     if (!kIsWhole && static_cast<const void *>(to) == computed) return;
@@ -89,7 +89,7 @@ struct Storing {
   }
 };
 
-/* `E`: the type of the elements that are read, or the type that they are widened to. */
+/* `E`: the type of the elements that are read, or their wide type. */
 template <int kind, typename Functions, typename E>
 LLMCTL_FN void forward(const E *gate, const E *up, wide<E> weight, wide<E> *activated, int64_t count) {
   using W = wide<E>;
@@ -137,12 +137,11 @@ LLMCTL_FN void add(W *sum, const W *summand, int64_t count) {
   for (int64_t i = 0; i < count; ++i) sum[i] += summand[i];
 }
 
-/* True if loops are compiled that read and write T itself: nobody trains in float16 on CPUs. */
+/* True if loops are compiled that read and write T itself. Not for float16, in which CPUs do not train. */
 template <typename T>
 constexpr bool kIsDirect = !std::is_same_v<T, llmctl::float16>;
 
-/* Calls step(start, count, is_whole) for a whole row, with kTogether elements at a time while there are as many, or
- * once. */
+/* Calls step(start, count, is_whole) for a row: for each kTogether elements and then for the rest, or once. */
 template <typename Step>
 LLMCTL_FN void for_all(int64_t width, bool in_lines, Step step) {
   int64_t start = 0;
@@ -221,14 +220,16 @@ wide<T> backward_row(const T *grad_activated, const T *inner, const T *bias, boo
 
 #undef LLMCTL_STEP
 
-/* Calls visit(T{}, kind) with the element type and the activation as types. */
-template <typename Visitor>
-void with_types(int dtype, int kind, Visitor visit) {
+/* Calls body(T{}, kind) with the element type and the activation as types. */
+template <typename Body>
+void with_types(int dtype, int kind, Body body) {
   llmctl::with_dtype(dtype, [=](auto element) {
     switch (kind) {
-      case LLMCTL_SILU: return visit(element, std::integral_constant<int, LLMCTL_SILU>{});
-      case LLMCTL_GELU: return visit(element, std::integral_constant<int, LLMCTL_GELU>{});
-      case LLMCTL_GELU_TANH: return visit(element, std::integral_constant<int, LLMCTL_GELU_TANH>{});
+      case LLMCTL_SILU: return body(element, std::integral_constant<int, LLMCTL_SILU>{});
+      case LLMCTL_GELU: return body(element, std::integral_constant<int, LLMCTL_GELU>{});
+      case LLMCTL_GELU_TANH: return body(element, std::integral_constant<int, LLMCTL_GELU_TANH>{});
+      case LLMCTL_RELU: return body(element, std::integral_constant<int, LLMCTL_RELU>{});
+      case LLMCTL_SQUARED_RELU: return body(element, std::integral_constant<int, LLMCTL_SQUARED_RELU>{});
     }
   });
 }

@@ -7,14 +7,14 @@ namespace llmctl {
 namespace {
 namespace activation {
 
-/* The parts of a call that a kernel knows at compile time, where this makes the work on a pack short. */
+/* Properties of a call that are constants of the kernel, which makes the work on a pack short. */
 template <int number, bool is_gated, bool has_a_bias>
 struct Fixed {
   static constexpr int kind = number;
   static constexpr bool gated = is_gated, has_bias = has_a_bias;
 };
 
-/* The same parts, known only at the call. */
+/* The same properties as arguments of the call. */
 struct Given {
   int kind;
   bool gated, has_bias;
@@ -30,26 +30,28 @@ __device__ __forceinline__ Activated<wide<T>> activated(const Given &form, wide<
   switch (form.kind) {
     case LLMCTL_GELU: return activate<LLMCTL_GELU, Functions<T>>(x);
     case LLMCTL_GELU_TANH: return activate<LLMCTL_GELU_TANH, Functions<T>>(x);
+    case LLMCTL_RELU: return activate<LLMCTL_RELU, Functions<T>>(x);
+    case LLMCTL_SQUARED_RELU: return activate<LLMCTL_SQUARED_RELU, Functions<T>>(x);
     default: return activate<LLMCTL_SILU, Functions<T>>(x);
   }
 }
 
-/* A thread's place: one pack of channels (and of the ups that belong to them) in a stretch of rows. */
+/* The work of a thread: one pack of channels, with their ups if gated, in a segment of rows. */
 template <int N>
 struct Task {
-  int64 stretch, chunk, unit, first, stop, inner_width;
+  int64 segment, chunk, unit, first, stop, inner_width;
   bool works; /* Threads beyond the last channel take part only in the sums. */
 
   __device__ __forceinline__ Task(const Activation &a, bool gated) {
     /* With more than one chunk a block has no second row of threads: see Plan in launch.cpp. */
     const unsigned chunks = static_cast<unsigned>(a.chunks);
-    stretch = chunks == 1 ? first_row() : blockIdx.x / chunks;
+    segment = chunks == 1 ? first_row() : blockIdx.x / chunks;
     chunk = chunks == 1 ? 0 : blockIdx.x % chunks;
     unit = chunk * blockDim.x + threadIdx.x;
     inner_width = gated ? 2 * a.width : a.width;
-    first = stretch * a.rows_of_stretch;
-    stop = first + a.rows_of_stretch < a.rows ? first + a.rows_of_stretch : a.rows;
-    works = (first < a.rows || stretch == 0) && unit * N < a.width;
+    first = segment * a.rows_of_segment;
+    stop = first + a.rows_of_segment < a.rows ? first + a.rows_of_segment : a.rows;
+    works = (first < a.rows || segment == 0) && unit * N < a.width;
   }
 };
 
@@ -69,7 +71,7 @@ __device__ __forceinline__ void load_biases(const Form &form, const Activation &
   }
 }
 
-/* The bias that is added to a value; without biases nothing is added, not even zero. */
+/* A value with its bias; without biases nothing is added, not even zero. */
 template <typename Form, typename W>
 __device__ __forceinline__ W with_bias(const Form &form, W value, W bias) {
   return form.has_bias ? value + bias : value;
@@ -96,7 +98,7 @@ __device__ __forceinline__ void forward_task(const Form &form, const ActivationF
     W weights[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      /* The last row again, where there is one row less. */
+      /* An odd last row is loaded twice. */
       const int64 row = first + r < task.stop ? first + r : task.stop - 1;
       const T *inner = static_cast<const T *>(a.inner) + row * task.inner_width;
       gates[r] = load<N>(inner, task.unit);
@@ -174,7 +176,7 @@ __device__ __forceinline__ void backward_task(const Form &form, const Activation
     }
   }
   if (!form.has_bias || !task.works) return;
-  W *partial = static_cast<W *>(arguments.bias_partial) + task.stretch * task.inner_width;
+  W *partial = static_cast<W *>(arguments.bias_partial) + task.segment * task.inner_width;
   store_wide<N>(partial, task.unit, gate_sums);
   if (form.gated) store_wide<N>(partial + a.width, task.unit, up_sums);
 }
@@ -196,6 +198,8 @@ __device__ __forceinline__ void packs(const Arguments &a) {
     case LLMCTL_SILU: return task<kPack<T>, T>(Fixed<LLMCTL_SILU, gated, has_bias>(), a);
     case LLMCTL_GELU: return task<kPack<T>, T>(Fixed<LLMCTL_GELU, gated, has_bias>(), a);
     case LLMCTL_GELU_TANH: return task<kPack<T>, T>(Fixed<LLMCTL_GELU_TANH, gated, has_bias>(), a);
+    case LLMCTL_RELU: return task<kPack<T>, T>(Fixed<LLMCTL_RELU, gated, has_bias>(), a);
+    case LLMCTL_SQUARED_RELU: return task<kPack<T>, T>(Fixed<LLMCTL_SQUARED_RELU, gated, has_bias>(), a);
   }
 }
 
@@ -228,8 +232,8 @@ __device__ __forceinline__ void by_element(const Arguments &a) {
 }  // namespace activation
 }  // namespace
 
-/* Separate entry points: kernels without gates or biases need fewer registers, so more of their blocks run at a
- * time. Packs of two doubles would need more registers than there are. */
+/* Separate entry points: kernels without gates or biases need fewer registers, so that more of their blocks run at a
+ * time. Packs of two doubles would need more registers than a thread has. */
 #define LLMCTL_ACTIVATION_KERNELS(Arguments, direction)                                                               \
   LLMCTL_CUDA_KERNEL_WITHOUT_DOUBLE(activation##direction, kActivationThreads, Arguments, activation::plain)          \
   LLMCTL_CUDA_KERNEL_WITHOUT_DOUBLE(activation_with_bias##direction, kActivationThreads, Arguments,                   \

@@ -6,14 +6,14 @@
 
 namespace llmctl {
 
-/* Threads side by side along a row; each keeps to its channels over a stretch of rows. */
+/* Threads along a row; each processes the same channels in all rows of a segment. */
 constexpr int kActivationThreads = 256;
 
 struct Activation {
   const void *inner, *bias, *row_weight;
   int64 rows, width;
-  /* Chunks of channels. A task is one chunk in one stretch of rows, for the threads of one threadIdx.y. */
-  int64 chunks, rows_of_stretch;
+  /* Chunks of channels. A task is one chunk in one segment of rows, for the threads of one threadIdx.y. */
+  int64 chunks, rows_of_segment;
   int kind;
   bool gated; /* Kernels for packs have separate names with and without gates, and with and without biases. */
 };
@@ -23,7 +23,7 @@ struct ActivationForward {
   void *activated;
 };
 
-/* Partial sums: of the bias's gradient [stretches, a row of inner], and of the row weights' gradient [chunks * warps
+/* Partial sums: of the bias's gradient [segments, a row of inner], and of the row weights' gradient [chunks * warps
  * of a task, rows]. */
 struct ActivationBackward {
   Activation shared;

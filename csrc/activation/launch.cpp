@@ -22,22 +22,22 @@ const Kernel gated_activation_backward("gated_activation_backward", KernelTypes:
 const Kernel gated_activation_with_bias_backward("gated_activation_with_bias_backward", KernelTypes::kNoDouble);
 const Kernel activation_by_element_backward("activation_by_element_backward", KernelTypes::kAll);
 
-/* The fewest rows of a thread: enough rows to make the start of a thread cheap. */
+/* The fewest rows of a thread: enough to amortise the start of a thread. */
 constexpr int64_t kRows = 4;
 
-/* The number of tasks of 256 threads (or as many threads in smaller tasks) where rows are summed. It gives each
- * multiprocessor of the largest GPUs, which have 132 to 160, about fifteen tasks, so that few are left for the end,
- * and it keeps the sums small beside the rows. It depends only on shape and alignment, so that results have the same
- * bits everywhere. */
+/* The number of tasks of 256 threads (or as many threads in smaller tasks) if rows are summed. Each of the 132 to 160
+ * multiprocessors of the largest GPUs gets about fifteen tasks, so that the last round is short, and the sums are few
+ * compared with the rows. The number depends only on shape and alignment, so that results have the same bits on every
+ * GPU. */
 constexpr int64_t kTasks = 2048;
 
-/* The tasks of a call: chunks of channels as wide as the threads of one task, and stretches of rows. */
+/* The tasks of a call: chunks of channels as wide as the threads of one task, and segments of rows. */
 struct Plan {
   Activation shared;
-  int64_t threads, together, stretches;
+  int64_t threads, together, segments;
   bool packed;
 
-  /* `pointers`: all memory that is read and written beside inner and bias. */
+  /* `pointers`: all memory that is read and written, except inner and bias. */
   Plan(int dtype, int kind, int gated, std::initializer_list<const void *> pointers, const void *inner,
        const void *bias, const void *row_weight, int64_t rows, int64_t width, bool sums_rows) {
     packed = dtype != LLMCTL_FLOAT64 && llmctl::packs(dtype, width, pointers) &&
@@ -49,10 +49,10 @@ struct Plan {
     together = threads == llmctl::kWarpThreads ? llmctl::kNarrowThreads / llmctl::kWarpThreads : 1;
     const int64_t chunks = (units + threads - 1) / threads;
     const int64_t most = sums_rows ? std::max<int64_t>(1, kTasks * llmctl::kActivationThreads / threads / chunks) : rows;
-    const int64_t rows_of_stretch = std::max(kRows, (rows + most - 1) / std::max<int64_t>(1, most));
+    const int64_t rows_of_segment = std::max(kRows, (rows + most - 1) / std::max<int64_t>(1, most));
     /* Sums over no rows are written too. */
-    stretches = std::max<int64_t>(1, (rows + rows_of_stretch - 1) / rows_of_stretch);
-    shared = {inner, bias, row_weight, rows, width, chunks, rows_of_stretch, kind, gated != 0};
+    segments = std::max<int64_t>(1, (rows + rows_of_segment - 1) / rows_of_segment);
+    shared = {inner, bias, row_weight, rows, width, chunks, rows_of_segment, kind, gated != 0};
   }
 
   /* The kernel of a direction, for packs or for single elements. */
@@ -64,12 +64,12 @@ struct Plan {
   }
 
   Grid grid() const {
-    const int64_t tasks = shared.chunks * stretches;
+    const int64_t tasks = shared.chunks * segments;
     return {(tasks + together - 1) / together, static_cast<int>(threads), static_cast<int>(together)};
   }
 
   int64_t bias_partials() const {
-    return shared.bias == nullptr ? 0 : stretches * (shared.gated ? 2 : 1) * shared.width;
+    return shared.bias == nullptr ? 0 : segments * (shared.gated ? 2 : 1) * shared.width;
   }
   int64_t weight_slices() const { return shared.chunks * threads / llmctl::kWarpThreads; }
 };
@@ -115,7 +115,7 @@ extern "C" int llmctl_cuda_activation_backward(int dtype, int kind, int gated, c
   int error = llmctl::launch(kernel, dtype, plan.grid(), &arguments, stream);
   if (error == 0 && bias != nullptr) {
     const int64_t inner_width = gated ? 2 * width : width;
-    error = llmctl::column_sums(dtype, partial, grad_bias, plan.stretches, inner_width, stream);
+    error = llmctl::column_sums(dtype, partial, grad_bias, plan.segments, inner_width, stream);
   }
   if (error == 0 && row_weight != nullptr) {
     const int wide = dtype == LLMCTL_FLOAT64 ? LLMCTL_FLOAT64 : LLMCTL_FLOAT32;

@@ -29,13 +29,13 @@ struct Inputs {
         rows(rows_of(inner)),
         inner_width(last_size(inner)),
         width(gated ? inner_width / 2 : inner_width) {
-    STD_TORCH_CHECK(kind_in == LLMCTL_SILU || kind_in == LLMCTL_GELU || kind_in == LLMCTL_GELU_TANH, "llmctl::", op,
+    STD_TORCH_CHECK(kind_in >= LLMCTL_SILU && kind_in <= LLMCTL_SQUARED_RELU, "llmctl::", op,
                     ": there is no activation ", kind_in);
     STD_TORCH_CHECK(!gated || inner_width % 2 == 0, "llmctl::", op, ": ", inner_width,
                     " channels are no pairs of gates and ups");
     if (bias) check_vector(*bias, inner, op, "bias");
     if (!row_weight) return;
-    /* Rows without channels have weights too. */
+    /* Rows without channels also have weights. */
     const auto sizes = inner.sizes();
     const int64_t weights = std::accumulate(sizes.begin(), sizes.end() - 1, int64_t{1}, std::multiplies<int64_t>());
     STD_TORCH_CHECK(row_weight->numel() == weights, "llmctl::", op, ": ", row_weight->numel(), " row weights for ",

@@ -1,5 +1,5 @@
-/* AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2) over float masters, in one pass over memory: the
- * gradient of any type is divided by what loss scale and clipping ask for, and the 16-bit weights are written on the way.
+/* AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2) over float masters, in one pass over memory. The
+ * pass also divides the gradient, of any type, by a divisor for loss scale and clipping, and writes the 16-bit weights.
  *
  * Per element, with g = grad / divisor:
  *     master *= 1 - learning_rate * weight_decay

@@ -11,22 +11,21 @@ namespace {
 
 using llmctl::kCacheLine;
 
-/* Elements that are stepped together: as 16-bit elements they fill a cache line. */
+/* Elements updated together: as 16-bit elements they fill a cache line. */
 constexpr int64_t kTogether = kCacheLine / 2;
 
-/* Elements between the element that is stepped and the element that is prefetched. Processors prefetch by
- * themselves, but start again at every page of 4 KiB, and there are five streams. On one core of an Intel Xeon
- * (Cascade Lake), with gradients and copies in bfloat16, a step over 2^24 elements takes 27 ms with neither
- * prefetching nor stores past the caches, 22.5 ms with both, and 22 ms where nothing is computed; 192 to 512
- * elements do as well. On one core of an AMD EPYC it takes 9.5 ms with 64 to 96 elements, 9.7 ms without
- * prefetching, and longer than that from 160 elements on. */
+/* Elements from the element that is updated to the element that is prefetched. Processors prefetch by themselves, but
+ * start again at every page of 4 KiB, and there are five streams. On one core of an Intel Xeon (Cascade Lake), with
+ * gradients and copies in bfloat16, a step over 2^24 elements takes 27 ms with neither prefetching nor stores past the
+ * caches, 22.5 ms with both, and 22 ms without any computation; 192 to 512 elements are equally fast. On one core of an
+ * AMD EPYC it takes 9.5 ms with 64 to 96 elements, 9.7 ms without prefetching, and longer from 160 elements on. */
 inline int64_t elements_ahead() { return llmctl::is_amd() ? 96 : 384; }
 
 struct Constants {
   float kept, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, over_root_correction2, epsilon, over_divisor;
 };
 
-/* Computed in double: 1 - 0.999 in float has lost four digits. */
+/* Computed in double: 1 - 0.999 in float loses four digits. */
 Constants rounded(const llmctl_adamw &c) {
   return {static_cast<float>(1.0 - c.learning_rate * c.weight_decay),
           static_cast<float>(c.beta1),
@@ -122,13 +121,13 @@ void step_and_copy_past_caches(const Streams<G> &streams, const Constants &c, C 
   llmctl::finish_stores(true);
 }
 
-/* Calls visit(T{}) for the types that gradients and copies can have. */
-template <typename Visitor>
-void with_low_dtype(int dtype, Visitor visit) {
+/* Calls body(T{}) for the types that gradients and copies can have. */
+template <typename Body>
+void with_low_dtype(int dtype, Body body) {
   switch (dtype) {
-    case LLMCTL_FLOAT32: return visit(float{});
-    case LLMCTL_BFLOAT16: return visit(llmctl::bfloat16{});
-    case LLMCTL_FLOAT16: return visit(llmctl::float16{});
+    case LLMCTL_FLOAT32: return body(float{});
+    case LLMCTL_BFLOAT16: return body(llmctl::bfloat16{});
+    case LLMCTL_FLOAT16: return body(llmctl::float16{});
   }
 }
 

@@ -1,12 +1,12 @@
 /* output = residual + dropped(input + bias), where dropping keeps an element with probability 1 - p and scales it by
  * 1 / (1 - p) (Srivastava et al. 2014, with the inverse scaling at training time).
  *
- * Whether an element is kept is a function of the seed and of its place in the whole tensor, of which this rank may have
- * some rows: element number n is kept where lane n % 4 of Philox' counter n / 4 is at least `threshold` = p * 2^32. So
- * nothing need be kept for backward, which is the same without bias and residual, and every layout drops the same elements.
+ * The mask is a function of the seed and of the element's number n in the global tensor, of which this rank may have only
+ * some rows: an element is kept if lane n % 4 of Philox' counter n / 4 is at least `threshold` = p * 2^32. So backward,
+ * which is the same without bias and residual, needs no saved mask, and every layout drops the same elements.
  *
  * input, residual and output: [rows, inner] of `dtype`; bias [width], which divides inner; residual and bias may be NULL.
- * positions [rows]: the rows' numbers in the whole tensor. All contiguous; output may be input or residual. */
+ * positions [rows]: the rows' numbers in the global tensor. All contiguous; output may be input or residual. */
 #ifndef LLMCTL_BIAS_DROPOUT_ADD_H
 #define LLMCTL_BIAS_DROPOUT_ADD_H
 

@@ -9,7 +9,7 @@ namespace {
 
 using llmctl::wide;
 
-/* Elements at a time: their random numbers stay in the nearest cache. */
+/* Elements at a time: their random numbers stay in the first-level cache. */
 constexpr int64_t kBlock = 1024;
 
 void draw(uint64_t counter, int64_t count, uint64_t seed, uint32_t *numbers) {
@@ -34,9 +34,9 @@ void apply(const T *input, const T *bias, const T *residual, T *output, const ui
   }
 }
 
-/* `count` elements of a stretch of one row; the first has the number `place` in the whole tensor. */
+/* `count` elements of one row; the first has the number `place` in the global tensor. */
 template <typename T>
-void stretch(const T *input, const T *bias, const T *residual, T *output, const llmctl_dropout &dropout, uint64_t place,
+void segment(const T *input, const T *bias, const T *residual, T *output, const llmctl_dropout &dropout, uint64_t place,
              int64_t count) {
   uint32_t numbers[kBlock + 4];
   const int64_t skipped = static_cast<int64_t>(place % 4);
@@ -70,7 +70,7 @@ LLMCTL_CPU_KERNEL(llmctl_cpu_bias_dropout_add,
         const int64_t count = std::min(kBlock, width - channel);
         const int64_t element_number = row * inner + column;
         const uint64_t place = static_cast<uint64_t>(positions[row] * inner + column);
-        stretch(static_cast<const T *>(input) + element_number,
+        segment(static_cast<const T *>(input) + element_number,
                 bias == nullptr ? nullptr : static_cast<const T *>(bias) + channel,
                 residual == nullptr ? nullptr : static_cast<const T *>(residual) + element_number,
                 static_cast<T *>(output) + element_number, *dropout, place, count);

@@ -6,7 +6,7 @@
 extern "C" {
 #endif
 
-/* The name that the build gave to the sources: the loader of the library compares it with the sources at hand. */
+/* The hash of the sources that the build used: the loader compares it with the hash of the present sources. */
 const char *llmctl_kernels_abi(void);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* The element types that kernels take, in numbers of their own: torch's may differ between releases. */
+/* Numbers of the element types that kernels take. torch's own numbers may differ between releases. */
 #ifndef LLMCTL_DTYPE_H
 #define LLMCTL_DTYPE_H
 

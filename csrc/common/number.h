@@ -1,8 +1,8 @@
-/* 16-bit floating-point numbers and the type that each element type is computed in. For g++, nvcc and NVRTC alike, with no
- * header but those of this folder: NVRTC has no others.
+/* 16-bit floating-point numbers, and the type in which each element type is computed. For g++, nvcc and NVRTC, with
+ * headers of this folder only: NVRTC has no others.
  *
- * Inside of `#pragma omp simd` loops write `result[i] = value`, not `result[i] = T(value)`, and keep no local variable of a
- * 16-bit type: g++ 12 makes an array of lanes of every object there, and then leaves the loop scalar. */
+ * In `#pragma omp simd` loops write `result[i] = value`, not `result[i] = T(value)`, and keep no local variable of a
+ * 16-bit type: g++ 12 makes an array of lanes of every object there, and then does not vectorise the loop. */
 #ifndef LLMCTL_NUMBER_H
 #define LLMCTL_NUMBER_H
 
@@ -79,9 +79,9 @@ struct float16 {
 #else
     const unsigned sign = (bits & 0x8000u) << 16;
     const unsigned magnitude = static_cast<unsigned>(bits & 0x7fffu) << 13;
-    /* Exponents move from bias 15 to 127. A subnormal's fraction is put behind the one of 2^-14, which is then taken away:
-     * no float on the way is subnormal, which processors may have been told to flush to zero. Infinity and NaN have all
-     * bits of the exponent set. */
+    /* The exponent's bias changes from 15 to 127. A subnormal's fraction is added to 2^-14, which is then subtracted, so
+     * that no float in between is subnormal: processors may flush these to zero. Infinity and NaN have all bits of the
+     * exponent set. */
     const unsigned subnormal = bits_of(float_of_bits(magnitude + (113u << 23)) - float_of_bits(113u << 23));
     const unsigned normal = magnitude + (112u << 23);
     const unsigned finite = magnitude < (1u << 23) ? subnormal : normal;

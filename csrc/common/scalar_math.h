@@ -1,5 +1,5 @@
-/* Functions of one number, for g++, nvcc and NVRTC. On a CPU those of float are made of nothing but arithmetic and
- * conversions, so that loops over them are vectorised for any instruction set; those of double are the library's. */
+/* Functions of one number, for g++, nvcc and NVRTC. On a CPU those of float consist of arithmetic and conversions, so that
+ * loops over them are vectorised for any instruction set; those of double are the C library's. */
 #ifndef LLMCTL_SCALAR_MATH_H
 #define LLMCTL_SCALAR_MATH_H
 
@@ -18,7 +18,7 @@ LLMCTL_FN float exponential_of_negative(float x) {
 #else
   const float below = -87.33654f;
   const float inside = below > x ? below : x;
-  /* Beside 1.5 x 2^23 a float has no places behind the point: the sum is rounded, and ends in the power's exponent. */
+  /* Added to 1.5 x 2^23 a float has no fraction: the sum is rounded, and its last bits are the power's exponent. */
   const float rounder = 12582912.0f + 127.0f;
   const float shifted = inside * 1.44269504f + rounder;
   const float whole = shifted - rounder;
@@ -43,7 +43,7 @@ LLMCTL_FN double exponential_of_negative(double x) {
 #endif
 }
 
-/* 1 / (1 + exp(-x)), and what it lacks to 1. */
+/* 1 / (1 + exp(-x)), and its complement to 1. */
 template <typename W>
 struct Logistic {
   W value, rest;

@@ -1,5 +1,5 @@
-/* Cross entropy of logits whose columns are divided over ranks, in two halves: between them the ranks put their
- * statistics together (Shoeybi et al. 2019, arXiv:1909.08053, section 3). With logZ the logarithm of the sum of
+/* Cross entropy of logits whose columns are divided over ranks, in two halves, between which the ranks combine their
+ * statistics (Shoeybi et al. 2019, arXiv:1909.08053, section 3). With logZ the logarithm of the sum of
  * exp(logit) over the vocabulary,
  *
  *   loss = logZ - (1 - smoothing) logit[label] - smoothing mean(logits) + z_loss logZ^2
@@ -9,10 +9,9 @@
  *
  *   p (1 + 2 z_loss logZ) - smoothing / vocab_size - (1 - smoothing) [the logit is the label's]
  *
- * logits: [rows, width] of `dtype`, the columns from `first_column` of the vocabulary on; the first `num_valid`, none
- * at the least, are vocabulary, the others padding, which never takes part. labels: [rows], numbers of the vocabulary
- * of `vocab_size` columns, or `ignore_index`. What has one number per row is float, or double where dtype is double.
- * All contiguous. */
+ * logits: [rows, width] of `dtype`, the columns of the vocabulary from `first_column` on. The first `num_valid`, which may
+ * be 0, are vocabulary; the others are padding, which is ignored. labels: [rows], ids below `vocab_size`, or
+ * `ignore_index`. Statistics, one number per row, are float, or double where dtype is double. All contiguous. */
 #ifndef LLMCTL_CROSS_ENTROPY_H
 #define LLMCTL_CROSS_ENTROPY_H
 

@@ -11,7 +11,7 @@ namespace {
 
 using llmctl::wide;
 
-/* The place of the logits' columns in the vocabulary. */
+/* The range of the logits' columns in the vocabulary. */
 struct Columns {
   int64_t first, num_valid, vocab_size, ignored;
 
@@ -30,7 +30,7 @@ struct Statistics {
   /* The loss of a row whose columns are the whole vocabulary. */
   W loss(int64_t vocab_size, W z_loss, W smoothing) const {
     const W log_sum = std::log(exp_sum), log_z = log_sum + maximum;
-    /* Counted from the maximum: beside a maximum of 10000 the logarithm of a sum would lose 13 of 24 bits. */
+    /* Relative to the maximum: added to a maximum of 10000, the logarithm of a sum would lose 13 of 24 bits. */
     W distance = maximum - label_logit;
     if (smoothing != W(0)) distance = distance * (W(1) - smoothing) - logit_sum / W(vocab_size) * smoothing;
     const W plain = log_sum + distance;
@@ -38,9 +38,8 @@ struct Statistics {
   }
 };
 
-/* Logits of the next row that are prefetched at a time, while exponentials are computed and memory is idle. On one
- * core of an AMD EPYC the statistics of 512 rows of 32768 float32 take 5.2 instead of 6.5 ms. 16-bit logits gain
- * nothing. */
+/* Logits of the next row prefetched at a time, while exponentials are computed and memory is idle. On one core of an
+ * AMD EPYC the statistics of 512 rows of 32768 float32 take 5.2 instead of 6.5 ms. 16-bit logits gain nothing. */
 constexpr int64_t kFetched = 256;
 
 /* `next`: the logits of the row that is read afterwards. */
@@ -79,19 +78,19 @@ Statistics<wide<T>> statistics(T *logits, const T *next, int64_t label, const Co
   return found;
 }
 
-/* Gradients that an instruction rounds lie in float32 meanwhile, so many at a time, in the first cache. */
-constexpr int64_t kStretch = 256;
+/* Gradients kept in float32 at a time, in the first-level cache, until an instruction rounds them. */
+constexpr int64_t kSegment = 256;
 
-/* The gradient by a logit is power(logit) * share, and at the label `at_label` less. */
+/* The gradient of a logit is power(logit) * share, and for the label's logit `at_label` less. */
 template <typename T, typename Power>
 void gradient(T *logits, int64_t column, int64_t count, wide<T> share, wide<T> everywhere, wide<T> at_label,
               Power power) {
   using W = wide<T>;
   const W label_grad = column < 0 ? W(0) : power(W(logits[column])) * share - everywhere - at_label;
   if (llmctl::rounds_by_instruction<T>()) {
-    alignas(64) W grads[kStretch];
-    for (int64_t start = 0; start < count; start += kStretch) {
-      const int64_t some = std::min(kStretch, count - start);
+    alignas(64) W grads[kSegment];
+    for (int64_t start = 0; start < count; start += kSegment) {
+      const int64_t some = std::min(kSegment, count - start);
 #pragma omp simd
       for (int64_t i = 0; i < some; ++i) grads[i] = power(W(logits[start + i])) * share - everywhere;
       llmctl::round_all(logits + start, grads, some);

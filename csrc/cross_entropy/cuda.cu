@@ -18,17 +18,17 @@ struct Element<const T> {
   using type = T;
 };
 
-/* A stretch of a row: elements before the first that begins at 16 bytes, whole packs, and what is left. Rows of a
- * vocabulary may have any width, so that each begins elsewhere. Numbers within a row are ints, which take half the
+/* A segment of a row: the elements before the first aligned pack, whole packs, and the remaining elements. Rows of a
+ * vocabulary may have any width, so that their alignments differ. Indices within a row are ints, which take half the
  * registers. */
 template <typename T>
-struct Stretch {
+struct Segment {
   using Values = typename Element<T>::type;
   static constexpr int N = kPack<T>;
   T *start;
   int head, units, tail;
 
-  __device__ __forceinline__ Stretch(T *row, int count) : start(row) {
+  __device__ __forceinline__ Segment(T *row, int count) : start(row) {
     const int beyond = static_cast<int>(reinterpret_cast<unsigned long long>(row) % 16 / sizeof(T));
     const int before = beyond == 0 ? 0 : N - beyond;
     head = before < count ? before : count;
@@ -84,7 +84,7 @@ __device__ __forceinline__ wide<T> logit_of(const T *row, const LogitColumns &co
   return column < 0 ? wide<T>(0) : wide<T>(row[column]);
 }
 
-/* The sum of logit - maximum, counted from the largest logit so far: beside one logit far from all others, such as a
+/* The sum of logit - maximum, relative to the largest logit so far: beside one logit far from all others, such as a
  * masked one, the others would be lost. */
 template <typename T>
 struct LogitSum {
@@ -111,7 +111,7 @@ struct LogitSum {
 template <typename W>
 __device__ __forceinline__ W loss_of(const CrossEntropyStats &a, W maximum, W exp_sum, W label_logit, W logit_sum) {
   const W z_loss = W(a.z_loss), smoothing = W(a.smoothing), log_sum = logarithm(exp_sum), log_z = log_sum + maximum;
-  /* Counted from the maximum: beside a maximum of 10000 the logarithm of a sum would lose 13 of 24 bits. */
+  /* Relative to the maximum: added to a maximum of 10000, the logarithm of a sum would lose 13 of 24 bits. */
   W distance = maximum - label_logit;
   if (smoothing != W(0)) distance = distance * (W(1) - smoothing) - logit_sum / W(a.columns.vocab_size) * smoothing;
   const W plain = log_sum + distance;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void cross_entropy_stats_rows(const CrossEntropyStats
     OnlineSums<T> sums;
     LogitSum<T> logit_sum;
     const bool sums_logits = a.logit_sum != nullptr || a.smoothing != 0;
-    Stretch<const T>(logits, static_cast<int>(columns.num_valid)).for_packs([&](const auto &pack, int) {
+    Segment<const T>(logits, static_cast<int>(columns.num_valid)).for_packs([&](const auto &pack, int) {
       constexpr int N = sizeof(pack.values) / sizeof(T);
       W values[N];
 #pragma unroll
@@ -172,13 +172,13 @@ __device__ __forceinline__ void cross_entropy_grad_rows(const CrossEntropyGrad &
     const int64 label = static_cast<const int64 *>(a.labels)[row];
     const W grad = static_cast<const W *>(a.grad_losses)[row];
     const int count = label != columns.ignored && grad != W(0) ? static_cast<int>(columns.num_valid) : 0;
-    Stretch<T>(logits + count, static_cast<int>(columns.width) - count).clear();
+    Segment<T>(logits + count, static_cast<int>(columns.width) - count).clear();
     if (count == 0) continue;
     const W from = static_cast<const W *>(a.global_max)[row], sum = static_cast<const W *>(a.exp_sum)[row];
     const W share = grad * (W(1) + W(2 * a.z_loss) * (from + logarithm(sum))) / sum;
     const W everywhere = grad * W(a.smoothing) / W(columns.vocab_size), at_label = grad * W(1 - a.smoothing);
     const int column = column_of(columns, label);
-    Stretch<T>(logits, count).for_packs([&](auto pack, int first) {
+    Segment<T>(logits, count).for_packs([&](auto pack, int first) {
       constexpr int N = sizeof(pack.values) / sizeof(T);
       W results[N];
 #pragma unroll

@@ -19,12 +19,12 @@ void check(const Tensor &logits, const Tensor &labels, int64_t num_valid, bool e
                   ": only float32 and float64 logits on a CPU become exponentials");
 }
 
-/* The results of a pass over the rows: one number per row, or NULL if it is not wanted. */
+/* The results of a pass over the rows: one number per row, or NULL if not requested. */
 struct Written {
   void *maximum, *exp_sum, *label_logit, *logit_sum, *losses;
 };
 
-/* Statistics of all rows, and if wanted losses, for which the columns must be the whole vocabulary. */
+/* Statistics of all rows, and if requested losses, for which the columns must be the whole vocabulary. */
 void read_rows(const Tensor &logits, const Tensor &labels, const Written &to, int64_t first_column, int64_t num_valid,
                int64_t vocab_size, int64_t ignore_index, double z_loss, double smoothing, bool exponentials,
                const char *op) {
@@ -47,7 +47,7 @@ void read_rows(const Tensor &logits, const Tensor &labels, const Written &to, in
   });
 }
 
-/* Maximum [rows], and [2 or 3, rows]: sum of exponentials, logit of the label and, if asked for, sum of the logits. */
+/* Maximum [rows], and [2 or 3, rows]: sum of exponentials, logit of the label and, if requested, sum of the logits. */
 std::tuple<Tensor, Tensor> stats(const Tensor &logits, const Tensor &labels, int64_t first_column, int64_t num_valid,
                                  int64_t vocab_size, int64_t ignore_index, bool sum_logits, bool exponentials) {
   const char *op = "cross_entropy_stats";

@@ -11,16 +11,16 @@
 
 namespace {
 
-/* Stretches that are followed side by side. */
+/* Segments that are followed side by side. */
 constexpr int64_t kLanes = 8;
 
-/* Two lanes: every x86-64 and every ARM processor has vectors of this size. In memory they begin at any double. */
+/* Two lanes: every x86-64 and every ARM processor has vectors of this size. In memory they are aligned to a double. */
 using Pair = double __attribute__((vector_size(16)));
 using StoredPair = double __attribute__((vector_size(16), aligned(8), may_alias));
 using Mask = int64_t __attribute__((vector_size(16)));
 constexpr int64_t kPairs = kLanes / 2;
 
-/* The dataset that lies farthest behind its share, per lane, the first of several; counts: [datasets, kPairs]. */
+/* The dataset farthest behind its share, per lane; the first of equals. counts: [datasets, kPairs]. */
 inline void farthest_behind(const double *weights, const StoredPair *counts, int64_t datasets, const Pair *drawn, Mask *farthest) {
   Pair most[kPairs];
   Mask which[kPairs];
@@ -40,18 +40,18 @@ inline void farthest_behind(const double *weights, const StoredPair *counts, int
   std::copy(which, which + kPairs, farthest);
 }
 
-/* Stretches `first` to first + lanes. */
+/* Segments `first` to first + lanes. */
 template <typename Number>
-void follow(const llmctl_blend_stretches &order, int64_t first, int64_t lanes, int64_t steps, double *counts,
+void follow(const llmctl_blend_segments &order, int64_t first, int64_t lanes, int64_t steps, double *counts,
             Number *chosen, int64_t *samples, double *scratch) {
   Pair drawn[kPairs];
   Mask farthest[kPairs];
   for (int64_t lane = 0; lane < kLanes; ++lane) {
-    /* Lanes that are left over follow the last stretch; nobody reads their results. */
-    const int64_t stretch = first + std::min(lane, lanes - 1);
-    drawn[lane / 2][lane % 2] = static_cast<double>(order.firsts[stretch]);
+    /* Lanes that are left over follow the last segment; nobody reads their results. */
+    const int64_t segment = first + std::min(lane, lanes - 1);
+    drawn[lane / 2][lane % 2] = static_cast<double>(order.firsts[segment]);
     for (int64_t dataset = 0; dataset < order.datasets; ++dataset)
-      scratch[dataset * kLanes + lane] = counts[stretch * order.datasets + dataset];
+      scratch[dataset * kLanes + lane] = counts[segment * order.datasets + dataset];
   }
   for (int64_t step = 0; step < steps; ++step) {
     Pair number[kPairs];
@@ -61,7 +61,7 @@ void follow(const llmctl_blend_stretches &order, int64_t first, int64_t lanes, i
       const int64_t dataset = farthest[lane / 2][lane % 2];
       double &count = scratch[dataset * kLanes + lane];
       if (chosen != nullptr && lane < lanes) {
-        const int64_t place = step * order.stretches + first + lane;
+        const int64_t place = step * order.segments + first + lane;
         chosen[place] = static_cast<Number>(dataset);
         samples[place] = static_cast<int64_t>(count);
       }
@@ -75,15 +75,15 @@ void follow(const llmctl_blend_stretches &order, int64_t first, int64_t lanes, i
 }
 
 template <typename Number>
-void follow_all(const llmctl_blend_stretches &order, int64_t steps, double *counts, Number *chosen, int64_t *samples,
+void follow_all(const llmctl_blend_segments &order, int64_t steps, double *counts, Number *chosen, int64_t *samples,
                 double *scratch) {
-  for (int64_t first = 0; first < order.stretches; first += kLanes)
-    follow(order, first, std::min(kLanes, order.stretches - first), steps, counts, chosen, samples, scratch);
+  for (int64_t first = 0; first < order.segments; first += kLanes)
+    follow(order, first, std::min(kLanes, order.segments - first), steps, counts, chosen, samples, scratch);
 }
 
 }  // namespace
 
-extern "C" void llmctl_follow_blend(const struct llmctl_blend_stretches *order, int64_t steps, double *counts, int is_wide,
+extern "C" void llmctl_follow_blend(const struct llmctl_blend_segments *order, int64_t steps, double *counts, int is_wide,
                                     void *chosen, int64_t *samples, double *scratch) {
   if (is_wide)
     follow_all(*order, steps, counts, static_cast<int32_t *>(chosen), samples, scratch);

@@ -10,19 +10,19 @@
 extern "C" {
 #endif
 
-/* Stretches of the order. weights: the share of each dataset. firsts: the sample that each stretch begins with. */
-struct llmctl_blend_stretches {
+/* Segments of the order. weights: the share of each dataset. firsts: the sample that each segment begins with. */
+struct llmctl_blend_segments {
   const double *weights;
   const int64_t *firsts;
-  int64_t datasets, stretches; /* at least one of each */
+  int64_t datasets, segments; /* at least one of each */
 };
 
-/* Follow the stretches for `steps` samples each.
+/* Follow the segments for `steps` samples each.
  *
- * counts: [stretches, datasets], what each dataset has served; is changed. chosen: [steps, stretches], the dataset of each
- * sample, int32_t where `is_wide`, else int16_t; samples: [steps, stretches], which of its samples it is; both NULL: they
+ * counts: [segments, datasets], what each dataset has served; is changed. chosen: [steps, segments], the dataset of each
+ * sample, int32_t where `is_wide`, else int16_t; samples: [steps, segments], which of its samples it is; both NULL: they
  * are not wanted. scratch: [datasets, 8], to work in. */
-void llmctl_follow_blend(const struct llmctl_blend_stretches *order, int64_t steps, double *counts, int is_wide,
+void llmctl_follow_blend(const struct llmctl_blend_segments *order, int64_t steps, double *counts, int is_wide,
                          void *chosen, int64_t *samples, double *scratch);
 
 #ifdef __cplusplus

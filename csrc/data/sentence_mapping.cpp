@@ -5,11 +5,11 @@
 
 namespace {
 
-/* Unaligned: in a file they begin anywhere. */
+/* Unaligned, because tables in a file may begin at any byte. */
 using Place = int64_t __attribute__((aligned(1)));
 using Length = int32_t __attribute__((aligned(1)));
 
-/* The target number of tokens of one sample after another. */
+/* The target number of tokens of each consecutive sample. */
 class Targets {
  public:
   explicit Targets(const llmctl_mapping_rules &rules)
@@ -31,7 +31,7 @@ struct Tokens {
   int32_t longest = 0;
 };
 
-/* Of sentences; a loop without a way out, which takes several at a time. */
+/* Tokens of all sentences, and of the longest. Without an early exit, so that the loop is vectorised. */
 Tokens tokens_of(const Length *lengths, int64_t count) {
   Tokens found;
   for (int64_t i = 0; i < count; ++i) {
@@ -58,7 +58,7 @@ int64_t join(const Place *documents, int64_t entries, const Length *lengths, con
       is_useful = true;
       int64_t start = 0, tokens = 0, target = targets.next();
       if (tokens_in.all < target) {
-        /* The same as below, without a look at each sentence. */
+        /* The same as below, without reading each sentence. */
         add(made++, first, first + count, target);
         targets.next();
         continue;
@@ -66,7 +66,7 @@ int64_t join(const Place *documents, int64_t entries, const Length *lengths, con
       for (int64_t sentence = 1; sentence <= count; ++sentence) {
         tokens += of_document[sentence - 1];
         const int64_t left = count - sentence;
-        /* A single sentence is never left over. */
+        /* Never leave a single sentence for a last sample. */
         const bool is_full = tokens >= target && left > 1 && sentence - start >= rules.least;
         if (!is_full && left > 0) continue;
         add(made++, first + start, first + sentence, target);

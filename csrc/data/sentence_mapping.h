@@ -10,19 +10,19 @@
 extern "C" {
 #endif
 
-/* longest: tokens that a sample aims at, at least 2. one_in: of so many samples one aims at fewer, at most 2^32; 0: none.
- * least: a sample has no fewer sentences, at least 1. most_tokens: a document of several sentences is left out if one of
- * them has more. num_samples: whole epochs are added until there are so many. */
+/* longest: usual target length of a sample in tokens, at least 2. one_in: one in this many samples, at most 2^32, has a
+ * shorter target; 0: none. least: fewest sentences of a sample, at least 1. most_tokens: a document of several sentences
+ * is skipped if a sentence has more tokens. num_samples: whole epochs are added until there are this many samples. */
 struct llmctl_mapping_rules {
   int64_t longest, one_in, least, most_tokens, num_samples;
   uint64_t seed;
 };
 
-/* Number N of the samples; where rows is not NULL, also the shuffled rows [N, 3] (first sentence, one after the last,
- * tokens aimed at), uint32_t, or int64_t where `is_wide`.
+/* Returns the number N of samples. If rows is not NULL, also stores the shuffled rows [N, 3] (first sentence, one after
+ * the last, target length), uint32_t, or int64_t where `is_wide`.
  *
- * documents: int64_t [entries], where in the corpus each document begins, and where the last one ends; ascending. lengths:
- * int32_t, tokens of the sentences from documents[0] on. Both may begin at any address. */
+ * documents: int64_t [entries], the first sentence of each document in the corpus, and the end of the last; ascending.
+ * lengths: int32_t, tokens of the sentences from documents[0] on. Both may begin at any address. */
 int64_t llmctl_sentence_mapping(const void *documents, int64_t entries, const void *lengths,
                                 const struct llmctl_mapping_rules *rules, int is_wide, void *rows);
 

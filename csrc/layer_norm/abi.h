@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* Rows [first, stop). `past_caches`: `normed` is stored past the caches, where all of it would not fit. */
+/* Rows [first, stop). `past_caches`: `normed` is stored past the caches, because all of it would not fit. */
 void llmctl_cpu_layer_norm(int dtype, const void *hidden, const void *weight, const void *bias, void *normed, void *mean,
                            void *scale, int64_t width, double epsilon, int64_t first, int64_t stop, int past_caches);
 

@@ -35,8 +35,8 @@ struct Forward {
     });
   }
 
-  /* From an estimate of the mean, and of what is left without it, because the difference of two large sums has few right
-   * digits; the estimate's own error is found on the way (Chan, Golub and LeVeque 1983, equation 1.7). */
+  /* The variance is summed around an estimate of the mean, because the difference of two large sums has few correct
+   * digits. The same pass finds the estimate's own error (Chan, Golub and LeVeque 1983, equation 1.7). */
   void find_moments(int64_t row) const {
     const T *const values = hidden + row * width;
     W row_sum = 0;
@@ -56,7 +56,7 @@ struct Forward {
   }
 };
 
-/* The part of a row's gradient that is lost, because the norm does not see it: a constant, and a multiple of the
+/* The part of a row's gradient that has no effect, because the norm removes it: a constant, and a multiple of the
  * normed row. */
 template <typename W>
 struct Lost {

@@ -1,5 +1,5 @@
-/* Rows of tokens on their way to the experts and back. Token t has `topk` choices; choice k of it is row places[t, k] of the
- * chosen rows, or none where that is `chosen`, the number of rows: it was dropped.
+/* Permutation of tokens to the experts and back. Token t has `topk` choices; choice k is row places[t, k] of the chosen
+ * rows. It was dropped if places[t, k] is `chosen`, the number of rows.
  *
  * tokens, rows and their gradients: [.., width] of `dtype`; weights and their gradient [tokens, topk] float, or double where
  * dtype is double; places [tokens, topk] and choices [chosen], which is t * topk + k of each row, int64. All contiguous. */
@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/* tokens[t] = the sum over k of weights[t, k] * rows[places[t, k]], for tokens [first, stop); without `weights`, which may be
- * NULL, of the rows alone. Added up in float, or double, in the order of k. */
+/* tokens[t] = the sum over k of weights[t, k] * rows[places[t, k]], for tokens [first, stop). If `weights` is NULL, all
+ * weights are 1. Added in float, or double, in the order of k. */
 void llmctl_cpu_moe_combine(int dtype, const void *rows, const int64_t *places, const void *weights, void *tokens,
                             int64_t chosen, int64_t topk, int64_t width, int64_t first, int64_t stop);
 
@@ -25,9 +25,9 @@ void llmctl_cpu_moe_combine_backward(int dtype, const void *grad_tokens, const v
                                      const void *weights, void *grad_rows, void *grad_weights, int64_t topk,
                                      int64_t width, int64_t first, int64_t stop);
 
-/* All `count` tokens, and all chosen rows, on the current device (common/launch/abi.h). Numbers lie in the device's
- * memory, where nobody can check them beforehand: a place that is no row counts as dropped, and a row whose choice
- * is no token's has the gradient 0. On a CPU all numbers must be valid. */
+/* All `count` tokens, and all chosen rows, on the current device (common/launch/abi.h). Indices are in the device's
+ * memory, where the caller cannot check them: a place that is not a row counts as dropped, and a row with an invalid
+ * choice has the gradient 0. On a CPU all indices must be valid. */
 int llmctl_cuda_moe_combine(int dtype, const void *rows, const int64_t *places, const void *weights, void *tokens,
                             int64_t chosen, int64_t topk, int64_t width, int64_t count, void *stream);
 

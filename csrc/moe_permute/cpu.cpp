@@ -8,7 +8,7 @@ namespace {
 
 using llmctl::wide;
 
-/* Channels at a time: their sums stay in the nearest cache. */
+/* Channels at a time: their sums stay in the first-level cache. */
 constexpr int64_t kBlock = 1024;
 
 template <typename T>

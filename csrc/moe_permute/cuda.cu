@@ -53,7 +53,7 @@ __device__ __forceinline__ void combine(const MoeCombine &a) {
   }
 }
 
-/* The gradients of a row, which are 0 if no token chose the row, whatever the gradient holds. Returns this thread's
+/* The gradients of a row, which are 0 if no token chose the row, even if the gradient is infinite or NaN. Returns this thread's
  * part of its weight's gradient. Loads come before the stores that follow them: the compiler must assume that stores
  * may change what later loads read. */
 template <int N, typename T>
@@ -89,7 +89,7 @@ __device__ __forceinline__ wide<T> backward_row(const T *grad_token, const T *ow
 template <int N, typename T>
 __device__ __forceinline__ void backward_rows(const MoeCombineBackward &a) {
   using W = wide<T>;
-  /* The same number of rounds for all threads of a block, because they meet in the sum. */
+  /* The same number of rounds for all threads of a block, because the sum has barriers. */
   for (int64 start = static_cast<int64>(blockIdx.x) * blockDim.y; start < a.chosen; start += row_step()) {
     const int64 row = start + threadIdx.y;
     const bool is_row = row < a.chosen;

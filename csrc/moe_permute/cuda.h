@@ -7,7 +7,7 @@
 namespace llmctl {
 
 constexpr int kMoeThreads = 256;
-/* Packs of a row that a thread takes at a time, before another thread is put to it. */
+/* Packs of a row per thread; longer rows get more threads. */
 constexpr int kMoePacks = 2;
 
 struct MoeCombine {

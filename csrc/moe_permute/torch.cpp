@@ -13,7 +13,7 @@ struct Sizes {
 
 const int64_t *numbers(const Tensor &tensor) { return static_cast<const int64_t *>(data(tensor)); }
 
-/* Checks the numbers, by which kernels address memory without a check. */
+/* Checks the indices, because kernels use them without a check. */
 void check_range(const Tensor &what, int64_t first, int64_t last, const char *op, const char *name) {
   const int64_t *const values = numbers(what), *const stop = values + what.numel();
   const auto wrong = std::find_if(values, stop, [=](int64_t value) { return value < first || value > last; });

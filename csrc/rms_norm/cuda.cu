@@ -11,7 +11,7 @@ constexpr int kKept = rms_norm_kept(sizeof(T), N > 1);
 template <typename T, int N>
 constexpr int kKeptBackward = rms_norm_backward_kept(sizeof(T), N > 1);
 
-/* The elements that are normed; with a residual the sum, rounded as it is stored, because backward reads no other. */
+/* The elements that are normed: with a residual the rounded sum, because backward reads the stored sum. */
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> added(Pack<T, N> pack, const Pack<T, N> &other) {
 #pragma unroll
@@ -39,9 +39,9 @@ __device__ __forceinline__ wide<T> squares_of(const Pack<T, N> &pack) {
 
 template <int N, typename T>
 __device__ __forceinline__ void store_normed(T *normed, int unit, Pack<T, N> pack, const Pack<T, N> &weights,
-                                             wide<T> factor) {
+                                             wide<T> factor, wide<T> plus) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) pack.values[i] = T(wide<T>(pack.values[i]) * factor * wide<T>(weights.values[i]));
+  for (int i = 0; i < N; ++i) pack.values[i] = T(wide<T>(pack.values[i]) * factor * (plus + wide<T>(weights.values[i])));
   store<N>(normed, unit, pack);
 }
 
@@ -79,17 +79,18 @@ __device__ __forceinline__ void forward_row(const RmsNorm &a, int64 row, int uni
   for (int unit = beyond; unit < units; unit += blockDim.x) {
     squares += squares_of(normed_from<N>(hidden, residual, sum, unit));
   }
+  const W plus = W(a.adds_one ? 1 : 0);
   const W factor = W(1) / square_root(row_sum(squares) / W(a.width) + W(a.epsilon));
   if (threadIdx.x == 0) static_cast<W *>(a.scale)[row] = factor;
 #pragma unroll
   for (int k = 0; k < kKept<T, N>; ++k) {
     const int unit = threadIdx.x + k * blockDim.x;
-    if (unit < units) store_normed<N>(normed, unit, kept[k], weights[k], factor);
+    if (unit < units) store_normed<N>(normed, unit, kept[k], weights[k], factor, plus);
   }
   const T *again = residual == nullptr ? hidden : sum;
 #pragma unroll 1
   for (int unit = beyond; unit < units; unit += blockDim.x) {
-    store_normed<N>(normed, unit, load<N>(again, unit), load<N>(weight, unit), factor);
+    store_normed<N>(normed, unit, load<N>(again, unit), load<N>(weight, unit), factor, plus);
   }
 }
 
@@ -113,7 +114,7 @@ template <typename T>
 struct BackwardRow {
   const T *grad_normed, *grad_sum, *hidden, *weight;
   T *grad_hidden;
-  wide<T> scale;
+  wide<T> scale, plus;
 
   __device__ __forceinline__ BackwardRow(const RmsNormBackward &a, int64 row)
       : grad_normed(static_cast<const T *>(a.grad_normed) + row * a.width),
@@ -121,7 +122,8 @@ struct BackwardRow {
         hidden(static_cast<const T *>(a.hidden) + row * a.width),
         weight(static_cast<const T *>(a.weight)),
         grad_hidden(static_cast<T *>(a.grad_hidden) + row * a.width),
-        scale(static_cast<const wide<T> *>(a.scale)[row]) {}
+        scale(static_cast<const wide<T> *>(a.scale)[row]),
+        plus(a.adds_one ? 1 : 0) {}
 
   /* The part of the gradient along the row. */
   template <int N>
@@ -130,13 +132,13 @@ struct BackwardRow {
     wide<T> result = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      result += wide<T>(grads.values[i]) * wide<T>(values.values[i]) * scale * wide<T>(weights.values[i]);
+      result += wide<T>(grads.values[i]) * wide<T>(values.values[i]) * scale * (plus + wide<T>(weights.values[i]));
     }
     return result;
   }
 
   /* Writes the gradient of a pack and adds to the gradient of its weights. `lost`: the part of the row that the norm
-   * does not see. */
+   * removes. */
   template <int N>
   __device__ __forceinline__ void finish(const Pack<T, N> &grads, const Pack<T, N> &values, const Pack<T, N> &others,
                                          wide<T> lost, int unit, wide<T> (&grad_weight)[N]) const {
@@ -147,7 +149,7 @@ struct BackwardRow {
     for (int i = 0; i < N; ++i) {
       const W grad = W(grads.values[i]), value = W(values.values[i]);
       grad_weight[i] += grad * value * scale;
-      W of_hidden = grad * W(weights.values[i]) * scale - value * lost;
+      W of_hidden = grad * (plus + W(weights.values[i])) * scale - value * lost;
       if (grad_sum != nullptr) of_hidden += W(others.values[i]);
       result.values[i] = T(of_hidden);
     }
@@ -155,8 +157,8 @@ struct BackwardRow {
   }
 };
 
-/* One row of a stretch. `sums`: the weight's gradient, as far as registers hold it; the rest goes through `partial`,
- * in memory that no other thread touches. */
+/* One row of a segment. `sums`: the part of the weight's gradient that fits in registers; the rest is summed in
+ * `partial`, in memory that no other thread uses. */
 template <int N, typename T>
 __device__ __forceinline__ void backward_row(const BackwardRow<T> &row, int64 width, bool is_last,
                                              wide<T> (&sums)[kKeptBackward<T, N>][N], wide<T> *partial) {
@@ -204,15 +206,15 @@ __device__ __forceinline__ void backward_row(const BackwardRow<T> &row, int64 wi
   }
 }
 
-/* The rows of stretch number first_row(), whose sums of the weight's gradient go to their own row of `partial`. */
+/* The rows of segment number first_row(), whose sums of the weight's gradient go to their own row of `partial`. */
 template <int N, typename T>
 __device__ __forceinline__ void backward_rows(const RmsNormBackward &a) {
   using W = wide<T>;
-  const int64 stretch = first_row();
+  const int64 segment = first_row();
   const int units = static_cast<int>(a.width / N);
-  if (stretch >= a.stretches) return;
-  const int64 first = a.rows * stretch / a.stretches, stop = a.rows * (stretch + 1) / a.stretches;
-  W *partial = static_cast<W *>(a.partial) + stretch * a.width;
+  if (segment >= a.segments) return;
+  const int64 first = a.rows * segment / a.segments, stop = a.rows * (segment + 1) / a.segments;
+  W *partial = static_cast<W *>(a.partial) + segment * a.width;
   W sums[kKeptBackward<T, N>][N] = {};
 #pragma unroll 1
   for (int unit = threadIdx.x + kKeptBackward<T, N> * blockDim.x; unit < units; unit += blockDim.x) {

@@ -10,23 +10,24 @@ namespace {
 /* The kernels of one kind of device. `sum` is null without a residual; backward returns the gradient of the weight. */
 struct Cpu {
   static void forward(int dtype, const Tensor &hidden, const OptionalTensor &residual, const Tensor &weight, void *sum,
-                      const Tensor &normed, const Tensor &scale, double epsilon) {
+                      const Tensor &normed, const Tensor &scale, double epsilon, bool adds_one) {
     const int64_t rows = rows_of(hidden), width = last_size(hidden);
     const bool past_caches = goes_past_caches(2 * bytes_of(hidden));
     for_rows(rows, width, [&](int64_t first, int64_t stop) {
       llmctl_cpu_rms_norm(dtype, data(hidden), data(residual), data(weight), sum, mutable_data(normed),
-                          mutable_data(scale), width, epsilon, first, stop, past_caches);
+                          mutable_data(scale), width, epsilon, adds_one, first, stop, past_caches);
     });
   }
 
   static Tensor backward(int dtype, const Tensor &grad_normed, const OptionalTensor &grad_sum, const Tensor &hidden,
-                         const Tensor &weight, const Tensor &scale, const Tensor &grad_hidden) {
+                         const Tensor &weight, const Tensor &scale, const Tensor &grad_hidden, bool adds_one) {
     const int64_t rows = rows_of(hidden), width = last_size(hidden);
     const bool past_caches = goes_past_caches(3 * bytes_of(hidden));
     RowSums grad_weight(hidden, rows, width);
     for_blocks(rows, width, grad_weight.blocks(), [&](int64_t block, int64_t first, int64_t stop) {
       llmctl_cpu_rms_norm_backward(dtype, data(grad_normed), data(grad_sum), data(hidden), data(weight), data(scale),
-                                   mutable_data(grad_hidden), grad_weight.of(block), width, first, stop, past_caches);
+                                   mutable_data(grad_hidden), grad_weight.of(block), width, adds_one, first, stop,
+                                   past_caches);
     });
     return grad_weight.total();
   }
@@ -34,29 +35,30 @@ struct Cpu {
 
 struct Cuda {
   static void forward(int dtype, const Tensor &hidden, const OptionalTensor &residual, const Tensor &weight, void *sum,
-                      const Tensor &normed, const Tensor &scale, double epsilon) {
+                      const Tensor &normed, const Tensor &scale, double epsilon, bool adds_one) {
     const CudaCall call(hidden, "rms_norm");
     call.check(llmctl_cuda_rms_norm(dtype, data(hidden), data(residual), data(weight), sum, mutable_data(normed),
-                                    mutable_data(scale), rows_of(hidden), last_size(hidden), epsilon, call.stream()));
+                                    mutable_data(scale), rows_of(hidden), last_size(hidden), epsilon, adds_one,
+                                    call.stream()));
   }
 
   static Tensor backward(int dtype, const Tensor &grad_normed, const OptionalTensor &grad_sum, const Tensor &hidden,
-                         const Tensor &weight, const Tensor &scale, const Tensor &grad_hidden) {
+                         const Tensor &weight, const Tensor &scale, const Tensor &grad_hidden, bool adds_one) {
     const CudaCall call(hidden, "rms_norm_backward");
     const int64_t rows = rows_of(hidden), width = last_size(hidden);
-    const int64_t stretches = llmctl_cuda_rms_norm_stretches(rows, width);
-    const Tensor partial = unwritten(hidden, {stretches, width}, wide_type(hidden));
+    const int64_t segments = llmctl_cuda_rms_norm_segments(rows, width);
+    const Tensor partial = unwritten(hidden, {segments, width}, wide_type(hidden));
     const Tensor grad_weight = unwritten(weight, {width});
     call.check(llmctl_cuda_rms_norm_backward(dtype, data(grad_normed), data(grad_sum), data(hidden), data(weight),
                                              data(scale), mutable_data(grad_hidden), mutable_data(grad_weight),
-                                             mutable_data(partial), rows, width, call.stream()));
+                                             mutable_data(partial), rows, width, adds_one, call.stream()));
     return grad_weight;
   }
 };
 
 template <typename Device>
 std::tuple<Tensor, Tensor, Tensor> run_forward(const Tensor &hidden_in, const OptionalTensor &residual_in,
-                                               const Tensor &weight_in, double epsilon) {
+                                               const Tensor &weight_in, double epsilon, bool adds_one) {
   const char *op = "rms_norm";
   const int dtype = dtype_of(hidden_in, op);
   check_vector(weight_in, hidden_in, op, "weight");
@@ -67,25 +69,26 @@ std::tuple<Tensor, Tensor, Tensor> run_forward(const Tensor &hidden_in, const Op
   const Tensor sum = residual ? unwritten(hidden, hidden.sizes()) : normed;
   const Tensor scale = unwritten(hidden, {rows_of(hidden)}, wide_type(hidden));
   void *written = residual ? mutable_data(sum) : nullptr;
-  Device::forward(dtype, hidden, residual, weight, written, normed, scale, epsilon);
+  Device::forward(dtype, hidden, residual, weight, written, normed, scale, epsilon, adds_one);
   return {normed, sum, scale};
 }
 
 template <typename Device>
-std::tuple<Tensor, Tensor> forward(const Tensor &hidden, const Tensor &weight, double epsilon) {
-  const auto [normed, sum, scale] = run_forward<Device>(hidden, std::nullopt, weight, epsilon);
+std::tuple<Tensor, Tensor> forward(const Tensor &hidden, const Tensor &weight, double epsilon, bool adds_one) {
+  const auto [normed, sum, scale] = run_forward<Device>(hidden, std::nullopt, weight, epsilon, adds_one);
   return {normed, scale};
 }
 
 template <typename Device>
 std::tuple<Tensor, Tensor, Tensor> add_forward(const Tensor &hidden, const Tensor &residual, const Tensor &weight,
-                                               double epsilon) {
-  return run_forward<Device>(hidden, residual, weight, epsilon);
+                                               double epsilon, bool adds_one) {
+  return run_forward<Device>(hidden, residual, weight, epsilon, adds_one);
 }
 
 template <typename Device>
 std::tuple<Tensor, Tensor> backward(const Tensor &grad_normed_in, const OptionalTensor &grad_sum_in,
-                                    const Tensor &hidden_in, const Tensor &weight_in, const Tensor &scale) {
+                                    const Tensor &hidden_in, const Tensor &weight_in, const Tensor &scale,
+                                    bool adds_one) {
   const char *op = "rms_norm_backward";
   const int dtype = dtype_of(hidden_in, op);
   check_like(grad_normed_in, hidden_in, op, "grad_normed");
@@ -96,7 +99,7 @@ std::tuple<Tensor, Tensor> backward(const Tensor &grad_normed_in, const Optional
   const OptionalTensor grad_sum = packed(grad_sum_in);
   const Tensor grad_hidden = unwritten(hidden, hidden.sizes());
   const Tensor grad_weight =
-      Device::backward(dtype, grad_normed, grad_sum, hidden, weight, scale, grad_hidden);
+      Device::backward(dtype, grad_normed, grad_sum, hidden, weight, scale, grad_hidden, adds_one);
   return {grad_hidden, grad_weight};
 }
 
@@ -104,12 +107,13 @@ std::tuple<Tensor, Tensor> backward(const Tensor &grad_normed_in, const Optional
 }  // namespace llmctl
 
 STABLE_TORCH_LIBRARY_FRAGMENT(llmctl, library) {
-  library.def("rms_norm(Tensor hidden, Tensor weight, float epsilon) -> (Tensor normed, Tensor scale)");
+  library.def("rms_norm(Tensor hidden, Tensor weight, float epsilon, bool adds_one=False) -> (Tensor normed, Tensor scale)");
   library.def(
-      "add_rms_norm(Tensor hidden, Tensor residual, Tensor weight, float epsilon) "
+      "add_rms_norm(Tensor hidden, Tensor residual, Tensor weight, float epsilon, bool adds_one=False) "
       "-> (Tensor normed, Tensor sum, Tensor scale)");
   library.def(
-      "rms_norm_backward(Tensor grad_normed, Tensor? grad_sum, Tensor hidden, Tensor weight, Tensor scale) "
+      "rms_norm_backward(Tensor grad_normed, Tensor? grad_sum, Tensor hidden, Tensor weight, Tensor scale, "
+      "bool adds_one=False) "
       "-> (Tensor grad_hidden, Tensor grad_weight)");
 }
 

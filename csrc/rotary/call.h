@@ -9,14 +9,14 @@ typedef struct {
   void *to;
   long long from_strides[4], to_strides[4];
   long long groups, heads; /* groups of a token, heads of a group */
-  int is_turned;           /* else moved only */
+  int is_turned;           /* otherwise only copied */
 } llmctl_heads;
 
 /* Angles: cos and sin [sequence, batch, rotated / 2], with strides of the first two dims, in elements. */
 typedef struct {
   const void *cos, *sin;
   long long cos_strides[2], sin_strides[2];
-  long long rotated; /* channels of a head; even, 0 where nothing is turned */
+  long long rotated; /* channels of a head; even, 0 without rotation */
   int is_interleaved, is_inverse;
 } llmctl_angles;
 

@@ -56,8 +56,8 @@ void turn_interleaved(const T *from, Result *to, const wide<T> *cos, const wide<
   }
 }
 
-/* The same for a multiple of kPerLine pairs, a line of memory at a time: backward of 2048 tokens with 32 heads of 128 bfloat16
- * takes 4.1 ms on one core of an AMD EPYC, and by way of a buffer 4.8. With kPastCaches lines go past the caches. */
+/* The same for a multiple of kPerLine pairs, a line of memory at a time. With kPastCaches lines go past the caches. Backward
+ * of 2048 tokens with 32 heads of 128 bfloat16 takes 4.1 ms on one core of an AMD EPYC, and with a buffer 4.8 ms. */
 template <bool kPastCaches, typename T>
 void turn_lines(const T *from, T *to, const wide<T> *cos, const wide<T> *sin, wide<T> sign, int64_t apart, int64_t count,
                 bool by_instruction) {
@@ -87,17 +87,17 @@ void turn_interleaved_lines(const T *from, T *to, const wide<T> *cos, const wide
   }
 }
 
-/* Groups between the one that is read and the one that is fetched. Processors fetch ahead by themselves what is read
- * without gaps, but gradients of neighbouring heads may lie far apart: of 2048 tokens with 32 heads of 128 float32, backward
- * takes 13.6 ms without this and 11.2 ms with it, on one core of an AMD EPYC. */
+/* Groups from the one that is read to the one that is prefetched. Processors prefetch consecutive memory by themselves, but
+ * gradients of adjacent heads may be far apart in memory. Backward of 2048 tokens with 32 heads of 128 float32 takes
+ * 13.6 ms without prefetching and 11.2 ms with it, on one core of an AMD EPYC. */
 constexpr int64_t kGroupsAhead = 2;
 
-/* The same in bytes where heads stay in their place: beyond the page, where processors by themselves fetch no further. Those
- * of bfloat16 take 6.1 instead of 6.7 ms on one core of an Intel Xeon. */
+/* The same in bytes for heads that are rotated in place: beyond the page, which processors do not prefetch by themselves.
+ * With bfloat16 this takes 6.1 instead of 6.7 ms on one core of an Intel Xeon. */
 constexpr int64_t kBytesAhead = 6144;
 
-/* Tokens that are moved together where a head's tokens lie side by side, as attention leaves gradients: so much of a page is
- * read at once. On one core of an Intel Xeon backward of the same heads takes 25 ms so, and token by token 36 ms. */
+/* Tokens that are moved together if a head's tokens are consecutive in memory, as in the gradients of attention: more of a
+ * page is read at once. On one core of an Intel Xeon backward of the same heads takes 25 ms, and token by token 36 ms. */
 constexpr int64_t kTokens = 8;
 
 template <typename T>
@@ -107,18 +107,18 @@ void fetch(const T *head, int64_t head_dim, bool to_write) {
   }
 }
 
-/* Reads something of each line. Nothing comes of it, but that of what stays in its place, of which only some is turned, all is
- * read: AMD's processors fetch ahead what is read without gaps, and fetching by hand makes up for little of it. Turning the
- * same heads in place takes 5.2 ms so, 9.5 with fetching and 11.8 without either. */
+/* Reads a byte of each line, so that heads of which only some channels are rotated in place are read without gaps: AMD's
+ * processors prefetch only consecutive memory, and explicit prefetching is slower. Rotating the same heads in place takes
+ * 5.2 ms with these reads, 9.5 ms with prefetching and 11.8 ms without either. */
 template <typename T>
 void read_lines(const T *from, const T *end) {
   for (; from < end; from += kPerLine<T>) (void)*reinterpret_cast<const volatile char *>(from);
 }
 
-/* Tokens [first, stop) of a call, numbered along the batch, then along the sequence, and how they are gone through. */
+/* Tokens [first, stop) of a call, numbered along the batch, then along the sequence, and the way of reading them. */
 struct Tokens {
   int64_t batch, first, stop, head_dim;
-  bool reads_gaps; /* of what stays in its place */
+  bool reads_gaps; /* between channels that are rotated in place */
 
   int64_t count() const { return stop - first; }
 };
@@ -132,8 +132,8 @@ T *target_of(const llmctl_heads &part, int64_t batch, int64_t token) {
   return static_cast<T *>(part.to) + token / batch * part.to_strides[0] + token % batch * part.to_strides[1];
 }
 
-/* Reads the memory between the heads of a group and the heads of the next, such as values, at most one head of
- * it. `from` is the start of the first of `tokens`. */
+/* Reads the memory between the heads of a group and those of the next group, such as values, but at most one head.
+ * `from` is the start of the first of `tokens`. */
 template <typename T>
 void read_after_group(const llmctl_heads &part, const Tokens &tokens, int64_t group, const T *from) {
   const T *const begin = from + group * part.from_strides[2], *next = begin + part.from_strides[2];
@@ -145,9 +145,9 @@ void read_after_group(const llmctl_heads &part, const Tokens &tokens, int64_t gr
   read_lines(end, std::min(next, end + tokens.head_dim));
 }
 
-/* Calls visit(from, to) for each head of the first token in `part`, of which `turned` channels are turned. */
-template <typename T, typename Visitor>
-void for_heads(const llmctl_heads &part, const Tokens &tokens, int64_t turned, Visitor visit) {
+/* Calls body(from, to) for each head of the first token in `part`, of which `turned` channels are rotated. */
+template <typename T, typename Body>
+void for_heads(const llmctl_heads &part, const Tokens &tokens, int64_t turned, Body body) {
   const T *from = source_of<T>(part, tokens.batch, tokens.first);
   T *to = target_of<T>(part, tokens.batch, tokens.first);
   const bool is_in_place = part.from == part.to, reads_gaps = is_in_place && tokens.reads_gaps;
@@ -157,14 +157,14 @@ void for_heads(const llmctl_heads &part, const Tokens &tokens, int64_t turned, V
     for (int64_t head = 0; head < part.heads; ++head) {
       const T *const source = from + group * part.from_strides[2] + head * part.from_strides[3];
       if (!reads_gaps) fetch(source + groups_ahead * part.from_strides[2], tokens.head_dim, is_in_place);
-      visit(source, to + group * part.to_strides[2] + head * part.to_strides[3]);
+      body(source, to + group * part.to_strides[2] + head * part.to_strides[3]);
       if (reads_gaps) read_lines(source + turned, source + tokens.head_dim);
     }
     if (reads_gaps) read_after_group(part, tokens, group, from);
   }
 }
 
-/* The angles of some pairs of a token, widened, and the direction in which they turn. */
+/* The widened angles of some pairs of a token, and the direction of the rotation. */
 template <typename T>
 struct Turn {
   const wide<T> *cos, *sin;
@@ -208,7 +208,7 @@ struct Turn {
   }
 };
 
-/* A whole head, past the caches if it lies elsewhere afterwards. */
+/* A whole head, past the caches if it moves to other memory. */
 template <typename T>
 void move_head(const T *from, T *to, const Turn<T> *turn, int64_t head_dim) {
   if (from == to) {
@@ -227,7 +227,7 @@ void move_head(const T *from, T *to, const Turn<T> *turn, int64_t head_dim) {
   llmctl::copy_past_caches(to, turned, head_dim);
 }
 
-/* Up to kTokens tokens, group by group, since what a group has of all parts may lie side by side. The call goes on to `stop`. */
+/* Up to kTokens tokens, group by group, since the parts of a group may be adjacent in memory. `stop`: end of the call. */
 template <typename T>
 void move_past_caches(const llmctl_heads *parts, int num_parts, const llmctl_angles &angles, const Tokens &tokens,
                       int64_t stop) {
@@ -268,7 +268,7 @@ void move_past_caches(const llmctl_heads *parts, int num_parts, const llmctl_ang
   }
 }
 
-/* The first token of parts that stay in their place or in the caches. */
+/* The first token of parts that are rotated in place or stay in the caches. */
 template <typename T>
 void turn_token(const llmctl_heads *parts, int num_parts, const llmctl_angles &angles, const Tokens &tokens) {
   alignas(kCacheLine) wide<T> cosines[kPairs], sines[kPairs];

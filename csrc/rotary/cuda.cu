@@ -36,7 +36,7 @@ __device__ __forceinline__ void turn(T &first, T &second, T cos, T sin, wide<T> 
   second = T(y * c + x * s);
 }
 
-/* Pairs of the channels at the same index of `x` and `y`, or of neighbours in `x` followed by `y`. */
+/* Pairs of the channels at the same index of `x` and `y`, or of adjacent channels in `x` followed by `y`. */
 template <int N, typename T>
 __device__ __forceinline__ void turn_packs(Pack<T, N> &x, Pack<T, N> &y, const Pack<T, N> &cos, const Pack<T, N> &sin,
                                            bool is_interleaved, wide<T> sign) {
@@ -53,10 +53,10 @@ __device__ __forceinline__ void turn_packs(Pack<T, N> &x, Pack<T, N> &y, const P
   }
 }
 
-/* The work on a unit of a head: two packs of turned channels, or one pack of the rest. */
+/* The work on a unit of a head: two packs of rotated channels, or one pack of the rest. */
 template <int N, typename T>
 struct UnitPlace {
-  int first, second; /* Channels where its packs start; the rest of a head has no second. */
+  int first, second; /* First channels of its packs; in the rest of a head there is no second pack. */
   bool is_rest;
 
   __device__ __forceinline__ UnitPlace(const llmctl_angles &angles, int unit, int pairs) {
@@ -74,7 +74,7 @@ struct UnitPlace {
  * later loads read. */
 constexpr int kHeads = 2;
 
-/* One unit of heads first, first + step, and so on: all are turned by the same angles. */
+/* One unit of heads first, first + step, and so on, which all have the same angles. */
 template <int N, typename T>
 __device__ __forceinline__ void turn_heads(const Rope &a, int64 position, int64 sample, int first, int step, int unit,
                                            int pairs) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void rope_tokens(const Rope &a) {
   const int pairs = static_cast<int>(a.angles.rotated / 2);
   const int rest_units = a.moves ? static_cast<int>((a.head_dim - a.angles.rotated) / N) : 0;
   const int units = pairs / N + rest_units, threads = blockDim.x, thread = threadIdx.x;
-  /* A thread keeps to one unit, the same of several heads; threads that are left over rest. */
+  /* A thread processes the same unit of several heads; surplus threads do nothing. */
   const int beside = units < threads ? units : threads, step = threads / beside, head = thread / beside;
   for (int64 token = first_row(); token < a.tokens; token += row_step()) {
     const int64 position = a.batch == 1 ? token : token / a.batch, sample = token - position * a.batch;

@@ -15,8 +15,8 @@ struct Rope {
   int64 tokens, batch, head_dim;
   int part_heads[LLMCTL_MAX_PARTS]; /* Heads of a token in each part, */
   int heads;                        /* and in all of them. */
-  bool moves; /* any part goes to other memory, with the channels that are not turned */
-  bool packed; /* heads, halves of the turned channels and angles start and end at 16 bytes */
+  bool moves; /* some part moves to other memory, including the channels that are not rotated */
+  bool packed; /* heads, halves of the rotated channels and angles are multiples of 16 bytes */
 };
 
 }  // namespace llmctl

@@ -7,7 +7,7 @@
 namespace llmctl {
 namespace {
 
-/* The same tensor, or a copy where channels do not lie side by side. */
+/* The same tensor, or a copy if its channels are not contiguous. */
 Tensor side_by_side(const Tensor &tensor) {
   const int64_t last = tensor.dim() - 1;
   return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
@@ -17,7 +17,7 @@ std::vector<int64_t> first_strides(const Tensor &tensor) {
   return {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)};
 }
 
-/* The address of an element that many after the first. */
+/* The address of the element at this offset from the first. */
 void *address(const Tensor &tensor, int64_t element) {
   return static_cast<char *>(mutable_data(tensor)) + element * element_bytes(tensor);
 }
@@ -34,7 +34,7 @@ class Call {
         batch_(batch),
         head_dim_(last_size(model)) {}
 
-  /* Angles [sequence, batch or 1, ..., rotated / 2], where every dim between is of size 1. */
+  /* Angles [sequence, batch or 1, ..., rotated / 2], with dims of size 1 in between. */
   void turn_by(const OptionalTensor &cos, const OptionalTensor &sin, bool is_interleaved, bool is_inverse) {
     STD_TORCH_CHECK(cos.has_value() == sin.has_value(), "llmctl::", op_, ": cos and sin come together or not at all");
     if (!cos) return;
@@ -187,11 +187,11 @@ Tensor join(const Tensor &grad_query, const Tensor &grad_key, const Tensor &grad
 }  // namespace llmctl
 
 STABLE_TORCH_LIBRARY_FRAGMENT(llmctl, library) {
-  /* Of each group's heads the last, its value, stays as it is. */
+  /* The last head of each group, its value, is not changed. */
   library.def("rope_(Tensor(a!) packed, Tensor cos, Tensor sin, bool interleaved) -> ()");
-  /* Turned queries [sequence, batch, heads, head_dim] in memory of their own; keys are turned in place. */
+  /* Rotated queries [sequence, batch, heads, head_dim] in new memory; keys are rotated in place. */
   library.def("rope_take_queries_(Tensor(a!) packed, Tensor? cos, Tensor? sin, bool interleaved) -> Tensor query");
-  /* The gradient of packed: gradients [batch, heads, sequence, head_dim] turned back. */
+  /* The gradient of packed: gradients [batch, heads, sequence, head_dim], rotated back. */
   library.def(
       "rope_join(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor? cos, Tensor? sin, bool interleaved) "
       "-> Tensor grad_packed");

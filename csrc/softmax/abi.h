@@ -1,5 +1,5 @@
-/* Softmax over the last dim of scaled attention scores: shares = exp(scale scores) / sum of exp(scale scores), over
- * what a query sees. Where it does not see, and where it sees nothing at all, shares are 0. Vaswani et al. 2017
+/* Softmax over the last dim of scaled attention scores: shares = exp(scale scores) / sum of exp(scale scores), over the
+ * keys that a query sees. Masked keys, and all keys of a query that sees none, have share 0. Vaswani et al. 2017
  * (arXiv:1706.03762), equation 1 and section 3.2.3.
  *
  * scores, shares and their gradients: [batch, heads, queries, width] of `dtype`, contiguous; sums are float, of double
@@ -26,7 +26,7 @@ void llmctl_cpu_scaled_masked_softmax(int dtype, const void *scores, const unsig
 void llmctl_cpu_scaled_causal_softmax(int dtype, const void *scores, void *shares, int64_t queries, int64_t width,
                                       double scale, int64_t first, int64_t stop);
 
-/* Rows [first, stop), of either. `causal`: only what is seen is read. */
+/* Rows [first, stop), for both masks. `causal`: masked scores are not read. */
 void llmctl_cpu_scaled_softmax_backward(int dtype, const void *grad_shares, const void *shares, void *grad_scores,
                                         int64_t queries, int64_t width, double scale, int causal, int64_t first,
                                         int64_t stop);

@@ -25,7 +25,8 @@ bool any_seen(const unsigned char *mask, int64_t width) {
   return seen != 0;
 }
 
-/* Softmax of score(i), i < count, into `shares`, which may be what score reads: a place is read, then written. */
+/* Softmax of score(i), i < count, into `shares`, which may be the memory that score reads: each element is read before it
+ * is written. */
 template <typename T, typename Score>
 void softmax(T *shares, int64_t count, Score score) {
   using W = wide<T>;
@@ -40,7 +41,7 @@ void softmax(T *shares, int64_t count, Score score) {
     for (int64_t i = 0; i < count; ++i) shares[i] = T(W(shares[i]) * factor);
     return;
   }
-  /* Rounded to 16 bit once, at the end: short rows keep their exponentials, for long ones they are computed again. */
+  /* Rounded to 16 bits once, at the end: short rows keep their exponentials, long rows compute them again. */
   if (count <= kKept) {
     W powers[kKept];
     W *const kept = powers;

@@ -92,7 +92,7 @@ struct ScoreSums {
   }
 };
 
-/* Softmax of one row of `units` units. From `read` on nothing is read, because nothing there is seen. */
+/* Softmax of one row of `units` units. Units from `read` on are masked and not read. */
 template <int N, typename T, typename Seen>
 __device__ __forceinline__ void softmax_row(const T *scores, T *shares, int units, int read, wide<T> scale,
                                             const Seen &seen) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void softmax_row(const T *scores, T *shares, int unit
     for (int i = 0; i < N; ++i) sum += kept[k][i] = share_of<T>(kept[k][i], from);
   }
   sum = row_sum(sum);
-  /* If nothing is larger than -infinity, either nothing is seen, or only -infinity. */
+  /* If nothing is larger than -infinity, all visible scores are -infinity, or none is visible. */
   const bool is_empty = maximum == minus_infinity<W>() && row_reduce(any ? 1 : 0, 0, Max()) == 0;
   const W factor = is_empty ? W(0) : W(1) / sum;
 #pragma unroll

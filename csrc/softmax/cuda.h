@@ -7,8 +7,8 @@
 namespace llmctl {
 
 constexpr int kSoftmaxThreads = 512;
-/* Packs of a row that a thread keeps in registers, before another thread is put to it. What is left of a longer row is
- * read again, out of the cache. */
+/* Packs of a row that a thread keeps in registers; longer rows get more threads. What exceeds the registers of all
+ * threads is read again from the cache. */
 constexpr int kSoftmaxPacks = 4;
 
 /* Keys of a row fit an int, with room for the step beyond them, and the number of a row fits 32 bits. */

@@ -19,7 +19,7 @@ int64_t mask_stride(const Tensor &mask, const Tensor &scores, int64_t dim, const
   return size == 1 ? 0 : mask.stride(dim);
 }
 
-/* The mask, of which only the keys must lie side by side: one that was expanded is read as it is. */
+/* The mask, of which only the keys must be contiguous: an expanded mask is not copied. */
 Tensor with_adjacent_keys(const Tensor &mask) { return mask.stride(3) == 1 ? mask : packed(mask); }
 
 Tensor masked(const Tensor &scores_in, const Tensor &mask_in, double scale) {

@@ -15,7 +15,7 @@ extern "C" {
 /* Writes the sum of the squares of elements [first, stop). Infinite or NaN if and only if an element is. */
 void llmctl_cpu_sum_of_squares(int dtype, const void *values, double *sum, int64_t first, int64_t stop);
 
-/* Elements that a block of threads sums up at a time. */
+/* Elements that a block of threads sums. */
 int64_t llmctl_cuda_list_chunk(void);
 
 /* sum (one double) = the sum of the squares of `count` tensors with numels[i] elements each. `partial`: scratch

@@ -6,7 +6,7 @@
 
 namespace {
 
-/* 16 sums beside each other: a single sum would wait for each addition before the next. */
+/* 16 independent sums: in a single sum each addition would wait for the one before. */
 constexpr int kSums = 16;
 
 template <typename T>
@@ -28,12 +28,12 @@ double sum_of_squares(const T *values, int64_t count) {
   return total;
 }
 
-/* Elements between those that are read and those that are fetched: so far that they lie beyond the page, where processors by
- * themselves fetch no further. 16 Mi take 3.5 instead of 5.2 ms on one core of an Intel Xeon. */
+/* Elements from the one that is read to the one that is prefetched: beyond the page, which processors do not prefetch by
+ * themselves. 16 Mi elements take 3.5 instead of 5.2 ms on one core of an Intel Xeon. */
 constexpr int64_t kAhead = 2048;
 
-/* Two bfloat16 at a time are the halves of a word, and each is a float once the other is out of its way: elements one by
- * one would be moved about in registers for longer than memory takes to give them. */
+/* Two bfloat16 are the halves of a word; each is a float after the other is masked or shifted out. Conversion of single
+ * elements would take longer than the memory accesses. */
 double sum_of_squares(const llmctl::bfloat16 *values, int64_t count) {
   double even[kSums] = {}, odd[kSums] = {};
   const int64_t whole = count / (2 * kSums) * (2 * kSums);

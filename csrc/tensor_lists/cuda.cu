@@ -6,13 +6,13 @@ namespace llmctl {
 namespace {
 namespace tensor_lists {
 
-/* The stretch of a tensor that this block works on. */
+/* The segment of a tensor that this block works on. */
 template <typename T>
-struct Stretch {
+struct Segment {
   const T *values;
   int64 first, whole, stop; /* [first, whole) in packs of 16 bytes, [whole, stop) one by one. */
 
-  __device__ __forceinline__ explicit Stretch(const TensorList &a) {
+  __device__ __forceinline__ explicit Segment(const TensorList &a) {
     const ListedTensor &t = a.tensors[tensor_of_block(a.tensors, a.count)];
     values = static_cast<const T *>(t.values);
     first = (static_cast<int64>(blockIdx.x) - t.first_block) * kListChunk;
@@ -38,9 +38,9 @@ __device__ __forceinline__ double squares_of(const T *values, int64 first, int64
 
 template <typename T>
 __device__ __forceinline__ void sum_of_squares(const TensorList &a) {
-  const Stretch<T> stretch(a);
-  double squares = squares_of<kPack<T>>(stretch.values, stretch.first / kPack<T>, stretch.whole / kPack<T>);
-  squares += squares_of<1>(stretch.values, stretch.whole, stretch.stop);
+  const Segment<T> segment(a);
+  double squares = squares_of<kPack<T>>(segment.values, segment.first / kPack<T>, segment.whole / kPack<T>);
+  squares += squares_of<1>(segment.values, segment.whole, segment.stop);
   squares = row_sum(squares);
   if (threadIdx.x == 0) a.partial[blockIdx.x] = squares;
 }

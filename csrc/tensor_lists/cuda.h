@@ -7,7 +7,7 @@
 namespace llmctl {
 
 constexpr int kListThreads = 256;
-/* Threads of the one block that adds up the sums of all others. */
+/* Threads of the one block that adds the sums of all others. */
 constexpr int kPartialThreads = 1024;
 /* Elements of a block. */
 constexpr int64 kListChunk = 16384;

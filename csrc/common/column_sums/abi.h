@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 /* sums [width] of `dtype` = the sum over the rows of partial [rows, width], which is float, or double where dtype is
- * double. Added up in double, in the order of the rows, and rounded once. Zero rows give zeros. */
+ * double. Added in double, in the order of the rows, and rounded once. Zero rows give zeros. */
 void llmctl_cpu_column_sums(int dtype, const void *partial, void *sums, int64_t rows, int64_t width);
 
 #ifdef __cplusplus

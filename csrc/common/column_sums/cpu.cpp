@@ -8,7 +8,7 @@ namespace {
 
 using llmctl::wide;
 
-/* Columns at a time: their sums stay in the nearest cache. */
+/* Columns at a time: their sums stay in the first-level cache. */
 constexpr int64_t kBlock = 512;
 
 template <typename T>

@@ -6,8 +6,8 @@ namespace llmctl {
 namespace {
 namespace column_sums {
 
-/* A block has kColumns columns. Thread y of a column adds up rows y, y + blockDim.y, and so on; the first thread
- * adds up the results of all. */
+/* A block has kColumns columns. Thread y of a column adds rows y, y + blockDim.y, and so on; the first thread adds the
+ * results of all. */
 template <typename T>
 __device__ __forceinline__ void run(const ColumnSums &a) {
   using W = wide<T>;

@@ -6,7 +6,7 @@
 
 namespace llmctl {
 
-/* Columns of a block, the most threads of a column, and the rows that are worth a thread. */
+/* Columns of a block, the most threads of a column, and the fewest rows of a thread. */
 constexpr int kColumns = 32;
 constexpr int kColumnThreads = 32;
 constexpr int kColumnRows = 4;

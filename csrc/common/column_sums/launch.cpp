@@ -21,10 +21,10 @@ int column_sums(int dtype, const void *partial, void *sums, int64_t rows, int64_
   return launch(column_sums_kernel, dtype, grid, &arguments, stream);
 }
 
-int64_t stretches_of(int64_t rows, int64_t width) {
+int64_t segments_of(int64_t rows, int64_t width) {
   /* The largest GPUs have 132 to 160 multiprocessors; each holds two blocks of 256 threads of the calling kernel.
-   * With 16 elements a thread, that is two rounds of blocks. The stretches are few enough that their sums are small
-   * beside the rows. */
+   * With 16 elements a thread, that is two rounds of blocks. There are so few
+   * segments that their sums are small compared with the rows. */
   const int64_t most = std::clamp<int64_t>((int64_t{1} << 21) / std::max<int64_t>(1, width), 128, 8192);
   return std::clamp<int64_t>(rows / 4, 1, most);
 }

@@ -1,4 +1,4 @@
-/* The second half of every sum over rows: partial sums of stretches of rows are added up to one vector. */
+/* The second half of every sum over rows: the partial sums of segments of rows are added. */
 #ifndef LLMCTL_LAUNCH_COLUMN_SUMS_H
 #define LLMCTL_LAUNCH_COLUMN_SUMS_H
 
@@ -10,10 +10,10 @@ namespace llmctl {
  * double, always in the same order. Zero rows give zeros. */
 int column_sums(int dtype, const void *partial, void *sums, int64_t rows, int64_t width, void *stream);
 
-/* The number of stretches in which `rows` rows of `width` elements are summed. It depends on the shape alone, so
- * that results have the same bits everywhere. There are enough stretches for every multiprocessor, and few enough
- * that their sums are small beside the rows. */
-int64_t stretches_of(int64_t rows, int64_t width);
+/* The number of segments in which `rows` rows of `width` elements are summed. It depends only on the shape, so that
+ * results have the same bits on every GPU. Every multiprocessor gets some segments, and there are so few that their
+ * sums are small compared with the rows. */
+int64_t segments_of(int64_t rows, int64_t width);
 
 }  // namespace llmctl
 

@@ -16,19 +16,19 @@ namespace {
 template <typename W>
 constexpr W kInfinity = std::numeric_limits<W>::infinity();
 
-/* Elements summed at a time, and these sums in double: a running sum over a whole row of a vocabulary would lose digits.
- * Vectors have a running sum in each lane; without them there is one. */
+/* Elements of a block, which are summed in W; the sums of blocks are added in double. A running sum over a whole row of
+ * a vocabulary would lose digits. Vectors have a running sum in each lane; without vectors there is a single one. */
 #ifdef __AVX2__
 constexpr int64_t kSumBlock = 1024;
 #else
 constexpr int64_t kSumBlock = 64;
 #endif
 
-/* The larger of `so_far` and of the values from `start` on, kLanes at a time; `start` moves to those that are left. */
+/* The largest of `so_far` and the values from `start` on, kLanes at a time; advances `start` to the remaining values. */
 template <int kLanes, typename W, typename Value>
 W largest_of_blocks(int64_t &start, int64_t count, Value value, W so_far) {
   if (start + kLanes > count) return so_far;
-  /* Partial maxima side by side: compilers do not make them of one running maximum, which NaN would make another. */
+  /* One maximum per lane. Compilers do not vectorise a single running maximum, because NaN could change the result. */
   W lanes[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = so_far;
   for (; start + kLanes <= count; start += kLanes) {
@@ -46,7 +46,7 @@ W largest_of_blocks(int64_t &start, int64_t count, Value value, W so_far) {
   return lanes[0];
 }
 
-/* The largest of value(i), i < count; NaN is passed over, and of no values it is -infinity. */
+/* The largest of value(i), i < count; NaN is ignored, and without values the result is -infinity. */
 template <typename W, typename Value>
 W largest(int64_t count, Value value) {
   int64_t i = 0;
@@ -59,13 +59,13 @@ W largest(int64_t count, Value value) {
   return result;
 }
 
-/* From what exponentials are counted whose largest exponent is `maximum`: exp(-infinity - -infinity) would be NaN. */
+/* The number that is subtracted from exponents with this maximum; 0 for -infinity: exp(-infinity - -infinity) is NaN. */
 template <typename W>
 W reference(W maximum) {
   return maximum == -kInfinity<W> ? W(0) : maximum;
 }
 
-/* The sum of term(i), i < count, `kBlock` at a time; before those from `start` on there is before(start). */
+/* The sum of term(i), i < count, `kBlock` at a time; calls before(start) before each block. */
 template <typename W, int64_t kBlock, typename Term, typename Before>
 W sum_of(int64_t count, Term term, Before before) {
   double total = 0;

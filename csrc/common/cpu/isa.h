@@ -60,14 +60,14 @@ extern "C" int llmctl_cpu_level(void);
 
 namespace llmctl {
 
-/* Calls visit(T{}) with the element type that `dtype` stands for. */
-template <typename Visitor>
-inline void with_dtype(int dtype, Visitor visit) {
+/* Calls body(T{}) with the element type that `dtype` stands for. */
+template <typename Body>
+inline void with_dtype(int dtype, Body body) {
   switch (dtype) {
-    case LLMCTL_FLOAT32: return visit(float{});
-    case LLMCTL_BFLOAT16: return visit(bfloat16{});
-    case LLMCTL_FLOAT16: return visit(float16{});
-    case LLMCTL_FLOAT64: return visit(double{});
+    case LLMCTL_FLOAT32: return body(float{});
+    case LLMCTL_BFLOAT16: return body(bfloat16{});
+    case LLMCTL_FLOAT16: return body(float16{});
+    case LLMCTL_FLOAT64: return body(double{});
   }
 }
 

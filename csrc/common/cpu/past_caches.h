@@ -1,5 +1,5 @@
-/* Stores past the caches, for results that would not fit. An ordinary store first reads the line that it changes,
- * unless the processor sees that whole lines follow each other, as they do along a row, but not from head to head. */
+/* Stores past the caches, for results that would not fit. An ordinary store first reads the line that it changes, unless
+ * the processor detects consecutive whole lines, as along a row, but not from head to head. */
 #ifndef LLMCTL_PAST_CACHES_H
 #define LLMCTL_PAST_CACHES_H
 
@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kCacheLine = 64;
 
 #ifdef __SSE2__
-/* Stores a line past the caches: a line of memory begins at `to`, `from` may be any address. */
+/* Stores a line past the caches. `to` is aligned to a line, `from` may be any address. */
 inline void store_line(char *to, const char *from) {
 #if defined(__AVX512F__)
   _mm512_stream_si512(reinterpret_cast<__m512i *>(to), _mm512_loadu_si512(from));

@@ -1,4 +1,4 @@
-/* Facts about the processor beside its instruction set. */
+/* Facts about the processor besides its instruction set. */
 #ifndef LLMCTL_PROCESSOR_H
 #define LLMCTL_PROCESSOR_H
 

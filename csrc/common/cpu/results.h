@@ -1,6 +1,5 @@
-/* Results of a row: a line of memory at a time is computed in the wide type, rounded and stored, past the caches
- * where the results would not fit. These stores are spread among the loads: in longer runs they would wait for each
- * other. */
+/* Results of a row: a line of memory at a time is computed in the wide type, rounded and stored, past the caches if the
+ * results would not fit. These stores alternate with loads: many consecutive stores would wait for each other. */
 #ifndef LLMCTL_RESULTS_H
 #define LLMCTL_RESULTS_H
 
@@ -19,14 +18,14 @@ namespace {
 template <typename T>
 constexpr int64_t kPerLine = kCacheLine / static_cast<int64_t>(sizeof(T));
 
-/* Asks for the line of `next`, which is read soon: what is passed over twice comes while results of the row before it are
- * stored, since a core waits for memory longer than it can work ahead. Any address will do. */
+/* Prefetches the line of `next`, at any address. A row that is read twice is prefetched while the results of the row
+ * before are stored, because a core waits for memory longer than it can work ahead. */
 template <typename T>
 LLMCTL_FN void fetch(const T *next) {
   __builtin_prefetch(next, 0, 2);
 }
 
-/* A whole line; with kPastCaches a line of memory begins at its address. */
+/* A whole line; with kPastCaches `to` is aligned to a line. */
 template <bool kPastCaches, typename T>
 LLMCTL_FN void store_whole_line(T *to, const wide<T> *computed, bool by_instruction) {
   alignas(kCacheLine) T rounded[kPerLine<T>];
@@ -42,8 +41,7 @@ LLMCTL_FN void store_whole_line(T *to, const wide<T> *computed, bool by_instruct
   }
 }
 
-/* Calls compute(i, count, results) for the lines of the row `to`: `results` [count] are the results from element `i`
- * on. */
+/* Calls compute(i, count, results) for the lines of the row `to`, which fills `results` [count] from element `i` on. */
 template <bool kPastCaches, typename T, typename Compute>
 LLMCTL_FN void store_lines(T *to, int64_t start, int64_t width, Compute compute) {
   const bool by_instruction = rounds_by_instruction<T>();

@@ -1,4 +1,4 @@
-/* Rounding of float32 results to 16-bit elements, a stretch at a time. */
+/* Rounding of float32 results to 16-bit elements, many at a time. */
 #ifndef LLMCTL_ROUNDING_H
 #define LLMCTL_ROUNDING_H
 
@@ -8,7 +8,7 @@
 #include "../number.h"
 #include "isa.h"
 
-/* Compilers that know AVX512_BF16. */
+/* Compilers that support AVX512_BF16. */
 #if defined(__AVX512VL__) && (defined(__clang__) || __GNUC__ >= 10)
 #define LLMCTL_HAS_BFLOAT16_ROUNDING
 #include <immintrin.h>
@@ -18,7 +18,7 @@ namespace llmctl {
 /* Internal linkage: each object needs the functions as compiled for its own instruction set. */
 namespace {
 
-/* True if an instruction rounds to T here: results are then better left in float32 until all are rounded. */
+/* True if an instruction rounds to T here: results then stay in float32 until all are rounded, which is faster. */
 template <typename T>
 bool rounds_by_instruction() {
 #ifdef LLMCTL_HAS_BFLOAT16_ROUNDING
@@ -54,13 +54,13 @@ void round_all(T *to, const wide<T> *from, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = from[i];
 }
 
-/* A line of 64 bytes; `by_instruction` is what rounds_by_instruction<T>() says. */
+/* A line of 64 bytes; `by_instruction`: the result of rounds_by_instruction<T>(). */
 template <typename T>
 LLMCTL_FN void round_line(T *to, const wide<T> *from, bool by_instruction) {
 #ifdef LLMCTL_HAS_BFLOAT16_ROUNDING
   if constexpr (std::is_same_v<T, bfloat16>) {
     if (by_instruction) {
-      /* Not a function for that instruction set: it could not become part of a loop that is not. */
+      /* Not a function for that instruction set: it could not be inlined into a loop for another one. */
       __m512i both;
       asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(_mm512_loadu_ps(from)), "v"(_mm512_loadu_ps(from + 16)));
       return _mm512_storeu_si512(to, both);

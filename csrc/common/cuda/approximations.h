@@ -1,5 +1,5 @@
-/* Functions of one number in few instructions, exact to more digits than 16 bits hold: the exact functions of
- * scalar_math.h take longer than memory does. The errors below are relative. Those of the instructions are in the
+/* Functions of one number in few instructions, exact to more digits than 16 bits hold. The exact functions of
+ * scalar_math.h take longer than the memory accesses. The errors below are relative. Those of the instructions are in the
  * PTX ISA (ex2.approx.ftz, rcp.approx.ftz: https://docs.nvidia.com/cuda/parallel-thread-execution/). */
 #ifndef LLMCTL_APPROXIMATIONS_H
 #define LLMCTL_APPROXIMATIONS_H
@@ -15,7 +15,7 @@ constexpr float kLog2OfE = 1.44269504f;
 template <typename T>
 constexpr bool kApproximates = sizeof(T) == 2;
 
-/* 2^x, within 2^-22; 0 where that would be subnormal. */
+/* 2^x, within 2^-22; 0 where 2^x would be subnormal. */
 static __device__ __forceinline__ float power_of_two(float x) {
 #ifdef __CUDA_ARCH__
   float result;
@@ -26,7 +26,7 @@ static __device__ __forceinline__ float power_of_two(float x) {
 #endif
 }
 
-/* 1 / x, within 2^-23; 0 of what is beyond 2^126. */
+/* 1 / x, within 2^-23; 0 for x beyond 2^126. */
 static __device__ __forceinline__ float reciprocal(float x) {
 #ifdef __CUDA_ARCH__
   float result;

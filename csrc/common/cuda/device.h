@@ -1,10 +1,9 @@
 /* Building blocks of CUDA kernels: loads of 16 bytes, sums over the threads of a row in a fixed order, entry points
- * per element type. For nvcc and NVRTC, so without headers of others; tests/trainer/ops/cuda/cuda_emulation compiles
+ * per element type. For nvcc and NVRTC, so without foreign headers; tests/trainer/ops/cuda/cuda_emulation compiles
  * the same files with g++.
  *
- * A row is worked on by the blockDim.x threads of one threadIdx.y. These are a warp, with as many rows in the block
- * as the block has warps, or more threads, and then the block has one row (common/launch/grid.h chooses). Shared
- * memory is static, in functions. */
+ * The blockDim.x threads of one threadIdx.y process a row. They are either a warp, and the block has one row per warp, or
+ * more threads, and the block has a single row (common/launch/grid.h chooses). Shared memory is static, in functions. */
 #ifndef LLMCTL_DEVICE_H
 #define LLMCTL_DEVICE_H
 
@@ -36,7 +35,7 @@ static __device__ __forceinline__ void store(T *row, int64 unit, const Pack<T, N
   *reinterpret_cast<Pack<T, N> *>(row + unit * N) = pack;
 }
 
-/* Fetches the memory around an address into the L2 cache, while no register waits for it. */
+/* Prefetches the memory around an address into the L2 cache, without a register. */
 static __device__ __forceinline__ void prefetch(const void *address) {
 #ifdef __CUDA_ARCH__
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
@@ -81,7 +80,7 @@ struct Add {
 };
 
 struct Max {
-  /* NaN wins, whichever side it is on. */
+  /* The larger value; NaN if either is NaN. */
   template <typename W>
   __device__ __forceinline__ W operator()(W left, W right) const {
     return left > right || left != left ? left : right;

@@ -1,5 +1,5 @@
-/* Maximum and sum of exponentials of a row in one pass over it, for softmax and cross entropy: each thread counts
- * from its largest value so far, and the threads' results are combined in the end. Milakov and Gimelshein 2018
+/* Maximum and sum of exponentials of a row in one pass over it, for softmax and cross entropy. Exponents are relative to
+ * a thread's largest value so far, and the threads' results are combined in the end. Milakov and Gimelshein 2018
  * (arXiv:1805.02867), algorithm 3 and section 3.1. */
 #ifndef LLMCTL_ONLINE_SUMS_H
 #define LLMCTL_ONLINE_SUMS_H
@@ -13,7 +13,7 @@ __device__ __forceinline__ W minus_infinity() {
   return W(float_of_bits(0xff800000u));
 }
 
-/* From what exponentials are counted whose largest exponent is `maximum`: exp(-infinity - -infinity) would be NaN. */
+/* The number that is subtracted from exponents with this maximum; 0 for -infinity: exp(-infinity - -infinity) is NaN. */
 template <typename W>
 __device__ __forceinline__ W reference(W maximum) {
   return maximum == minus_infinity<W>() ? W(0) : maximum;
@@ -23,7 +23,7 @@ __device__ __forceinline__ W reference(W maximum) {
 static __device__ __forceinline__ float larger(float left, float right) { return ::fmaxf(left, right); }
 static __device__ __forceinline__ double larger(double left, double right) { return ::fmax(left, right); }
 
-/* Of the values that one thread, in the end that all threads of a row have added. NaN is in the sum alone. */
+/* Maximum and sum of the values that a thread, and in the end all threads of a row, have added. Only the sum has NaN. */
 template <typename T>
 struct OnlineSums {
   using W = wide<T>;
@@ -44,7 +44,7 @@ struct OnlineSums {
     for (int i = 0; i < N; ++i) exp_sum += power_of<T>(values[i] - from);
   }
 
-  /* To all threads of the row, which call it together. */
+  /* The combined result for all threads of the row, which must call this together. */
   __device__ __forceinline__ void combine() {
     const W own = maximum;
     maximum = row_reduce(own, minus_infinity<W>(), Max());

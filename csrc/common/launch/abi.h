@@ -1,9 +1,8 @@
-/* Device, image of the kernels (compiled by nvcc or NVRTC from every csrc/<op>/cuda.cu), and errors as text: all
- * that precedes a launch.
+/* Device, image of the kernels (compiled by nvcc or NVRTC from every csrc/<op>/cuda.cu), and errors as text.
  *
  * Functions of this interface that return int give 0, an error of CUDA's driver (a CUresult, positive) or an error
  * of ours (negative). CUDA's driver is looked up at the first call of any of these functions; the library itself
- * loads without the driver. A launch neither allocates nor waits nor loads, and goes to the given stream: it can be
+ * loads without the driver. A launch on the given stream neither allocates nor waits nor loads, so that it can be
  * captured into a CUDA graph. All functions are safe to call from several threads. */
 #ifndef LLMCTL_CUDA_H
 #define LLMCTL_CUDA_H
@@ -17,8 +16,8 @@ enum llmctl_cuda_failure { LLMCTL_CUDA_NO_DRIVER = -1, LLMCTL_CUDA_NO_IMAGE = -2
 /* The CUDA version that the driver supports: 12080 for CUDA 12.8. */
 int llmctl_cuda_driver_version(int *version);
 
-/* Use `image`, a cubin or a fatbin, for launches on a device from now on, and load every kernel of it. The image
- * before stays in memory. */
+/* Use `image`, a cubin or a fatbin, for launches on a device from now on, and load all its kernels. The previous image
+ * stays in memory. */
 int llmctl_cuda_load(int device, const void *image);
 
 /* Make a device's primary context, which torch uses too, the current context of the calling thread. `before`, which

@@ -60,7 +60,7 @@ struct Driver {
   }
 };
 
-/* The driver, or null where there is none that works. */
+/* The driver, or null without a working one. */
 const Driver *driver() {
   static const Driver driver;
   return driver.complete ? &driver : nullptr;

@@ -6,7 +6,7 @@
 
 #include "../dtype.h"
 
-/* Hidden, so that every library launches its own kernels: tests load an emulated GPU beside the library. */
+/* Hidden, so that every library launches its own kernels: tests load an emulated GPU in addition to the library. */
 namespace llmctl __attribute__((visibility("hidden"))) {
 
 /* Element types that a kernel has entry points name_<type> for; kNoType: one entry point, without a suffix. */
@@ -15,7 +15,7 @@ enum class KernelTypes { kAll, kNoDouble, kNoType };
 /* A kernel of the image, declared as a constant of namespace scope in the launch.cpp that launches it. The constructor
  * registers the kernel: llmctl_cuda_load looks up every registered kernel. */
 struct Kernel {
-  const char *name; /* as LLMCTL_CUDA_KERNEL has it */
+  const char *name; /* as given to LLMCTL_CUDA_KERNEL */
   KernelTypes types;
   int number; /* from 0, in the order of registration */
 

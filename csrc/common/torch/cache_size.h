@@ -9,8 +9,8 @@
 
 namespace llmctl {
 
-/* Bytes of the third-level cache that a core has, alone or shared. Read from sysfs: sysconf(3) of glibc 2.36 adds up
- * the caches of a whole socket on AMD's processors, 320 MiB on an EPYC whose cores have 32. */
+/* Bytes of a core's third-level cache, which it may share. Read from sysfs: on AMD's processors sysconf(3) of glibc 2.36
+ * adds up the caches of a whole socket, 320 MiB on an EPYC whose cores have 32. */
 inline int64_t cache_of_core() {
   long long kib = 0;
   if (FILE *file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "re")) {
@@ -25,8 +25,8 @@ inline int64_t cache_of_core() {
   return int64_t{32} << 20;
 }
 
-/* True if results are stored past the caches in a call that moves so many bytes: most would have left the caches
- * before anyone reads them. */
+/* True if a call that moves this many bytes stores its results past the caches, which they would leave before they are
+ * read. */
 inline bool goes_past_caches(int64_t bytes) {
   static const int64_t cache = cache_of_core();
   return bytes > cache / 2;

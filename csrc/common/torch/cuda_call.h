@@ -40,7 +40,7 @@ class __attribute__((visibility("hidden"))) CudaCall {
   }
   CudaCall(const CudaCall &) = delete;
   CudaCall &operator=(const CudaCall &) = delete;
-  /* Runs before the guard goes back to the device that was current. */
+  /* Runs before the guard restores the device that was current. */
   ~CudaCall() { llmctl_cuda_restore(before_); }
 
   void *stream() const { return stream_; }

@@ -28,8 +28,7 @@ inline std::vector<Chunk> chunks_of(const std::vector<Tensor> &tensors) {
   return chunks;
 }
 
-/* Calls body(number, chunk) for every chunk, by torch's own threads, with as many chunks to a thread as are worth
- * it. */
+/* Calls body(number, chunk) for every chunk in torch's own threads, several chunks per thread if they are short. */
 template <typename Body>
 inline void for_chunks(const std::vector<Chunk> &chunks, Body body) {
   if (chunks.empty()) return;

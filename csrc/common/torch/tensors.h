@@ -84,7 +84,7 @@ inline OptionalTensor packed(const OptionalTensor &tensor) {
 
 inline int64_t last_size(const Tensor &tensor) { return tensor.size(tensor.dim() - 1); }
 
-/* The rows of `tensor` as [rows, last size]: no rows where they have no elements. */
+/* The rows of `tensor` as [rows, last size]; no rows if they have no elements. */
 inline int64_t rows_of(const Tensor &tensor) {
   const int64_t width = last_size(tensor);
   return width == 0 ? 0 : tensor.numel() / width;
@@ -128,25 +128,24 @@ inline void check_row_numbers(const Tensor &what, const Tensor &model, int64_t r
   check_device(what, model, op, name);
 }
 
-/* Rows that are worth a thread: about 32 Ki elements. */
+/* Fewest rows of a thread: about 32 Ki elements. */
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, width)); }
 
-/* Calls body(first, stop) over the rows, by torch's own threads, or by the calling thread where more are not worth
- * it. */
+/* Calls body(first, stop) over the rows, in torch's own threads, or in the calling thread if the rows are few. */
 template <typename Body>
 inline void for_rows(int64_t rows, int64_t width, Body body) {
   if (rows > 0) torch::stable::parallel_for(0, rows, grain(width), body);
 }
 
-/* The number of blocks in which rows are summed. It depends on the shape alone, never on the number of threads, so
- * that results have the same bits. 32 are enough for threads; more blocks keep digits, which one sum after the other
- * loses with the root of its length. */
+/* The number of blocks in which rows are summed. It depends only on the shape, not on the number of threads, so that
+ * results have the same bits. 32 are enough for threads; more blocks keep digits, of which a running sum loses more with
+ * the root of its length. */
 constexpr int64_t kBlocksForThreads = 32, kMaxRowsPerBlock = 128;
 inline int64_t num_blocks(int64_t rows, int64_t width) {
   return std::max(std::clamp<int64_t>(rows / grain(width), 1, kBlocksForThreads), rows / kMaxRowsPerBlock);
 }
 
-/* Calls body(block, first, stop) over `blocks` stretches of the rows, with as many to a thread as are worth it. */
+/* Calls body(block, first, stop) for `blocks` segments of the rows, several of them per thread if they are short. */
 template <typename Body>
 inline void for_blocks(int64_t rows, int64_t width, int64_t blocks, Body body) {
   const int64_t worth = std::max<int64_t>(1, blocks * grain(width) / std::max<int64_t>(1, rows));
