@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainer.data_parallel.frozen_weights import FrozenWeights
 from trainer.data_parallel.gradient_buckets import GradientBuckets
+from trainer.data_parallel.parameter_shards import StoredShard
 from trainer.data_parallel.sharded_buckets import ShardedBuckets
 from trainer.model.context import ParallelAxes
 from trainer.model.decoder import GPTStage
+from trainer.model.encoder_decoder.model import EncoderDecoder
+from trainer.model.moe.expert_bias import move_expert_biases
+from trainer.model.mtp import take_losses
 from trainer.model.sharding import ParameterBuilder, ParameterLayout
+from trainer.model.stage import Stage
 from trainer.ops.dispatch.registry import Kernels
 from trainer.planning.pipeline import pipeline_placement, pipeline_schedule
 from trainer.planning.schedule.placement import Placement
@@ -33,13 +39,15 @@ class ParallelModel:
     Names are global, in order of use in forward.
     """
 
-    chunks: tuple[GPTStage, ...]
+    chunks: tuple[Stage, ...]
     """This rank's virtual stages, in order of the forward pass."""
     placement: Placement
     schedule: str
     """Name of the pipeline schedule."""
     num_layers: int
-    """Number of layers of the whole model."""
+    """Number of layers of the whole model, prediction layers included."""
+    prediction_depths: int
+    """Tokens after the next one that the model predicts in training."""
     axes: ParallelAxes
     mesh: ParallelMesh
     groups: ProcessGroups
@@ -47,9 +55,33 @@ class ParallelModel:
     """Layouts of this rank's parameters only."""
     parameters: dict[str, nn.Parameter]
     """Whole tensors of this rank's part; if the gradient store also shards the weights, their shards."""
+    buffers: dict[str, torch.Tensor]
+    """Tensors of checkpoints that are no parameters, whole on each rank that holds them."""
     gradients: GradientStore
     kernels: Kernels
     """Ops that layers and optimizer use."""
+
+    @property
+    def stored_shards(self) -> list[StoredShard]:
+        """This rank's part of all tensors of a checkpoint: the shards of its parameters, and its buffers."""
+        return [*self.gradients.parameter_shards, *self.buffer_shards]
+
+    @property
+    def buffer_shards(self) -> list[StoredShard]:
+        """The buffers, flattened."""
+        return [StoredShard(name, 0, buffer.view(-1)) for name, buffer in self.buffers.items()]
+
+    def move_expert_biases(self, *, was_skipped: bool) -> None:
+        """Move the expert biases against the load of the step. Collective: all ranks, after each optimizer step."""
+        move_expert_biases(self.chunks, self.groups.dp_cp, was_skipped=was_skipped)
+
+    def take_further_losses(self) -> list[float]:
+        """Sum of the token losses and number of labels of each prediction depth in turn, since the last call.
+
+        Summed over all ranks these are the totals of the global batch: each loss counts on one rank only.
+        """
+        own = take_losses(self.chunks) if self.mesh.tp_rank == 0 else []
+        return [number for depth in own or [[0.0, 0.0]] * self.prediction_depths for number in depth]
 
 
 def build_model(
@@ -59,6 +91,8 @@ def build_model(
     groups: ProcessGroups,
     device: torch.device,
     kernels: Kernels | None = None,
+    *,
+    is_frozen: bool = False,
 ) -> ParallelModel:
     """Build this rank's part of the model that ``config`` describes, with its initial values.
 
@@ -72,6 +106,8 @@ def build_model(
         groups: this rank's process groups.
         device: device of the parameters.
         kernels: ops of layers and optimizer; None takes the reference backends.
+        is_frozen: the model is only run: no initial values are drawn, and there are no gradients. Its weights are
+            undefined until they are loaded.
     """
     builder = ParameterBuilder(
         seed=config.training.seed,
@@ -80,11 +116,40 @@ def build_model(
         dtype=parameter_dtype(config.training),
         device=device,
         kernels=kernels or Kernels(),
+        draws=not is_frozen,
     )
     axes = ParallelAxes.build(config, mesh, groups)
-    placement, layers = pipeline_placement(config), partition_layers(config, vocab_size)
-    own = [placement.virtual_stage(mesh.pp_rank, chunk) for chunk in range(placement.chunks)]
-    chunks = tuple(
+    placement = pipeline_placement(config)
+    chunks = _build_chunks(config, vocab_size, placement, builder, axes)
+    store = FrozenWeights if is_frozen else _store_class(config.parallel.zero_stage, mesh)
+    gradients = store(builder.parameters, builder.layouts, mesh, groups, config.parallel)
+    gradients.connect(chunks)
+    return ParallelModel(
+        chunks=chunks,
+        placement=placement,
+        schedule=pipeline_schedule(config),
+        num_layers=config.model.num_layers + config.model.mtp_num_layers,
+        prediction_depths=config.model.mtp_num_layers,
+        axes=axes,
+        mesh=mesh,
+        groups=groups,
+        layouts=builder.layouts,
+        parameters=builder.parameters,
+        buffers=builder.buffers,
+        gradients=gradients,
+        kernels=builder.kernels,
+    )
+
+
+def _build_chunks(
+    config: TrainConfig, vocab_size: int, placement: Placement, builder: ParameterBuilder, axes: ParallelAxes
+) -> tuple[Stage, ...]:
+    """This rank's virtual stages."""
+    if config.model.is_encoder_decoder:
+        return (EncoderDecoder(config, vocab_size, builder, axes),)
+    layers = partition_layers(config, vocab_size)
+    own = [placement.virtual_stage(builder.mesh.pp_rank, chunk) for chunk in range(placement.chunks)]
+    return tuple(
         GPTStage(
             config,
             vocab_size,
@@ -95,22 +160,6 @@ def build_model(
             is_last=number == placement.num_virtual_stages - 1,
         )
         for number in own
-    )
-    store = _store_class(config.parallel.zero_stage, mesh)
-    gradients = store(builder.parameters, builder.layouts, mesh, groups, config.parallel)
-    gradients.connect(chunks)
-    return ParallelModel(
-        chunks=chunks,
-        placement=placement,
-        schedule=pipeline_schedule(config),
-        num_layers=config.model.num_layers,
-        axes=axes,
-        mesh=mesh,
-        groups=groups,
-        layouts=builder.layouts,
-        parameters=builder.parameters,
-        gradients=gradients,
-        kernels=builder.kernels,
     )
 
 

@@ -49,15 +49,15 @@ class WithoutEffect(argparse.Action):
         """Ignore the flag."""
 
 
-def print_text(text: str) -> None:
-    """Print ``text``; characters outside the terminal's encoding become backslash escapes.
+def print_text(text: str, end: str = "\n") -> None:
+    """Print ``text`` and ``end``; characters outside the terminal's encoding become backslash escapes.
 
     A reader that closes the pipe early, such as ``head``, is no error:
     https://docs.python.org/3/library/signal.html#note-on-sigpipe.
     """
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end=end, flush=True)
     except BrokenPipeError:
         # Otherwise the interpreter would report the error when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from trainer.config.command_parser import CommandParser, Refused, WithoutEffect
-from trainer.config.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_SAID, REFUSED, WITHOUT_EFFECT, TokenizerType
+from trainer.config.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_MESSAGE, REFUSED, WITHOUT_EFFECT, TokenizerType
 
 TOKENIZER_TYPES: tuple[str, ...] = get_args(TokenizerType)
 ENDINGS = {"byte-level-bpe": ".json", "unigram": ".model", "bpe": ".model", "wordpiece": ".txt"}
@@ -44,7 +44,7 @@ _INPUT = (
     "files, quoted patterns or folders: .jsonl, .json and .ndjson with a document per line, .parquet with a document "
     "per row, any other file as plain text; also compressed as .gz, .zst, .bz2 or .xz"
 )
-_PAIRS = "prefixes of indexed datasets, their .bin or .idx files, or folders of them"
+_DATASETS = "prefixes of indexed datasets, their .bin or .idx files, or folders of them"
 _Values = int | str
 """argparse's nargs of a repeatable flag: 1, or "+" as in Megatron-LM's scripts."""
 
@@ -69,7 +69,7 @@ def parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
 def parser_of(command: str, several: _Values = 1) -> CommandParser:
     """Parser of one command: prepare, train-tokenizer, inspect or merge."""
     add, description = _COMMANDS[command]
-    metavar, text = ("PATH", _PAIRS) if command in ("inspect", "merge") else ("INPUT", _INPUT)
+    metavar, text = ("PATH", _DATASETS) if command in ("inspect", "merge") else ("INPUT", _INPUT)
     parser = CommandParser(prog=f"llmctl data {command}", description=description, allow_abbrev=False, add_help=False)
     parser.add_argument("paths", nargs="*", metavar=metavar, help=text)
     parser.add_argument("--input", nargs="+", default=[], action="extend", metavar="PATH", help="further inputs")
@@ -279,7 +279,7 @@ def _number(word: str) -> int:
 
 def _type(name: str) -> str:
     if name in NOT_OF_TEXT:
-        raise argparse.ArgumentTypeError(f"{name}: {NOT_OF_TEXT_SAID}")
+        raise argparse.ArgumentTypeError(f"{name}: {NOT_OF_TEXT_MESSAGE}")
     if name not in TOKENIZER_TYPES:
         raise argparse.ArgumentTypeError(f"{name!r} is not supported; the types are {', '.join(TOKENIZER_TYPES)}")
     return name

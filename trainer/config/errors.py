@@ -6,7 +6,7 @@ class ConfigError(ValueError):
 
     Attributes:
         key: dotted key of the value, such as ``parallel.tensor_model_parallel_size``; empty if no key can be named.
-        problem: one sentence: what is wrong, what is valid, what to do. Names no file, because the caller knows it.
+        problem: one sentence: what is wrong, what is valid, what to do. Names no file, which only the caller knows.
     """
 
     def __init__(self, key: str, problem: str) -> None:

@@ -17,12 +17,14 @@ class Alias:
     Attributes:
         key: dotted key of the training config.
         value: value that a flag without an argument sets; None takes the argument that follows.
-        yields: the alias loses if the key is also set by its own name.
+        yields: the alias loses if the key is also set by its own name; of a mapping, the entries that are set there.
+        entry: entry of a mapping that the flag sets; None sets the whole key.
     """
 
     key: str
     value: Any = None
     yields: bool = False
+    entry: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,30 @@ class WithoutEffect:
     only: tuple[str, ...] = ()
 
 
+# Megatron-LM, megatron/core/models/common/embeddings/rotary_pos_embedding.py, RotaryEmbedding._apply_scaling.
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
 ALIASES: dict[str, Alias] = {
     "rope-theta": Alias("model.rotary_base"),
+    "use-rope-scaling": Alias("model.rope_scaling", _LLAMA3_ROPE, yields=True),
+    "rope-scaling-factor": Alias("model.rope_scaling", entry="factor"),
     # Megatron-LM's deprecated switch for no learned positions; scripts usually give --position-embedding-type rope too.
     "no-position-embedding": Alias("model.position_embedding_type", "none", yields=True),
     "use-rotary-position-embeddings": Alias("model.position_embedding_type", "rope"),
     "layernorm-epsilon": Alias("model.norm_epsilon"),
+    "activation-func-clamp-value": Alias("model.activation_clamp"),
+    "encoder-num-layers": Alias("model.num_layers"),
     "model-parallel-size": Alias("parallel.tensor_model_parallel_size"),
     "batch-size": Alias("training.micro_batch_size"),
     "warmup": Alias("optimizer.lr_warmup_fraction"),
+    "bert-no-binary-head": Alias("model.bert_binary_head", False),
+    "encoder-seq-length": Alias("training.seq_length"),
     "no-overlap-grad-reduce": Alias("parallel.overlap_grad_reduce", False),
     "no-overlap-param-gather": Alias("parallel.overlap_param_gather", False),
     # Megatron-LM's older switch; scripts may give --recompute-granularity too.
@@ -183,41 +200,22 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
 }
 
 _TORCHRUN = "is a flag of the launcher; give it to torchrun, before -m trainer"
-_MTP = "multi-token prediction is not supported; leave the flag out"
 _HYBRID = "models with state-space layers are not supported; only transformers are"
-_MLA = "multi-head latent attention is not supported; use --num-query-groups for a smaller number of keys and values"
 _OTHER_ROUTER = (
     "this way of routing is not supported; use --moe-router-score-function softmax or sigmoid, "
-    "--moe-router-pre-softmax and --moe-router-topk-scaling-factor"
+    "--moe-router-pre-softmax, --moe-router-num-groups and --moe-router-topk-scaling-factor"
 )
-_OTHER_ROPE = "rotary positions pair the two halves of a head; only --rotary-base and --rotary-percent can be changed"
 _OFFLOAD = "activation offloading is not supported; use --recompute-granularity full, or --optimizer-cpu-offload"
-_MASKED = (
-    "masked language models (BERT, T5) cannot be trained here; leave the flag out. python -m trainer masked-samples "
-    "shows their samples"
-)
 _SPACES = "the SentencePiece model decides about repeated spaces; leave the flag out, or use a model that keeps them"
 _SAMPLES = "training length is counted in iterations; use --train-iters, --lr-decay-iters or --lr-warmup-iters"
 
 REFUSED: dict[str, str] = {
-    "mtp-num-layers": _MTP,
-    "mtp-loss-scaling-factor": _MTP,
     "is-hybrid-model": _HYBRID,
     "hybrid-layer-pattern": _HYBRID,
     "hybrid-override-pattern": _HYBRID,
     "hybrid-attention-ratio": _HYBRID,
     "hybrid-mlp-ratio": _HYBRID,
-    "multi-latent-attention": _MLA,
-    "q-lora-rank": _MLA,
-    "kv-lora-rank": _MLA,
-    "qk-head-dim": _MLA,
-    "qk-pos-emb-head-dim": _MLA,
-    "v-head-dim": _MLA,
-    "moe-router-num-groups": _OTHER_ROUTER,
-    "moe-router-group-topk": _OTHER_ROUTER,
     "moe-router-topk-limited-devices": _OTHER_ROUTER,
-    "moe-router-enable-expert-bias": _OTHER_ROUTER,
-    "moe-router-bias-update-rate": _OTHER_ROUTER,
     "moe-router-force-load-balancing": _OTHER_ROUTER,
     "moe-input-jitter-eps": _OTHER_ROUTER,
     "moe-apply-probs-on-input": _OTHER_ROUTER,
@@ -227,22 +225,15 @@ REFUSED: dict[str, str] = {
     "moe-use-upcycling": "a dense checkpoint cannot be given experts; start from a checkpoint that has experts",
     "hierarchical-context-parallel-sizes": "context parallelism has a single level; use --cp-comm-type p2p or a2a",
     "standalone-embedding-stage": "use --pipeline-model-parallel-layout with only E in the first stage instead",
-    "pipeline-model-parallel-split-rank": "models with an encoder are not supported; leave the flag out",
+    "pipeline-model-parallel-split-rank": "encoder and decoder are on the same ranks; leave the flag out",
     "cpu-offloading": _OFFLOAD,
     "cpu-offloading-num-layers": _OFFLOAD,
     "checkpoint-activations": "use --recompute-granularity full --recompute-method uniform instead",
-    "rotary-interleaved": _OTHER_ROPE,
-    "use-rope-scaling": _OTHER_ROPE,
-    "qk-l2-norm": "normalization of queries and keys is not supported; leave the flag out",
+    "qk-l2-norm": "a norm of queries and keys without weights is not supported; use --qk-layernorm",
     "fp8-format": "fp8 training is not supported; leave out the --fp8 flags and train with --bf16",
     "fp8-hybrid": "fp8 training is not supported; leave out the --fp8 flags and train with --bf16",
     "fp8-e4m3": "fp8 training is not supported; leave out the --fp8 flags and train with --bf16",
     "use-z-loss": "the z-loss over the vocabulary is not supported; leave the flag out, which changes the loss",
-    "mask-prob": _MASKED,
-    "short-seq-prob": _MASKED,
-    "bert-no-binary-head": _MASKED,
-    "encoder-seq-length": _MASKED,
-    "decoder-seq-length": _MASKED,
     "train-samples": _SAMPLES,
     "lr-decay-samples": _SAMPLES,
     "lr-warmup-samples": _SAMPLES,
@@ -256,8 +247,11 @@ REFUSED: dict[str, str] = {
     "disable-tokenizer-sentencepiece-ignore-extra-whitespaces": _SPACES,
     "chat-template": "chat templates are not supported; leave the flag out",
     "null-tokenizer-eod-id": "the end-of-document id is always --vocab-size; leave the flag out",
-    "squared-relu": "squared ReLU is not supported; use GeLU, tanh GeLU (--openai-gelu) or SwiGLU (--swiglu)",
-    "qk-layernorm": "normalization of queries and keys is not supported; leave the flag out",
+    "quick-geglu": "quick GeLU without an offset of the ups is not supported; for gpt-oss use --swiglu with "
+    "--activation-alpha 1.702 and --activation-clamp 7",
+    "glu-linear-offset": "use --activation-alpha, which adds 1 to the ups as gpt-oss does",
+    "apply-residual-connection-post-layernorm": "the residual is the input of the norm; use --norm-placement post for "
+    "norms after the residual add",
     "data-args-path": "pass the file's contents to --data-path",
     "per-split-data-args-path": "pass the file's contents to --train-data-path, --valid-data-path and --test-data-path",
     "sft": "tokenize each conversation into a document of alternating prompt and answer sequences, and use "
@@ -289,8 +283,8 @@ TokenizerType = Literal[
     "BertWordPieceCase",
     "NullTokenizer",
 ]
-"""Megatron-LM's text tokenizers. Its three SentencePiece types are now equal: none adds tokens of its own."""
+"""Megatron-LM's text tokenizers. Its three SentencePiece types are now equal: none adds further tokens."""
 
 NOT_OF_TEXT = ("MultimodalTokenizer", "NullMultimodalTokenizer", "SFTTokenizer")
 """Megatron-LM's tokenizers of images and chats, which are refused."""
-NOT_OF_TEXT_SAID = "tokenizers of images and chats are not supported; prepare text, and name the text tokenizer"
+NOT_OF_TEXT_MESSAGE = "tokenizers of images and chats are not supported; prepare text, and name the text tokenizer"

@@ -1,11 +1,11 @@
 """Tokenizer keys of the data section, under Megatron-LM's names. Torch-free."""
 
-# No "from __future__ import annotations" here, for the reason given in sections.py.
+# No "from __future__ import annotations" here, for the reason given in sections/__init__.py.
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, field_validator
 
-from trainer.config.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_SAID, TokenizerType
+from trainer.config.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_MESSAGE, TokenizerType
 
 
 class TokenizerKeys(BaseModel):
@@ -40,5 +40,5 @@ class TokenizerKeys(BaseModel):
     @classmethod
     def _check_tokenizer_type(cls, value: Any) -> Any:
         if value in NOT_OF_TEXT:
-            raise ValueError(NOT_OF_TEXT_SAID)
+            raise ValueError(NOT_OF_TEXT_MESSAGE)
         return value

@@ -8,6 +8,7 @@ package is torch-free and imports no other package of the trainer.
 from trainer.config.sections import (
     CheckpointConfig,
     DataConfig,
+    EvaluationConfig,
     JobConfig,
     LoggingConfig,
     ModelConfig,
@@ -29,11 +30,18 @@ class TrainConfig(Section):
     data: DataConfig = DataConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     @property
     def max_position_embeddings(self) -> int:
         """Longest sequence that the position embedding supports."""
         return self.model.max_position_embeddings or self.training.seq_length
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of one sample, padding included; those of encoder and decoder together."""
+        training = self.training
+        return training.seq_length + (training.decoder_seq_length if self.model.is_encoder_decoder else 0)
 
     def data_parallel_size(self, world_size: int) -> int:
         """Number of model replicas among ``world_size`` ranks."""

@@ -1,7 +1,14 @@
-"""One pre-norm transformer layer.
+"""One transformer layer: attention and feed-forward part, with norms where model.norm_placement puts them.
 
 Legend: S sequence, B micro-batch, H hidden; ``/t`` = divided over tp.
-Radford et al. 2019 (GPT-2), section 2.3: norm before each sublayer, dropout after it, then the residual add.
+
+    pre       h = x + f(norm(x))            Radford et al. 2019 (GPT-2), section 2.3
+    post      h = norm(x + f(x))            Vaswani et al. 2017 (arXiv:1706.03762), section 3.1
+    sandwich  h = x + norm'(f(norm(x)))     Gemma 2 (arXiv:2408.00118), section 2
+    output    h = x + norm'(f(x))           OLMo 2 (arXiv:2501.00656), section 2.1
+    parallel  h = x + f(norm(x)) + g(norm(x)), Black et al. 2022 (GPT-NeoX, arXiv:2204.06745), section 2.1
+
+for each sublayer f: attention, then the feed-forward part. Dropout is the last step before an add.
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ from torch import nn
 
 from trainer.config.sections import ModelConfig
 from trainer.distributed.random_streams import DropoutSite
+from trainer.model.attention.latent_attention import LatentAttention
 from trainer.model.attention.self_attention import SelfAttention
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.dropout import hidden_dropout
@@ -61,18 +69,29 @@ class Block(nn.Module):
         self._kernels = builder.kernels
         self._recomputed = recomputed
         self._defers_add = defers_add
-        norm = (model.normalization, model.hidden_size, model.norm_epsilon)
-        self.attention_norm = Norm(*norm, builder.under("attention_norm"))
-        self.attention = SelfAttention(
+        self._is_parallel = model.parallel_residual
+        placement = model.norm_placement
+        self._is_post = placement == "post"
+        on_inputs, on_results = placement != "output", placement in ("sandwich", "output")
+        has_mlp_norm = on_inputs and not model.shared_parallel_norm
+
+        def norm(name: str, is_there: bool) -> Norm | None:
+            return Norm.of(model, builder.under(name)) if is_there else None
+
+        self.attention_norm = norm("attention_norm", on_inputs)
+        attention = LatentAttention if model.multi_latent_attention else SelfAttention
+        self.attention = attention(
             model, layer, builder.under("attention"), axes, recompute_core="core_attn" in recomputed
         )
-        self.mlp_norm = Norm(*norm, builder.under("mlp_norm"))
+        self.attention_output_norm = norm("attention_output_norm", on_results)
+        self.mlp_norm = norm("mlp_norm", has_mlp_norm)
         self.mlp: MLP | None = None
         self.moe: MoE | None = None
         if model.is_moe_layer(layer):
             self.moe = MoE(model, builder.under("moe"), axes, recompute_activation="moe_act" in recomputed)
         else:
             self.mlp = MLP(model, builder.under("mlp"), axes.tp)
+        self.mlp_output_norm = norm("mlp_output_norm", on_results)
 
     def forward(self, stream: Residual, forward_pass: ForwardPass, needs_values: bool = True) -> Residual:
         """Collective: all ranks of the layer's axes. For ``needs_values`` see trainer.model.recompute.Recomputable."""
@@ -87,53 +106,95 @@ class Block(nn.Module):
         return self._transform(forward_pass, Residual(hidden), needs_values=needs_values).total()
 
     def _transform(self, forward_pass: ForwardPass, stream: Residual, *, needs_values: bool) -> Residual:
-        # With dropout, the same pass over memory adds the bias before it and the residual after it.
-        drops = self._dropout > 0.0 and forward_pass.randomness is not None
-        if stream.part is None:
-            hidden = stream.hidden
-            normed = self.attention_norm(hidden)
+        if self._is_parallel:
+            stream = self._side_by_side(forward_pass, stream, needs_values=needs_values)
+        elif self._is_post:
+            stream = self._attention_part(forward_pass, stream, None)
+            stream = self._mlp_part(forward_pass, stream, self.attention_norm, needs_values=True)
+            assert self.mlp_norm is not None
+            stream = Residual(self.mlp_norm(*stream))
         else:
-            normed, hidden = self.attention_norm.of_sum(stream.hidden, stream.part)
-        with self._forget_norm(self.attention_norm, hidden, normed):
-            attended = self.attention(normed, forward_pass, adds_bias=not drops)
-        if drops:
-            bias = self.attention.output_bias
-            hidden = self._dropped(attended, bias, hidden, forward_pass, "attention_output")
-            normed = self.mlp_norm(hidden)
-        else:
-            normed, hidden = self.mlp_norm.of_sum(hidden, attended)
-        with self._forget_norm(self.mlp_norm, hidden, normed):
-            name, part, feed_forward = self._feed_forward(forward_pass, adds_bias=not drops)
-            if name in self._recomputed:
-                transformed = recompute(feed_forward, normed)
-            else:
-                transformed = feed_forward(normed, needs_values=needs_values)
-        if drops:
-            return Residual(self._dropped(transformed, part.output_bias, hidden, forward_pass, "mlp_output"))
-        stream = Residual(hidden, transformed)
+            stream = self._attention_part(forward_pass, stream, self.attention_norm)
+            stream = self._mlp_part(forward_pass, stream, self.mlp_norm, needs_values=needs_values)
         return stream if self._defers_add else Residual(stream.total())
 
-    def _feed_forward(self, forward_pass: ForwardPass, *, adds_bias: bool) -> tuple[str, MLP | MoE, Recomputable]:
-        if self.moe is not None:
-            return "moe", self.moe, partial(self.moe, forward_pass=forward_pass, adds_bias=adds_bias)
-        assert self.mlp is not None
-        return "mlp", self.mlp, partial(self.mlp, adds_bias=adds_bias)
+    def _side_by_side(self, forward_pass: ForwardPass, stream: Residual, *, needs_values: bool) -> Residual:
+        normed, hidden = _normed(self.attention_norm, stream)
+        with self._forget_norm(self.attention_norm, hidden, normed):
+            attended = self._attend(forward_pass, normed)
+            if self.mlp_norm is None:
+                transformed = self._feed_forward(forward_pass, normed, needs_values=needs_values)
+        if self.mlp_norm is not None:
+            normed = self.mlp_norm(hidden)
+            with self._forget_norm(self.mlp_norm, hidden, normed):
+                transformed = self._feed_forward(forward_pass, normed, needs_values=needs_values)
+        between = self._added(hidden, attended, forward_pass, "attention_output").total()
+        return self._added(between, transformed, forward_pass, "mlp_output")
 
-    def _forget_norm(self, norm: Norm, hidden: torch.Tensor, normed: torch.Tensor) -> AbstractContextManager[None]:
-        if "layernorm" not in self._recomputed:
+    def _attention_part(self, forward_pass: ForwardPass, stream: Residual, norm: Norm | None) -> Residual:
+        normed, hidden = _normed(norm, stream)
+        with self._forget_norm(norm, hidden, normed):
+            attended = self._attend(forward_pass, normed)
+        if self.attention_output_norm is not None:
+            attended = self.attention_output_norm(attended)
+        return self._added(hidden, attended, forward_pass, "attention_output")
+
+    def _mlp_part(
+        self, forward_pass: ForwardPass, stream: Residual, norm: Norm | None, *, needs_values: bool
+    ) -> Residual:
+        normed, hidden = _normed(norm, stream)
+        # A norm's backward reads the norm's input.
+        needs_values = needs_values or self.mlp_output_norm is not None
+        with self._forget_norm(norm, hidden, normed):
+            transformed = self._feed_forward(forward_pass, normed, needs_values=needs_values)
+        if self.mlp_output_norm is not None:
+            transformed = self.mlp_output_norm(transformed)
+        return self._added(normed if self._is_post else hidden, transformed, forward_pass, "mlp_output")
+
+    def _attend(self, forward_pass: ForwardPass, normed: torch.Tensor) -> torch.Tensor:
+        adds_bias = not self._fuses_bias(forward_pass)
+        return self.attention(normed, forward_pass, adds_bias=adds_bias)  # type: ignore[no-any-return]
+
+    def _feed_forward(self, forward_pass: ForwardPass, normed: torch.Tensor, *, needs_values: bool) -> torch.Tensor:
+        adds_bias = not self._fuses_bias(forward_pass)
+        function: Recomputable
+        if self.moe is not None:
+            name, function = "moe", partial(self.moe, forward_pass=forward_pass, adds_bias=adds_bias)
+        else:
+            assert self.mlp is not None
+            name, function = "mlp", partial(self.mlp, adds_bias=adds_bias)
+        if name in self._recomputed:
+            return recompute(function, normed)
+        transformed: torch.Tensor = function(normed, needs_values=needs_values)
+        return transformed
+
+    def _drops(self, forward_pass: ForwardPass) -> bool:
+        return self._dropout > 0.0 and forward_pass.randomness is not None
+
+    def _fuses_bias(self, forward_pass: ForwardPass) -> bool:
+        """True if the op of dropout adds a sublayer's bias, in the same pass over memory."""
+        return self._drops(forward_pass) and self.mlp_output_norm is None
+
+    def _forget_norm(
+        self, norm: Norm | None, hidden: torch.Tensor, normed: torch.Tensor
+    ) -> AbstractContextManager[None]:
+        if norm is None or "layernorm" not in self._recomputed:
             return nullcontext()
         # The norm itself keeps its input, so that this costs no memory; the norm's hooks do not run in the replay.
         return forget(normed, partial(norm.forward, hidden.detach()))
 
-    def _dropped(
-        self,
-        part: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor,
-        forward_pass: ForwardPass,
-        site: DropoutSite,
-    ) -> torch.Tensor:
-        return hidden_dropout(
+    def _added(
+        self, residual: torch.Tensor, part: torch.Tensor, forward_pass: ForwardPass, site: DropoutSite
+    ) -> Residual:
+        """``residual`` plus the dropped ``part``; without dropout the add is left to the next norm."""
+        if not self._drops(forward_pass):
+            return Residual(residual, part)
+        bias = None
+        if self._fuses_bias(forward_pass):
+            sublayer = self.attention if site == "attention_output" else (self.moe or self.mlp)
+            assert sublayer is not None
+            bias = sublayer.output_bias
+        dropped = hidden_dropout(
             part,
             self._dropout,
             forward_pass.randomness,
@@ -144,3 +205,14 @@ class Block(nn.Module):
             bias=bias,
             residual=residual,
         )
+        return Residual(dropped)
+
+
+def _normed(norm: Norm | None, stream: Residual) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of the stream, and the stream in one tensor; without a norm that tensor twice."""
+    if norm is None:
+        total = stream.total()
+        return total, total
+    if stream.part is None:
+        return norm(stream.hidden), stream.hidden
+    return norm.of_sum(stream.hidden, stream.part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from trainer.model.context_parallel.axis import ContextParallel
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from trainer.data.samples.document_places import Documents
     from trainer.distributed.mesh import ParallelMesh, ProcessGroups
     from trainer.distributed.random_streams import MicroBatchRandomness
+    from trainer.model.cache import KeyValueCache
     from trainer.model.rotary import RotaryTable
 
 
@@ -63,11 +65,14 @@ class ForwardPass:
 
     Attributes:
         rotary: angles of this rank's positions; None without rotary embedding.
+        rotary_local: the same in layers with a sliding window; None: as in the others.
+        key_mask: bool [B, S], True for tokens that attention sees; None: all tokens.
         documents: bounds of the documents, if attention must not cross them.
         randomness: the random streams of dropout; None disables dropout.
         aux_loss_scale: derivative of the minimised loss with respect to an auxiliary loss of this micro-batch: a layer
             multiplies the gradient of its auxiliary loss by this factor. 0 without a backward.
         limits_experts: full experts drop tokens, if the model has a capacity limit; only in training.
+        cache: keys and values of earlier tokens, in generation; None without.
     """
 
     rotary: RotaryTable | None = None
@@ -75,3 +80,10 @@ class ForwardPass:
     randomness: MicroBatchRandomness | None = None
     aux_loss_scale: float = 0.0
     limits_experts: bool = True
+    rotary_local: RotaryTable | None = None
+    key_mask: torch.Tensor | None = None
+    cache: KeyValueCache | None = None
+
+    def rotary_of(self, *, has_window: bool) -> RotaryTable | None:
+        """Angles of a layer with or without a sliding window."""
+        return self.rotary_local if has_window and self.rotary_local is not None else self.rotary

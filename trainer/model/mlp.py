@@ -1,9 +1,7 @@
 """The feed-forward part of a block, with its inner width divided over tp.
 
 Legend: S sequence, B micro-batch, H hidden, F feed-forward width; ``/t`` = divided over tp.
-GeLU is the exact form, x * Phi(x) (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2). With openai_gelu it is the
-tanh approximation (the same section), which Megatron-LM's fused bias-gelu also uses. SwiGLU: Shazeer 2020
-(arXiv:2002.05202), equation 6.
+The activations are those of trainer.ops.activation. gelu_tanh is also what Megatron-LM's fused bias-gelu computes.
 """
 
 from __future__ import annotations
@@ -17,19 +15,25 @@ from trainer.config.sections import ModelConfig
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.tensor_parallel.collectives import TensorParallel
 from trainer.model.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from trainer.ops.activation import ACTIVATION, Activation, is_one_of_torch
+from trainer.ops.activation import ACTIVATION, Activation, GateLimits, is_one_of_torch
 from trainer.ops.dispatch.registry import Kernels
 from trainer.ops.operation import BySize
 
 
 class FeedForwardActivation:
-    """The model's activation: [..., F] -> [..., F], or with SwiGLU [..., 2F] (gates, then ups) -> [..., F]."""
+    """The model's activation: [..., F] -> [..., F].
+
+    If gated [..., 2F] (gates, then ups) -> [..., F].
+    """
 
     def __init__(self, model: ModelConfig, kernels: Kernels, device: torch.device):
         self._function = kernels[ACTIVATION]
-        self._kind: Activation = "silu" if model.swiglu else "gelu_tanh" if model.openai_gelu else "gelu"
-        self._gated = model.swiglu
-        self.is_fused = self._function is not Kernels()[ACTIVATION]
+        self._kind: Activation = model.activation
+        self._gated = model.is_gated
+        self._limits: GateLimits | None = None
+        if model.activation_clamp is not None or model.activation_alpha is not None:
+            self._limits = GateLimits(model.activation_clamp, model.activation_alpha)
+        self.is_fused = self._function is not Kernels()[ACTIVATION] and self._limits is None
         """True if a kernel computes the whole activation in one pass over memory."""
         self._has_kernel = self.is_fused and not (device.type == "cpu" and is_one_of_torch(self._kind, device))
 
@@ -45,7 +49,9 @@ class FeedForwardActivation:
         self, inner: torch.Tensor, bias: torch.Tensor | None = None, row_weight: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Add ``bias`` first, and multiply each row by its ``row_weight``, float32, last. No communication."""
-        return self._function(inner, bias, row_weight, self._kind, self._gated)
+        if self._limits is None:
+            return self._function(inner, bias, row_weight, self._kind, self._gated)
+        return self._function(inner, bias, row_weight, self._kind, self._gated, self._limits)
 
 
 class MLP(nn.Module):
@@ -59,7 +65,7 @@ class MLP(nn.Module):
         super().__init__()
         self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
         hidden, ffn = model.hidden_size, ffn_size or model.ffn_size
-        inner = (2, ffn) if model.swiglu else (ffn,)  # gate, then up
+        inner = (2, ffn) if model.is_gated else (ffn,)  # gate, then up
         fc1, fc2 = builder.under("fc1"), builder.under("fc2")
         has_bias = not model.disable_bias_linear
         self._sequence_shards = tp.size if tp.sequence_parallel else 1
@@ -94,6 +100,6 @@ class MLP(nn.Module):
         tokens = hidden.shape[:-1].numel() * (1 if inside_tp_region else self._sequence_shards)
         if bias is not None and not self._activation.adds_bias(tokens * bias.numel()):
             bias = None
-        inner = self.fc1(hidden, inside_tp_region, adds_bias=bias is None)  # [S, B, F/t], twice that with SwiGLU
+        inner = self.fc1(hidden, inside_tp_region, adds_bias=bias is None)  # [S, B, F/t], twice that if gated
         activated = self._activation(inner, None if bias is None else bias.flatten())
         return self.fc2(activated, needs_values, inside_tp_region, adds_bias=adds_bias)  # type: ignore[no-any-return]

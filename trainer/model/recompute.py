@@ -64,7 +64,7 @@ def recompute(function: Recomputable, *tensors: Tensor) -> Tensor:
     Collective if ``function`` is; its backward then always is, in the same order on all ranks.
 
     Args:
-        function: may use parameters beside its arguments; their gradients accumulate as usual. It must compute the
+        function: may use parameters besides its arguments; their gradients accumulate as usual. It must compute the
             same result both times and must not change its arguments.
         tensors: if none requires a gradient, there is no backward, and the function runs without recompute.
     """

@@ -5,9 +5,13 @@ Legend: S sequence, B micro-batch. Su et al. 2021 (arXiv:2104.09864), equation 3
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+
+from trainer.config.sections import ModelConfig
+from trainer.planning.rope import UNSCALED, RopeScaling
 
 
 @dataclass(frozen=True)
@@ -21,15 +25,41 @@ class RotaryTable:
     sin: torch.Tensor
 
     @classmethod
-    def build(cls, length: int, rotated: int, base: float, dtype: torch.dtype, device: torch.device) -> RotaryTable:
+    def build(
+        cls,
+        length: int,
+        rotated: int,
+        base: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        scaling: RopeScaling = UNSCALED,
+    ) -> RotaryTable:
         """The table of ``length`` positions for the first ``rotated`` channels of each head.
 
         The angles are float64 products, rounded to ``dtype`` at the end.
         """
-        channel = torch.arange(0, rotated, 2, dtype=torch.float64)
-        angles = torch.outer(torch.arange(length, dtype=torch.float64), base ** (-channel / rotated))
+        angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies(rotated, base, scaling))
         angles = angles.view(length, 1, 1, 1, rotated // 2)
-        return cls(angles.cos().to(device, dtype), angles.sin().to(device, dtype))
+        cos, sin = ((part * scaling.amplitude).to(device, dtype) for part in (angles.cos(), angles.sin()))
+        return cls(cos, sin)
+
+    @classmethod
+    def of(
+        cls, model: ModelConfig, length: int, dtype: torch.dtype, device: torch.device, *, local: bool = False
+    ) -> RotaryTable | None:
+        """The table of a model's layers; None without rope.
+
+        ``local``: the table of the layers with a sliding window; None if they have that of the other layers.
+        """
+        if model.position_embedding_type != "rope":
+            return None
+        if not local:
+            base, scaling = model.rotary_base, RopeScaling.of(model)
+        elif model.rotary_base_local is None:
+            return None
+        else:
+            base, scaling = model.rotary_base_local, UNSCALED
+        return cls.build(length, model.rotated_channels, base, dtype, device, scaling)
 
     def first(self, length: int) -> RotaryTable:
         """The table of the first ``length`` positions (views).
@@ -44,3 +74,37 @@ class RotaryTable:
     def at(self, positions: torch.Tensor) -> RotaryTable:
         """The table of ``positions`` [S, B], all of which must lie in this table."""
         return RotaryTable(self.cos[positions].squeeze(2), self.sin[positions].squeeze(2))
+
+
+def frequencies(rotated: int, base: float, scaling: RopeScaling = UNSCALED) -> torch.Tensor:
+    """Radians per position of each pair of channels, float64 [rotated/2]. For sources see trainer.planning.rope."""
+    plain = base ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
+    if scaling.rope_type == "linear":
+        return plain / scaling.factor
+    if scaling.rope_type == "llama3":
+        turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+    elif scaling.rope_type == "yarn":
+        kept = _kept_by_yarn(rotated, base, scaling)
+    else:
+        return plain
+    return plain * (kept + (1 - kept) / scaling.factor)
+
+
+def _kept_by_yarn(rotated: int, base: float, scaling: RopeScaling) -> torch.Tensor:
+    """Share of each frequency that is kept (Peng et al. 2023, section 3.2)."""
+
+    def pair_with(turns: float) -> float:
+        """Number of the pair that makes so many turns over the old context."""
+        length = scaling.original_max_position_embeddings
+        return rotated * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    # The bound rotated - 1, though there are only half as many pairs, is that of the published models.
+    low, high = max(low, 0), min(high, rotated - 1)
+    pairs = torch.arange(rotated // 2, dtype=torch.float64)
+    # A ramp without width is a step.
+    return 1 - ((pairs - low) / (high - low or 0.001)).clamp(0, 1)

@@ -51,31 +51,34 @@ class Box:
 
 @dataclass(frozen=True)
 class PackedHeads:
-    """Rows of a packed query-key-value weight.
+    """Rows of a packed query-key-value weight, or of a part of one.
 
     The rows are ordered by query group: the queries, then the key, then the value.
 
     Attributes:
         groups: query groups (key and value heads) of the whole model.
-        queries_per_group: query heads per group.
+        queries_per_group: query heads per group; 0 if there are only keys.
         head_dim: rows per head.
+        shared: heads per group that all queries of the group use: 2, the key and the value, or 1, the key alone.
     """
 
     groups: int
     queries_per_group: int
     head_dim: int
+    shared: int = 2
 
     def rows(self, tp: int, tp_rank: int) -> tuple[range, range]:
-        """Global rows (queries, then key and value) of a tp rank that holds a part of one group.
+        """Global rows of a tp rank that holds a part of one group.
 
+        The rows are its queries, then the shared heads.
         Ranks that share a group each hold a part of its queries, and all of its key and value.
         """
         copies = copies_of_groups(self.groups, tp)
         group, part = divmod(tp_rank, copies)
-        base = group * (self.queries_per_group + 2) * self.head_dim
+        base = group * (self.queries_per_group + self.shared) * self.head_dim
         queries = self.queries_per_group // copies * self.head_dim
         key = base + self.queries_per_group * self.head_dim
-        return range(base + part * queries, base + (part + 1) * queries), range(key, key + 2 * self.head_dim)
+        return range(base + part * queries, base + (part + 1) * queries), range(key, key + self.shared * self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class ParameterLayout:
     tied_over_stages: bool
     """The embedding table that two pipeline ranks hold: their gradients are summed, and the table counts once."""
     is_matrix: bool
-    """The last dim meets activations in a product or a look-up; False for biases and norms of any shape."""
+    """The parameter is a matrix of a product or a table of a look-up; False for biases and norms of any shape."""
     valid_rows: int | None = None
     """Rows of dim 0 that hold vocabulary; the rest is padding: zeros, never trained, never stored."""
     is_expert: bool = False
@@ -112,17 +115,18 @@ class ParameterLayout:
         return self.is_matrix
 
     def boxes(self, mesh: ParallelMesh) -> tuple[Box, ...]:
-        """The rank's shard boxes of the global tensor, in order; no box contains padding."""
+        """The rank's shard boxes of the global tensor, in order; no box contains padding.
+
+        If other tp ranks hold the same key and value heads, these heads are the last box.
+        """
         owns = mesh.tp_rank == 0 or self.tp_dim is not None
         owns = owns and (mesh.is_first_stage or not self.tied_over_stages)
         if self.has_kv_copies(mesh):
             assert self.packed_heads is not None
-            queries, key_value = self.packed_heads.rows(mesh.tp, mesh.tp_rank)
+            queries, shared = self.packed_heads.rows(mesh.tp, mesh.tp_rank)
             width = math.prod(self.global_shape[1:])
-            return (
-                self._rows(queries, 0, owns),
-                self._rows(key_value, len(queries) * width, owns and mesh.tp_rank % mesh.kv_copies == 0),
-            )
+            last = self._rows(shared, len(queries) * width, owns and mesh.tp_rank % mesh.kv_copies == 0)
+            return (self._rows(queries, 0, owns), last) if queries else (last,)
         offset, shape = [0] * len(self.global_shape), list(self.global_shape)
         for dim, size, rank in ((self.tp_dim, mesh.tp, mesh.tp_rank), (self._expert_dim, mesh.ep, mesh.ep_rank)):
             if dim is not None:
@@ -190,9 +194,13 @@ class ParameterBuilder:
     device: torch.device
     kernels: Kernels = Kernels()
     """Ops that the built layers use."""
+    draws: bool = True
+    """Off: matrices are undefined instead of random, for weights that are loaded at once."""
     prefix: str = ""
     layouts: dict[str, ParameterLayout] = field(default_factory=dict)
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Tensors of checkpoints that are no parameters: no gradient reaches them."""
 
     def under(self, name: str) -> ParameterBuilder:
         """The same builder with prefix ``name.`` for global names; both builders share their records."""
@@ -218,7 +226,7 @@ class ParameterBuilder:
             shape: of the global tensor.
             std: standard deviation of the initial values.
             tp_dim: dim divided over tp.
-            on_sequence_shard: a replicated parameter that meets activations divided along the sequence.
+            on_sequence_shard: a replicated parameter of an op on activations divided along the sequence.
             partial_over_tp: a replicated parameter whose gradient is complete only after a sum over tp.
             tied_over_stages: two pipeline ranks hold the parameter.
             valid_rows: rows before the vocabulary padding.
@@ -234,6 +242,8 @@ class ParameterBuilder:
             valid_rows=valid_rows,
             packed_heads=packed_heads,
         )
+        if not self.draws:
+            return self._add(layout, self._undefined(layout))
         generator = seeded_generator("cpu", "initial", self.seed, layout.name)
         # Only the vocabulary rows are drawn: the amount of padding of a layout must not change their values.
         drawn = torch.empty((valid_rows or shape[0], *shape[1:])).normal_(0.0, std, generator=generator)
@@ -253,6 +263,8 @@ class ParameterBuilder:
             tp_dim: dim of ``shape`` divided over tp.
         """
         layout = ParameterLayout(self.prefix + name, shape, tp_dim, False, False, is_matrix=True, is_expert=True)
+        if not self.draws:
+            return self._add(layout, self._undefined(layout))
         one = replace(layout, global_shape=shape[1:], tp_dim=None if tp_dim is None else tp_dim - 1, is_expert=False)
         count = shape[0] // self.mesh.ep
         parts = []
@@ -272,8 +284,9 @@ class ParameterBuilder:
         partial_over_tp: bool = False,
         is_expert: bool = False,
         packed_heads: PackedHeads | None = None,
+        valid_rows: int | None = None,
     ) -> nn.Parameter:
-        """A bias or norm weight without weight decay; all entries start at ``value``."""
+        """A bias or norm weight without weight decay; all entries start at ``value``, which padding needs to be 0."""
         layout = ParameterLayout(
             name=self.prefix + name,
             global_shape=shape,
@@ -281,13 +294,25 @@ class ParameterBuilder:
             partial_over_tp=self._is_partial(partial_over_tp, on_sequence_shard),
             tied_over_stages=False,
             is_matrix=False,
+            valid_rows=valid_rows,
             is_expert=is_expert,
             packed_heads=packed_heads,
         )
         return self._add(layout, torch.full(layout.local_shape(self.mesh), value))
 
+    def buffer(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A float32 tensor of zeros that every rank holds whole; stored in checkpoints, unknown to the optimizer."""
+        layout = ParameterLayout(self.prefix + name, shape, None, False, False, is_matrix=False)
+        assert layout.name not in self.layouts, f"{layout.name} is built twice"
+        self.layouts[layout.name] = layout
+        self.buffers[layout.name] = torch.zeros(shape, dtype=torch.float32, device=self.device)
+        return self.buffers[layout.name]
+
     def _is_partial(self, always: bool, on_sequence_shard: bool) -> bool:
         return self.mesh.tp > 1 and (always or (on_sequence_shard and self.sequence_parallel))
+
+    def _undefined(self, layout: ParameterLayout) -> torch.Tensor:
+        return torch.empty(layout.local_shape(self.mesh), dtype=self.dtype, device=self.device)
 
     def _add(self, layout: ParameterLayout, local: torch.Tensor) -> nn.Parameter:
         assert layout.name not in self.parameters, f"{layout.name} is built twice"

@@ -1,13 +1,15 @@
 """Building of a checked TrainConfig from YAML or plain values. Torch-free."""
 
 import difflib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainer.config.errors import ConfigError
+from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
 from trainer.config.sections import Section
 from trainer.config.train_config import TrainConfig
 from trainer.planning.checks import check_relations
@@ -43,6 +45,25 @@ def _config_error(error: ValidationError) -> ConfigError:
     return ConfigError(key, f"{first['input']!r} is not valid: {message}")
 
 
+def megatron_flag_problem(name: str, keys: Sequence[str]) -> str | None:
+    """The meaning of a Megatron-LM flag that is given as a key; None for another word, or the name of a key."""
+    flag = name.replace("_", "-")
+    if any(key.endswith(f".{flag.replace('-', '_')}") for key in keys):
+        return None
+    if flag in ALIASES:
+        alias = ALIASES[flag]
+        value = "" if alias.value is None else f": {json.dumps(alias.value)}"
+        return f"is Megatron-LM's --{flag}; use {alias.key}{value if alias.entry is None else f' with {alias.entry}'}"
+    if flag in WITHOUT_EFFECT:
+        return f"is Megatron-LM's --{flag}, which is no key here: {WITHOUT_EFFECT[flag].reason}; leave it out"
+    return f"is Megatron-LM's --{flag}, which {_as_clause(REFUSED[flag])}" if flag in REFUSED else None
+
+
+def _as_clause(sentence: str) -> str:
+    """The refusal of a flag after "which": sentences without a verb of their own begin with a noun."""
+    return sentence if sentence.startswith(("is ", "has ", "needs ", "belongs ")) else f"is refused: {sentence}"
+
+
 def known_keys() -> tuple[str, ...]:
     """Every dotted key of the training config."""
     return tuple(
@@ -54,15 +75,19 @@ def known_keys() -> tuple[str, ...]:
 
 
 def unknown_key_problem(key: str) -> str:
-    """Message for an unknown dotted key; suggests the nearest valid key."""
+    """Message for an unknown dotted key: the meaning of a Megatron-LM flag, or the nearest valid key."""
     section, _, name = key.rpartition(".")
     sections = tuple(TrainConfig.model_fields)
+    flag = megatron_flag_problem(name, known_keys())
+    if flag is not None:
+        return flag
     if not section:
         near = difflib.get_close_matches(name, sections, n=1, cutoff=0.6)
         near = near or [known for known in known_keys() if known.endswith(f".{name}")]
     else:
         near = [known for known in known_keys() if known.endswith(f".{name}")]
-        near = near or difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
+        near = near or _near(name, [known for known in known_keys() if known.startswith(f"{section}.")])
+        near = near or _near(name, known_keys())
     if near:
         return f"unknown key; did you mean {near[0]}?"
     if section not in sections:
@@ -70,6 +95,12 @@ def unknown_key_problem(key: str) -> str:
     return (
         f"unknown key; {section} has {', '.join(k.rpartition('.')[2] for k in known_keys() if k.startswith(section))}"
     )
+
+
+def _near(name: str, keys: Sequence[str]) -> list[str]:
+    """The key whose name is spelled almost like ``name``, if any."""
+    names = {key.rpartition(".")[2]: key for key in keys}
+    return [names[found] for found in difflib.get_close_matches(name, names, n=1, cutoff=0.75)]
 
 
 def load_config(path: Path) -> TrainConfig:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from trainer.config.data_checks import check_data
 from trainer.config.errors import ConfigError
+from trainer.planning.attention_checks import check_latent_attention, check_query_key_norm
+from trainer.planning.encoder_decoder_checks import check_encoder_decoder
+from trainer.planning.expert_checks import check_experts
 from trainer.planning.kernel_choice import check_kernels
 from trainer.planning.layouts import Layout, nearest_layouts
 from trainer.planning.parallel_checks import (
@@ -17,13 +20,14 @@ from trainer.planning.parallel_checks import (
     multiples_around,
 )
 from trainer.planning.pipeline import virtual_stages_per_rank
+from trainer.planning.rope import check_rope
 
 if TYPE_CHECKING:
     from trainer.config.sections import ModelConfig
     from trainer.config.train_config import TrainConfig
 
 
-MOST_MICRO_BATCHES = 100_000
+MAX_MICRO_BATCHES = 100_000
 """Per replica and iteration. The table of a pipeline schedule has an entry for each micro-batch."""
 
 
@@ -34,12 +38,19 @@ def check_relations(config: TrainConfig) -> None:
         ConfigError: names the key, its value and the nearest valid values.
     """
     _check_attention(config.model)
+    check_query_key_norm(config.model)
+    check_latent_attention(config.model)
+    check_rope(config.model)
     _check_activation(config.model)
+    check_experts(config.model)
     check_parallelism(config)
+    check_encoder_decoder(config)
     _check_training(config)
     _check_optimizer(config)
     check_data(config.data)
+    _check_evaluation(config)
     check_kernels(config)
+    _check_hugging_face(config)
 
 
 def check_world_size(config: TrainConfig, world_size: int) -> None:
@@ -72,11 +83,11 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
             f"{global_batch_size} is not divisible by micro_batch_size {config.training.micro_batch_size} x DP {dp} "
             f"= {step}; use {multiples_around(global_batch_size, step)}",
         )
-    if global_batch_size // step > MOST_MICRO_BATCHES:
+    if global_batch_size // step > MAX_MICRO_BATCHES:
         raise ConfigError(
             "training.global_batch_size",
             f"{global_batch_size} makes {global_batch_size // step:,} micro-batches per replica and iteration; use at "
-            f"most {MOST_MICRO_BATCHES * step:,}, which makes {MOST_MICRO_BATCHES:,}",
+            f"most {MAX_MICRO_BATCHES * step:,}, which makes {MAX_MICRO_BATCHES:,}",
         )
 
 
@@ -126,9 +137,19 @@ def _layout_in_words(layout: Layout, world_size: int) -> str:
     return f"TP {tp} x PP {pp}{with_cp} x DP {world_size // (tp * cp * pp)}"
 
 
+def _check_evaluation(config: TrainConfig) -> None:
+    evaluation, data = config.evaluation, config.data
+    if not evaluation.tasks:
+        unused = next((key for key in ("every", "limit") if getattr(evaluation, key) is not None), None)
+        if unused is not None:
+            raise ConfigError(f"evaluation.{unused}", "has no effect without tasks; set evaluation.tasks")
+    elif not (data.tokenizer_model or data.vocab_file):
+        raise ConfigError("evaluation.tasks", "needs a tokenizer; set data.tokenizer_model")
+
+
 def _check_attention(model: ModelConfig) -> None:
     heads = model.num_attention_heads
-    if model.kv_channels is None and model.hidden_size % heads:
+    if model.kv_channels is None and model.hidden_size % heads and not model.multi_latent_attention:
         raise ConfigError(
             "model.num_attention_heads",
             f"{heads} does not divide hidden_size {model.hidden_size}; use one of {divisors(model.hidden_size)}, "
@@ -143,13 +164,6 @@ def _check_attention(model: ModelConfig) -> None:
         raise ConfigError(
             "model.num_query_groups", "is unset, but group_query_attention needs it; use one of " + divisors(heads)
         )
-    rotated = int(model.head_dim * model.rotary_percent)
-    if model.position_embedding_type == "rope" and (rotated % 2 or not rotated):
-        raise ConfigError(
-            "model.rotary_percent",
-            f"rotates {rotated} of {model.head_dim} channels per head; choose rotary_percent and kv_channels so that "
-            "this is an even number above 0",
-        )
 
 
 def _check_activation(model: ModelConfig) -> None:
@@ -163,7 +177,10 @@ def _check_training(config: TrainConfig) -> None:
     training, model = config.training, config.model
     if training.bf16 and training.fp16:
         raise ConfigError("training.fp16", "cannot be combined with bf16; switch one of the two off")
-    if model.position_embedding_type != "none" and config.max_position_embeddings < training.seq_length:
+    if (
+        model.position_embedding_type not in ("none", "relative")
+        and config.max_position_embeddings < training.seq_length
+    ):
         raise ConfigError(
             "model.max_position_embeddings",
             f"{config.max_position_embeddings} is below training.seq_length {training.seq_length}; use at least that",
@@ -178,6 +195,27 @@ def _check_training(config: TrainConfig) -> None:
             "training.min_loss_scale",
             f"{training.min_loss_scale:g} is above initial_loss_scale {training.initial_loss_scale:g}; lower it",
         )
+
+
+def _check_hugging_face(config: TrainConfig) -> None:
+    if not config.checkpoint.save_hugging_face:
+        return
+    # Sixteen families take time to import, and few runs need them.
+    from trainer.families.catalogue import family_of_model, nearest_family
+    from trainer.families.format.errors import FamilyError
+
+    try:
+        family_of_model(config.model)
+    except FamilyError as error:
+        nearest = nearest_family(config.model)
+        if nearest is None:
+            raise ConfigError("checkpoint.save_hugging_face", str(error)) from None
+        family, (key, theirs, ours) = nearest
+        raise ConfigError(
+            "checkpoint.save_hugging_face",
+            f"no published family has this model section; the nearest is {family.name}, with model.{key} {theirs} "
+            f"where this config has {ours}; change that key, or leave save_hugging_face out",
+        ) from None
 
 
 def _check_optimizer(config: TrainConfig) -> None:

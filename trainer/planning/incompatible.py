@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from trainer.planning.bert_checks import OF_BERT
 from trainer.planning.pipeline import pipeline_schedule, virtual_stages_per_rank
 from trainer.planning.schedule.placement import default_chunks
 
@@ -12,10 +13,6 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 _EXPERT_MODULES = ("moe", "moe_act")
-
-
-def _is_ring(config: TrainConfig) -> bool:
-    return config.parallel.context_parallel_size > 1 and config.parallel.cp_comm_type == "p2p"
 
 
 def _splits_backward(config: TrainConfig) -> bool:
@@ -32,18 +29,43 @@ def _has_chunks_to_spare(config: TrainConfig) -> bool:
     return schedule is not None and default_chunks(schedule) == 1 < virtual_stages_per_rank(config)
 
 
+def _is_changed(key: str, config: TrainConfig) -> bool:
+    return bool(getattr(config.model, key) != type(config.model).model_fields[key].default)
+
+
 # (key to name, True if the config has this combination, message)
 IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
-    (
-        "model.attention_dropout",
-        lambda c: _is_ring(c) and c.model.attention_dropout > 0,
-        "above 0 is not supported with ring attention, which never holds complete scores; set it to 0, or set "
-        "parallel.cp_comm_type to a2a",
-    ),
     (
         "model.attention_backend",
         lambda c: c.model.attention_backend in ("flash", "fused") and c.model.attention_dropout > 0,
         "flash and fused do not support attention dropout; set model.attention_dropout to 0, or use unfused or auto",
+    ),
+    (
+        "model.attention_backend",
+        lambda c: c.model.attention_backend == "fused" and c.model.attn_logit_softcapping is not None,
+        "fused cannot be combined with attn_logit_softcapping, which torch's kernels do not have; use flash, unfused "
+        "or auto",
+    ),
+    (
+        "parallel.context_parallel_size",
+        lambda c: c.parallel.context_parallel_size > 1 and c.model.architecture != "decoder",
+        "above 1 divides causal self-attention only, but model.architecture bert and t5 have other attention; set it "
+        "to 1, and use tensor or data parallelism",
+    ),
+    (
+        "model.window_size",
+        lambda c: c.model.window_size is not None and c.model.architecture != "decoder",
+        "needs causal attention, which model.architecture bert and t5 do not have; leave it out",
+    ),
+    (
+        "model.window_layers",
+        lambda c: c.model.window_layers != "all" and c.model.window_size is None,
+        "needs window_size, without which no layer has a sliding window; set that, or leave this key out",
+    ),
+    (
+        "model.window_layers",
+        lambda c: c.model.window_layers != "all" and len(c.model.window_layers) != c.model.num_layers,
+        "needs one entry for each of model.num_layers; lengthen or shorten the list, or use all",
     ),
     (
         "parallel.data_parallel_sharding_strategy",
@@ -62,11 +84,11 @@ IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
             c.parallel.zero_stage >= 2
             and c.parallel.pipeline_model_parallel_size == 1
             and virtual_stages_per_rank(c) > 1
-            and not c.model.untie_embeddings_and_output_weights
+            and (c.model.mtp_num_layers > 0 or not c.model.untie_embeddings_and_output_weights)
         ),
         "optim_grads and optim_grads_params shard each virtual stage separately, but here two virtual stages of one "
-        "rank share the tied embedding; leave out the virtual stages, which need a pipeline to be useful, or set "
-        "model.untie_embeddings_and_output_weights",
+        "rank share the word table, for the output or for multi-token prediction; leave out the virtual stages, which "
+        "need a pipeline to be useful",
     ),
     (
         "optimizer.optimizer_cpu_offload",
@@ -171,6 +193,45 @@ IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
         "needs moe_expert_capacity_factor, without which no token is dropped; set that, or leave this key out",
     ),
     (
+        "model.norm_placement",
+        lambda c: c.model.parallel_residual and c.model.norm_placement != "pre",
+        "must be pre with parallel_residual, whose sublayers read one norm each; leave it out, or switch "
+        "parallel_residual off",
+    ),
+    (
+        "model.shared_parallel_norm",
+        lambda c: c.model.shared_parallel_norm and not c.model.parallel_residual,
+        "needs parallel_residual, which is off; switch that on, or leave this key out",
+    ),
+    (
+        "model.position_embedding_offset",
+        lambda c: c.model.position_embedding_offset > 0 and c.model.position_embedding_type != "learned_absolute",
+        "needs position_embedding_type learned_absolute; set that, or leave this key out",
+    ),
+    (
+        "model.activation_func",
+        lambda c: (
+            c.model.activation_func is not None and (c.model.swiglu or c.model.openai_gelu or c.model.squared_relu)
+        ),
+        "cannot be combined with swiglu, openai_gelu or squared_relu, which name the activation too; leave out one of "
+        "them, and set gated_linear_unit for gates",
+    ),
+    (
+        "model.squared_relu",
+        lambda c: c.model.squared_relu and (c.model.swiglu or c.model.openai_gelu),
+        "cannot be combined with swiglu or openai_gelu, which name another activation; leave out one of them",
+    ),
+    (
+        "model.activation_clamp",
+        lambda c: c.model.activation_clamp is not None and not c.model.is_gated,
+        "bounds gates and ups, but this model has none; set swiglu or gated_linear_unit, or leave this key out",
+    ),
+    (
+        "model.activation_alpha",
+        lambda c: c.model.activation_alpha is not None and not (c.model.is_gated and c.model.activation == "silu"),
+        "is a form of SwiGLU; set swiglu, or leave this key out",
+    ),
+    (
         "training.recompute_method",
         lambda c: c.training.recompute_granularity == "full" and c.training.recompute_method is None,
         "is unset, but recompute_granularity full needs it; use uniform or block",
@@ -200,4 +261,27 @@ IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
         lambda c: "mlp" in c.training.recompute_modules and not c.model.has_dense_layers,
         "mlp needs a dense feed-forward layer, but all layers of this model have experts; use moe or moe_act",
     ),
+    (
+        "model.mtp_num_layers",
+        lambda c: c.model.mtp_num_layers > 0 and c.model.architecture != "decoder",
+        "needs model.architecture decoder; use that, or leave this key out",
+    ),
+    (
+        "model.mtp_num_layers",
+        lambda c: c.model.mtp_num_layers > 0 and c.model.position_embedding_type == "learned_absolute",
+        "cannot be combined with learned positions, whose table only the first stage has; use "
+        "position_embedding_type rope or none, or leave this key out",
+    ),
+    (
+        "model.mtp_num_layers",
+        lambda c: c.model.mtp_num_layers > 0 and (c.model.embedding_size is not None or c.model.add_head_bias),
+        "cannot be combined with embedding_size or add_head_bias: prediction layers share two tables with the model, "
+        "but no projection and no bias; leave out one of them",
+    ),
+    (
+        "model.mtp_loss_scaling_factor",
+        lambda c: c.model.mtp_num_layers == 0 and _is_changed("mtp_loss_scaling_factor", c),
+        "needs mtp_num_layers above 0; set that, or leave this key out",
+    ),
+    *OF_BERT,
 )

@@ -33,12 +33,12 @@ def _drops(config: TrainConfig) -> bool:
     return config.model.hidden_dropout > 0.0
 
 
-def _drops_shares(config: TrainConfig) -> bool:
-    return config.model.attention_dropout > 0.0
+def _drops_causal_shares(config: TrainConfig) -> bool:
+    return config.model.attention_dropout > 0.0 and config.model.is_causal
 
 
 def _drops_shares_of_documents(config: TrainConfig) -> bool:
-    return _drops_shares(config) and config.data.reset_attention_mask
+    return _drops_causal_shares(config) and config.data.reset_attention_mask
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ ROWS: Mapping[str, Row] = {
     "activation": Row(
         "activation",
         switches=(
-            Switch("no_bias_gelu_fusion", applies=lambda config: not config.model.swiglu),
-            Switch("no_bias_swiglu_fusion", applies=lambda config: config.model.swiglu),
+            Switch("no_bias_gelu_fusion", applies=lambda config: not config.model.is_gated),
+            Switch("no_bias_swiglu_fusion", applies=lambda config: config.model.is_gated),
         ),
     ),
     # Used without rotary positions too: the op splits the packed queries, keys and values into heads.
-    "rope": Row("rotary", switches=(Switch("no_rope_fusion"),)),
+    "rope": Row("rotary", lambda config: not config.model.is_encoder_decoder, switches=(Switch("no_rope_fusion"),)),
     "adamw": Row("adamw", lambda config: config.optimizer.optimizer == "adam"),
     "l2_norm": Row("tensor_lists"),
     "bias_dropout_add": Row("bias_dropout_add", _drops, (Switch("no_bias_dropout_fusion"),)),
@@ -95,7 +95,7 @@ ROWS: Mapping[str, Row] = {
     "cross_entropy": Row("cross_entropy", switches=(Switch("cross_entropy_loss_fusion", off=False),)),
     # Without dropout attention never keeps its probabilities: unfused attention recomputes them.
     "scaled_masked_softmax": Row("softmax", _drops_shares_of_documents, _SOFTMAX_FUSION),
-    "scaled_causal_softmax": Row("softmax", _drops_shares, _SOFTMAX_FUSION),
+    "scaled_causal_softmax": Row("softmax", _drops_causal_shares, _SOFTMAX_FUSION),
 }
 """All ops by name, in the order of reports."""
 

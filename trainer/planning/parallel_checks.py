@@ -31,7 +31,14 @@ _WITH_EXPERTS = (
     "moe_router_topk",
     "moe_router_score_function",
     "moe_router_pre_softmax",
+    "moe_router_norm_topk_prob",
     "moe_router_topk_scaling_factor",
+    "moe_router_enable_expert_bias",
+    "moe_router_bias_update_rate",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "moe_router_group_score",
+    "moe_router_bias",
     "moe_router_load_balancing_type",
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
@@ -99,7 +106,10 @@ def tensor_parallel_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
 
 
 def fits_tensor_parallel(model: ModelConfig, tp: int) -> bool:
-    """True if ``tp`` divides every width, and divides or is a multiple of the key/value heads."""
+    """True if ``tp`` divides every width and fits the number of key/value heads.
+
+    It must divide that number or be a multiple of it.
+    """
     groups = model.query_groups
     return all(width % tp == 0 for _, width in tensor_parallel_widths(model)) and not (groups % tp and tp % groups)
 
@@ -219,7 +229,7 @@ def _check_pipeline(config: TrainConfig) -> None:
 
 
 def _check_layout(config: TrainConfig, layout: str) -> None:
-    from trainer.planning.stage_layout import parse_stage_layout
+    from trainer.planning.stage_layout import count_prediction_layers, parse_stage_layout
 
     pp, stages = config.parallel.pipeline_model_parallel_size, len(parse_stage_layout(layout))
     exact = config.parallel.pipeline_schedule == "zb-v"
@@ -233,6 +243,14 @@ def _check_layout(config: TrainConfig, layout: str) -> None:
                 if exact
                 else f"a multiple of {pp}; use {multiples_around(stages, pp)}"
             ),
+        )
+
+    predicted, wanted = count_prediction_layers(layout), config.model.mtp_num_layers
+    if predicted != wanted:
+        raise ConfigError(
+            "parallel.pipeline_model_parallel_layout",
+            f"{layout!r} has {predicted} layers of multi-token prediction (m), but model.mtp_num_layers is {wanted}; "
+            "change one of the two",
         )
 
 

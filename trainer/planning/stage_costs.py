@@ -25,35 +25,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer.planning.flops import active_layer_parameters
+from trainer.planning.parts import attention, block, embedding, head, mtp
 from trainer.planning.pipeline import pipeline_placement
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
     from trainer.config.train_config import TrainConfig
 
 FLOPS_PER_BYTE = 10.0
-"""1.8 ns per logit equal 160 operations at the speed of the matrix products, for the 16 bytes counted below."""
-ATTENTION_TILE = 512
-"""Tokens within which attention kernels gain nothing from the causal mask.
-
-Counted without a discount for the mask, attention takes 1.4 to 1.5 times as long as matrix products of equal FLOPs for
-256 or 512 tokens, and 1.07 times for 2048: the mask's savings and the kernel's lower efficiency cancel out.
-"""
-LOGIT_BYTES = 4 * 4
-"""Bytes per logit: one read and write in forward (exponential), one in backward (gradient).
-
-All forward passes over a block of logits stay in the cache (trainer.model.tensor_parallel.cross_entropy).
-"""
-LOOKUP_BYTES = 5 * 4
-"""Bytes per channel: forward reads and writes a row; backward reads its gradient and adds it to the table's.
-
-Only the rows looked up are touched (trainer.data_parallel.main_gradient.MainGradient.add_rows).
-"""
-HIDDEN_BYTES = 30 * 4
-"""Bytes per channel and layer: two norms (10 passes), two residual sums (12), rotary positions (8)."""
-GATED_BYTES, PLAIN_BYTES = 8 * 4, 5 * 4
-"""Bytes per feed-forward unit: the activation reads inputs and writes outputs, in forward and in backward."""
+"""1.8 ns per logit equal 160 operations at the speed of the matrix products, for the 16 bytes per logit counted."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +42,7 @@ class PartCosts:
     Attributes:
         embedding: the input embedding, on the first stage.
         layers: every transformer layer, in order.
-        head: output layer and loss, on the last stage.
+        head: output layer, loss and multi-token prediction, on the last stage.
     """
 
     embedding: float
@@ -75,26 +54,22 @@ def part_costs(config: TrainConfig, vocab_size: int) -> PartCosts:
     """Compute the costs of the config's model with a vocabulary of ``vocab_size`` tokens."""
     model = config.model
     factor = _recompute_factor(config)
+    lookup = FLOPS_PER_BYTE * embedding.lookup_bytes(model) + 6 * embedding.parameters(model)
+    products = head.table_parameters(model, vocab_size) + head.parameters(model, vocab_size)
+    logits = 6.0 * products + FLOPS_PER_BYTE * head.logit_bytes(vocab_size)
+    further = factor * _layer_cost(config, model.num_layers - 1) + 6 * mtp.merge_parameters(model)
     return PartCosts(
-        embedding=FLOPS_PER_BYTE * LOOKUP_BYTES * model.hidden_size,
+        embedding=lookup,
         layers=tuple(factor * _layer_cost(config, layer) for layer in range(model.num_layers)),
-        head=vocab_size * (6.0 * model.hidden_size + FLOPS_PER_BYTE * LOGIT_BYTES),
+        head=logits + model.mtp_num_layers * (logits + lookup + further),
     )
 
 
 def _layer_cost(config: TrainConfig, layer: int) -> float:
-    model, length = config.model, config.training.seq_length
-    attention = 12 * model.num_attention_heads * model.head_dim * length * (1 + min(1.0, ATTENTION_TILE / length) / 2)
-    passed = HIDDEN_BYTES * model.hidden_size
-    passed += (GATED_BYTES if model.swiglu else PLAIN_BYTES) * _active_width(model, layer)
-    return 6 * active_layer_parameters(model, layer) + attention + FLOPS_PER_BYTE * passed
-
-
-def _active_width(model: ModelConfig, layer: int) -> int:
-    """Feed-forward width of one layer, summed over the experts that process a token."""
-    if not model.is_moe_layer(layer):
-        return model.ffn_size
-    return model.moe_router_topk * model.expert_ffn_size + (model.moe_shared_expert_intermediate_size or 0)
+    model = config.model
+    products = 6 * block.parameters(model, layer, active=True)
+    scores = attention.score_cost(model, layer, config.training.seq_length)
+    return products + scores + FLOPS_PER_BYTE * block.passed_bytes(model, layer)
 
 
 def _recompute_factor(config: TrainConfig) -> float:

@@ -1,9 +1,10 @@
 """Parser of Megatron-LM's notation for stage layouts, as in ``Et*3|(tt|)*29|L``. Torch-free.
 
-E is the embedding, t a transformer layer, L the LM head with the loss; ``|`` ends a virtual stage, ``x*n`` and
-``(...)*n`` repeat, commas and blanks are ignored. The stages are in the order of the forward pass: with several
-virtual stages per rank first the first virtual stage of every rank, then the second (Megatron-LM,
---pipeline-model-parallel-layout). In a V (zb-v) the second half runs from the last rank back to the first.
+E is the embedding, t a transformer layer, m a layer of multi-token prediction, L the LM head with the loss; ``|`` ends
+a virtual stage, ``x*n`` and ``(...)*n`` repeat, commas and blanks are ignored. The stages are in the order of the
+forward pass: with several virtual stages per rank first the first virtual stage of every rank, then the second
+(Megatron-LM, --pipeline-model-parallel-layout). In a V (zb-v) the second half runs from the last rank back to the
+first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from trainer.config.errors import ConfigError
 
 KEY = "parallel.pipeline_model_parallel_layout"
-MOST_SYMBOLS = 100_000
+MAX_SYMBOLS = 100_000
 """Limit on the expanded length of a layout; a larger repetition is a typo."""
 
 _TOKEN = re.compile(r"\*(\d+)|[EtmL|()]|.")
@@ -26,21 +27,27 @@ def parse_stage_layout(text: str) -> tuple[range, ...]:
         ConfigError: ``text`` is malformed, or embedding and loss are not at its ends.
     """
     stages = "".join(_expand(text)).split("|")
-    if any("m" in stage for stage in stages):
-        raise ConfigError(KEY, "m is multi-token prediction, which is not supported; leave it out")
     for number, stage in enumerate(stages):
-        expected = ("E" if number == 0 else "") + "t" * stage.count("t") + ("L" if number == len(stages) - 1 else "")
+        expected = ("E" if number == 0 else "") + "t" * stage.count("t")
+        if number == len(stages) - 1:
+            expected += "m" * stage.count("m") + "L"
         if stage != expected:
             raise ConfigError(
                 KEY,
                 f"virtual stage {number} is {stage!r}, but only the first of the {len(stages)} stages begins with E, "
-                "only the last ends with L, and all others contain only layers (t)",
+                "only the last ends with L or with m (multi-token prediction) and L, and all others contain only "
+                "layers (t)",
             )
     layers: list[range] = []
     for stage in stages:
         start = layers[-1].stop if layers else 0
         layers.append(range(start, start + stage.count("t")))
     return tuple(layers)
+
+
+def count_prediction_layers(text: str) -> int:
+    """Number of layers of multi-token prediction in a layout that ``parse_stage_layout`` accepts."""
+    return "".join(_expand(text)).count("m")
 
 
 def _expand(text: str) -> list[str]:
@@ -67,6 +74,6 @@ def _expand(text: str) -> list[str]:
 
 
 def _repeat(text: str, symbols: str, count: int) -> str:
-    if len(symbols) * count > MOST_SYMBOLS:
-        raise ConfigError(KEY, f"{text!r}: *{count} makes more than {MOST_SYMBOLS} layers and stages")
+    if len(symbols) * count > MAX_SYMBOLS:
+        raise ConfigError(KEY, f"{text!r}: *{count} makes more than {MAX_SYMBOLS} layers and stages")
     return symbols * count

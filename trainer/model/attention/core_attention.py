@@ -1,28 +1,35 @@
 """Core attention: maps queries, keys and values to the context of each query.
 
-Legend: S this rank's part of the sequence, B micro-batch, A heads, G query groups, R = A/G queries per group, D head
-width; ``/t`` = divided over tp, ``/c`` over cp. Vaswani et al. 2017 (arXiv:1706.03762), equation 1.
+Legend: S sequence, Q queries and K keys of this rank, B micro-batch, A heads, G query groups, R = A/G queries per
+group, D width of a query or key head, V of a value head; ``/t`` = divided over tp, ``/c`` over cp.
+Vaswani et al. 2017 (arXiv:1706.03762), equation 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from trainer.distributed.random_streams import MicroBatchRandomness
+from trainer.distributed.random_streams import DropoutSite, MicroBatchRandomness
 from trainer.model.context import ForwardPass, ParallelAxes
+from trainer.model.context_parallel.axis import ContextParallel
 from trainer.model.context_parallel.ring import ring_attention
 from trainer.model.context_parallel.ulysses import divide_heads, divide_sequence
 from trainer.model.dropout import apply_mask, draw_mask
 from trainer.ops.attention.backend import AttentionBackend
-from trainer.ops.attention.kernels import GROUPS_ON_CPU, has_torch_flash, repeat_groups
-from trainer.ops.attention.tiled import Tiling, tiled_attention
+from trainer.ops.attention.interface import repeat_groups
+from trainer.ops.attention.kernels import GROUPS_ON_CPU, has_torch_flash
+from trainer.ops.attention.masked import masked_attention
+from trainer.ops.attention.settings import AttentionSettings
+from trainer.ops.attention.single_query import single_query_attention
+from trainer.ops.attention.tiled import TileAttention, Tiling, tiled_attention
 from trainer.ops.attention.tiles import Tile, whole_tiles
+from trainer.ops.attention.unfused import KeptWeights
 from trainer.ops.dispatch.registry import Kernels
 from trainer.ops.softmax import SCALED_CAUSAL_SOFTMAX, SCALED_MASKED_SOFTMAX
 
@@ -32,77 +39,174 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionCore:
-    """Settings of one layer's attention.
+    """Attention of one layer.
 
     Attributes:
         layer: its number in the whole model.
         dropout: share of the attention weights that is dropped if the pass has randomness.
         axes: the axes along which the layer is divided.
+        settings: scores, and the keys that a query sees.
         backend: the attention kernels.
         kernels: the kernel registry; attention with dropout uses its softmax.
+        site: address of the dropout masks within the layer.
     """
 
     layer: int
     dropout: float
     axes: ParallelAxes
+    settings: AttentionSettings
     backend: AttentionBackend
     kernels: Kernels = Kernels()
+    site: DropoutSite = "attention"
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, forward_pass: ForwardPass, core: AttentionCore
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    forward_pass: ForwardPass,
+    core: AttentionCore,
+    *,
+    sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    key_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Context [B, A/t, S, D] of causal attention.
+    """Context [B, A/t, Q, V] of queries [B, A/t, Q, D] over keys [B, G/t, K, D] and values [B, G/t, K, V].
 
-    Each query [B, A/t, S, D] attends to keys and values [B, G/t, S, D] up to its position.
+    In causal attention the last query has the position of the last key. With ``forward_pass.cache`` keys and values are
+    added to it, and after its first pass each row's query sees all that the row has there. With
+    ``forward_pass.documents`` a query attends to its own document only. Rank r of tp holds the query heads from r x A/t
+    on. Collective: all cp ranks.
 
-    With ``forward_pass.documents`` a query attends to its own document only. Rank r of tp holds the query heads from
-    r x A/t on. Collective: all cp ranks.
+    Args:
+        query: heads of this rank's queries.
+        key: heads of the keys.
+        value: heads of the values.
+        forward_pass: documents and randomness.
+        core: settings of the layer.
+        sinks: logits [A/t] that take part in each head's softmax without a value; None: no sinks.
+        bias: [A/t, Q, K] or [B, A/t, Q, K], added to the scaled scores; None: no bias.
+        key_mask: [B, K], True for keys that take part, of which every query must see one; None: all keys.
+
+    Raises:
+        ValueError: a combination that attention does not have, such as a bias under context parallelism.
     """
+    cache = forward_pass.cache
+    if cache is not None:
+        cache.store(core.layer, key, value)
+        if not cache.is_first_pass:
+            key, value, seen = cache.visible(core.layer, core.settings.window)
+            return single_query_attention(query, key, value, core.settings, seen, sinks)
     cp = core.axes.cp
-    documents = forward_pass.documents
-    randomness = forward_pass.randomness if core.dropout > 0.0 else None
-    first_head = core.axes.tp.rank * query.shape[1]
+    _check(query, key, forward_pass.documents, core, bias is not None or key_mask is not None)
+    dropout = None
+    if forward_pass.randomness is not None and core.dropout > 0.0:
+        dropout = _Dropout(core, forward_pass.randomness, core.axes.tp.rank * query.shape[1])
     if cp.size > 1 and cp.communication == "p2p":
-        if randomness is not None:
-            raise ValueError("ring attention computes its scores in parts, and has no dropout on them")
-        return ring_attention(query, key, value, documents, cp, core.backend.kernel)
-    if cp.size > 1:
-        query, key, value = divide_heads(query, key, value, cp)
-        first_head += cp.rank * query.shape[1]
-    tiling = _tiling(documents, query.shape[2])
-    if randomness is not None:
-        context = _attend_with_dropout(query, key, value, tiling, documents, _Dropout(core, randomness, first_head))
-    elif core.backend.name == "fused" and len(tiling.tiles) == 1:
-        context = _causal_attention(query, key, value)
-    else:
-        context = tiled_attention(query, key, value, tiling, core.backend.kernel)
-    return divide_sequence(context, cp) if cp.size > 1 else context
+        settings = core.settings.within(key.shape[2] * cp.size)
+        weights = None if dropout is None else dropout.ring_weights(query, cp)
+        attention = TileAttention(core.backend.kernel, settings, weights)
+        return ring_attention(query, key, value, forward_pass.documents, cp, attention, sinks)
+    if cp.size == 1:
+        return _attend_whole(query, key, value, forward_pass.documents, core, dropout, sinks, bias, key_mask)
+    query, key, value = divide_heads(query, key, value, cp)
+    first = cp.rank * query.shape[1]
+    if dropout is not None:
+        dropout = replace(dropout, first_head=dropout.first_head + first)
+    if sinks is not None:
+        sinks = sinks.narrow(0, first, query.shape[1])
+    context = _attend_whole(query, key, value, forward_pass.documents, core, dropout, sinks)
+    return divide_sequence(context, cp)
 
 
-def _tiling(documents: Documents | None, length: int) -> Tiling:
+def _check(
+    query: torch.Tensor, key: torch.Tensor, documents: Documents | None, core: AttentionCore, is_masked: bool
+) -> None:
+    queries, keys = query.shape[2], key.shape[2]
+    if core.axes.cp.size > 1 and (is_masked or queries != keys or not core.settings.causal):
+        raise ValueError("context parallelism divides causal self-attention only, without bias, key mask or cache")
+    if documents is not None and (is_masked or queries != keys):
+        raise ValueError("attention within documents needs as many keys as queries, and has neither bias nor key mask")
+    if core.settings.causal and queries > keys:
+        raise ValueError(f"causal attention of {queries} queries needs as many keys or more, not {keys}")
+
+
+def _attend_whole(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    documents: Documents | None,
+    core: AttentionCore,
+    dropout: _Dropout | None,
+    sinks: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+    key_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of undivided sequences; arguments of ``attend``."""
+    queries, keys = query.shape[2], key.shape[2]
+    settings = core.settings.within(keys)
+    if bias is not None or key_mask is not None:
+        weights = None if dropout is None else dropout.weights(query, keys)
+        return masked_attention(query, key, value, settings, bias=bias, key_mask=key_mask, sinks=sinks, weights=weights)
+    tiling = _tiling(documents, queries, keys, settings)
+    is_plain = settings.is_plain and sinks is None and queries == keys
+    if dropout is not None and is_plain:
+        return _attend_with_dropout(query, key, value, tiling, documents, dropout)
+    weights = None if dropout is None else dropout.weights(query, keys)
+    has_torch_call = is_plain or (not settings.causal and settings.softcap is None and sinks is None)
+    has_torch_call = has_torch_call and weights is None and query.shape[3] == value.shape[3]
+    if has_torch_call and core.backend.name == "fused" and len(tiling.tiles) == 1:
+        return _torch_attention(query, key, value, settings)
+    return tiled_attention(query, key, value, tiling, TileAttention(core.backend.kernel, settings, weights), sinks)
+
+
+def _tiling(documents: Documents | None, queries: int, keys: int, settings: AttentionSettings) -> Tiling:
+    causal, window = settings.causal, settings.window
     if documents is None:
-        return Tiling(whole_tiles(length, None))
-    return documents.once(("whole", length), lambda: Tiling(whole_tiles(length, documents.bounds)))
+        return Tiling(whole_tiles(queries, None, keys, causal=causal, window=window))
+    return documents.once(
+        ("whole", queries, causal, window),
+        lambda: Tiling(whole_tiles(queries, documents.bounds, causal=causal, window=window)),
+    )
 
 
 @dataclass(frozen=True)
 class _Dropout:
-    """The dropout masks of one layer and micro-batch."""
+    """The dropout masks of one layer and micro-batch.
+
+    Each head of the whole model has its own stream, so that a mask does not depend on the layout.
+    """
 
     core: AttentionCore
     randomness: MicroBatchRandomness
     first_head: int
     """Number of this rank's first head in the whole model."""
 
-    def mask(self, query: torch.Tensor) -> torch.Tensor:
-        """[B, A/t, S, S], True if a weight is kept."""
-        batch, heads, length, _ = query.shape
+    def weights(self, query: torch.Tensor, keys: int) -> KeptWeights:
+        """Weights that are kept of queries [B, A/t, Q, D] over all keys: [B, A/t, Q, K]."""
+        batch, heads, queries, _ = query.shape
+        return self._kept(query, heads, (batch, queries, keys), lambda mask: mask)
+
+    def ring_weights(self, query: torch.Tensor, cp: ContextParallel) -> KeptWeights:
+        """Weights that are kept of this rank's queries [B, A/t, S/c, D] over all keys: [B, A/t, S/c, S]."""
+        batch, heads, part, _ = query.shape
+        length = part * cp.size
+        return self._kept(query, heads, (batch, length, length), lambda mask: cp.shard(mask, 1))
+
+    def _kept(
+        self,
+        query: torch.Tensor,
+        heads: int,
+        shape: tuple[int, int, int],
+        own: Callable[[torch.Tensor], torch.Tensor],
+    ) -> KeptWeights:
+        """Draw the whole mask of each head, and keep this rank's ``own`` rows."""
         streams = [
-            self.randomness.dropout_generator(query.device, "attention", self.core.layer, part=head)
+            self.randomness.dropout_generator(query.device, self.core.site, self.core.layer, part=head)
             for head in range(self.first_head, self.first_head + heads)
         ]
-        return torch.stack([draw_mask((batch, length, length), self.core.dropout, stream) for stream in streams], dim=1)
+        masks = [own(draw_mask(shape, self.core.dropout, stream)) for stream in streams]
+        return KeptWeights(torch.stack(masks, dim=1), self.core.dropout)
 
 
 def _attend_with_dropout(
@@ -113,12 +217,11 @@ def _attend_with_dropout(
     documents: Documents | None,
     dropout: _Dropout,
 ) -> torch.Tensor:
-    # Unfused, because no fused kernel takes its mask from our random streams, and a mask must not depend on the layout:
-    # each head of the whole model has its own stream.
-    kept = dropout.mask(query)
+    """Plain causal attention with dropout. It keeps its scores, and runs on the softmax of the kernel registry."""
+    length = query.shape[2]
+    kept = dropout.weights(query, length).kept
     if documents is None or len(tiling.tiles) == 1:
         return _drop_and_attend(query, key, value, kept, dropout.core)
-    length = query.shape[2]
     contexts = []
     for sample in range(len(query)):
         tiles = [each._replace(sample=sample) for each in tiling.tiles if each.sample in (None, sample)]
@@ -162,7 +265,7 @@ def _drop_and_attend(
     """Attention with dropout: causal, or over all keys except those ``unseen`` [1, 1, S, S]."""
     batch, _, length, head_dim = query.shape
     groups = key.shape[1]
-    grouped = (query * head_dim**-0.5).reshape(batch, groups, -1, length, head_dim)  # [B, G/t, R, S, D]
+    grouped = (query * core.settings.scale).reshape(batch, groups, -1, length, head_dim)  # [B, G/t, R, S, D]
     scores = grouped @ key.unsqueeze(2).transpose(-1, -2)
     if unseen is None:
         shares = core.kernels[SCALED_CAUSAL_SOFTMAX](scores, 1.0)
@@ -172,15 +275,18 @@ def _drop_and_attend(
     return (shares @ value.unsqueeze(2)).flatten(1, 2)
 
 
-def _causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _torch_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: AttentionSettings
+) -> torch.Tensor:
+    """Torch's own call: causal over as many keys as queries, or over all keys."""
     # Memory is linear in S if torch has a fused kernel: on CPUs, and on GPUs since Volta (V100).
+    attend_fused = partial(F.scaled_dot_product_attention, is_causal=settings.causal, scale=settings.scale)
     if query.shape[1] == key.shape[1]:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return attend_fused(query, key, value)
     if _has_grouped_kernel(query):
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return attend_fused(query, key, value, enable_gqa=True)
     copies = query.shape[1] // key.shape[1]
-    key, value = repeat_groups(key, copies), repeat_groups(value, copies)
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return attend_fused(query, repeat_groups(key, copies), repeat_groups(value, copies))
 
 
 def _has_grouped_kernel(query: torch.Tensor) -> bool:

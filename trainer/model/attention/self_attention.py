@@ -1,4 +1,4 @@
-"""Causal self-attention with its heads divided over tp.
+"""Self-attention with its heads divided over tp.
 
 Legend: S sequence, B micro-batch, H hidden, A heads, G query groups, R = A/G queries per group, D head width;
 ``/t`` = divided over tp.
@@ -7,7 +7,6 @@ Vaswani et al. 2017 (arXiv:1706.03762), equation 1; Ainslie et al. 2023 (arXiv:2
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
@@ -16,11 +15,14 @@ from torch import nn
 from trainer.config.sections import ModelConfig
 from trainer.distributed.mesh import copies_of_groups
 from trainer.model.attention.core_attention import AttentionCore, attend
+from trainer.model.attention.output_projection import build_projection
+from trainer.model.attention.query_key_norm import QueryKeyNorm
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.recompute import recompute
 from trainer.model.sharding import PackedHeads, ParameterBuilder
-from trainer.model.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from trainer.model.tensor_parallel.linear import ColumnParallelLinear
 from trainer.ops.attention.backend import choose_backend
+from trainer.ops.attention.settings import AttentionSettings
 from trainer.ops.rotary import ROPE
 
 
@@ -49,12 +51,15 @@ class SelfAttention(nn.Module):
             layer,
             model.attention_dropout,
             axes,
+            AttentionSettings.of(model, layer),
             choose_backend(model, builder.dtype, builder.device, builder.kernels.flash_attn),
             builder.kernels,
         )
         tp = axes.tp
         self._split_heads = builder.kernels[ROPE]
         self._head_dim = model.head_dim
+        self._is_interleaved = model.rotary_interleaved
+        self._has_window = model.window_of(layer) is not None
         queries_per_group = model.num_attention_heads // model.query_groups
         _check_groups(model, tp.size)
         copies = copies_of_groups(model.query_groups, tp.size)
@@ -62,27 +67,21 @@ class SelfAttention(nn.Module):
         self._queries_per_group = queries_per_group // copies
         hidden, heads_width = model.hidden_size, model.num_attention_heads * model.head_dim
         packed_width = model.query_groups * (queries_per_group + 2) * model.head_dim
-        qkv, projection = builder.under("qkv"), builder.under("projection")
+        qkv = builder.under("qkv")
         packed = PackedHeads(model.query_groups, queries_per_group, model.head_dim)
-        has_qkv_bias = model.add_qkv_bias or not model.disable_bias_linear
         self.qkv = ColumnParallelLinear(
             qkv.weight("weight", (packed_width, hidden), std=model.init_method_std, tp_dim=0, packed_heads=packed),
             qkv.vector("bias", (packed_width,), value=0.0, tp_dim=0, on_sequence_shard=False, packed_heads=packed)
-            if has_qkv_bias
+            if model.has_qkv_bias
             else None,
             tp,
         )
-        self.projection = RowParallelLinear(
-            projection.weight(
-                "weight",
-                (hidden, heads_width),
-                std=model.init_method_std / math.sqrt(2 * model.num_layers),
-                tp_dim=1,
-            ),
-            None
-            if model.disable_bias_linear
-            else projection.vector("bias", (hidden,), value=0.0, on_sequence_shard=True),
-            tp,
+        self.qk_norm = QueryKeyNorm(model, builder, tp) if model.qk_layernorm else None
+        self.projection = build_projection(model, heads_width, builder.under("projection"), tp)
+        self.sinks = (
+            builder.vector("sinks", (model.num_attention_heads,), value=0.0, tp_dim=0, on_sequence_shard=False)
+            if model.attention_sinks
+            else None
         )
 
     @property
@@ -92,10 +91,16 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass, *, adds_bias: bool = True) -> torch.Tensor:
         """Collective: all tp and cp ranks. Without ``adds_bias`` the next op adds ``output_bias``."""
-        rotary = forward_pass.rotary
+        rotary = forward_pass.rotary_of(has_window=self._has_window)
         cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
+        packed = self.qkv(hidden)
+        if self.qk_norm is not None:
+            heads = packed.unflatten(-1, (-1, self._queries_per_group + 2, self._head_dim))
+            packed = self.qk_norm(heads).flatten(2)
         # The op overwrites the packed heads: it rotates them in place.
-        query, key, value = self._split_heads(self.qkv(hidden), self._queries_per_group, self._head_dim, cos, sin)
+        query, key, value = self._split_heads(
+            packed, self._queries_per_group, self._head_dim, cos, sin, self._is_interleaved
+        )
         core = partial(self._attend, forward_pass)
         # Without dropout our kernels keep no scores, only tensors that are kept anyway: a replay would save nothing.
         keeps_scores = forward_pass.randomness is not None and self._core.dropout > 0.0
@@ -113,7 +118,7 @@ class SelfAttention(nn.Module):
         needs_values: bool = True,
     ) -> torch.Tensor:
         del needs_values  # attention's own backward reads the values, so that nothing can be left out
-        return attend(query, key, value, forward_pass, self._core)
+        return attend(query, key, value, forward_pass, self._core, sinks=self.sinks, key_mask=forward_pass.key_mask)
 
 
 def _check_groups(model: ModelConfig, tp: int) -> None:

@@ -6,6 +6,7 @@ Legend: S sequence, ``/c`` = divided over cp.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -92,4 +93,5 @@ class ContextParallel:
             return whole
         tokens, labels = self.shard(whole.tokens, 1), self.shard(whole.labels, 1)
         mask = None if whole.loss_mask is None else self.shard(whole.loss_mask, 1)
-        return replace(whole, tokens=tokens, labels=labels, loss_mask=mask)
+        further = tuple(one.with_parts(partial(self.shard, dim=1)) for one in whole.further)
+        return replace(whole, tokens=tokens, labels=labels, loss_mask=mask, further=further)

@@ -1,6 +1,7 @@
 """DeepSpeed-Ulysses: attention with the heads divided over cp instead of the sequence.
 
-Legend: S sequence, B micro-batch, A heads, G query groups, D head width; ``/c`` = divided over cp.
+Legend: S sequence, B micro-batch, A heads, G query groups, D width of a query or key head, V of a value head; ``/c`` =
+divided over cp; W = (A D + G D + G V)/c channels of the heads of one rank.
 Jacobs et al. 2023 (arXiv:2309.14509), section 3.1. Outside attention, rank i holds the i-th c-th of every sequence;
 inside, the i-th c-th of the heads. One all-to-all takes queries, keys and values there together, a second takes the
 result back; backward makes the same two in reverse.
@@ -9,6 +10,7 @@ result back; backward makes the same two in reverse.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from trainer.model.context_parallel.axis import ContextParallel
-from trainer.ops.attention.kernels import repeat_groups, sum_copies
+from trainer.ops.attention.interface import repeat_groups, sum_copies
 
 
 class _DivideHeads(torch.autograd.Function):
@@ -29,20 +31,21 @@ class _DivideHeads(torch.autograd.Function):
         ctx.cp, ctx.groups = cp, key.shape[1]
         # The fewest copies that make the groups a multiple of the ranks; the heads are a multiple of both already.
         copies = cp.size // math.gcd(key.shape[1], cp.size)
-        packed = _swap(_pack(query, repeat_groups(key, copies), repeat_groups(value, copies), cp.size), cp)
-        return _unpack(packed, query.shape[1] // cp.size)
+        heads = query, repeat_groups(key, copies), repeat_groups(value, copies)
+        shapes = [(part.shape[1] // cp.size, part.shape[3]) for part in heads]
+        query, key, value = _unpack(_swap(_pack(heads, cp.size), cp).flatten(0, 1), shapes)
+        return query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_query: torch.Tensor, grad_key: torch.Tensor, grad_value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        size = ctx.cp.size
-        heads = grad_query.shape[1]
-        whole = torch.cat([_sequence_first(grad) for grad in (grad_query, grad_key, grad_value)], dim=2)
-        parts = _swap(_divided(whole, 0, size), ctx.cp)  # [c, S/c, B, A/c + 2G/c, D]
-        widths = [heads, grad_key.shape[1], grad_value.shape[1]]
-        query, key, value = (_join(part) for part in torch.split(parts, widths, dim=3))
+        grads = grad_query, grad_key, grad_value
+        whole = torch.cat([_sequence_first(grad).flatten(2) for grad in grads], dim=2)  # [S, B, W]
+        parts = _swap(_divided(whole, 0, ctx.cp.size), ctx.cp)  # [c, S/c, B, W]
+        shapes = [(grad.shape[1], grad.shape[3]) for grad in grads]
+        query, key, value = map(_join, _unpack(parts, shapes))
         return query, sum_copies(key, ctx.groups), sum_copies(value, ctx.groups), None
 
 
@@ -71,17 +74,16 @@ def _divided(tensor: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
     return tensor.view(*tensor.shape[:dim], parts, -1, *tensor.shape[dim + 1 :])
 
 
-def _pack(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, size: int) -> torch.Tensor:
-    """[c, S/c, B, A/c + 2G/c, D]: the parts for each rank."""
-    parts = [_divided(_sequence_first(heads), 2, size) for heads in (query, key, value)]
-    return torch.cat(parts, dim=3).permute(2, 0, 1, 3, 4)
+def _pack(heads: Sequence[torch.Tensor], size: int) -> torch.Tensor:
+    """[c, S/c, B, W]: the heads for each rank."""
+    parts = [_divided(_sequence_first(part), 2, size).flatten(3) for part in heads]
+    return torch.cat(parts, dim=3).permute(2, 0, 1, 3)
 
 
-def _unpack(packed: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query [B, A/c, S, D], key and value [B, G/c, S, D] from [c, S/c, B, A/c + 2G/c, D]: views."""
-    whole = packed.flatten(0, 1).permute(1, 2, 0, 3)
-    groups = (whole.shape[1] - heads) // 2
-    return whole[:, :heads], whole[:, heads : heads + groups], whole[:, heads + groups :]
+def _unpack(packed: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """Views [..., heads, width] of [..., W], for the numbers of heads and the widths ``shapes``."""
+    parts = torch.split(packed, [heads * width for heads, width in shapes], dim=-1)
+    return [part.view(*part.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _swap(parts: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
@@ -96,14 +98,14 @@ def _swap(parts: torch.Tensor, cp: ContextParallel) -> torch.Tensor:
 
 
 def _join(parts: torch.Tensor) -> torch.Tensor:
-    """[B, A, S/c, D], lying in memory as [S/c, B, A, D], from [c, S/c, B, A/c, D]."""
+    """[B, A, S/c, D], in the memory order [S/c, B, A, D], from [c, S/c, B, A/c, D]."""
     return parts.permute(1, 2, 0, 3, 4).flatten(2, 3).permute(1, 2, 0, 3)
 
 
 def divide_heads(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cp: ContextParallel
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query [B, A/c, S, D], key and value [B, G/c, S, D] from query [B, A, S/c, D], key and value [B, G, S/c, D].
+    """Divide query [B, A, S/c, D], key [B, G, S/c, D] and value [B, G, S/c, V] by heads: [B, A/c or G/c, S, D or V].
 
     If c does not divide the groups, key and value are repeated as few times as possible, and their gradients summed:
     with one group and two ranks, both ranks get a copy. Collective: all cp ranks.

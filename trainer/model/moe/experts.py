@@ -91,10 +91,10 @@ def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offsets: Sequen
         ends = torch.tensor(offsets[1:], dtype=torch.int32).to(rows.device, non_blocking=True)
         return torch._grouped_mm(rows, matrices, offs=ends)
     products = rows.new_empty(len(rows), matrices.shape[2])
-    for part, matrix, product in zip(
-        _flat_ranges(rows, offsets), matrices, _flat_ranges(products, offsets), strict=True
-    ):
-        torch.mm(part, matrix, out=product)
+    for expert, (first, stop) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        # In generation most experts have no rows, and even an empty product takes time.
+        if first < stop:
+            torch.mm(rows[first:stop], matrices[expert], out=products[first:stop])
     return products
 
 
@@ -165,7 +165,7 @@ class Experts(nn.Module):
         # Every tp rank adds its share of the bias: the outputs are summed over tp later.
         self._bias_share = 1.0 / tp.size
         hidden, ffn, experts = model.hidden_size, model.expert_ffn_size, model.num_experts
-        inner = (2, ffn) if model.swiglu else (ffn,)  # gate, then up
+        inner = (2, ffn) if model.is_gated else (ffn,)  # gate, then up
         fc1, fc2 = builder.under("fc1"), builder.under("fc2")
         has_bias = not model.disable_bias_linear
         self.fc1 = GroupedLinear(
@@ -194,7 +194,7 @@ class Experts(nn.Module):
             offsets: expert e has the rows from offsets[e] to offsets[e + 1].
             row_weights: float32 [R], factors of the outputs, if the experts take weights.
         """
-        inner = self.fc1(rows, offsets)  # [R, F/t], twice that with SwiGLU
+        inner = self.fc1(rows, offsets)  # [R, F/t], twice that if gated
         activated = self._activation(inner, row_weight=row_weights)
         # The activation itself keeps its input, so that this costs no memory.
         kept = None if row_weights is None else row_weights.detach()

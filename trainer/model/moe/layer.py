@@ -68,7 +68,7 @@ class MoE(nn.Module):
         """
         whole = enter_parallel_region(hidden, self._axes.tp)  # [S, B, H]
         tokens = whole.flatten(0, 1)  # [T, H]
-        routing: Routing = self.router(tokens)
+        routing: Routing = self.router(tokens, forward_pass.limits_experts)
         weights = self._with_losses(routing, forward_pass.aux_loss_scale)
         kept = self._within_capacity(routing, whole.shape[:2]) if forward_pass.limits_experts else None
         dispatch = Dispatch.plan(routing.experts, kept, self._num_experts, self._axes.ep)

@@ -2,7 +2,9 @@
 
 Legend: T tokens of this rank's part of the micro-batch, H hidden, E experts, K experts chosen per token.
 Shazeer et al. 2017 (arXiv:1701.06538), section 2.1, without the noise; the forms of the scores are those of
-Megatron-LM's flags (megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function).
+Megatron-LM's flags (megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function). Groups of experts:
+DeepSeek-V2 (arXiv:2405.04434), section 2.2.2; a bias for the choice only: DeepSeek-V3 (arXiv:2412.19437), section
+2.1.2.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+
+from trainer.model.moe.expert_bias import ExpertBias
 
 if TYPE_CHECKING:
     from trainer.config.sections import ModelConfig
@@ -30,7 +34,7 @@ class Routing:
     All but ``experts`` are float32 or wider, and have gradients.
 
     Attributes:
-        experts: int64 [T, K], the chosen ones, best first; the lower number wins a tie.
+        experts: int64 [T, K], the chosen ones, best first, expert bias included; the lower number wins a tie.
         weights: [T, K], factors of the experts' outputs.
         logits: [T, E].
         shares: [T, E], scores of all experts, which sum to 1 for every token; the load balancing loss reads them.
@@ -76,34 +80,71 @@ class Router(nn.Module):
         self._topk = model.moe_router_topk
         self._is_sigmoid = model.moe_router_score_function == "sigmoid"
         self._softmax_first = model.moe_router_pre_softmax
+        self._divides_by_sum = model.moe_router_norm_topk_prob and self._topk > 1
         self._scaling = model.moe_router_topk_scaling_factor
+        self._groups, self._group_topk = model.moe_router_num_groups, model.moe_router_group_topk
+        self._sums_two = model.moe_router_group_score == "top2"
         # Each tp rank only knows the loss gradient through its own slice of the experts.
         self.weight = builder.weight(
             "weight", (model.num_experts, model.hidden_size), std=model.init_method_std, partial_over_tp=True
         )
+        self.bias: nn.Parameter | None = None
+        if model.moe_router_bias:
+            self.bias = builder.vector(
+                "bias", (model.num_experts,), value=0.0, on_sequence_shard=False, partial_over_tp=True
+            )
+        self.expert_bias: ExpertBias | None = None
+        if model.moe_router_enable_expert_bias:
+            self.expert_bias = ExpertBias(model, builder)
         self.gradient_accumulator: WeightGradientAccumulator | None = None
         """Receives the weight gradient instead of ``weight.grad``."""
 
-    def forward(self, tokens: torch.Tensor) -> Routing:
-        """No communication."""
+    def forward(self, tokens: torch.Tensor, is_training: bool = False) -> Routing:
+        """No communication. With ``is_training`` the load counts for the next move of the expert bias."""
         logits: torch.Tensor = _Logits.apply(tokens, self.weight, self.gradient_accumulator)  # type: ignore[no-untyped-call]
-        # Both scores grow with the logits. The logits decide, because sigmoids near 1 have lost their differences. The
-        # sort is stable, so that ties break alike on every device and in every layout.
-        experts = torch.sort(logits.detach(), dim=1, descending=True, stable=True).indices[:, : self._topk].contiguous()
-        weights, shares = (self._sigmoid if self._is_sigmoid else self._softmax)(logits, experts)
+        if self.bias is not None:
+            logits = logits + self.bias.to(logits.dtype)
+        scores = torch.sigmoid(logits) if self._is_sigmoid else torch.softmax(logits, dim=1)
+        experts = self._choose(logits.detach(), scores.detach())
+        # A layer that is computed again in backward has run without gradients first: every token counts once.
+        if self.expert_bias is not None and is_training and torch.is_grad_enabled():
+            self.expert_bias.count(experts)
+        weights, shares = (self._sigmoid if self._is_sigmoid else self._softmax)(logits, scores, experts)
         if self._scaling is not None:
             weights = weights * self._scaling
         return Routing(experts, weights, logits, shares)
 
-    def _softmax(self, logits: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        shares = torch.softmax(logits, dim=1)
+    def _choose(self, logits: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Numbers of the chosen experts [T, K]."""
+        # Both scores grow with the logits. The logits decide, because sigmoids near 1 have lost their differences. The
+        # sort is stable, so that ties break alike on every device and in every layout.
+        order = logits
+        if self.expert_bias is not None:
+            order = scores = scores + self.expert_bias.values
+        if self._groups is not None:
+            order = order.masked_fill(~self._in_best_groups(scores if self._sums_two else order), -torch.inf)
+        return torch.sort(order, dim=1, descending=True, stable=True).indices[:, : self._topk].contiguous()
+
+    def _in_best_groups(self, scores: torch.Tensor) -> torch.Tensor:
+        """Mask bool [T, E] of the experts that may be chosen."""
+        grouped = scores.view(len(scores), self._groups or 1, -1)
+        each = grouped.topk(2, dim=2).values.sum(2) if self._sums_two else grouped.amax(2)
+        best = torch.sort(each, dim=1, descending=True, stable=True).indices[:, : self._group_topk]
+        is_best = torch.zeros_like(each, dtype=torch.bool).scatter_(1, best, True)
+        return is_best.unsqueeze(2).expand_as(grouped).flatten(1)
+
+    def _softmax(
+        self, logits: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._softmax_first:
             return shares.gather(1, experts), shares
         return torch.softmax(logits.gather(1, experts), dim=1), shares
 
-    def _sigmoid(self, logits: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = torch.sigmoid(logits)
+    def _sigmoid(
+        self, logits: torch.Tensor, scores: torch.Tensor, experts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        del logits
         weights = scores.gather(1, experts)
-        if self._topk > 1:
+        if self._divides_by_sum:
             weights = weights / (weights.sum(1, keepdim=True) + _EPSILON)
         return weights, scores / (scores.sum(1, keepdim=True) + _EPSILON)

@@ -42,7 +42,10 @@ class TensorParallel:
         return cls(mesh.tp, mesh.tp_rank, groups.tp, sequence_parallel and mesh.tp > 1)
 
     def sequence_shard(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part (a view) of a tensor [S, ...] under sequence parallelism; else all of it."""
+        """This rank's part of a tensor [S, ...] along the sequence, as a view.
+
+        Without sequence parallelism all of the tensor.
+        """
         if not self.sequence_parallel:
             return whole
         length = self.shard_length(whole)

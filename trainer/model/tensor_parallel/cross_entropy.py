@@ -3,7 +3,7 @@
 The logits are never gathered, and their buffer becomes their gradient.
 
 Legend: S sequence, B micro-batch, N = S*B tokens, V padded vocabulary; ``/t`` = divided over tp.
-Shoeybi et al. 2019 (arXiv:1909.08053), section 3: only per-token scalars travel. Here in two all-reduces: first the
+Shoeybi et al. 2019 (arXiv:1909.08053), section 3: ranks exchange only per-token scalars, in two all-reduces: first the
 maximum, then the sum of exponentials together with the logit of the label.
 """
 

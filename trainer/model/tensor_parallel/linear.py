@@ -32,11 +32,14 @@ class WeightGradientAccumulator(Protocol):
     """
 
     def add_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add ``grad_output^T @ inputs`` ([N, out], [N, in]) to the gradient of a weight of out*in elements."""
+        """Add ``grad_output^T @ inputs`` to the gradient of a weight of out*in elements.
+
+        The factors are [N, out] and [N, in].
+        """
 
 
 class _Linear(torch.autograd.Function):
-    """``inputs @ weight^T + bias``; for ``tp`` of size > 1 the input side is *f*."""
+    """``inputs @ weight^T + bias``; for ``tp`` of size > 1 the input side is *f*. For passes with a gradient."""
 
     @staticmethod
     def forward(
@@ -52,7 +55,7 @@ class _Linear(torch.autograd.Function):
         ctx.accumulator, ctx.tp, ctx.has_bias = accumulator, tp, bias is not None
         if not needs_values:
             return inputs.new_empty((*inputs.shape[:-1], weight.shape[:-1].numel()))
-        return product(gather_sequence(inputs, tp), weight.flatten(0, -2), None if bias is None else bias.flatten())
+        return _outputs(inputs, weight, bias, tp)
 
     @staticmethod
     @once_differentiable
@@ -75,6 +78,10 @@ class _Linear(torch.autograd.Function):
             grad_weight = _weight_gradient(grad_rows, input_rows, weight, ctx.accumulator)
         grad_bias = grad_rows.sum(0).view(weight.shape[:-1]) if ctx.has_bias else None
         return (summing.result() if summing is not None else None), grad_weight, grad_bias, None, None, None
+
+
+def _outputs(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: TensorParallel) -> torch.Tensor:
+    return product(gather_sequence(inputs, tp), weight.flatten(0, -2), None if bias is None else bias.flatten())
 
 
 def _weight_gradient(
@@ -112,6 +119,9 @@ class ColumnParallelLinear(nn.Module):
         Without ``adds_bias`` the next op adds the bias.
         """
         tp, bias = _NO_TENSOR_PARALLEL if inside_tp_region else self._tp, self.bias if adds_bias else None
+        if not torch.is_grad_enabled():
+            # Generation computes one token at a time, where an autograd function costs as much as a small product.
+            return _outputs(inputs, self.weight, bias, tp)
         outputs: torch.Tensor = _Linear.apply(inputs, self.weight, bias, self.gradient_accumulator, tp, True)  # type: ignore[no-untyped-call]
         return outputs
 
@@ -142,9 +152,13 @@ class RowParallelLinear(nn.Module):
         """
         is_undivided = self._tp.size == 1 and not inside_tp_region
         bias = self.bias if is_undivided and adds_bias else None
-        partial: torch.Tensor = _Linear.apply(
-            inputs, self.weight, bias, self.gradient_accumulator, _NO_TENSOR_PARALLEL, needs_values
-        )  # type: ignore[no-untyped-call]
+        partial: torch.Tensor
+        if torch.is_grad_enabled() or not needs_values:
+            partial = _Linear.apply(
+                inputs, self.weight, bias, self.gradient_accumulator, _NO_TENSOR_PARALLEL, needs_values
+            )  # type: ignore[no-untyped-call]
+        else:
+            partial = _outputs(inputs, self.weight, bias, _NO_TENSOR_PARALLEL)
         if is_undivided or inside_tp_region:
             return partial
         summed = reduce_partial_sums(partial, self._tp, needs_values)

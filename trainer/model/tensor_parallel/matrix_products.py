@@ -31,6 +31,9 @@ def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     """
     if _is_for_onednn(rows, weight):
         return product_by_onednn(rows, weight, bias)
+    if bias is not None and rows.dim() > 2:
+        # F.linear gives a view of the same result.
+        return _shaped(torch.addmm(bias, rows.reshape(-1, rows.shape[-1]), weight.t()), rows)
     return F.linear(rows, weight, bias)
 
 
@@ -38,9 +41,14 @@ def product_by_onednn(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     """``product`` by oneDNN; float32 on CPUs."""
     flat = rows.reshape(-1, rows.shape[-1])
     outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
+    return _shaped(outputs, rows)
+
+
+def _shaped(outputs: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The outputs [N, out] of ``rows`` [..., in] as [..., out]."""
     # Not a view: autograd forbids in-place changes of a view that a custom function returns, and the loss overwrites
     # the logits.
-    return outputs.resize_((*rows.shape[:-1], weight.shape[0]))
+    return outputs.resize_((*rows.shape[:-1], outputs.shape[1]))
 
 
 def _is_for_onednn(rows: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Drawings of a schedule table as text and as SVG, one row per rank. Torch-free."""
+"""Drawings of a schedule table as text and SVG, one row per rank. Torch-free."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COLOURS = {
 }
 _INK, _PAPER = (27, 31, 36), (255, 255, 255)
 _MOST_LIGHTENED = 0.6
-MOST_LENGTH = 100_000
+MAX_LENGTH = 100_000
 """Largest length of a row, in shortest actions. A longer drawing is unreadable and would fill the memory."""
 
 
@@ -52,13 +52,13 @@ class Drawing:
         """Refuse a drawing that would be too long.
 
         Raises:
-            DrawingError: the step is more than MOST_LENGTH times as long as its shortest action.
+            DrawingError: the step is more than MAX_LENGTH times as long as its shortest action.
         """
         length = self.times.step_time / self.shortest
-        if length > MOST_LENGTH:
+        if length > MAX_LENGTH:
             raise DrawingError(
                 f"the step is {length:.3g} times as long as its shortest action, but the limit is "
-                f"{MOST_LENGTH:,} times; use durations that are closer to each other, or fewer micro-batches"
+                f"{MAX_LENGTH:,} times; use durations that are closer to each other, or fewer micro-batches"
             )
 
     @property

@@ -136,9 +136,9 @@ def _most_under_way(
 class Meeting(Enum):
     """Rule for matching sends with receives."""
 
-    BY_TAG = "each its own"
-    BY_PAIR = "the first send from one rank to another meets the first receive there, whatever each is meant for"
-    BY_STREAM = "as by pair, and nothing passes on a rank before what it posted earlier in the same direction"
+    BY_TAG = "every send matches its own receive"
+    BY_PAIR = "the first send from one rank to another matches the first receive there, of any message"
+    BY_STREAM = "as by pair, and the messages of a rank in one direction are transferred in the order of posting"
 
 
 def run_programs(programs: Sequence[Sequence[Call]], meeting: Meeting) -> float:

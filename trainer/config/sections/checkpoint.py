@@ -1,0 +1,30 @@
+"""Section ``checkpoint``: saving and loading."""
+
+from pydantic import PositiveInt
+
+from trainer.config.sections.section import Section
+
+
+class CheckpointConfig(Section):
+    """Saving and loading of checkpoints."""
+
+    save: str | None = None
+    """Folder for checkpoints. Unset: ``checkpoints`` in the run directory; without a run directory nothing is saved."""
+    load: str | None = None
+    """Folder of the checkpoint to start from: the latest one in it. A Hugging Face folder, or one that ``llmctl
+    checkpoint import`` has made, gives only the weights: training starts at iteration 0. Ignored if ``save`` already
+    holds a checkpoint of this run."""
+    save_interval: PositiveInt | None = None
+    """Iterations between checkpoints. Unset: save only at the end."""
+    keep_last: PositiveInt | None = None
+    """Delete all but the newest N checkpoints. Unset: keep all."""
+    finetune: bool = False
+    """Load only the weights from ``load``; iteration, optimizer, data position and RNG state start afresh."""
+    draw_missing_heads: bool = False
+    """Start from a Hugging Face folder of a bare encoder, and draw the heads that it lacks anew (BERT)."""
+    no_load_optim: bool = False
+    no_load_rng: bool = False
+    no_save_optim: bool = False
+    save_hugging_face: bool = False
+    """After each save, write the same weights as a Hugging Face folder, ``iter_N_hugging_face`` beside the checkpoint
+    ``iter_N``. ``keep_last`` deletes both together."""

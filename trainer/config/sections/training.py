@@ -1,0 +1,68 @@
+"""Section ``training``: batches, length, precision, recompute, evaluation and op backends."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from trainer.config.kernel_names import BackendChoice
+from trainer.config.sections.section import Section
+
+
+def _current_name(name: Any) -> Any:
+    return {"own": "native", "eager": "reference"}.get(name, name) if isinstance(name, str) else name
+
+
+BackendKey = Annotated[BackendChoice, BeforeValidator(_current_name)]
+"""Name of a backend. ``own`` and ``eager``, the names in release 0.1.0, mean ``native`` and ``reference``."""
+
+
+class TrainingConfig(Section):
+    """Batch sizes, training length, precision, recompute, evaluation and op backends."""
+
+    train_iters: NonNegativeInt
+    seq_length: PositiveInt
+    """Tokens of a sample; with model.architecture t5 those of the encoder."""
+    decoder_seq_length: PositiveInt = 128
+    """With model.architecture t5: tokens of the decoder."""
+    micro_batch_size: PositiveInt = 1
+    global_batch_size: PositiveInt | None = None
+    """Samples per iteration. Unset: micro_batch_size x dp, which fits any number of nodes."""
+    bf16: bool = False
+    fp16: bool = False
+    loss_scale: PositiveFloat | None = None
+    """Constant fp16 loss scale. Unset: dynamic loss scaling."""
+    initial_loss_scale: PositiveFloat = 2.0**32
+    min_loss_scale: PositiveFloat = 1.0
+    loss_scale_window: PositiveInt = 1000
+    hysteresis: PositiveInt = 2
+    seed: int = Field(1234, ge=0, le=2**63 - 1)
+    eval_interval: PositiveInt = 1000
+    eval_iters: NonNegativeInt = 100
+    """Iterations per evaluation; 0 disables evaluation."""
+    exit_interval: PositiveInt | None = None
+    """Save a checkpoint and exit when the iteration is a multiple of this number."""
+    recompute_granularity: Literal["selective", "full"] | None = None
+    """Activations to recompute in backward. selective: the modules in recompute_modules; full: whole layers."""
+    recompute_method: Literal["uniform", "block"] | None = None
+    """With full. uniform: all layers, in groups of recompute_num_layers; block: the first recompute_num_layers layers
+    of each virtual stage."""
+    recompute_num_layers: PositiveInt | None = None
+    recompute_modules: list[str] = []
+    """With selective: any of core_attn, mlp, layernorm, moe, moe_act. Unset: core_attn."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    deterministic_mode: bool = False
+    kernel_backend: BackendKey = "auto"
+    """Backend of the memory-bound ops: native (csrc, compiled by nvcc or a C++ compiler), nvrtc (csrc, compiled by
+    NVRTC), compile (torch.compile of reference; on CPUs only if named), torch, or reference (plain PyTorch). auto: the
+    first available backend that passes its self-test, in this order, or in the order of trainer.ops.dispatch.tuning on
+    GPUs that ``python -m trainer kernels bench`` has measured."""
+    kernel_backends: dict[str, BackendKey] = {}
+    """Backend per op, as in ``rope: reference``. trainer.planning.kernel_choice lists the ops."""
+    no_masked_softmax_fusion: bool = False
+    no_bias_gelu_fusion: bool = False
+    """Affects speed only: openai_gelu alone selects the GeLU. (Megatron-LM's fused GeLU is the tanh approximation.)"""
+    no_bias_swiglu_fusion: bool = False
+    no_bias_dropout_fusion: bool = False
+    no_rope_fusion: bool = False
+    cross_entropy_loss_fusion: bool = True
+    moe_permute_fusion: bool = True

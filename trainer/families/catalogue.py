@@ -1,0 +1,191 @@
+"""The families that can be imported and exported: one row each. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config.sections import ModelConfig
+from trainer.families.bert import BERT, MEGATRON_BERT
+from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from trainer.families.format.errors import FamilyError
+from trainer.families.format.family import Family
+from trainer.families.format.hub_config import HubConfig
+from trainer.families.gemma2 import GEMMA2
+from trainer.families.gemma3 import GEMMA3
+from trainer.families.gpt2 import GPT2
+from trainer.families.gpt_neox import GPT_NEOX
+from trainer.families.gpt_oss import GPT_OSS
+from trainer.families.llama import LLAMA
+from trainer.families.mistral import MISTRAL
+from trainer.families.mixtral import MIXTRAL
+from trainer.families.olmo2 import OLMO2
+from trainer.families.opt import OPT
+from trainer.families.phi import PHI
+from trainer.families.qwen2 import QWEN2
+from trainer.families.qwen3 import QWEN3
+from trainer.families.qwen3_moe import QWEN3_MOE
+from trainer.families.t5 import T5
+
+FAMILIES: tuple[Family, ...] = (
+    GPT2,
+    OPT,
+    GPT_NEOX,
+    PHI,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    GEMMA2,
+    GEMMA3,
+    OLMO2,
+    GPT_OSS,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    BERT,
+    MEGATRON_BERT,
+    T5,
+)
+
+
+def family_of_config(keys: Mapping[str, Any], where: str) -> Family:
+    """The family of a config.json.
+
+    Args:
+        keys: content of the file.
+        where: name of the file, for messages.
+
+    Raises:
+        FamilyError: no family has this model type, or the architecture is none of the family's.
+    """
+    model_type = keys.get("model_type")
+    found = next((family for family in FAMILIES if family.model_type == model_type), None)
+    if found is None:
+        raise FamilyError(
+            f"{where}: model_type {model_type!r} is no family known here; known are "
+            + ", ".join(sorted(family.model_type for family in FAMILIES))
+        )
+    named, known = keys.get("architectures") or [], (found.architecture, *found.other_architectures)
+    if named and not set(named) & set(known):
+        raise FamilyError(
+            f"{where}: architecture {named[0]} is not supported; {found.name} is read as {' or '.join(known)}"
+        )
+    return found
+
+
+def read_model(keys: Mapping[str, Any], where: str) -> tuple[Family, ModelConfig]:
+    """Family and model section of a config.json.
+
+    Raises:
+        FamilyError: unknown family, or a key whose meaning is unknown.
+    """
+    family, hub = family_of_config(keys, where), HubConfig(keys, where)
+    model = ModelConfig(**family.read_config(hub))
+    hub.finish()
+    return family, model
+
+
+def family_of_model(model: ModelConfig) -> Family:
+    """The family whose config.json describes ``model`` exactly.
+
+    Raises:
+        FamilyError: no family does.
+    """
+    for family in FAMILIES:
+        if describes(family, model):
+            return family
+    raise FamilyError(
+        "this model section is that of no published family, so that no program could read an export; the families "
+        "are " + ", ".join(family.name for family in FAMILIES)
+    )
+
+
+def nearest_family(model: ModelConfig) -> tuple[Family, Difference] | None:
+    """The family whose config.json differs from ``model`` in the fewest keys, and the first of them.
+
+    None if one describes the model exactly, or if none can be written for it.
+    """
+    versions = ((family, _as_family(family, model)) for family in FAMILIES)
+    found = [(family, _differences(version, model)) for family, version in versions if version is not None]
+    family, different = min(found, key=lambda one: len(one[1]), default=(None, []))
+    return (family, different[0]) if family is not None and different else None
+
+
+def describes(family: Family, model: ModelConfig) -> bool:
+    """True if the family's config.json of ``model`` reads back as the same model."""
+    found = _as_family(family, model)
+    return found is not None and first_difference(found, model) is None
+
+
+def _as_family(family: Family, model: ModelConfig) -> ModelConfig | None:
+    """The family's config.json of ``model``, read back; None if the family has no words for the model."""
+    positions = model.max_position_embeddings or 1
+    try:
+        keys = family.write_config(model, model.vocab_size or 1, positions)
+        return ModelConfig(**family.read_config(HubConfig(keys, "config.json")))
+    except (FamilyError, ValueError):
+        return None
+
+
+Difference = tuple[str, Any, Any]
+"""A key of the model section, and its value in each of two models."""
+
+
+def first_difference(one: ModelConfig, other: ModelConfig) -> Difference | None:
+    """The first key by which the two model sections are not the same model, and both values; None if they are.
+
+    Keys that change no weight and no logit, such as dropout, may differ.
+    """
+    return next(iter(_differences(one, other)), None)
+
+
+def _differences(one: ModelConfig, other: ModelConfig) -> list[Difference]:
+    ours, theirs = _essence(one), _essence(other)
+    return [(key, ours[key], theirs[key]) for key in ours if ours[key] != theirs[key]]
+
+
+# Keys that change no weight and no logit.
+_TRAINING_ONLY = frozenset(
+    [
+        "attention_backend",
+        "attention_dropout",
+        "hidden_dropout",
+        "init_method_std",
+        "make_vocab_size_divisible_by",
+        "vocab_size",
+        "max_position_embeddings",
+        "moe_router_load_balancing_type",
+        "moe_aux_loss_coeff",
+        "moe_z_loss_coeff",
+        "moe_expert_capacity_factor",
+        "moe_token_drop_policy",
+        "moe_router_bias_update_rate",
+        "mtp_loss_scaling_factor",
+    ]
+)
+
+
+def _essence(model: ModelConfig) -> dict[str, Any]:
+    keys = model.model_dump(exclude=set(_TRAINING_ONLY))
+    layers = range(model.num_layers)
+    resolved = {
+        "ffn_hidden_size": model.ffn_size,
+        "num_tokentypes": model.token_types,
+        "kv_channels": model.head_dim,
+        "num_query_groups": model.query_groups,
+        "group_query_attention": False,
+        "activation_func": model.activation,
+        "swiglu": False,
+        "openai_gelu": False,
+        "squared_relu": False,
+        "gated_linear_unit": model.is_gated,
+        "add_qkv_bias": model.has_qkv_bias,
+        "add_attention_output_bias": model.has_attention_output_bias,
+        "moe_ffn_hidden_size": model.expert_ffn_size if model.num_experts else None,
+        "moe_layer_freq": [model.is_moe_layer(layer) for layer in layers],
+        "decoder_num_layers": model.num_decoder_layers,
+        "window_layers": [model.window_of(layer) for layer in layers],
+    }
+    return {**keys, **resolved}

@@ -1,0 +1,40 @@
+"""Mistral 7B and its dense successors: Llama with a sliding window in early versions. Torch-free.
+
+Jiang et al. 2023 (arXiv:2310.06825), section 2; names: transformers models/mistral/modeling_mistral.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainer.families.format.family import Family
+from trainer.families.format.hub_config import HubConfig
+from trainer.families.llama import TINY, dense_weights, read_shape, write_shape
+
+if TYPE_CHECKING:
+    from trainer.config.sections import ModelConfig
+
+# Of a file that lacks the key; null means no window.
+_WINDOW = 4096
+
+
+def _read(hub: HubConfig) -> dict[str, Any]:
+    hub.only("hidden_act", "silu")
+    window = hub.given("sliding_window", _WINDOW)
+    return {**read_shape(hub), **({"window_size": window} if window is not None else {})}
+
+
+def _write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str, Any]:
+    window = model.window_size if model.window_layers == "all" else None
+    return {**write_shape(model, vocab_size, max_positions), "hidden_act": "silu", "sliding_window": window}
+
+
+MISTRAL = Family(
+    name="Mistral",
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    read_config=_read,
+    write_config=_write,
+    weights=dense_weights,
+    tiny={**TINY, "sliding_window": 5, "head_dim": 8},
+)

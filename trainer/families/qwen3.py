@@ -1,0 +1,53 @@
+"""Qwen3: Llama with norms of queries and keys. Torch-free.
+
+Yang et al. 2025 (arXiv:2505.09388), section 2; names: transformers models/qwen3/modeling_qwen3.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainer.families.format.family import Family
+from trainer.families.format.hub_config import HubConfig
+from trainer.families.format.windows import read_late_windows, write_windows
+from trainer.families.llama import TINY, dense_weights, read_shape, write_shape
+
+if TYPE_CHECKING:
+    from trainer.config.sections import ModelConfig
+
+
+def read(hub: HubConfig) -> dict[str, Any]:
+    """Keys of the model section; also those of Qwen3-MoE."""
+    hub.only("hidden_act", "silu")
+    biased = hub.take("attention_bias", False)
+    shape = read_shape(hub)
+    shape["kv_channels"] = hub.take("head_dim", 128)
+    return {
+        **shape,
+        **read_late_windows(hub, shape["num_layers"]),
+        "qk_layernorm": True,
+        "add_qkv_bias": biased,
+        "add_attention_output_bias": biased,
+    }
+
+
+def write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str, Any]:
+    """Keys of config.json."""
+    return {
+        **write_shape(model, vocab_size, max_positions),
+        **write_windows(model),
+        "use_sliding_window": model.window_size is not None,
+        "hidden_act": "silu",
+        "attention_bias": model.has_qkv_bias,
+    }
+
+
+QWEN3 = Family(
+    name="Qwen3",
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    read_config=read,
+    write_config=write,
+    weights=dense_weights,
+    tiny={**TINY, "head_dim": 16},
+)

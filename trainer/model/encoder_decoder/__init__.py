@@ -1,0 +1,1 @@
+"""T5: an encoder, a decoder that attends to the encoder's output, and a position bias for each."""

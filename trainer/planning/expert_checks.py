@@ -1,0 +1,78 @@
+"""Checks of the keys of experts and their router. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.config.sections import ModelConfig
+
+
+def check_experts(model: ModelConfig) -> None:
+    """Refuse keys of the router that contradict each other, and a list of layers of the wrong length.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    pattern = model.moe_layer_freq
+    if isinstance(pattern, list) and len(pattern) != model.num_layers:
+        raise ConfigError(
+            "model.moe_layer_freq",
+            f"has {len(pattern)} entries, but needs one entry for each of the {model.num_layers} layers; lengthen or "
+            "shorten the list, or give a number N to put experts in every N-th layer",
+        )
+    if model.num_experts is None:
+        return
+    if isinstance(pattern, list) and not any(pattern):
+        raise ConfigError("model.moe_layer_freq", "gives no layer experts; set a 1, or leave num_experts out")
+    _check_scores(model)
+    _check_groups(model, model.num_experts)
+
+
+def _check_scores(model: ModelConfig) -> None:
+    is_sigmoid = model.moe_router_score_function == "sigmoid"
+    if not model.moe_router_norm_topk_prob and not is_sigmoid:
+        raise ConfigError(
+            "model.moe_router_norm_topk_prob",
+            "off needs moe_router_score_function sigmoid; with softmax set moe_router_pre_softmax instead",
+        )
+    if model.moe_router_enable_expert_bias and not is_sigmoid:
+        raise ConfigError(
+            "model.moe_router_enable_expert_bias",
+            "needs moe_router_score_function sigmoid, but that is softmax; change it, or leave this key out",
+        )
+    rate = type(model).model_fields["moe_router_bias_update_rate"].default
+    if model.moe_router_bias_update_rate != rate and not model.moe_router_enable_expert_bias:
+        raise ConfigError(
+            "model.moe_router_bias_update_rate",
+            "needs moe_router_enable_expert_bias, which is off; switch that on, or leave this key out",
+        )
+
+
+def _check_groups(model: ModelConfig, experts: int) -> None:
+    groups, best, needs_two = model.moe_router_num_groups, model.moe_router_group_topk, model.moe_router_group_score
+    if groups is None:
+        for name in ("moe_router_group_topk", "moe_router_group_score"):
+            if getattr(model, name) != type(model).model_fields[name].default:
+                raise ConfigError(f"model.{name}", "needs moe_router_num_groups; set that, or leave this key out")
+        return
+    if best is None:
+        raise ConfigError("model.moe_router_group_topk", "is unset, but moe_router_num_groups needs it; set it")
+    if experts % groups:
+        raise ConfigError(
+            "model.moe_router_num_groups", f"{groups} does not divide model.num_experts {experts}; use a divisor"
+        )
+    if best > groups:
+        raise ConfigError("model.moe_router_group_topk", f"{best} is above moe_router_num_groups {groups}; lower it")
+    if model.moe_router_topk > best * (experts // groups):
+        raise ConfigError(
+            "model.moe_router_topk",
+            f"{model.moe_router_topk} is above the {best * (experts // groups)} experts of the moe_router_group_topk "
+            f"{best} best groups; lower it, or raise moe_router_group_topk",
+        )
+    if needs_two == "top2" and experts // groups < 2:
+        raise ConfigError(
+            "model.moe_router_group_score", "top2 needs groups of two experts or more; use max, or fewer groups"
+        )
